@@ -1,0 +1,7 @@
+"""Stream processing, whole, in one Python package."""
+
+from __future__ import annotations
+
+__all__ = ["__version__"]
+
+__version__ = "0.1.0"

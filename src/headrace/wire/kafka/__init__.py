@@ -1,0 +1,1 @@
+"""The Kafka protocol: frames, message declarations and the codec compiled from them."""
