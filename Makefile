@@ -1,0 +1,62 @@
+# headrace: `make demo` shows it, `make test` proves it. Both set up everything they need on first use.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.headrace-stamp
+PYTEST := $(BIN)/python -m pytest
+
+# How long `make chaos` keeps killing brokers; `make test` runs the same loop for a few seconds.
+CHAOS_SECONDS ?= 600
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup check format test demo bench chaos docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## build .venv from requirements.lock (other targets do it on first use)
+
+# pip and not a newer tool, so that Python 3.11 alone is enough on a fresh machine. The stamp sits inside the environment:
+# remove .venv and everything is built again.
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "headrace needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make setup PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+check: $(STAMP) ## format, lint, types, import contracts and unit tests, in under a minute
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PYTEST) tests/architecture tests/unit -m "not slow and not servers"
+
+format: $(STAMP) ## let ruff format the code and mend what it can
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+test: $(STAMP) ## every test, fast ones first
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PYTEST) tests
+
+demo: $(STAMP) ## real events through real clients, on this machine
+	$(BIN)/headrace demo
+
+bench: $(STAMP) ## benchmarks, as ratios measured in one run
+	$(BIN)/python -m benchmarks
+
+chaos: $(STAMP) ## kill -9 under load for CHAOS_SECONDS (600), with a checker
+	HEADRACE_CHAOS_SECONDS=$(CHAOS_SECONDS) $(PYTEST) tests/chaos --timeout=0 -s
+
+docs: $(STAMP) ## write the parts of docs/ that are printed from the code
+	$(BIN)/python docs/generate.py
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

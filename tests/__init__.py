@@ -1,0 +1,1 @@
+"""The proof. A package so that tests share their servers as ``tests.servers``."""

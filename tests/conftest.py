@@ -1,0 +1,22 @@
+"""Fixtures and order for all tests: fast folders first, so that a simple mistake is told within seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["tests.servers.fixtures"]
+
+FOLDERS_FAST_FIRST = ("architecture", "unit", "properties", "docs", "differential", "interop", "chaos")
+TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: rank(item.path))
+
+
+def rank(path: Path) -> int:
+    """The sort is stable, so tests keep the order of their file inside a folder."""
+    folder = path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
+    return FOLDERS_FAST_FIRST.index(folder) if folder in FOLDERS_FAST_FIRST else 3

@@ -1,0 +1,62 @@
+"""One of each server for the whole run: starting Apache Kafka takes seconds, and tests use names of their own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.servers.headrace import headrace_server as start_headrace
+from tests.servers.kafka import apache_kafka_server
+from tests.servers.process import CannotRun, RunningServer, skip_or_fail
+
+
+@pytest.fixture(scope="session")
+def apache_kafka() -> Iterator[RunningServer]:
+    """Apache Kafka 4.x, one node. Skips with the reason where it cannot be had."""
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(apache_kafka_server())
+        except CannotRun as why:
+            skip_or_fail(str(why), programs=("java", "mvn"))
+        yield server
+
+
+@pytest.fixture(scope="session")
+def headrace_server() -> Iterator[RunningServer]:
+    """``headrace up``, shared by the tests of a run."""
+    with start_headrace() as server:
+        yield server
+
+
+@pytest.fixture(scope="session", params=["headrace", "apache_kafka"])
+def broker(request: pytest.FixtureRequest) -> RunningServer:
+    """The same test on both brokers: what it claims of headrace is true of Apache Kafka as well.
+
+    HEADRACE_TEST_BROKER names one of the two when only that one is wanted.
+    """
+    only = os.environ.get("HEADRACE_TEST_BROKER")
+    if only and only != request.param:
+        pytest.skip(f"HEADRACE_TEST_BROKER={only}")
+    fixture = "headrace_server" if request.param == "headrace" else "apache_kafka"
+    server: RunningServer = request.getfixturevalue(fixture)
+    return server
+
+
+counter = itertools.count()
+
+
+@pytest.fixture
+def unique(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Names nobody else uses, on servers that are shared by all tests of a run and perhaps by earlier runs."""
+    test = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:40].strip("-")
+    run = os.urandom(3).hex()
+
+    def name(what: str) -> str:
+        return f"{what}-{test}-{run}{next(counter)}"
+
+    return name

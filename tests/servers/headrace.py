@@ -1,0 +1,58 @@
+"""Our own broker as users start it: the real command in a child process."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.servers.process import RunningServer, end, log_tail, wait_until
+
+COMMAND = Path(sys.executable).with_name("headrace")
+ADDRESS = re.compile(r"(\S+:\d+)\s*$")
+
+
+@contextmanager
+def headrace_server(
+    *, data: Path | None = None, arguments: Sequence[str] = (), config: str = "", expect_exit: int | None = 0
+) -> Iterator[RunningServer]:
+    """Start ``headrace up`` on a port of its choice and give it when it says "ready". At the end SIGTERM must lead to exit 0.
+
+    ``config`` is the text of a headrace.toml. ``expect_exit=None`` is for tests that kill the broker themselves.
+    """
+    home = Path(tempfile.mkdtemp(prefix="headrace-test-"))
+    folder = data or home / "data"
+    command = [str(COMMAND), "up", "--data", str(folder), "--kafka", "127.0.0.1:0", "--amqp", "off", "--http", "off"]
+    if config:
+        (home / "headrace.toml").write_text(config)
+        command += ["--config", str(home / "headrace.toml")]
+    log = home / "output.log"
+    with log.open("wb") as output:
+        child = subprocess.Popen([*command, *arguments], stdout=output, stderr=subprocess.STDOUT)
+    try:
+        wait_until(lambda: "ready" in lines_of(log), child, what="headrace up", log=log, timeout_s=20)
+        yield RunningServer(name="headrace", bootstrap=kafka_address(log), pid=child.pid, data=folder, log=log)
+        status = end(child)
+        if expect_exit is not None and status != expect_exit:
+            raise AssertionError(f"headrace up ended with {status} after SIGTERM, not {expect_exit}:\n{log_tail(log)}")
+    finally:
+        end(child)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def lines_of(log: Path) -> list[str]:
+    return log.read_text(errors="replace").splitlines() if log.exists() else []
+
+
+def kafka_address(log: Path) -> str:
+    """The listener's line names its protocol and ends with the address."""
+    for line in lines_of(log):
+        found = ADDRESS.search(line)
+        if found and "kafka" in line.lower():
+            return found.group(1).rpartition("//")[2]
+    raise AssertionError(f"headrace up printed no kafka address:\n{log_tail(log)}")

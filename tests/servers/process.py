@@ -1,0 +1,80 @@
+"""What every server child has in common: a log file, a wait for readiness, an end that cannot be forgotten."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningServer:
+    """A broker that answers on ``bootstrap``. ``pid`` is the server itself, so that its CPU and memory can be measured."""
+
+    name: str
+    bootstrap: str
+    pid: int
+    data: Path
+    log: Path
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.bootstrap.rpartition(":")
+        return host, int(port)
+
+
+class CannotRun(Exception):
+    """A server cannot be had on this machine; the message says exactly why."""
+
+
+def skip_or_fail(reason: str, *, programs: tuple[str, ...] = ()) -> NoReturn:
+    """A missing server skips its tests. Under HEADRACE_REQUIRE_SERVERS=1 it fails them, unless its programs are absent too."""
+    required = os.environ.get("HEADRACE_REQUIRE_SERVERS") == "1"
+    if required and all(shutil.which(program) for program in programs):
+        pytest.fail(f"{reason} (HEADRACE_REQUIRE_SERVERS=1)", pytrace=False)
+    pytest.skip(reason)
+
+
+def spare_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def log_tail(log: Path, lines: int = 40) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else "(no log)"
+
+
+def wait_until(
+    ready: Callable[[], bool], child: subprocess.Popen[bytes], *, what: str, log: Path, timeout_s: float = 60
+) -> None:
+    """Poll ``ready`` until it holds; a child that ended or a full timeout tells the end of its log."""
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        if child.poll() is not None:
+            raise CannotRun(f"{what} ended with {child.returncode} before it was ready:\n{log_tail(log)}")
+        if time.monotonic() > deadline:
+            raise CannotRun(f"{what} was not ready within {timeout_s:g} s:\n{log_tail(log)}")
+        time.sleep(0.05)
+
+
+def end(child: subprocess.Popen[bytes], *, timeout_s: float = 30) -> int:
+    """SIGTERM and wait; SIGKILL when it does not go. Gives the exit status."""
+    if child.poll() is None:
+        child.terminate()
+    try:
+        return child.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.wait()
