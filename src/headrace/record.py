@@ -1,0 +1,356 @@
+"""Records inside a batch: their bytes, and the five codecs that may wrap them.
+
+A record is, in the batch's (decompressed) body after the 40 bytes of header that the checksum covers::
+
+    length          varint   bytes that follow
+    attributes      int8     unused, 0
+    timestamp delta varlong  from the batch's base timestamp
+    offset delta    varint   from the batch's base offset
+    key length      varint   -1 for null, then the key
+    value length    varint   -1 for null, then the value
+    header count    varint   then per header: key length, key (UTF-8), value length (-1 null), value
+
+Varints are zig-zag encoded, least significant group first. The data path never looks in here; records are decoded
+only where a feature needs them (compaction, timestamps, the command line, ``headrace.validate=records``).
+
+Every length is checked against the bytes that remain before it is used, and decompression writes into a buffer with a
+known bound: a small batch that would unfold into gigabytes is refused while its output is still small.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import cramjam
+
+from headrace.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from headrace.batch import Batch
+
+__all__ = [
+    "Codec",
+    "CorruptRecords",
+    "DecompressedTooLarge",
+    "Record",
+    "compress",
+    "decode_records",
+    "decompress",
+    "encode_records",
+    "record_keys",
+    "validate_records",
+]
+
+BATCH_BODY_HEADER_BYTES = 40
+"""The part of the batch header that lies inside ``Batch.body``: attributes to record count."""
+
+RECORD_BYTES_MIN = 7
+"""The shortest record: one byte each for length, attributes, two deltas, key and value length, header count."""
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER_BYTES = 16
+_FIRST_OUTPUT_BYTES = 64 * 1024
+
+
+class Codec(IntEnum):
+    """How a batch's records are compressed: the low three bits of its attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+class CorruptRecords(KafkaError):
+    """The records of a batch do not parse although its checksum holds: the producer built them wrongly."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.INVALID_RECORD, message)
+
+
+class DecompressedTooLarge(KafkaError):
+    """A batch unfolds into more bytes than the limit; decompression stopped there."""
+
+    def __init__(self, output_bytes_max: int) -> None:
+        super().__init__(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"the batch decompresses to more than {output_bytes_max} bytes; send smaller batches or raise the limit",
+        )
+        self.output_bytes_max = output_bytes_max
+
+
+@dataclass(slots=True)
+class Record:
+    """One record as a user sees it; ``offset`` is absolute once it comes from a log."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp: int = -1
+    offset: int = 0
+    headers: Sequence[tuple[str, bytes | None]] = ()
+
+
+def compress(codec: Codec, data: bytes) -> bytes:
+    """Compress a batch's records the way the Java client does (snappy in xerial's frame, lz4 and zstd framed)."""
+    if codec is Codec.NONE:
+        return data
+    if codec is Codec.GZIP:
+        return bytes(cramjam.gzip.compress(data, level=6))
+    if codec is Codec.SNAPPY:
+        block = bytes(cramjam.snappy.compress_raw(data))
+        return _XERIAL_MAGIC + struct.pack(">iii", 1, 1, len(block)) + block
+    if codec is Codec.LZ4:
+        return bytes(cramjam.lz4.compress(data))
+    return bytes(cramjam.zstd.compress(data, level=3))
+
+
+def decompress(codec: Codec, data: bytes, output_bytes_max: int) -> bytes:
+    """Decompress within ``output_bytes_max``; memory stays within a small multiple of that bound."""
+    if codec is Codec.NONE:
+        if len(data) > output_bytes_max:
+            raise DecompressedTooLarge(output_bytes_max)
+        return data
+    try:
+        if codec is Codec.GZIP:
+            return _gunzip(data, output_bytes_max)
+        if codec is Codec.SNAPPY:
+            return _unsnap(data, output_bytes_max)
+        into = cramjam.lz4.decompress_into if codec is Codec.LZ4 else cramjam.zstd.decompress_into
+        return _decompress_growing(into, data, output_bytes_max)
+    except (cramjam.DecompressionError, zlib.error, struct.error) as error:
+        raise CorruptRecords(f"the batch's {codec.name.lower()} data does not decompress: {error}") from error
+
+
+def _gunzip(data: bytes, output_bytes_max: int) -> bytes:
+    output = bytearray()
+    while data:
+        member = zlib.decompressobj(wbits=31)
+        output += member.decompress(data, output_bytes_max - len(output) + 1)
+        if len(output) > output_bytes_max:
+            raise DecompressedTooLarge(output_bytes_max)
+        if not member.eof:
+            raise CorruptRecords("the batch's gzip data ends early")
+        data = member.unused_data
+    return bytes(output)
+
+
+def _unsnap(data: bytes, output_bytes_max: int) -> bytes:
+    """Snappy states its output size up front, so the bound is checked before anything is allocated."""
+    if not data.startswith(_XERIAL_MAGIC):
+        return _unsnap_block(data, output_bytes_max)
+    output = bytearray()
+    position = _XERIAL_HEADER_BYTES
+    while position < len(data):
+        (size,) = struct.unpack_from(">i", data, position)
+        position += 4
+        if not 0 < size <= len(data) - position:
+            raise CorruptRecords(f"a snappy block claims {size} bytes where {len(data) - position} remain")
+        output += _unsnap_block(data[position : position + size], output_bytes_max - len(output))
+        position += size
+    return bytes(output)
+
+
+def _unsnap_block(block: bytes, output_bytes_max: int) -> bytes:
+    if cramjam.snappy.decompress_raw_len(block) > output_bytes_max:
+        raise DecompressedTooLarge(output_bytes_max)
+    return bytes(cramjam.snappy.decompress_raw(block))
+
+
+def _decompress_growing(into: Callable[[bytes, bytearray], int], data: bytes, output_bytes_max: int) -> bytes:
+    """Try with a guessed output buffer and double it: the library fails, and never grows, when the buffer is full."""
+    capacity = min(output_bytes_max, max(_FIRST_OUTPUT_BYTES, 8 * len(data)))
+    while True:
+        output = bytearray(capacity)
+        try:
+            size = into(data, output)
+        except cramjam.DecompressionError as error:
+            if "failed to write whole buffer" not in str(error):
+                raise
+            if capacity >= output_bytes_max:
+                raise DecompressedTooLarge(output_bytes_max) from None
+            capacity = min(output_bytes_max, capacity * 4)
+            continue
+        del output[size:]
+        return bytes(output)
+
+
+def _write_varint(out: bytearray, value: int) -> None:
+    value = (value << 1) ^ (value >> 63)
+    while value > 0x7F:
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def _write_bytes(out: bytearray, value: bytes | None) -> None:
+    if value is None:
+        out.append(1)
+        return
+    _write_varint(out, len(value))
+    out += value
+
+
+def encode_records(records: Iterable[Record], *, base_timestamp: int, base_offset: int | None = None) -> bytes:
+    """The uncompressed records section; offset deltas count up from 0, or follow the records' own offsets."""
+    out = bytearray()
+    for index, record in enumerate(records):
+        body = bytearray(1)
+        _write_varint(body, record.timestamp - base_timestamp)
+        _write_varint(body, index if base_offset is None else record.offset - base_offset)
+        _write_bytes(body, record.key)
+        _write_bytes(body, record.value)
+        _write_varint(body, len(record.headers))
+        for name, value in record.headers:
+            _write_bytes(body, name.encode())
+            _write_bytes(body, value)
+        _write_varint(out, len(body))
+        out += body
+    return bytes(out)
+
+
+class _Reader:
+    """A cursor over the records section that refuses to pass its end."""
+
+    __slots__ = ("data", "end", "position")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 0
+        self.end = len(data)
+
+    def varint(self) -> int:
+        data = self.data
+        position = self.position
+        shift = result = 0
+        try:
+            while True:
+                byte = data[position]
+                position += 1
+                result |= (byte & 0x7F) << shift
+                if byte < 0x80:
+                    break
+                shift += 7
+                if shift > 63:
+                    raise CorruptRecords(f"a varint at byte {self.position} of the records is longer than 10 bytes")
+        except IndexError:
+            raise CorruptRecords(f"the records end inside a varint at byte {self.position}") from None
+        self.position = position
+        return (result >> 1) ^ -(result & 1)
+
+    def nullable_bytes(self) -> bytes | None:
+        size = self.varint()
+        if size < 0:
+            if size != -1:
+                raise CorruptRecords(f"a length of {size} at byte {self.position} of the records")
+            return None
+        position = self.position
+        if size > self.end - position:
+            raise CorruptRecords(f"a length of {size} at byte {position} where {self.end - position} bytes remain")
+        self.position = position + size
+        return self.data[position : position + size]
+
+    def skip_bytes(self) -> None:
+        size = self.varint()
+        if size > self.end - self.position or size < -1:
+            raise CorruptRecords(f"a length of {size} where {self.end - self.position} bytes remain")
+        self.position += max(size, 0)
+
+
+def _open(batch: Batch, output_bytes_max: int) -> _Reader:
+    data = decompress(batch.codec, batch.body[BATCH_BODY_HEADER_BYTES:], output_bytes_max)
+    if batch.record_count < 0 or batch.record_count * RECORD_BYTES_MIN > len(data):
+        raise CorruptRecords(f"a batch of {len(data)} bytes claims {batch.record_count} records")
+    return _Reader(data)
+
+
+def _start(reader: _Reader) -> int:
+    """Reads a record's length and attributes; returns where it must end."""
+    size = reader.varint()
+    end = reader.position + size
+    if size < RECORD_BYTES_MIN - 1 or end > reader.end:
+        raise CorruptRecords(f"a record of {size} bytes where {reader.end - reader.position} remain")
+    reader.position += 1
+    return end
+
+
+def _finish(reader: _Reader, end: int) -> None:
+    if reader.position != end:
+        raise CorruptRecords(f"a record ends at byte {reader.position} of the records but its length says {end}")
+
+
+def decode_records(batch: Batch, output_bytes_max: int) -> list[Record]:
+    """All records of a batch with absolute offsets and timestamps."""
+    reader = _open(batch, output_bytes_max)
+    records = []
+    append_time = batch.max_timestamp if batch.is_log_append_time else None
+    for _ in range(batch.record_count):
+        end = _start(reader)
+        timestamp = batch.base_timestamp + reader.varint()
+        offset = batch.base_offset + reader.varint()
+        key = reader.nullable_bytes()
+        value = reader.nullable_bytes()
+        headers = _read_headers(reader)
+        _finish(reader, end)
+        timestamp = timestamp if append_time is None else append_time
+        records.append(Record(key=key, value=value, timestamp=timestamp, offset=offset, headers=headers))
+    if reader.position != reader.end:
+        raise CorruptRecords(f"{reader.end - reader.position} bytes follow the last record")
+    return records
+
+
+def _read_headers(reader: _Reader) -> Sequence[tuple[str, bytes | None]]:
+    count = reader.varint()
+    if count == 0:
+        return ()
+    if count < 0 or count * 2 > reader.end - reader.position:
+        raise CorruptRecords(f"{count} headers where {reader.end - reader.position} bytes remain")
+    headers = []
+    for _ in range(count):
+        name = reader.nullable_bytes()
+        if name is None:
+            raise CorruptRecords("a header without a name")
+        try:
+            headers.append((name.decode(), reader.nullable_bytes()))
+        except UnicodeDecodeError as error:
+            raise CorruptRecords("a header name that is not UTF-8") from error
+    return headers
+
+
+def record_keys(batch: Batch, output_bytes_max: int) -> list[tuple[int, bytes | None, bool]]:
+    """(offset, key, value is null) of each record: what compaction needs, without building the rest."""
+    reader = _open(batch, output_bytes_max)
+    keys = []
+    base_offset = batch.base_offset
+    for _ in range(batch.record_count):
+        end = _start(reader)
+        reader.varint()
+        offset = base_offset + reader.varint()
+        key = reader.nullable_bytes()
+        is_null = reader.varint() == -1
+        keys.append((offset, key, is_null))
+        reader.position = end
+    return keys
+
+
+def validate_records(batch: Batch, output_bytes_max: int, *, require_keys: bool = False) -> None:
+    """Walk every record: exact lengths, offset deltas 0..n-1 and, for compacted topics, a key in each."""
+    reader = _open(batch, output_bytes_max)
+    for index in range(batch.record_count):
+        end = _start(reader)
+        reader.varint()
+        delta = reader.varint()
+        if delta != index:
+            raise CorruptRecords(f"record {index} of the batch has offset delta {delta}")
+        if reader.nullable_bytes() is None and require_keys:
+            raise CorruptRecords(f"record {index} has no key, and a compacted topic needs one in every record")
+        reader.skip_bytes()
+        _read_headers(reader)
+        _finish(reader, end)
+    if reader.position != reader.end:
+        raise CorruptRecords(f"{reader.end - reader.position} bytes follow the last record")
