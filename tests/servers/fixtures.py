@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +16,22 @@ from tests.servers.kafka import apache_kafka_server
 from tests.servers.process import CannotRun, RunningServer, skip_or_fail
 
 
+def already_running(name: str) -> RunningServer | None:
+    """HEADRACE_RUNNING_HEADRACE and HEADRACE_RUNNING_APACHE_KAFKA (host:port) spare the start of a server."""
+    bootstrap = os.environ.get(f"HEADRACE_RUNNING_{name.upper()}")
+    if not bootstrap:
+        return None
+    return RunningServer(
+        name=name, bootstrap=bootstrap, pid=os.getpid(), data=Path("/nonexistent"), log=Path("/nonexistent")
+    )
+
+
 @pytest.fixture(scope="session")
 def apache_kafka() -> Iterator[RunningServer]:
     """Apache Kafka 4.x, one node. Skips with the reason where it cannot be had."""
+    if running := already_running("apache_kafka"):
+        yield running
+        return
     with ExitStack() as stack:
         try:
             server = stack.enter_context(apache_kafka_server())
@@ -29,6 +43,9 @@ def apache_kafka() -> Iterator[RunningServer]:
 @pytest.fixture(scope="session")
 def headrace_server() -> Iterator[RunningServer]:
     """``headrace up``, shared by the tests of a run."""
+    if running := already_running("headrace"):
+        yield running
+        return
     with start_headrace() as server:
         yield server
 

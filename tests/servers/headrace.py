@@ -21,7 +21,7 @@ ADDRESS = re.compile(r"(\S+:\d+)\s*$")
 def headrace_server(
     *, data: Path | None = None, arguments: Sequence[str] = (), config: str = "", expect_exit: int | None = 0
 ) -> Iterator[RunningServer]:
-    """Start ``headrace up`` on a port of its choice and give it when it says "ready". At the end SIGTERM must lead to exit 0.
+    """Start ``headrace up`` on a port of its choice, give it when it says "ready", see SIGTERM lead to exit 0.
 
     ``config`` is the text of a headrace.toml. ``expect_exit=None`` is for tests that kill the broker themselves.
     """

@@ -124,7 +124,7 @@ def java_command(main: str, *arguments: str, jvm: tuple[str, ...] = JVM_FOR_TEST
 def apache_kafka_server(
     *, settings: Mapping[str, str] | None = None, jvm: tuple[str, ...] = JVM_FOR_TESTS, data: Path | None = None
 ) -> Iterator[RunningServer]:
-    """Start a broker on loopback, give it when it answers, and end it. ``data`` is kept; without one a temporary folder is used."""
+    """Start a broker on loopback, give it when it answers, and end it. ``data`` is kept; a temporary folder is not."""
     home = data or Path(tempfile.mkdtemp(prefix="apache-kafka-"))
     home.mkdir(parents=True, exist_ok=True)
     try:

@@ -19,7 +19,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "head
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningServer:
-    """A broker that answers on ``bootstrap``. ``pid`` is the server itself, so that its CPU and memory can be measured."""
+    """A broker that answers on ``bootstrap``; ``pid`` is the server itself, so that CPU and memory can be measured."""
 
     name: str
     bootstrap: str
@@ -38,7 +38,7 @@ class CannotRun(Exception):
 
 
 def skip_or_fail(reason: str, *, programs: tuple[str, ...] = ()) -> NoReturn:
-    """A missing server skips its tests. Under HEADRACE_REQUIRE_SERVERS=1 it fails them, unless its programs are absent too."""
+    """Skip the tests of a missing server; under HEADRACE_REQUIRE_SERVERS=1 fail, unless its programs are absent too."""
     required = os.environ.get("HEADRACE_REQUIRE_SERVERS") == "1"
     if required and all(shutil.which(program) for program in programs):
         pytest.fail(f"{reason} (HEADRACE_REQUIRE_SERVERS=1)", pytrace=False)
