@@ -1,0 +1,114 @@
+"""Records on their way into a batch: encoded as they come, sealed once.
+
+A record is encoded when it is added (``headrace.record`` describes the bytes), so the size of a batch is always known
+and sealing costs one compression and one checksum however many records there are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from headrace.batch import NO_PRODUCER_ID, Batch, reseal
+from headrace.client.client import TopicPartition
+from headrace.record import Codec, compress
+
+__all__ = ["OpenBatch"]
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+MAGIC = 2
+
+
+def _varint(value: int) -> bytes:
+    """Zig-zag, least significant group first."""
+    value = (value << 1) ^ (value >> 63)
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+_SMALL = [_varint(value) for value in range(8192)]
+_NULL = _varint(-1)
+_NO_HEADERS = b"\x00"
+
+
+def _counted(value: bytes | None) -> bytes:
+    if value is None:
+        return _NULL
+    size = len(value)
+    return (_SMALL[size] if size < 8192 else _varint(size)) + value
+
+
+def _encode_headers(headers: Headers) -> bytes:
+    if not headers:
+        return _NO_HEADERS
+    parts = [_varint(len(headers))]
+    for name, value in headers:
+        parts.append(_counted(name.encode()))
+        parts.append(_counted(value))
+    return b"".join(parts)
+
+
+class OpenBatch:
+    """Records for one partition. After ``identify`` it keeps its producer and sequence, however often it is resent."""
+
+    __slots__ = (
+        "base_timestamp",
+        "codec",
+        "count",
+        "created",
+        "data",
+        "identity",
+        "max_timestamp",
+        "partition",
+        "pause_ms",
+    )
+
+    def __init__(self, partition: TopicPartition, codec: Codec, retry_pause_ms: int) -> None:
+        self.partition = partition
+        self.codec = codec
+        self.created = time.monotonic()
+        self.data = bytearray()
+        self.count = 0
+        self.base_timestamp = 0
+        self.max_timestamp = 0
+        self.pause_ms = retry_pause_ms
+        self.identity: tuple[int, int, int] | None = None  # producer id, epoch, base sequence
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def add(self, key: bytes | None, value: bytes | None, headers: Headers, timestamp: int) -> None:
+        if self.count == 0:
+            self.base_timestamp = self.max_timestamp = timestamp
+        elif timestamp > self.max_timestamp:
+            self.max_timestamp = timestamp
+        after = timestamp - self.base_timestamp
+        count = self.count
+        body = b"".join(
+            (
+                b"\x00",
+                _SMALL[after] if 0 <= after < 8192 else _varint(after),
+                _SMALL[count] if count < 8192 else _varint(count),
+                _counted(key),
+                _counted(value),
+                _encode_headers(headers) if headers else _NO_HEADERS,
+            )
+        )
+        size = len(body)
+        self.data += _SMALL[size] if size < 8192 else _varint(size)
+        self.data += body
+        self.count = count + 1
+
+    def seal(self) -> bytes:
+        """The batch as it goes onto the wire."""
+        producer_id, epoch, sequence = self.identity or (NO_PRODUCER_ID, -1, -1)
+        attributes = int(self.codec)
+        fields = (0, 0, -1, MAGIC, 0, attributes, self.count - 1, self.base_timestamp, self.max_timestamp)
+        batch = Batch((*fields, producer_id, epoch, sequence, self.count), b"")
+        reseal(batch, compress(self.codec, bytes(self.data)))
+        return batch.data
