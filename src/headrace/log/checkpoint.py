@@ -1,0 +1,77 @@
+"""What is known to be safely on disk, per partition, in one file per data directory: ``checkpoint``.
+
+The file is one line ``headrace-checkpoint 1 <CRC-32C of the rest, 8 hex digits>`` and then JSON::
+
+    {"clean": false, "logs": {"orders~6f1c…/0": [start offset, recovery offset, recovery position, [[epoch, start], …]]}}
+
+*start offset*: nothing before it is served, whatever files are still there. *Recovery offset and position*: everything
+before was flushed before this file was written, its index and aborted transactions included, so it is never scanned; what follows
+is scanned after a crash. ``clean`` is written last of all at an orderly stop: then nothing follows.
+
+The file is replaced atomically. If it is missing or does not check out, every log is scanned from its first byte: slow, but right.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import google_crc32c
+
+from headrace.log.disk import replace_file
+from headrace.ports import Disk
+
+__all__ = ["Checkpoint", "LogMark", "read_checkpoint", "write_checkpoint"]
+
+_HEAD: Final = b"headrace-checkpoint 1 "
+
+
+@dataclass(frozen=True, slots=True)
+class LogMark:
+    """One partition's line."""
+
+    start_offset: int = 0
+    recovery_offset: int = 0
+    recovery_position: int = 0
+    epochs: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    clean: bool = False
+    logs: dict[str, LogMark] = field(default_factory=dict)
+    problem: str | None = None
+    """Why the file could not be used; it was then as if there were none."""
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    logs = {
+        name: [mark.start_offset, mark.recovery_offset, mark.recovery_position, mark.epochs]
+        for name, mark in checkpoint.logs.items()
+    }
+    body = json.dumps({"clean": checkpoint.clean, "logs": logs}, separators=(",", ":")).encode()
+    return _HEAD + b"%08x\n" % google_crc32c.value(body) + body
+
+
+def decode_checkpoint(data: bytes) -> Checkpoint:
+    head, _, body = data.partition(b"\n")
+    if head != _HEAD + b"%08x" % google_crc32c.value(body):
+        return Checkpoint(problem="the checkpoint's checksum is wrong: every log is scanned from its first byte")
+    content: dict[str, Any] = json.loads(body)
+    logs = {
+        name: LogMark(start, offset, position, tuple((epoch, first) for epoch, first in epochs))
+        for name, (start, offset, position, epochs) in content["logs"].items()
+    }
+    return Checkpoint(clean=bool(content["clean"]), logs=logs)
+
+
+def write_checkpoint(disk: Disk, path: str, checkpoint: Checkpoint) -> None:
+    replace_file(disk, path, encode_checkpoint(checkpoint))
+
+
+def read_checkpoint(disk: Disk, path: str) -> Checkpoint:
+    if not disk.exists(path):
+        return Checkpoint()
+    file = disk.open(path, writable=False)
+    return decode_checkpoint(file.pread(file.size(), 0))

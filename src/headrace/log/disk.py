@@ -1,0 +1,220 @@
+"""The real disk: thin calls into the operating system, with short writes and interruptions dealt with."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+
+from headrace.ports import Disk, File
+
+__all__ = ["FileCache", "OsDisk", "OsFile", "OsLock", "replace_file"]
+
+_IOV_MAX = 1024
+_FILE_MODE = 0o600
+_DIRECTORY_MODE = 0o700
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class OsFile:
+    """A descriptor that closes with its last reference."""
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def __del__(self) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def write(self, chunks: Sequence[bytes], position: int) -> int:
+        total = sum(map(len, chunks))
+        if len(chunks) > _IOV_MAX:
+            chunks = [b"".join(chunks)]
+        written = os.pwritev(self._fd, chunks, position)
+        if written < total:
+            self._write_rest(b"".join(chunks), written, position)
+        return total
+
+    def _write_rest(self, data: bytes, written: int, position: int) -> None:
+        """A short write is how a disk announces that it is filling up; the next call carries the error."""
+        view = memoryview(data)
+        while written < len(data):
+            written += os.pwrite(self._fd, view[written:], position + written)
+
+    def pread(self, size: int, position: int) -> bytes:
+        data = os.pread(self._fd, size, position)
+        if len(data) == size or not data:
+            return data
+        chunks = [data]
+        missing = size - len(data)
+        while missing:
+            more = os.pread(self._fd, missing, position + size - missing)
+            if not more:
+                break
+            chunks.append(more)
+            missing -= len(more)
+        return b"".join(chunks)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def datasync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class OsLock:
+    """An flock held by this process; the kernel releases it however the process ends."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+class OsDisk:
+    """``headrace.ports.Disk`` on a POSIX filesystem. Files are private to their owner."""
+
+    def __init__(self) -> None:
+        self._syncfs_fds: dict[str, int] = {}
+
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> OsFile:
+        flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        return OsFile(path, os.open(path, flags, _FILE_MODE))
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def file_size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def list_files(self, path: str) -> dict[str, int]:
+        with os.scandir(path) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+
+    def mkdir(self, path: str) -> None:
+        os.makedirs(path, mode=_DIRECTORY_MODE, exist_ok=True)
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(path)
+
+    def sync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def syncfs(self, path: str) -> None:
+        """The descriptor stays open: errors of write-back are told to a descriptor that was open when they happened."""
+        fd = self._syncfs_fds.get(path)
+        if fd is None:
+            fd = self._syncfs_fds[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        syncfs_fd(fd)
+
+    def __del__(self) -> None:
+        for fd in self._syncfs_fds.values():
+            os.close(fd)
+
+    def lock(self, path: str) -> OsLock:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        except BaseException:
+            os.close(fd)
+            raise
+        return OsLock(fd)
+
+    def free_bytes(self, path: str) -> int:
+        stat = os.statvfs(path)
+        return stat.f_bavail * stat.f_frsize
+
+
+def syncfs_fd(fd: int) -> None:
+    """syncfs(2), which Python does not wrap. Since Linux 5.8 it reports write-back errors seen since ``fd`` was opened.
+
+    ctypes releases the interpreter lock for the duration of the call, so the event loop goes on.
+    """
+    if _libc.syncfs(fd) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+class FileCache:
+    """Open files by path, at most ``files_max`` of them: thousands of segments must not exhaust the descriptors.
+
+    Leaving the cache does not close a file that somebody still holds (a reader's slice, the flusher): the descriptor
+    goes with its last reference.
+    """
+
+    __slots__ = ("_disk", "_files", "files_max")
+
+    def __init__(self, disk: Disk, files_max: int = 512) -> None:
+        self._disk = disk
+        self._files: OrderedDict[str, File] = OrderedDict()
+        self.files_max = files_max
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        file = self._files.get(path)
+        if file is None:
+            file = self._files[path] = self._disk.open(path, create=create)
+            if len(self._files) > self.files_max:
+                self._files.popitem(last=False)
+        else:
+            self._files.move_to_end(path)
+        return file
+
+    def forget(self, path: str) -> None:
+        """The path will be unlinked, renamed or replaced; whoever holds the old file keeps it."""
+        self._files.pop(path, None)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def replace_file(disk: Disk, path: str, data: bytes, *, sync: bool = True) -> None:
+    """Write a small file so that a crash leaves the old one or the new one, whole."""
+    temporary = path + ".tmp"
+    with suppress(FileNotFoundError):
+        disk.unlink(temporary)
+    file = disk.open(temporary, create=True)
+    file.write([data], 0)
+    if sync:
+        file.datasync()
+    file.close()
+    disk.rename(temporary, path)
+    if sync:
+        disk.sync_dir(os.path.dirname(path))

@@ -1,0 +1,137 @@
+"""What a log can run into, each with its place, its numbers and its wire code.
+
+KafkaError
+├── OffsetOutOfRange          a read outside [start, end)
+├── StorageError              the disk refused; nothing changed, a retry may help
+│   ├── DiskFull              … for want of space
+│   └── CorruptLog            bytes on disk are not what was written: file and position
+├── RecordListTooLarge        one append larger than a segment
+├── OutOfOrderSequence        a gap in a producer's sequence numbers
+├── InvalidProducerEpoch      a producer that has been fenced
+├── InvalidTransactionState   a plain batch inside a producer's open transaction
+└── CoordinatorFenced         a marker from a coordinator that has been replaced
+UsageError
+└── DataDirectoryInUse        a second owner of the data directory
+"""
+
+from __future__ import annotations
+
+import errno
+
+from headrace.errors import ErrorCode, KafkaError, UsageError
+
+__all__ = [
+    "CoordinatorFenced",
+    "CorruptLog",
+    "DataDirectoryInUse",
+    "DiskFull",
+    "InvalidProducerEpoch",
+    "InvalidTransactionState",
+    "OffsetOutOfRange",
+    "OutOfOrderSequence",
+    "RecordListTooLarge",
+    "StorageError",
+    "storage_error",
+]
+
+
+class OffsetOutOfRange(KafkaError):
+    def __init__(self, offset: int, earliest: int, latest: int) -> None:
+        reason = "retention or a deletion removed it" if offset < earliest else "it has not been written"
+        super().__init__(
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+            f"offset {offset} is outside [{earliest}, {latest}]: {reason}; reset the reader to 'earliest' or 'latest'",
+        )
+        self.offset = offset
+        self.earliest = earliest
+        self.latest = latest
+
+
+class StorageError(KafkaError):
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, message)
+
+
+class DiskFull(StorageError):
+    def __init__(self, path: str, needed_bytes: int) -> None:
+        super().__init__(f"no space for {needed_bytes} bytes in {path}; free space or lower retention, then retry")
+        self.path = path
+        self.needed_bytes = needed_bytes
+
+
+class CorruptLog(StorageError):
+    def __init__(self, path: str, position: int, reason: str) -> None:
+        super().__init__(f"{path} is corrupt at byte {position}: {reason}; inspect it with 'headrace log verify'")
+        self.path = path
+        self.position = position
+        self.reason = reason
+
+
+class RecordListTooLarge(KafkaError):
+    def __init__(self, size: int, segment_bytes_max: int) -> None:
+        super().__init__(
+            ErrorCode.RECORD_LIST_TOO_LARGE,
+            f"an append of {size} bytes exceeds segment.bytes={segment_bytes_max}; send less at once or raise it",
+        )
+        self.size = size
+        self.segment_bytes_max = segment_bytes_max
+
+
+class OutOfOrderSequence(KafkaError):
+    def __init__(self, producer_id: int, sequence: int, expected: int) -> None:
+        super().__init__(
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            f"producer {producer_id} sent sequence {sequence} where {expected} was expected: a batch before it is missing",
+        )
+        self.producer_id = producer_id
+        self.sequence = sequence
+        self.expected = expected
+
+
+class InvalidProducerEpoch(KafkaError):
+    def __init__(self, producer_id: int, epoch: int, current_epoch: int) -> None:
+        super().__init__(
+            ErrorCode.INVALID_PRODUCER_EPOCH,
+            f"producer {producer_id} wrote with epoch {epoch}, but epoch {current_epoch} has been seen: it is fenced",
+        )
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.current_epoch = current_epoch
+
+
+class InvalidTransactionState(KafkaError):
+    def __init__(self, producer_id: int, first_offset: int) -> None:
+        super().__init__(
+            ErrorCode.INVALID_TXN_STATE,
+            f"producer {producer_id} has had a transaction open since offset {first_offset}; its writes must be transactional",
+        )
+        self.producer_id = producer_id
+        self.first_offset = first_offset
+
+
+class CoordinatorFenced(KafkaError):
+    def __init__(self, producer_id: int, coordinator_epoch: int, current_epoch: int) -> None:
+        super().__init__(
+            ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+            f"a marker for producer {producer_id} from coordinator epoch {coordinator_epoch}, but {current_epoch} has been seen",
+        )
+        self.producer_id = producer_id
+        self.coordinator_epoch = coordinator_epoch
+        self.current_epoch = current_epoch
+
+
+class DataDirectoryInUse(UsageError):
+    def __init__(self, directory: str, owner_pid: str) -> None:
+        super().__init__(
+            f"the data directory {directory} is in use by process {owner_pid or 'unknown'}",
+            "stop that process or give another directory with --data",
+        )
+        self.directory = directory
+        self.owner_pid = owner_pid
+
+
+def storage_error(error: OSError, path: str, needed_bytes: int = 0) -> StorageError:
+    """The typed error for what the operating system said."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(path, needed_bytes)
+    return StorageError(f"{path}: {error.strerror or error}; check the disk, then retry")

@@ -1,0 +1,258 @@
+"""The sparse index of one segment: which batch stands where, and how late the records before it are.
+
+The file is a row of 4,096-byte blocks. All numbers are little-endian::
+
+    byte  field
+       0  checksum         uint32   CRC-32C of bytes 4 to 4095
+       4  magic            uint16   0x4849
+       6  version          uint16   1
+       8  block number     uint32   0, 1, 2 … : a block in the wrong place is not believed
+      12  entry count      uint32   252 in every block but the last
+      16  base offset      int64    of the segment
+      24  covered bytes    uint64   the log's bytes that this block and those before it summarise
+      32  next offset      int64    where the log goes on after the covered bytes
+      40  max timestamp    int64    the latest in the covered bytes
+      48  (zero)
+      64  offsets          252 × uint32, relative to the base offset, of the batch at …
+    1072  positions        252 × uint32, in the log file
+    2080  timestamps       252 × int64, the latest in the bytes *before* that position
+
+About every ``index_interval_bytes`` of log one entry is made. All three columns rise, so each can be bisected: by offset
+to begin a read, by position to end one, by timestamp to find the first record at or after a time.
+
+A block is valid when its checksum, magic, number and base offset are right and it covers no more than the log has. The index is never
+the only place of a fact: a missing or invalid block is rebuilt from the log's headers. That is why it is written without
+a sync, why a full disk here is no failure of an append, and why only the newest entries are kept in memory.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import Final
+
+import google_crc32c
+
+from headrace.log.disk import FileCache
+
+__all__ = ["BLOCK_BYTES", "BLOCK_ENTRIES", "BlockSummary", "Index", "IndexDamaged"]
+
+BLOCK_BYTES: Final = 4096
+BLOCK_ENTRIES: Final = 252
+MAGIC: Final = 0x4849
+VERSION: Final = 1
+_HEADER = struct.Struct("<IHHIIqQqq16x")
+assert _HEADER.size == 64 and 64 + 16 * BLOCK_ENTRIES == BLOCK_BYTES
+assert sys.byteorder == "little", "index columns are used in place and need a little-endian machine"
+
+_OFFSETS: Final = 0
+_POSITIONS: Final = 1
+_TIMESTAMPS: Final = 2
+_COLUMN_START: Final = (64, 64 + 4 * BLOCK_ENTRIES, 64 + 8 * BLOCK_ENTRIES)
+_COLUMN_TYPE: Final = ("I", "I", "q")
+
+
+class IndexDamaged(Exception):
+    """A block is missing or invalid. Never leaves the log: the segment rebuilds its index and asks again."""
+
+
+@dataclass(slots=True)
+class BlockSummary:
+    """What is known of the log up to ``covered_bytes`` without reading it."""
+
+    covered_bytes: int
+    next_offset: int
+    max_timestamp: int
+
+
+class Index:
+    """Entries of one segment; the newest block in memory, the others in the file."""
+
+    __slots__ = ("_base_offset", "_block_number", "_cache", "_columns", "path")
+
+    def __init__(self, cache: FileCache, path: str, base_offset: int) -> None:
+        self._cache = cache
+        self.path = path
+        self._base_offset = base_offset
+        self._block_number = 0
+        self._columns = (array("I"), array("I"), array("q"))
+
+    def add(self, offset: int, position: int, max_timestamp_before: int) -> None:
+        """Note that the batch with base ``offset`` starts at ``position``."""
+        offsets, positions, timestamps = self._columns
+        relative = offset - self._base_offset
+        assert not positions or (positions[-1] < position and offsets[-1] < relative), "index entries must rise"
+        offsets.append(relative)
+        positions.append(position)
+        timestamps.append(max_timestamp_before)
+        if len(offsets) > BLOCK_ENTRIES:
+            self._write_full_block()
+
+    def _write_full_block(self) -> None:
+        """The entry after a full block tells all that the block's summary needs.
+
+        When the disk is full the block stays in memory and is tried again with the next entry.
+        """
+        offsets, positions, timestamps = self._columns
+        last = BLOCK_ENTRIES
+        summary = BlockSummary(positions[last], self._base_offset + offsets[last], timestamps[last])
+        try:
+            self._write_block(summary, BLOCK_ENTRIES)
+        except OSError:
+            return
+        self._columns = (offsets[last:], positions[last:], timestamps[last:])
+        self._block_number += 1
+
+    def _write_block(self, summary: BlockSummary, count: int) -> None:
+        block = bytearray(BLOCK_BYTES)
+        _HEADER.pack_into(
+            block,
+            0,
+            0,
+            MAGIC,
+            VERSION,
+            self._block_number,
+            count,
+            self._base_offset,
+            summary.covered_bytes,
+            summary.next_offset,
+            summary.max_timestamp,
+        )
+        for column, start in zip(self._columns, _COLUMN_START, strict=True):
+            data = column[:count].tobytes()
+            block[start : start + len(data)] = data
+        struct.pack_into("<I", block, 0, google_crc32c.value(bytes(block[4:])))
+        self._cache.open(self.path, create=True).write([bytes(block)], self._block_number * BLOCK_BYTES)
+
+    def save(self, summary: BlockSummary) -> None:
+        """Write what memory holds: the segment is sealed, or the log closes. Raises OSError."""
+        while len(self._columns[0]) > BLOCK_ENTRIES:
+            before = self._block_number
+            self._write_full_block()
+            if self._block_number == before:
+                raise OSError(28, "No space left on device", self.path)
+        self._write_block(summary, len(self._columns[0]))
+
+    def unload(self) -> None:
+        """Forget the newest block after ``save``: a sealed segment's index costs no memory."""
+        if len(self._columns[0]):
+            self._columns = (array("I"), array("I"), array("q"))
+            self._block_number += 1
+
+    def reset(self) -> None:
+        """Start over, to be rebuilt from the log."""
+        self._block_number = 0
+        self._columns = (array("I"), array("I"), array("q"))
+        self._cache.open(self.path, create=True).truncate(0)
+
+    def load_summary(self, covered_bytes_max: int) -> BlockSummary | None:
+        """The newest valid block that covers no more than this, without keeping it: for sealed segments."""
+        found = self._newest_block(covered_bytes_max)
+        if found is None:
+            self._block_number = 0
+            return None
+        self._block_number, _, summary, _ = found
+        self._block_number += 1
+        return summary
+
+    def load_tail(self, covered_bytes_max: int) -> BlockSummary | None:
+        """Prepare for appending: keep the last partial block in memory and drop whatever covers more."""
+        found = self._newest_block(covered_bytes_max)
+        if found is None:
+            self.reset()
+            return None
+        number, count, summary, block = found
+        self._block_number = number
+        if count == BLOCK_ENTRIES:
+            self._block_number += 1
+        else:
+            self._columns = (
+                array("I", _column(block, _OFFSETS, count)),
+                array("I", _column(block, _POSITIONS, count)),
+                array("q", _column(block, _TIMESTAMPS, count)),
+            )
+        self._cache.open(self.path).truncate((number + 1) * BLOCK_BYTES)
+        return summary
+
+    def _newest_block(self, covered_bytes_max: int) -> tuple[int, int, BlockSummary, bytes] | None:
+        try:
+            number = self._cache.open(self.path).size() // BLOCK_BYTES - 1
+        except FileNotFoundError:
+            return None
+        while number >= 0:
+            try:
+                count, summary, block = self._read_block(number)
+            except IndexDamaged:
+                pass
+            else:
+                if summary.covered_bytes <= covered_bytes_max:
+                    return number, count, summary, block
+            number -= 1
+        return None
+
+    def _read_block(self, number: int) -> tuple[int, BlockSummary, bytes]:
+        try:
+            block = self._cache.open(self.path).pread(BLOCK_BYTES, number * BLOCK_BYTES)
+        except FileNotFoundError:
+            raise IndexDamaged(f"{self.path} is missing") from None
+        if len(block) < BLOCK_BYTES:
+            raise IndexDamaged(f"{self.path} ends inside block {number}")
+        checksum, magic, version, own_number, count, base, covered, next_offset, latest = _HEADER.unpack_from(block)
+        fits = (magic, version, own_number, base) == (MAGIC, VERSION, number, self._base_offset)
+        if not fits or count > BLOCK_ENTRIES or google_crc32c.value(block[4:]) != checksum:
+            raise IndexDamaged(f"block {number} of {self.path} is not valid")
+        return count, BlockSummary(covered, next_offset, latest), block
+
+    def floor_offset(self, offset: int) -> tuple[int, int]:
+        """(offset, position) of the last entry at or before ``offset``; the segment's start when there is none."""
+        return self._floor(_OFFSETS, offset - self._base_offset, inclusive=True)
+
+    def floor_position(self, position: int) -> tuple[int, int]:
+        """(offset, position) of the last entry at or before ``position``."""
+        return self._floor(_POSITIONS, position, inclusive=True)
+
+    def floor_timestamp(self, timestamp: int) -> tuple[int, int]:
+        """(offset, position) of the last entry with only earlier records before it: the first record at or after
+        ``timestamp`` is not in front of it."""
+        return self._floor(_TIMESTAMPS, timestamp, inclusive=False)
+
+    def _floor(self, column: int, value: int, *, inclusive: bool) -> tuple[int, int]:
+        bisect = bisect_right if inclusive else bisect_left
+        offsets, positions, _ = self._columns
+        place = bisect(self._columns[column], value)
+        if place:
+            return self._base_offset + offsets[place - 1], positions[place - 1]
+        low, high = 0, self._block_number
+        best: tuple[int, int] = (self._base_offset, 0)
+        while low < high:
+            middle = (low + high) // 2
+            count, _, block = self._read_block(middle)
+            place = bisect(_column(block, column, count), value)
+            if place == 0:
+                high = middle
+                continue
+            low = middle + 1
+            relative = _column(block, _OFFSETS, count)[place - 1]
+            best = (self._base_offset + relative, _column(block, _POSITIONS, count)[place - 1])
+            if place < count:
+                break
+        return best
+
+    def entries(self) -> list[tuple[int, int, int]]:
+        """Every entry as (offset, position, latest timestamp before it): for ``verify``."""
+        found = []
+        for number in range(self._block_number):
+            count, _, block = self._read_block(number)
+            columns = [_column(block, column, count) for column in (_OFFSETS, _POSITIONS, _TIMESTAMPS)]
+            found += list(zip(*columns, strict=True))
+        found += list(zip(*self._columns, strict=True))
+        return [(self._base_offset + relative, position, latest) for relative, position, latest in found]
+
+
+def _column(block: bytes, column: int, count: int) -> memoryview:
+    start = _COLUMN_START[column]
+    width = 8 if column == _TIMESTAMPS else 4
+    return memoryview(block)[start : start + width * count].cast(_COLUMN_TYPE[column])

@@ -1,0 +1,572 @@
+"""A partition's log: segments in a directory, appended at the end, read from anywhere.
+
+How a produced byte becomes an offset: ``append`` stamps each batch with the next offset, writes all batches of the call with
+one system call behind the end of the active segment, and only then counts them in. When the write fails the file is cut
+back and nothing has happened.
+
+How an offset becomes bytes: ``read`` finds the batch that holds it (a sequential reader's place is remembered; otherwise the
+segment by bisection, the batch by the segment's index), decides at which batch boundary to end, and hands out the range
+of the file. No batch is decoded and no byte is copied.
+
+Three offsets matter. ``end_offset``: everything below is *written*. ``flushed_offset``: everything below is *flushed*, it
+survives power loss. ``visible_end_offset``: how far readers may see, which depends on the topic's flush mode.
+
+All of this runs on one thread. The flusher's thread only syncs files that were handed to it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from headrace.batch import NO_PRODUCER_ID, Batch
+from headrace.log.checkpoint import LogMark
+from headrace.log.config import FlushMode, LogConfig
+from headrace.log.disk import FileCache, replace_file
+from headrace.log.errors import OffsetOutOfRange, RecordListTooLarge, storage_error
+from headrace.log.producers import AbortedTransaction, ProducerStates
+from headrace.log.recovery import RecoveryReport, load_believed, scan_unflushed
+from headrace.log.segment import OFFSET_DELTA_MAX, FileSlice, Segment, segment_name
+from headrace.ports import Disk, File
+from headrace.record import decode_records
+
+__all__ = ["AppendResult", "FlushMark", "PartitionLog"]
+
+_HINTS_MAX = 64
+_SNAPSHOTS_KEPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    base_offset: int
+    last_offset: int
+
+
+@dataclass(slots=True)
+class FlushMark:
+    """What the flusher must sync for a log, and how far the log will then be flushed."""
+
+    log: PartitionLog
+    end_offset: int
+    files: dict[str, File]
+    directory: str | None
+    """Set when the directory has new entries."""
+
+
+class PartitionLog:
+    """Open one with ``PartitionLog.open``; it must have one owner."""
+
+    def __init__(self, disk: Disk, directory: str, config: LogConfig, cache: FileCache, mark: LogMark) -> None:
+        self.directory = directory
+        self.config = config
+        self.recovery = RecoveryReport()
+        self.flush_listener: Callable[[PartitionLog], None] | None = None
+        """Called on the owner's thread whenever ``flushed_offset`` has advanced."""
+        self._disk = disk
+        self._cache = cache
+        self._segments: list[Segment] = []
+        self._bases: list[int] = []
+        self._start = mark.start_offset
+        self._end = 0
+        self._flushed = 0
+        self._mark = mark
+        self._epochs = list(mark.epochs)
+        self._producers: ProducerStates | None = None
+        self._unsynced: dict[str, File] = {}
+        self._directory_unsynced = False
+        self._boundaries: deque[tuple[int, Segment, int]] = deque()
+        """(end offset, segment, position) after each append that is not yet flushed."""
+        self._flushed_at: tuple[int, Segment | None, int] = (0, None, 0)
+        self._hints: dict[int, tuple[Segment, int]] = {}
+        self._closed = False
+
+    # Opening and closing.
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        directory: str,
+        config: LogConfig,
+        *,
+        cache: FileCache | None = None,
+        mark: LogMark | None = None,
+        sync: bool = True,
+    ) -> PartitionLog:
+        """Open the log in ``directory``, creating it if there is none, and recover it from ``mark`` on.
+
+        With ``sync=False`` the caller flushes what recovery accepted (one syncfs for many logs) and then calls
+        ``flushed_to_end``; until then nothing of it counts as flushed.
+        """
+        log = cls(disk, directory, config, cache or FileCache(disk), mark or LogMark())
+        log._load(disk.list_files(directory) if disk.exists(directory) else None)
+        if sync:
+            log.sync_all()
+        return log
+
+    def _load(self, files: dict[str, int] | None) -> None:
+        if files is None:
+            self._disk.mkdir(self.directory)
+            files = {}
+        bases = sorted(int(name[:20]) for name in files if len(name) == 24 and name.endswith(".log"))
+        for base in bases:
+            name = segment_name(base)
+            self._segments.append(self._segment(base, files[name + ".log"], has_aborted=name + ".txn" in files))
+        if not self._segments:
+            self._add_segment(self._mark.recovery_offset)
+        self._bases = [segment.base_offset for segment in self._segments]
+        self._recover()
+        self._start = max(self._start, self._segments[0].base_offset)
+        self._end = self._segments[-1].next_offset
+        self._flushed = min(self._mark.recovery_offset, self._end)
+        self._drop_snapshots_after(self._end, files)
+
+    def _segment(self, base: int, size: int, *, has_aborted: bool = False) -> Segment:
+        stem = f"{self.directory}/{segment_name(base)}"
+        return Segment(self._cache, stem, base, size, self.config.index_interval_bytes, has_aborted=has_aborted)
+
+    def _recover(self) -> None:
+        last = self._segments[-1]
+        mark = self._mark
+        if last.base_offset <= mark.recovery_offset and last.size == mark.recovery_position:
+            load_believed(last, last.size)
+            last.next_offset = max(last.next_offset, mark.recovery_offset)
+            return
+        replayed = self._producers_at(mark.recovery_offset)
+        for segment in self._segments:
+            if segment.next_offset >= mark.recovery_offset or segment is last:
+                segment.aborted.keep_below(mark.recovery_offset)
+        self._producers = replayed
+        scan_unflushed(self._disk, self._segments, mark, self.recovery, self._replay)
+        self._bases = [segment.base_offset for segment in self._segments]
+        active = self._segments[-1]
+        active.next_offset = max(active.next_offset, mark.recovery_offset)
+        for segment in self._segments:
+            if segment.aborted.unwritten:
+                segment.aborted.write()
+
+    def _replay(self, segment: Segment, batch: Batch) -> None:
+        self._note_epoch(batch.leader_epoch, batch.base_offset)
+        assert self._producers is not None
+        aborted = self._producers.apply(batch)
+        if aborted is not None:
+            segment.aborted.add(aborted)
+
+    def sync_all(self) -> None:
+        """Flush everything written, here and now."""
+        mark = self.take_unsynced(always=self.recovery.touched)
+        if self.config.flush is FlushMode.OS:
+            self._disk.syncfs(self.directory)
+        elif mark is not None:
+            for file in mark.files.values():
+                file.datasync()
+            self._disk.sync_dir(self.directory)
+        self.flushed_to_end()
+
+    def flushed_to_end(self) -> None:
+        self.on_flushed(self._end)
+
+    def close(self, *, sync: bool = True) -> LogMark:
+        """Make everything durable and return the mark that lets the next ``open`` believe it all.
+
+        With ``sync=False`` the caller syncs, and must not use the mark before that.
+        """
+        if not self._closed:
+            self.prepare_checkpoint()
+            with suppress(OSError):
+                self._active.index.save(self._active.summary())
+            if sync:
+                self.sync_all()
+            self._closed = True
+        return self.checkpointed(self._end, self._active.size)
+
+    # Knowing.
+
+    @property
+    def _active(self) -> Segment:
+        return self._segments[-1]
+
+    @property
+    def start_offset(self) -> int:
+        """The first offset that is served."""
+        return self._start
+
+    @property
+    def end_offset(self) -> int:
+        """The next offset to be written: everything below is written."""
+        return self._end
+
+    @property
+    def flushed_offset(self) -> int:
+        """Everything below survives power loss."""
+        return self._flushed
+
+    @property
+    def visible_end_offset(self) -> int:
+        """How far readers may see: what is flushed for ``flush=ack``, what is written otherwise."""
+        return self._flushed if self.config.flush is FlushMode.ACK else self._end
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self._segments)
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        return self._segments
+
+    @property
+    def mark(self) -> LogMark:
+        """What a checkpoint written now may say of this log."""
+        return LogMark(
+            self._start, self._mark.recovery_offset, self._mark.recovery_position, tuple(self._epochs_from_start())
+        )
+
+    @property
+    def producers(self) -> ProducerStates:
+        if self._producers is None:
+            self._producers = self._producers_at(self._end)
+        return self._producers
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """How far readers of committed data may see."""
+        unstable = self.producers.first_unstable_offset(high_watermark)
+        return high_watermark if unstable is None else min(unstable, high_watermark)
+
+    def epoch_end_offset(self, epoch: int) -> tuple[int, int] | None:
+        """(largest epoch not above ``epoch``, where it ended), for OffsetForLeaderEpoch; None when none is known."""
+        found = None
+        for number, (own, _) in enumerate(self._epochs):
+            if own > epoch:
+                break
+            following = self._epochs[number + 1 :]
+            found = (own, following[0][1] if following else self._end)
+        return found
+
+    # Appending.
+
+    def append(self, batches: Sequence[Batch], *, leader_epoch: int, now_ms: int) -> AppendResult:
+        """Write batches behind the end. Raises DiskFull or StorageError with nothing changed.
+
+        Producer checks are the caller's (``producers.check``) and come first.
+        """
+        assert batches and not self._closed
+        total = sum(batch.size for batch in batches)
+        segment = self._segment_for(batches, total, now_ms)
+        base_offset = offset = self._end
+        chunks = []
+        for batch in batches:
+            batch.base_offset = offset
+            batch.leader_epoch = leader_epoch
+            chunks.append(batch.prefix())
+            chunks.append(batch.body)
+            offset += batch.last_offset_delta + 1
+        self._write(segment, chunks, total)
+        for batch in batches:
+            segment.admit(batch.base_offset, batch.size, batch.next_offset, batch.max_timestamp)
+            if batch.producer_id != NO_PRODUCER_ID:
+                self._apply_producer(segment, batch)
+        self._end = offset
+        self._unsynced[segment.path] = segment.file()
+        if self.config.flush is FlushMode.ACK:
+            self._boundaries.append((offset, segment, segment.size))
+        if not self._epochs or self._epochs[-1][0] != leader_epoch:
+            self._note_epoch(leader_epoch, base_offset)
+        return AppendResult(base_offset, offset - 1)
+
+    def _write(self, segment: Segment, chunks: list[bytes], total: int) -> None:
+        try:
+            segment.write(chunks)
+        except OSError as error:
+            # If even this fails, the next append overwrites the rest, and recovery cuts it.
+            with suppress(OSError):
+                segment.cut_back()
+            raise storage_error(error, segment.path, total) from error
+
+    def _apply_producer(self, segment: Segment, batch: Batch) -> None:
+        aborted = self.producers.apply(batch)
+        if aborted is not None:
+            segment.aborted.add(aborted)
+            self._write_aborted(segment)
+
+    def _write_aborted(self, segment: Segment) -> None:
+        """A full disk here fails no append: the entries wait in memory, and the recovery point waits for them."""
+        with suppress(OSError):
+            if segment.aborted.unwritten:
+                segment.aborted.write()
+                self._unsynced[segment.aborted.path] = self._cache.open(segment.aborted.path)
+                self._directory_unsynced = True
+
+    def _note_epoch(self, epoch: int, offset: int) -> None:
+        if not self._epochs or epoch > self._epochs[-1][0]:
+            self._epochs.append((epoch, offset))
+
+    def _epochs_from_start(self) -> list[tuple[int, int]]:
+        """Epochs that still have records; the earliest begins at the start offset at the latest."""
+        first = 0
+        while first + 1 < len(self._epochs) and self._epochs[first + 1][1] <= self._start:
+            first += 1
+        return self._epochs[first:]
+
+    def _segment_for(self, batches: Sequence[Batch], total: int, now_ms: int) -> Segment:
+        if total > self.config.segment_bytes_max:
+            raise RecordListTooLarge(total, self.config.segment_bytes_max)
+        active = self._active
+        if active.size == 0:
+            return active
+        records = sum(batch.last_offset_delta + 1 for batch in batches)
+        too_long = active.size + total > self.config.segment_bytes_max
+        too_wide = self._end + records - active.base_offset > OFFSET_DELTA_MAX
+        if too_long or too_wide or self._is_old(active, batches[-1].max_timestamp, now_ms):
+            return self.roll()
+        return active
+
+    def _is_old(self, segment: Segment, timestamp: int, now_ms: int) -> bool:
+        """By the records' own time, like Kafka: what is replayed fast rolls as it did when it was written."""
+        if segment.first_timestamp is None:
+            segment.first_timestamp = next((header[8] for _, header in segment.headers(0, segment.size)), now_ms)
+        reached = timestamp if timestamp >= 0 else now_ms
+        return reached - segment.first_timestamp > self.config.segment_ms_max
+
+    def roll(self) -> Segment:
+        """Seal the active segment and begin the next at the end offset."""
+        sealed = self._active
+        if sealed.size == 0:
+            return sealed
+        active = self._add_segment(self._end)
+        self._bases.append(active.base_offset)
+        self._write_aborted(sealed)
+        sealed.seal()
+        with suppress(OSError):
+            self._write_snapshot()
+        if self.config.flush is FlushMode.OS:
+            # Nobody comes to take these; holding them would keep every sealed segment's descriptor open.
+            self._unsynced.clear()
+        return active
+
+    def _add_segment(self, base_offset: int) -> Segment:
+        segment = self._segment(base_offset, 0)
+        try:
+            file = self._cache.open(segment.path, create=True)
+            file.truncate(0)
+        except OSError as error:
+            raise storage_error(error, segment.path) from error
+        self._segments.append(segment)
+        self._unsynced[segment.path] = file
+        self._directory_unsynced = True
+        return segment
+
+    # Flushing.
+
+    def take_unsynced(self, *, always: bool = False) -> FlushMark | None:
+        """Hand over what must be synced so that everything up to ``end_offset`` is flushed."""
+        if always:
+            for segment in self._segments:
+                if segment.next_offset >= self._mark.recovery_offset:
+                    self._unsynced[segment.path] = segment.file()
+            self._directory_unsynced = True
+        if not self._unsynced and not self._directory_unsynced:
+            return None
+        directory = self.directory if self._directory_unsynced else None
+        mark = FlushMark(self, self._end, self._unsynced, directory)
+        self._unsynced = {}
+        self._directory_unsynced = False
+        return mark
+
+    def on_flushed(self, end_offset: int) -> None:
+        """A sync that began when ``end_offset`` was written has returned."""
+        if end_offset <= self._flushed:
+            return
+        assert end_offset <= self._end
+        self._flushed = end_offset
+        boundaries = self._boundaries
+        while boundaries and boundaries[0][0] <= end_offset:
+            self._flushed_at = boundaries.popleft()
+        if self.flush_listener is not None:
+            self.flush_listener(self)
+
+    def prepare_checkpoint(self) -> tuple[int, int]:
+        """Write what must be durable beside the log so that recovery may begin at (offset, position) from now on.
+
+        The caller syncs everything and then calls ``checkpointed`` with the same numbers. Raises OSError.
+        """
+        for segment in self._segments:
+            if segment.aborted.unwritten:
+                segment.aborted.write()
+                self._directory_unsynced = True
+        self._write_snapshot()
+        return self._end, self._active.size
+
+    def checkpointed(self, offset: int, position: int) -> LogMark:
+        """Everything ``prepare_checkpoint`` wrote has been synced: recovery may begin here."""
+        if offset >= self._mark.recovery_offset:
+            self._mark = LogMark(self._start, offset, position)
+        return self.mark
+
+    @property
+    def bytes_since_checkpoint(self) -> int:
+        """How much recovery would have to scan."""
+        total = 0
+        for segment in reversed(self._segments):
+            if segment.base_offset <= self._mark.recovery_offset:
+                return total + max(0, segment.size - self._mark.recovery_position)
+            total += segment.size
+        return total
+
+    # Reading.
+
+    def read(self, offset: int, *, bytes_max: int, offset_max: int, min_one_batch: bool = True) -> list[FileSlice]:
+        """The range of whole batches from the one that holds ``offset`` on, about ``bytes_max`` long, every record in it
+        below ``offset_max``. With ``min_one_batch`` a first batch larger than ``bytes_max`` is given anyway."""
+        if not self._start <= offset <= self._end:
+            raise OffsetOutOfRange(offset, self._start, self._end)
+        if offset >= offset_max:
+            return []
+        segment, position = self._hints.get(offset) or self._locate(offset)
+        while position >= segment.size:
+            following = self._following(segment)
+            if following is None:
+                return []
+            segment, position = following, 0
+        end, end_offset = self._read_end(segment, position, bytes_max, offset_max, min_one_batch)
+        if end <= position:
+            return []
+        self._hint(end_offset, segment, end)
+        return [FileSlice(segment.file(), position, end - position)]
+
+    def _read_end(
+        self, segment: Segment, position: int, bytes_max: int, offset_max: int, min_one_batch: bool
+    ) -> tuple[int, int]:
+        active = segment is self._segments[-1]
+        end, end_offset = segment.size, self._end if active else self._end_of(segment)
+        if offset_max < end_offset:
+            flushed_offset, flushed_segment, flushed_position = self._flushed_at
+            if offset_max != flushed_offset or segment is not flushed_segment:
+                limit = min(end, position + bytes_max)
+                return self._search_end(segment, position, limit, offset_max, min_one_batch)
+            end, end_offset = flushed_position, flushed_offset
+        if end - position > bytes_max:
+            return self._search_end(segment, position, position + bytes_max, offset_max, min_one_batch)
+        return end, end_offset
+
+    def _search_end(
+        self, segment: Segment, position: int, limit: int, offset_max: int, min_one_batch: bool
+    ) -> tuple[int, int]:
+        end, end_offset = segment.end_within(position, limit, offset_max)
+        if end > position or not min_one_batch:
+            return end, end_offset
+        for _, header in segment.headers(position, segment.size, 64):
+            if header[0] + header[6] < offset_max:
+                return position + header[1] + 12, header[0] + header[6] + 1
+            break
+        return position, end_offset
+
+    def _hint(self, offset: int, segment: Segment, position: int) -> None:
+        """Remember where a sequential reader will go on."""
+        hints = self._hints
+        if offset not in hints:
+            if len(hints) >= _HINTS_MAX:
+                del hints[next(iter(hints))]
+            hints[offset] = (segment, position)
+
+    def _locate(self, offset: int) -> tuple[Segment, int]:
+        number = max(bisect_right(self._bases, offset) - 1, 0)
+        segment = self._segments[number]
+        return segment, segment.position_of(offset)
+
+    def _following(self, segment: Segment) -> Segment | None:
+        number = bisect_right(self._bases, segment.base_offset)
+        return self._segments[number] if number < len(self._segments) else None
+
+    def _end_of(self, segment: Segment) -> int:
+        following = self._following(segment)
+        return self._end if following is None else following.base_offset
+
+    def aborted_transactions(self, from_offset: int, to_offset: int) -> list[AbortedTransaction]:
+        """Aborted transactions with records in [from_offset, to_offset), for readers of committed data."""
+        found = []
+        for segment in self._segments[max(bisect_right(self._bases, from_offset) - 1, 0) :]:
+            for entry in segment.aborted.entries():
+                if entry.last_offset >= from_offset and entry.first_offset < to_offset:
+                    found.append(entry)
+                if entry.last_stable_offset >= to_offset:
+                    return found
+        return found
+
+    def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
+        """(timestamp, offset) of the first record at or after ``timestamp``; exact, decoding one batch as a rule."""
+        for segment in self._segments:
+            found = segment.first_at_or_after(timestamp)
+            while found is not None:
+                for record in decode_records(segment.read_batch(found[0]), self.config.decompressed_bytes_max):
+                    if record.timestamp >= timestamp and record.offset >= self._start:
+                        return record.timestamp, record.offset
+                found = segment.next_at_or_after(found[0], timestamp)
+        return None
+
+    def max_timestamp(self) -> tuple[int, int] | None:
+        """(timestamp, offset) of the latest record, the first one when several share it."""
+        latest = -1
+        for segment in self._segments:
+            segment.summarise()
+            latest = max(latest, segment.max_timestamp)
+        return None if latest < 0 else self.offset_for_timestamp(latest)
+
+    # Producer state.
+
+    def _producers_at(self, offset: int) -> ProducerStates:
+        """The newest snapshot at or before ``offset``, and the batches between it and there."""
+        states, reached = ProducerStates(), 0
+        for at in sorted(self._snapshots(), reverse=True):
+            if at <= offset:
+                file = self._disk.open(self._snapshot_path(at), writable=False)
+                found = ProducerStates.from_snapshot(file.pread(file.size(), 0))
+                if found is not None:
+                    states, reached = found
+                    break
+        self._replay_headers(states, reached, offset)
+        return states
+
+    def _replay_headers(self, states: ProducerStates, from_offset: int, to_offset: int) -> None:
+        for number, segment in enumerate(self._segments):
+            following = self._segments[number + 1].base_offset if number + 1 < len(self._segments) else None
+            if segment.base_offset >= to_offset or (following is not None and following <= from_offset):
+                continue
+            if from_offset >= self._end > 0:
+                continue
+            start = segment.position_of(from_offset) if from_offset > segment.base_offset else 0
+            for position, header in segment.headers(start, segment.size):
+                if header[0] >= to_offset:
+                    return
+                batch = Batch(header, b"")
+                if batch.producer_id != NO_PRODUCER_ID:
+                    states.apply(segment.read_batch(position) if batch.is_control else batch)
+
+    def _snapshot_path(self, offset: int) -> str:
+        return f"{self.directory}/{segment_name(offset)}.producers"
+
+    def _snapshots(self) -> list[int]:
+        names = self._disk.listdir(self.directory)
+        return [int(name[:20]) for name in names if len(name) == 30 and name.endswith(".producers")]
+
+    def _write_snapshot(self) -> None:
+        """Save the producers at the end offset, if anybody has loaded them; else the older snapshot still serves."""
+        if self._producers is None:
+            return
+        existing = self._snapshots()
+        if not len(self._producers) and not existing:
+            return
+        path = self._snapshot_path(self._end)
+        replace_file(self._disk, path, self._producers.snapshot(self._end), sync=False)
+        self._unsynced[path] = self._disk.open(path)
+        self._directory_unsynced = True
+        for old in sorted({*existing, self._end})[:-_SNAPSHOTS_KEPT]:
+            self._disk.unlink(self._snapshot_path(old))
+
+    def _drop_snapshots_after(self, offset: int, files: dict[str, int]) -> None:
+        """Snapshots of a future that was cut off are wrong, not merely old."""
+        for name in files:
+            if len(name) == 30 and name.endswith(".producers") and int(name[:20]) > offset:
+                self._disk.unlink(f"{self.directory}/{name}")

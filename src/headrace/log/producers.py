@@ -1,0 +1,311 @@
+"""What a log remembers about each producer: enough to spot duplicates, gaps, zombies and open transactions.
+
+For every producer id that has written here: its epoch, its last five batches (a client keeps at most five in flight, so
+a retry is always of one of these), and where its open transaction began. The rules are Kafka's:
+
+* a batch with the sequences of one of the five is a duplicate: answered with its first offset, written no second time;
+* an older epoch is fenced; a newer epoch starts at sequence 0; the same epoch goes on at last + 1 (wrapping at 2^31-1);
+* a producer nobody remembers (expired, or its records were removed) may start at any sequence.
+
+The state is a fold over the log's batches, so it can always be rebuilt. A snapshot (``<offset>.producers``) saves the time: it is
+the state at that offset, so recovery replays only what follows. Its bytes are one line ``headrace-producers 1 <CRC-32C of the
+rest, 8 hex digits>`` and then JSON; a snapshot that does not check out is ignored and an older one, or the log, is used.
+
+Readers of committed data may go up to the *last stable offset*: the first offset of the earliest transaction that is open,
+or that is decided by a marker which is itself not yet visible.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import google_crc32c
+
+from headrace.batch import NO_PRODUCER_ID, NO_SEQUENCE, SEQUENCE_MAX, Batch, control_type
+from headrace.log.errors import (
+    CoordinatorFenced,
+    InvalidProducerEpoch,
+    InvalidTransactionState,
+    OutOfOrderSequence,
+)
+
+__all__ = ["AbortedTransaction", "Duplicate", "Fresh", "ProducerStates", "ProducerSummary", "SentBatch"]
+
+BATCHES_KEPT: Final = 5
+NO_EPOCH: Final = -1
+_SNAPSHOT_HEAD: Final = b"headrace-producers 1 "
+
+
+class SentBatch(NamedTuple):
+    """A batch a producer wrote: what answers its retry."""
+
+    base_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset: int
+    timestamp: int
+
+
+class Fresh:
+    """Not seen before: append it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "FRESH"
+
+
+FRESH: Final = Fresh()
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """Written before: answer with this and append nothing."""
+
+    base_offset: int
+    last_offset: int
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortedTransaction:
+    """A transaction whose records readers of committed data must skip, from ``first_offset`` to the marker."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSummary:
+    """One line of DescribeProducers."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp: int
+    coordinator_epoch: int
+    transaction_start_offset: int
+
+
+@dataclass(slots=True)
+class _Producer:
+    epoch: int = NO_EPOCH
+    batches: deque[SentBatch] = field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
+    coordinator_epoch: int = -1
+    last_timestamp: int = -1
+    transaction_start: int | None = None
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+
+def _follows(last: int, following: int) -> bool:
+    return following == last + 1 or (following == 0 and last == SEQUENCE_MAX)
+
+
+class ProducerStates:
+    """The producers of one partition."""
+
+    __slots__ = ("_deciding", "_open", "_producers")
+
+    def __init__(self) -> None:
+        self._producers: dict[int, _Producer] = {}
+        self._open: dict[int, int] = {}
+        """First offset by producer id of each transaction without a marker, in the order they began."""
+        self._deciding: deque[tuple[int, int]] = deque()
+        """(first offset, marker offset) of transactions whose marker is written but maybe not yet visible."""
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def __contains__(self, producer_id: int) -> bool:
+        return producer_id in self._producers
+
+    # Asking before an append.
+
+    def check(self, batches: Sequence[Batch]) -> Fresh | Duplicate:
+        """Whether these data batches of one append may be written. Several of one producer see each other.
+
+        Raises InvalidProducerEpoch, OutOfOrderSequence or InvalidTransactionState.
+        """
+        if len(batches) == 1:
+            batch = batches[0]
+            return FRESH if batch.producer_id == NO_PRODUCER_ID else self._check_one(batch, None)
+        reached: dict[int, tuple[int, int]] = {}
+        for batch in batches:
+            if batch.producer_id == NO_PRODUCER_ID:
+                continue
+            answer = self._check_one(batch, reached.get(batch.producer_id))
+            if isinstance(answer, Duplicate):
+                return answer
+            reached[batch.producer_id] = (batch.producer_epoch, batch.last_sequence)
+        return FRESH
+
+    def _check_one(self, batch: Batch, reached: tuple[int, int] | None) -> Fresh | Duplicate:
+        producer = self._producers.get(batch.producer_id)
+        if producer is None:
+            if reached is not None:
+                self._check_sequence(batch, *reached)
+            return FRESH
+        if reached is None and batch.producer_epoch == producer.epoch:
+            for sent in producer.batches:
+                if sent.base_sequence == batch.base_sequence and sent.last_sequence == batch.last_sequence:
+                    return Duplicate(sent.base_offset, sent.last_offset, sent.timestamp)
+        epoch, last_sequence = reached or (producer.epoch, producer.last_sequence)
+        self._check_sequence(batch, epoch, last_sequence)
+        if producer.transaction_start is not None and not batch.is_transactional:
+            raise InvalidTransactionState(batch.producer_id, producer.transaction_start)
+        return FRESH
+
+    def _check_sequence(self, batch: Batch, epoch: int, last_sequence: int) -> None:
+        if batch.producer_epoch < epoch:
+            raise InvalidProducerEpoch(batch.producer_id, batch.producer_epoch, epoch)
+        if batch.producer_epoch > epoch:
+            if batch.base_sequence != 0 and epoch != NO_EPOCH:
+                raise OutOfOrderSequence(batch.producer_id, batch.base_sequence, 0)
+        elif not _follows(last_sequence, batch.base_sequence):
+            expected = 0 if last_sequence == SEQUENCE_MAX else last_sequence + 1
+            raise OutOfOrderSequence(batch.producer_id, batch.base_sequence, expected)
+
+    def check_marker(
+        self, producer_id: int, producer_epoch: int, coordinator_epoch: int, *, transaction_version: int = 0
+    ) -> None:
+        """Whether a marker may be written. From transaction version 2 on a marker carries a bumped epoch, so one that
+        arrives late cannot end the producer's next transaction; a repeated marker is let through."""
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            return
+        current = producer.epoch
+        repeated = producer_epoch == current and producer.transaction_start is None
+        too_old = producer_epoch <= current and not repeated if transaction_version >= 2 else producer_epoch < current
+        if too_old:
+            raise InvalidProducerEpoch(producer_id, producer_epoch, current)
+        if producer.coordinator_epoch > coordinator_epoch:
+            raise CoordinatorFenced(producer_id, coordinator_epoch, producer.coordinator_epoch)
+
+    # Following the log.
+
+    def apply(self, batch: Batch) -> AbortedTransaction | None:
+        """Fold a batch that now stands in the log into the state. Returns the transaction an abort marker ended."""
+        if batch.producer_id == NO_PRODUCER_ID:
+            return None
+        producer = self._producers.get(batch.producer_id)
+        if producer is None:
+            producer = self._producers[batch.producer_id] = _Producer()
+        producer.last_timestamp = max(producer.last_timestamp, batch.max_timestamp)
+        if batch.is_control:
+            return self._apply_marker(batch, producer)
+        if batch.producer_epoch != producer.epoch:
+            producer.epoch = batch.producer_epoch
+            producer.batches.clear()
+        sent = (batch.base_sequence, batch.last_sequence, batch.base_offset, batch.last_offset, batch.max_timestamp)
+        producer.batches.append(SentBatch(*sent))
+        if batch.is_transactional and producer.transaction_start is None:
+            producer.transaction_start = batch.base_offset
+            self._open[batch.producer_id] = batch.base_offset
+        return None
+
+    def _apply_marker(self, batch: Batch, producer: _Producer) -> AbortedTransaction | None:
+        kind = control_type(batch)
+        if kind is None:
+            return None
+        is_commit, coordinator_epoch = kind
+        if batch.producer_epoch > producer.epoch:
+            producer.epoch = batch.producer_epoch
+            producer.batches.clear()
+        producer.coordinator_epoch = max(producer.coordinator_epoch, coordinator_epoch)
+        start = producer.transaction_start
+        if start is None:
+            return None
+        producer.transaction_start = None
+        del self._open[batch.producer_id]
+        self._deciding.append((start, batch.base_offset))
+        if is_commit:
+            return None
+        stable = min(self._open.values(), default=batch.base_offset + 1)
+        return AbortedTransaction(batch.producer_id, start, batch.base_offset, min(stable, batch.base_offset + 1))
+
+    def first_unstable_offset(self, high_watermark: int) -> int | None:
+        """The first offset that readers of committed data must not pass, or None."""
+        deciding = self._deciding
+        while deciding and deciding[0][1] < high_watermark:
+            deciding.popleft()
+        firsts = [start for start, _ in deciding]
+        firsts += self._open.values()
+        return min(firsts, default=None)
+
+    def open_transactions(self) -> dict[int, int]:
+        """First offset by producer id of each transaction that has no marker yet."""
+        return dict(self._open)
+
+    def expire(self, now_ms: int, expiration_ms: int) -> int:
+        """Forget producers that have been idle for so long and have no open transaction."""
+        idle = [
+            producer_id
+            for producer_id, producer in self._producers.items()
+            if producer.transaction_start is None and now_ms - producer.last_timestamp >= expiration_ms
+        ]
+        for producer_id in idle:
+            del self._producers[producer_id]
+        return len(idle)
+
+    def last_batch_offsets(self) -> dict[int, int]:
+        """The base offset of each producer's last batch: compaction keeps those so that sequences survive."""
+        return {number: each.batches[-1].base_offset for number, each in self._producers.items() if each.batches}
+
+    def describe(self) -> list[ProducerSummary]:
+        return [
+            ProducerSummary(
+                producer_id=producer_id,
+                producer_epoch=producer.epoch,
+                last_sequence=producer.last_sequence,
+                last_timestamp=producer.last_timestamp,
+                coordinator_epoch=producer.coordinator_epoch,
+                transaction_start_offset=-1 if producer.transaction_start is None else producer.transaction_start,
+            )
+            for producer_id, producer in self._producers.items()
+        ]
+
+    # Snapshots.
+
+    def snapshot(self, offset: int) -> bytes:
+        """The state at ``offset`` as bytes for a ``.producers`` file."""
+        producers = [
+            [
+                number,
+                each.epoch,
+                each.coordinator_epoch,
+                each.last_timestamp,
+                each.transaction_start,
+                list(each.batches),
+            ]
+            for number, each in self._producers.items()
+        ]
+        body = json.dumps({"offset": offset, "producers": producers}, separators=(",", ":")).encode()
+        return _SNAPSHOT_HEAD + b"%08x\n" % google_crc32c.value(body) + body
+
+    @classmethod
+    def from_snapshot(cls, data: bytes) -> tuple[ProducerStates, int] | None:
+        """The state and its offset, or None when the bytes do not check out."""
+        head, _, body = data.partition(b"\n")
+        if head != _SNAPSHOT_HEAD + b"%08x" % google_crc32c.value(body):
+            return None
+        content: dict[str, Any] = json.loads(body)
+        states = cls()
+        states._restore(content["producers"])
+        return states, int(content["offset"])
+
+    def _restore(self, producers: Iterable[list[Any]]) -> None:
+        for number, epoch, coordinator_epoch, last_timestamp, start, batches in producers:
+            kept = deque((SentBatch(*batch) for batch in batches), maxlen=BATCHES_KEPT)
+            self._producers[number] = _Producer(epoch, kept, coordinator_epoch, last_timestamp, start)
+        begun = [(each.transaction_start, number) for number, each in self._producers.items()]
+        for start, number in sorted((start, number) for start, number in begun if start is not None):
+            self._open[number] = start

@@ -1,0 +1,176 @@
+"""Opening a log: what was safely on disk is believed, what follows it is scanned, and the torn end is cut.
+
+The *recovery point* (see ``checkpoint.py``) divides a log. Segments before it are believed and not even opened. From it on
+every batch is read and its checksum checked, in order. The first bytes that are not the next batch end the log: a crash tears
+the end of what was not yet flushed, and flushed means everything before it was flushed too, so nothing acknowledged
+can stand behind a torn batch.
+
+Disks also decay, and then something acknowledged *can* stand behind it. So when what would be cut holds a whole batch (valid, or
+complete but with a wrong checksum), it is copied to ``<segment>.log.cut-<position>`` before it is cut, and later segments
+are renamed to ``….log.cut-0``; the report names them. Only bytes that hold no complete batch are dropped.
+
+What is missing *before* the recovery point is never repaired by cutting: that raises CorruptLog with file and position.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from headrace.batch import HEADER_BYTES, LENGTH_FIELD_END, MAGIC, PREFIX_BYTES, Batch, parse_header
+from headrace.log.checkpoint import LogMark
+from headrace.log.errors import CorruptLog
+from headrace.log.index import BlockSummary
+from headrace.log.segment import NO_TIMESTAMP, Segment
+from headrace.ports import Disk, File
+
+__all__ = ["Cut", "RecoveryReport", "load_believed", "scan_batches", "scan_unflushed"]
+
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Bytes removed from the end of a log."""
+
+    path: str
+    position: int
+    size: int
+    saved_as: str | None
+
+    def __str__(self) -> str:
+        what = f"cut {self.size} bytes at byte {self.position} of {self.path}"
+        return f"{what}, kept as {self.saved_as}" if self.saved_as else f"{what}: a torn write"
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What opening a log found and did."""
+
+    scanned_bytes: int = 0
+    cuts: list[Cut] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def touched(self) -> bool:
+        """Whether the log on disk may now hold something that no sync has covered."""
+        return bool(self.scanned_bytes or self.cuts or self.notes)
+
+
+def scan_batches(file: File, position: int, end: int, next_offset: int) -> Iterator[tuple[int, Batch]]:
+    """(position, batch) of every valid batch from ``position`` on; ends at the first bytes that are not one."""
+    chunk = b""
+    chunk_start = position
+    while True:
+        relative = position - chunk_start
+        header = parse_header(chunk, relative)
+        size = HEADER_BYTES if header is None else header[1] + LENGTH_FIELD_END
+        if relative + size > len(chunk):
+            if header is not None and position + size > end:
+                return
+            chunk = file.pread(min(max(_READ_BYTES, size), end - position), position)
+            chunk_start, relative = position, 0
+            header = parse_header(chunk)
+            size = 0 if header is None else header[1] + LENGTH_FIELD_END
+            if header is not None and len(chunk) < size <= end - position:
+                chunk = file.pread(size, position)
+        if header is None or header[0] < next_offset or relative + size > len(chunk):
+            return
+        batch = Batch(header, chunk[relative + PREFIX_BYTES : relative + size])
+        if not batch.checksum_holds():
+            return
+        yield position, batch
+        position += size
+        next_offset = batch.next_offset
+
+
+def load_believed(segment: Segment, end: int) -> None:
+    """Make ``segment`` ready to append at ``end``, believing its bytes: from the index, and headers where it is short."""
+    if segment.size < end:
+        raise CorruptLog(segment.path, segment.size, f"{end - segment.size} flushed bytes are missing")
+    known = segment.index.load_tail(end)
+    segment.load_from(known or BlockSummary(0, segment.base_offset, NO_TIMESTAMP), end)
+
+
+def scan_unflushed(
+    disk: Disk,
+    segments: list[Segment],
+    mark: LogMark,
+    report: RecoveryReport,
+    on_batch: Callable[[Segment, Batch], None],
+) -> None:
+    """Scan from the recovery point, drop the torn end, and leave the last segment ready for appending.
+
+    ``segments`` loses those that lie behind a cut. ``on_batch`` sees every batch accepted.
+    """
+    first = len(segments) - 1
+    while first > 0 and segments[first].base_offset > mark.recovery_offset:
+        first -= 1
+    next_offset = max(mark.recovery_offset, segments[first].base_offset)
+    for number in range(first, len(segments)):
+        segment = segments[number]
+        end = segment.size
+        from_start = number > first or segment.base_offset >= mark.recovery_offset
+        load_believed(segment, 0 if from_start else mark.recovery_position)
+        for _, batch in scan_batches(segment.file(), segment.size, end, next_offset):
+            segment.admit(batch.base_offset, batch.size, batch.next_offset, batch.max_timestamp)
+            report.scanned_bytes += batch.size
+            next_offset = batch.next_offset
+            on_batch(segment, batch)
+        if segment.size < end:
+            _cut(disk, segment, end, report)
+            _set_aside(disk, segments, number + 1, report)
+            return
+        if number + 1 < len(segments):
+            segment.seal()
+
+
+def _cut(disk: Disk, segment: Segment, end: int, report: RecoveryReport) -> None:
+    file = segment.file()
+    tail = file.pread(end - segment.size, segment.size)
+    saved_as = None
+    if holds_a_batch(tail, segment.next_offset):
+        saved_as = f"{segment.path}.cut-{segment.size}"
+        copy = disk.open(saved_as, create=True)
+        copy.truncate(0)
+        copy.write([tail], 0)
+        copy.datasync()
+        copy.close()
+    report.cuts.append(Cut(segment.path, segment.size, len(tail), saved_as))
+    file.truncate(segment.size)
+
+
+def _set_aside(disk: Disk, segments: list[Segment], first: int, report: RecoveryReport) -> None:
+    """Segments behind a cut cannot be joined to the log; their bytes are kept beside it."""
+    for segment in segments[first:]:
+        if segment.size == 0:
+            disk.unlink(segment.path)
+        else:
+            saved_as = f"{segment.path}.cut-0"
+            disk.rename(segment.path, saved_as)
+            report.cuts.append(Cut(segment.path, 0, segment.size, saved_as))
+        segment.forget()
+    del segments[first:]
+
+
+def holds_a_batch(tail: bytes, next_offset: int) -> bool:
+    """Whether a batch stands whole in these bytes: at their start with any checksum, or anywhere with the right one.
+
+    A candidate must carry an offset that could follow here, which leaves few to check.
+    """
+    header = parse_header(tail)
+    if header is not None and header[0] >= next_offset and header[1] + LENGTH_FIELD_END <= len(tail):
+        return True
+    offset_limit = next_offset + len(tail)
+    place = tail.find(MAGIC, 16)
+    while place >= 0:
+        start = place - 16
+        offset, length = struct.unpack_from(">qi", tail, start)
+        if next_offset <= offset <= offset_limit and HEADER_BYTES - LENGTH_FIELD_END <= length <= len(tail) - start:
+            found = parse_header(tail, start)
+            size = length + LENGTH_FIELD_END
+            if found is not None and Batch(found, tail[start + PREFIX_BYTES : start + size]).checksum_holds():
+                return True
+        place = tail.find(MAGIC, place + 1)
+    return False

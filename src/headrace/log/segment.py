@@ -1,0 +1,269 @@
+"""One segment of a partition's log: ``<base offset, 20 digits>.log`` with its ``.index``.
+
+The log file is nothing but record batches (see ``headrace.batch``), one after the other, as they are on the wire. Base
+offsets rise; they leave gaps only where compaction removed something. Nothing is preallocated, so the size of the file is
+where the next batch goes.
+
+The newest segment is *active*: its size, next offset and latest timestamp are kept in memory as batches arrive. The others
+are *sealed* and cost almost nothing until somebody reads them; what must be known about them comes from the last
+block of their index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from headrace.batch import HEADER_BYTES, LENGTH_FIELD_END, PREFIX_BYTES, Batch, parse_header
+from headrace.log.aborted import AbortedIndex
+from headrace.log.disk import FileCache
+from headrace.log.errors import CorruptLog
+from headrace.log.index import BlockSummary, Index, IndexDamaged
+from headrace.ports import Disk, File
+
+__all__ = ["FileSlice", "Segment", "segment_name"]
+
+NO_TIMESTAMP = -1
+OFFSET_DELTA_MAX = 2**31 - 1
+_SCAN_BYTES = 1 << 20
+
+_T = TypeVar("_T")
+
+
+def segment_name(base_offset: int) -> str:
+    return f"{base_offset:020d}"
+
+
+class FileSlice:
+    """A range of whole batches in an open file. Holding it keeps the file readable, even after it was unlinked."""
+
+    __slots__ = ("file", "position", "size")
+
+    def __init__(self, file: File, position: int, size: int) -> None:
+        self.file = file
+        self.position = position
+        self.size = size
+
+    def fileno(self) -> int:
+        return self.file.fileno()
+
+    def read(self) -> bytes:
+        """The bytes themselves; fewer than ``size`` would mean that the file lost its end under us."""
+        data = self.file.pread(self.size, self.position)
+        if len(data) != self.size:
+            raise CorruptLog(self.file.path, self.position + len(data), f"expected {self.size - len(data)} more bytes")
+        return data
+
+    def __repr__(self) -> str:
+        return f"FileSlice({self.file.path!r}, position={self.position}, size={self.size})"
+
+
+class Segment:
+    """A log file and its index. ``next_offset`` and ``max_timestamp`` are exact once ``summarise`` has run."""
+
+    __slots__ = (
+        "_cache",
+        "_index_interval_bytes",
+        "_indexed_position",
+        "aborted",
+        "base_offset",
+        "first_timestamp",
+        "index",
+        "max_timestamp",
+        "next_offset",
+        "path",
+        "size",
+        "stem",
+        "summarised",
+    )
+
+    def __init__(
+        self,
+        cache: FileCache,
+        stem: str,
+        base_offset: int,
+        size: int,
+        index_interval_bytes: int,
+        *,
+        has_aborted: bool = False,
+    ) -> None:
+        self._cache = cache
+        self.stem = stem
+        self.path = stem + ".log"
+        self.base_offset = base_offset
+        self.next_offset = base_offset
+        self.size = size
+        self.max_timestamp = NO_TIMESTAMP
+        self.first_timestamp: int | None = None
+        self.index = Index(cache, stem + ".index", base_offset)
+        self.aborted = AbortedIndex(cache, stem + ".txn", exists=has_aborted)
+        self.summarised = size == 0
+        self._index_interval_bytes = index_interval_bytes
+        self._indexed_position = 0
+
+    def __repr__(self) -> str:
+        return f"Segment({self.path!r}, next_offset={self.next_offset}, size={self.size})"
+
+    def file(self) -> File:
+        return self._cache.open(self.path)
+
+    # Writing.
+
+    def write(self, chunks: Sequence[bytes]) -> int:
+        """Append bytes behind the end without counting them in; ``admit`` does that batch by batch."""
+        return self.file().write(chunks, self.size)
+
+    def cut_back(self) -> None:
+        """Remove what a failed ``write`` may have left behind the end."""
+        self.file().truncate(self.size)
+
+    def admit(self, base_offset: int, size: int, next_offset: int, max_timestamp: int) -> None:
+        """Count in a batch that stands at the end of what was counted so far."""
+        if self.size - self._indexed_position >= self._index_interval_bytes:
+            self.index.add(base_offset, self.size, self.max_timestamp)
+            self._indexed_position = self.size
+        if self.first_timestamp is None:
+            self.first_timestamp = max_timestamp
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp = max_timestamp
+        self.size += size
+        self.next_offset = next_offset
+
+    def summary(self) -> BlockSummary:
+        return BlockSummary(self.size, self.next_offset, self.max_timestamp)
+
+    def seal(self) -> None:
+        """No more batches will come: put the index where it costs no memory. Losing it is no loss."""
+        try:
+            self.index.save(self.summary())
+        except OSError:
+            return
+        self.index.unload()
+
+    def forget(self) -> None:
+        """The files are leaving this place; open descriptors stay with whoever holds them."""
+        for path in (self.path, self.index.path, self.aborted.path):
+            self._cache.forget(path)
+
+    def remove(self, disk: Disk) -> None:
+        """Unlink the segment's files, the log first: what is left without a log means nothing and harms nothing."""
+        self.forget()
+        for path in (self.path, self.index.path, self.aborted.path):
+            with suppress(FileNotFoundError):
+                disk.unlink(path)
+
+    # Knowing.
+
+    def summarise(self) -> None:
+        """Learn ``next_offset`` and ``max_timestamp`` of a sealed segment: one read if its index is good."""
+        if self.summarised:
+            return
+        known = self.index.load_summary(self.size)
+        if known is None or known.covered_bytes != self.size:
+            self.rebuild_index()
+            return
+        self.next_offset = known.next_offset
+        self.max_timestamp = known.max_timestamp
+        self.summarised = True
+
+    def rebuild_index(self) -> None:
+        """Walk the headers of the whole segment and write the index anew."""
+        self.index.reset()
+        self.load_from(BlockSummary(0, self.base_offset, NO_TIMESTAMP), self.size)
+        self.seal()
+
+    def load_from(self, known: BlockSummary, end: int) -> None:
+        """Count in the batches between what is known and ``end``, by their headers."""
+        self.size = known.covered_bytes
+        self.next_offset = known.next_offset
+        self.max_timestamp = known.max_timestamp
+        self._indexed_position = known.covered_bytes
+        for _, header in self.headers(known.covered_bytes, end):
+            batch_size = header[1] + LENGTH_FIELD_END
+            self.admit(header[0], batch_size, header[0] + header[6] + 1, header[8])
+        self.summarised = True
+
+    def with_index(self, ask: Callable[[Index], _T]) -> _T:
+        """Ask the index, rebuilding it once if it turns out to be damaged."""
+        self.summarise()
+        try:
+            return ask(self.index)
+        except IndexDamaged:
+            self.rebuild_index()
+            return ask(self.index)
+
+    # Reading.
+
+    def headers(self, position: int, end: int, read_bytes: int = _SCAN_BYTES) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """(position, header fields) of each batch in [position, end); CorruptLog where a header makes no sense."""
+        file = self.file()
+        chunk = b""
+        chunk_start = position
+        while position < end:
+            relative = position - chunk_start
+            if relative + HEADER_BYTES > len(chunk):
+                chunk = file.pread(min(read_bytes, end - position), position)
+                chunk_start = position
+                relative = 0
+            header = parse_header(chunk, relative)
+            if header is None or position + header[1] + LENGTH_FIELD_END > end:
+                raise CorruptLog(self.path, position, "no batch begins here")
+            yield position, header
+            position += header[1] + LENGTH_FIELD_END
+
+    def position_of(self, offset: int) -> int:
+        """Where the batch that holds ``offset``, or the first one after it, begins; ``size`` when there is none."""
+        _, start = self.with_index(lambda index: index.floor_offset(offset))
+        for position, header in self.headers(start, self.size, self._index_interval_bytes + HEADER_BYTES):
+            if header[0] + header[6] >= offset:
+                return position
+        return self.size
+
+    def end_within(self, start: int, limit: int, offset_max: int) -> tuple[int, int]:
+        """(position, offset) where a read from ``start`` must end: a batch boundary at most at ``limit``, with every
+        batch before it wholly below ``offset_max``. Headers are read over about one index interval only."""
+        _, by_position = self.with_index(lambda index: index.floor_position(limit))
+        if offset_max < self.next_offset:
+            _, by_offset = self.with_index(lambda index: index.floor_offset(offset_max))
+            by_position = min(by_position, by_offset)
+        end = max(start, by_position)
+        end_offset = -1
+        for position, header in self.headers(end, self.size, self._index_interval_bytes + HEADER_BYTES):
+            if end_offset < 0:
+                end_offset = header[0]
+            if position + header[1] + LENGTH_FIELD_END > limit or header[0] + header[6] >= offset_max:
+                break
+            end = position + header[1] + LENGTH_FIELD_END
+            end_offset = header[0] + header[6] + 1
+        return end, end_offset
+
+    def read_batch(self, position: int) -> Batch:
+        """One whole batch, with its checksum checked."""
+        file = self.file()
+        header = parse_header(file.pread(HEADER_BYTES, position))
+        if header is None or header[1] + LENGTH_FIELD_END > self.size - position:
+            raise CorruptLog(self.path, position, "no batch begins here")
+        body = file.pread(header[1] + LENGTH_FIELD_END - PREFIX_BYTES, position + PREFIX_BYTES)
+        batch = Batch(header, body)
+        if not batch.checksum_holds():
+            raise CorruptLog(self.path, position, f"the checksum of the batch at offset {batch.base_offset} is wrong")
+        return batch
+
+    def first_at_or_after(self, timestamp: int) -> tuple[int, tuple[int, ...]] | None:
+        """(position, header) of the first batch that holds a record at or after ``timestamp``."""
+        self.summarise()
+        if self.max_timestamp < timestamp:
+            return None
+        _, start = self.with_index(lambda index: index.floor_timestamp(timestamp))
+        for position, header in self.headers(start, self.size):
+            if header[8] >= timestamp:
+                return position, header
+        return None
+
+    def next_at_or_after(self, position: int, timestamp: int) -> tuple[int, tuple[int, ...]] | None:
+        """The same, behind the batch at ``position``."""
+        for place, header in self.headers(position, self.size):
+            if place > position and header[8] >= timestamp:
+                return place, header
+        return None

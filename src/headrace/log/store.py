@@ -1,0 +1,196 @@
+"""The data directory: one owner, all partition logs, and the checkpoint that speaks for them.
+
+::
+
+    <data>/lock                                   flock, with the owner's pid inside
+    <data>/checkpoint                             see checkpoint.py
+    <data>/topics/<name>~<topic id>/<partition>/  one PartitionLog each
+    <data>/deleted/…                              topics on their way out
+
+A topic's directory carries its id, so a topic that is deleted and created again under its name never meets its old files.
+Deleting renames first and removes later: after a crash a topic is either there or not. Whatever else lies
+in the data directory is reported and left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from headrace.log.checkpoint import Checkpoint, LogMark, read_checkpoint, write_checkpoint
+from headrace.log.config import LogConfig
+from headrace.log.disk import FileCache
+from headrace.log.errors import DataDirectoryInUse
+from headrace.log.log import PartitionLog
+from headrace.ports import Disk
+
+__all__ = ["CheckpointJob", "LogStore", "PartitionKey", "StoreReport"]
+
+PartitionKey = tuple[str, UUID, int]
+"""(topic name, topic id, partition)."""
+
+_TOPIC_DIRECTORY = re.compile(r"([A-Za-z0-9._-]{1,249})~([0-9a-f]{32})")
+_CHECKPOINT_BYTES_MIN = 1 << 20
+
+
+@dataclass(slots=True)
+class StoreReport:
+    """What opening the store found that somebody should know."""
+
+    clean: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class CheckpointJob:
+    """A checkpoint under way: ``run`` may be called on another thread, ``LogStore.finish_checkpoint`` on the owner's."""
+
+    disk: Disk
+    directory: str
+    points: list[tuple[PartitionLog, int, int]]
+    ends: list[tuple[PartitionLog, int]]
+    before: dict[str, LogMark]
+    moved: dict[str, LogMark]
+
+    def run(self) -> None:
+        """Flush everything, then replace the checkpoint. Raises OSError; then the process must stop."""
+        self.disk.syncfs(self.directory)
+        write_checkpoint(self.disk, f"{self.directory}/checkpoint", Checkpoint(logs={**self.before, **self.moved}))
+
+
+class LogStore:
+    """Owns ``<data>``. Open with ``LogStore.open``, end with ``close``."""
+
+    def __init__(self, disk: Disk, directory: str, *, files_max: int = 512) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.cache = FileCache(disk, files_max)
+        self.report = StoreReport()
+        self.logs: dict[PartitionKey, PartitionLog] = {}
+        self._marks: dict[str, LogMark] = {}
+
+    @classmethod
+    def open(cls, disk: Disk, directory: str, *, files_max: int = 512) -> LogStore:
+        """Take the directory, or raise DataDirectoryInUse naming the process that has it."""
+        store = cls(disk, directory, files_max=files_max)
+        disk.mkdir(f"{directory}/topics")
+        disk.mkdir(f"{directory}/deleted")
+        store._take_lock()
+        checkpoint = read_checkpoint(disk, f"{directory}/checkpoint")
+        store.report.clean = checkpoint.clean
+        store._marks = checkpoint.logs
+        if checkpoint.problem:
+            store.report.notes.append(f"{directory}/checkpoint: {checkpoint.problem}")
+        if checkpoint.clean:
+            # From here on a crash is unclean, whatever comes of this run.
+            write_checkpoint(disk, f"{directory}/checkpoint", Checkpoint(logs=checkpoint.logs))
+        store._note_strangers()
+        return store
+
+    def _take_lock(self) -> None:
+        path = f"{self.directory}/lock"
+        try:
+            self._lock = self.disk.lock(path)
+        except BlockingIOError:
+            file = self.disk.open(path, writable=False)
+            raise DataDirectoryInUse(self.directory, file.pread(20, 0).decode().strip()) from None
+
+    def _note_strangers(self) -> None:
+        known = {"lock", "checkpoint", "checkpoint.tmp", "topics", "deleted"}
+        for name in self.disk.listdir(self.directory):
+            if name not in known:
+                self.report.notes.append(f"{self.directory}/{name} is not headrace's; it is left alone")
+        for name in self.disk.listdir(f"{self.directory}/topics"):
+            if not _TOPIC_DIRECTORY.fullmatch(name):
+                self.report.notes.append(f"{self.directory}/topics/{name} is not a topic's directory; it is left alone")
+
+    # Partitions.
+
+    def path(self, topic: str, topic_id: UUID, partition: int) -> str:
+        return f"{self.directory}/topics/{self._name(topic, topic_id, partition)}"
+
+    def _name(self, topic: str, topic_id: UUID, partition: int) -> str:
+        return f"{topic}~{topic_id.hex}/{partition}"
+
+    def partitions_on_disk(self) -> Iterator[PartitionKey]:
+        """Every partition directory there is, so that the owner can tell which ones nobody claims."""
+        for name in self.disk.listdir(f"{self.directory}/topics"):
+            match = _TOPIC_DIRECTORY.fullmatch(name)
+            if match:
+                for partition in self.disk.listdir(f"{self.directory}/topics/{name}"):
+                    if partition.isdecimal():
+                        yield match[1], UUID(match[2]), int(partition)
+
+    def open_log(
+        self, topic: str, topic_id: UUID, partition: int, config: LogConfig, *, sync: bool = True
+    ) -> PartitionLog:
+        """Open or create one partition. With ``sync=False``, call ``sync_recovered`` after the last one."""
+        assert _TOPIC_DIRECTORY.fullmatch(f"{topic}~{topic_id.hex}"), "topic names are checked before they come here"
+        name = self._name(topic, topic_id, partition)
+        path = self.path(topic, topic_id, partition)
+        created = not self.disk.exists(path)
+        log = PartitionLog.open(
+            self.disk, path, config, cache=self.cache, mark=self._marks.get(name), sync=sync and not created
+        )
+        if created:
+            self._sync_new_directory(topic, topic_id)
+            log.sync_all()
+        self.logs[topic, topic_id, partition] = log
+        for cut in log.recovery.cuts:
+            self.report.notes.append(str(cut))
+        self.report.notes += log.recovery.notes
+        return log
+
+    def _sync_new_directory(self, topic: str, topic_id: UUID) -> None:
+        self.disk.sync_dir(f"{self.directory}/topics/{topic}~{topic_id.hex}")
+        self.disk.sync_dir(f"{self.directory}/topics")
+
+    def sync_recovered(self) -> None:
+        """One sync for all that recovery accepted, before any of it is served."""
+        self.disk.syncfs(self.directory)
+        for log in self.logs.values():
+            log.flushed_to_end()
+
+    # Checkpoints.
+
+    def begin_checkpoint(self, *, everything: bool = False) -> CheckpointJob:
+        """Collect what a checkpoint will say; logs with little to recover keep their old recovery point."""
+        points = []
+        ends = []
+        before = {}
+        moved = {}
+        for key, log in self.logs.items():
+            name = self._name(*key)
+            before[name] = log.mark
+            ends.append((log, log.end_offset))
+            if everything or log.bytes_since_checkpoint >= _CHECKPOINT_BYTES_MIN:
+                with suppress(OSError):
+                    offset, position = log.prepare_checkpoint()
+                    points.append((log, offset, position))
+                    moved[name] = LogMark(log.start_offset, offset, position, log.mark.epochs)
+        return CheckpointJob(self.disk, self.directory, points, ends, before, moved)
+
+    def finish_checkpoint(self, job: CheckpointJob) -> None:
+        for log, offset, position in job.points:
+            log.checkpointed(offset, position)
+        for log, end_offset in job.ends:
+            log.on_flushed(end_offset)
+        self._marks = {**job.before, **job.moved}
+
+    def checkpoint(self, *, everything: bool = False) -> None:
+        """All three steps at once, on this thread."""
+        job = self.begin_checkpoint(everything=everything)
+        job.run()
+        self.finish_checkpoint(job)
+
+    def close(self) -> None:
+        """An orderly stop: everything durable, nothing to scan at the next start."""
+        marks = {}
+        for key, log in self.logs.items():
+            marks[self._name(*key)] = log.close(sync=False)
+        self.disk.syncfs(self.directory)
+        write_checkpoint(self.disk, f"{self.directory}/checkpoint", Checkpoint(clean=True, logs=marks))
+        self._lock.release()
