@@ -1,0 +1,146 @@
+"""One address that is listened on."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import itertools
+import logging
+import socket
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+from headrace.errors import UsageError
+from headrace.server.budget import RequestBudget
+from headrace.server.limits import FAVOUR_S, READ_BYTES, ServerLimits
+from headrace.server.session import Handler, Session
+
+__all__ = ["Listener", "parse_address", "refuse_public"]
+
+log = logging.getLogger("headrace.server")
+
+BACKLOG = 1024
+READER_THREADS = 4
+
+
+class Listener:
+    """Accepts connections and hands their requests to ``handle``, until ``drain``."""
+
+    def __init__(self, handle: Handler, limits: ServerLimits | None = None, name: str = "kafka") -> None:
+        self.handle = handle
+        self.limits = limits or ServerLimits()
+        self.name = name
+        self.scratch = memoryview(bytearray(READ_BYTES))
+        self.readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="headrace-read")
+        self.host = ""
+        self.port = 0
+        self._sessions: set[Session] = set()
+        self._per_ip: Counter[str] = Counter()
+        self._peer_ids = itertools.count(1)
+        self._server: asyncio.Server | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+        self._empty = asyncio.Event()
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen; ``host`` and ``port`` say afterwards where. Port 0 lets the system choose."""
+        loop = asyncio.get_running_loop()
+        self.budget = RequestBudget(self.limits.request_bytes_held_max, favour_s=FAVOUR_S, call_later=loop.call_later)
+        try:
+            self._server = await loop.create_server(lambda: Session(self), host, port, backlog=BACKLOG)
+        except OSError as error:
+            raise _cannot_listen(host, port, error) from None
+        self.host, self.port = self._server.sockets[0].getsockname()[:2]
+        self._schedule_sweep()
+
+    async def drain(self) -> None:
+        """Accept no more, finish what is in flight within ``drain_s``, close everything."""
+        if self._server is not None:
+            self._server.close()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for session in list(self._sessions):
+            session.end()
+        try:
+            await asyncio.wait_for(self._all_gone(), self.limits.drain_s)
+        except TimeoutError:
+            log.warning("%d connections did not finish within %.1f s", len(self._sessions), self.limits.drain_s)
+            for session in list(self._sessions):
+                session.abort()
+            await asyncio.sleep(0)
+        self.readers.shutdown(wait=False, cancel_futures=True)
+
+    async def _all_gone(self) -> None:
+        while self._sessions:
+            self._empty.clear()
+            await self._empty.wait()
+
+    # ---- what sessions ask ------------------------------------------------------------------------------------------
+
+    @property
+    def connections(self) -> int:
+        return len(self._sessions)
+
+    def next_peer_id(self) -> int:
+        return next(self._peer_ids)
+
+    def admit(self, session: Session) -> str:
+        """Why a new connection is refused, or nothing; it is counted either way and ``forget`` undoes that."""
+        self._sessions.add(session)
+        self._per_ip[session.peer.host] += 1
+        if len(self._sessions) > self.limits.connections_max:
+            return f"more than max.connections={self.limits.connections_max}"
+        if self._per_ip[session.peer.host] > self.limits.connections_per_ip_max:
+            return f"more than max.connections.per.ip={self.limits.connections_per_ip_max}"
+        return ""
+
+    def forget(self, session: Session) -> None:
+        self._sessions.discard(session)
+        self._per_ip[session.peer.host] -= 1
+        if not self._per_ip[session.peer.host]:
+            del self._per_ip[session.peer.host]
+        self._empty.set()
+
+    def _schedule_sweep(self) -> None:
+        interval_s = min(max(self.limits.idle_s / 10, 0.05), 30.0)
+        self._sweep = asyncio.get_running_loop().call_later(interval_s, self._sweep_idle)
+
+    def _sweep_idle(self) -> None:
+        for session in list(self._sessions):
+            session.close_if_idle(self.limits.idle_s)
+        self._schedule_sweep()
+
+
+def parse_address(text: str, setting: str) -> tuple[str, int]:
+    """``host:port``, with IPv6 hosts in brackets."""
+    host, separator, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"{setting}: '{text}' is no address", f"write HOST:PORT, e.g. {setting} = 127.0.0.1:9092")
+    return host, int(port)
+
+
+def refuse_public(host: str, *, insecure: bool) -> None:
+    """A public address without authentication is refused unless the user wrote that he wants it."""
+    if insecure:
+        return
+    for address in _addresses(host):
+        if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+            raise UsageError(
+                f"{host} can be reached from other machines and there is no authentication",
+                "listen on 127.0.0.1, or write --insecure if everybody who reaches this machine may read and write",
+            )
+
+
+def _addresses(host: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise UsageError(f"cannot resolve {host}: {error.strerror}", "give an address of this machine") from None
+    return [str(entry[4][0]) for entry in found]
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> UsageError:
+    if error.errno == errno.EADDRINUSE:
+        return UsageError(f"{host}:{port} is taken by another program", "choose another port, or 0 for any")
+    return UsageError(f"cannot listen on {host}:{port}: {error.strerror}", "give an address of this machine")

@@ -1,0 +1,274 @@
+"""One side of a Kafka connection, without hands: bytes go in, events come out; answers go in, chunks come out.
+
+    ┌ frame ────────────────────────────────────────────────────────────────┐
+    │ size i32 │ api key i16 │ version i16 │ correlation id i32 │ client id │ …
+    └───────────────────────────────────────────────────────────────────────┘
+
+Header version 2 (flexible requests) adds tagged fields behind the client id, which itself is never compact.
+
+What a stranger can make us hold is bounded by what he has sent: a frame's buffer grows with the bytes that arrive and
+is never made from the size he claims. A frame is refused as soon as its first bytes show that it must be: the size
+when four bytes are here, the API and version when eight are. After a refusal the connection yields nothing more.
+
+Each frame ends up in one writable buffer of its own, so that record batches can be stamped where they lie.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from headrace.errors import ErrorCode
+from headrace.wire.kafka.apis import API_VERSIONS, APIS, PRODUCE, Api
+from headrace.wire.kafka.codec import MalformedMessage, read_message, read_uvarint, write_message
+from headrace.wire.kafka.messages.metadata import ApiVersion, ApiVersionsResponse
+
+__all__ = ["Connection", "Event", "Limits", "PeerErred", "ReplyTo", "RequestReceived", "UnsupportedVersion"]
+
+_SIZE = struct.Struct(">i")
+_HEAD = struct.Struct(">hhi")
+_I16 = struct.Struct(">h")
+
+FRAME_BYTES_MIN = _HEAD.size
+"""API key, version and correlation id."""
+
+TAGS_MAX = 64
+"""Tagged fields in a request header. Kafka defines none; each one costs a step to skip."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The largest frames: Produce carries records, nothing else needs as much."""
+
+    produce_bytes_max: int = 100 << 20
+    other_bytes_max: int = 16 << 20
+
+
+class ReplyTo(NamedTuple):
+    """What has to be known about a request to answer it, so that its body need not be kept."""
+
+    api_key: int
+    version: int
+    correlation_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something the peer did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestReceived(Event):
+    """A whole request arrived and was understood. ``size`` is that of its frame."""
+
+    api_key: int
+    version: int
+    correlation_id: int
+    client_id: str | None
+    body: Any
+    size: int
+
+    @property
+    def reply_to(self) -> ReplyTo:
+        return ReplyTo(self.api_key, self.version, self.correlation_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnsupportedVersion(Event):
+    """ApiVersions in a version we do not speak: answered with ``Connection.send_unsupported``."""
+
+    version: int
+    correlation_id: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerErred(Event):
+    """The peer broke the protocol; there is no answer to that but to close."""
+
+    reason: str
+
+
+class Connection:
+    """The server's end. ``receive_data`` never blocks and never raises for what the peer sent."""
+
+    def __init__(self, limits: Limits | None = None, apis: Mapping[int, Api] = APIS) -> None:
+        self._limits = limits or Limits()
+        self._apis = apis
+        self._prefix = bytearray()
+        self._frame = bytearray()
+        self._size = 0  # of the frame being collected; 0 while its size is not known
+        self._refused = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the frame that is not whole yet."""
+        return len(self._frame)
+
+    @property
+    def missing_bytes(self) -> int:
+        """What the frame at hand still lacks; 0 between frames."""
+        return self._size - len(self._frame)
+
+    def receive_data(self, data: bytes | bytearray | memoryview) -> list[Event]:
+        """The events that these bytes complete. The caller may reuse ``data`` afterwards."""
+        events: list[Event] = []
+        position = 0
+        view = memoryview(data)
+        while position < len(view) and not self._refused:
+            if self._size:
+                position = self._collect(view, position, events)
+            else:
+                position = self._begin(view, position, events)
+        return events
+
+    # ---- frames -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, view: memoryview, position: int, events: list[Event]) -> int:
+        """Read a frame's size, which may come in pieces."""
+        if not self._prefix and len(view) - position >= 4:
+            size = _SIZE.unpack_from(view, position)[0]
+            position += 4
+        else:
+            end = min(position + 4 - len(self._prefix), len(view))
+            self._prefix += view[position:end]
+            if len(self._prefix) < 4:
+                return end
+            size = _SIZE.unpack(self._prefix)[0]
+            self._prefix.clear()
+            position = end
+        if FRAME_BYTES_MIN <= size <= max(self._limits.produce_bytes_max, self._limits.other_bytes_max):
+            self._size = size
+        else:
+            self._refuse(f"a frame of {size} bytes", events)
+        return position
+
+    def _collect(self, view: memoryview, position: int, events: list[Event]) -> int:
+        frame = self._frame
+        before = len(frame)
+        end = min(position + self._size - before, len(view))
+        frame += view[position:end]
+        if before < FRAME_BYTES_MIN <= len(frame):
+            reason = self._refusal(frame)
+            if reason:
+                self._refuse(reason, events)
+                return end
+        if len(frame) == self._size:
+            self._frame = bytearray()
+            self._size = 0
+            self._finish(frame, events)
+        return end
+
+    def _refusal(self, frame: bytearray) -> str:
+        """Why the frame that begins like this cannot be served, or nothing."""
+        api_key, version, _ = _HEAD.unpack_from(frame)
+        api = self._apis.get(api_key)
+        if api is None:
+            return f"unknown API {api_key} (version {version})"
+        if not api.accepts(version) and api_key != API_VERSIONS:
+            return f"{api.name} version {version} is outside {api.version_min}–{api.version_max}"
+        bytes_max = self._limits.produce_bytes_max if api_key == PRODUCE else self._limits.other_bytes_max
+        if self._size > bytes_max:
+            return f"{api.name} of {self._size} bytes; the limit is {bytes_max}"
+        return ""
+
+    def _refuse(self, reason: str, events: list[Event]) -> None:
+        self._refused = True
+        self._frame = bytearray()
+        self._size = 0
+        events.append(PeerErred(reason=reason))
+
+    def _finish(self, frame: bytearray, events: list[Event]) -> None:
+        api_key, version, correlation_id = _HEAD.unpack_from(frame)
+        api = self._apis[api_key]
+        if not api.accepts(version):
+            events.append(UnsupportedVersion(version=version, correlation_id=correlation_id, size=len(frame)))
+            return
+        view = memoryview(frame)
+        try:
+            client_id, position = _read_rest_of_header(view, api.request_header_version(version))
+            body: Any
+            # Bytes behind the body are let pass, as in Kafka: librdkafka 2.16 leaves three behind Metadata version 13.
+            body, _ = read_message(api.request, version, view, position)
+        except MalformedMessage as error:
+            self._refuse(f"{api.name} version {version}: {error.message}", events)
+            return
+        events.append(
+            RequestReceived(
+                api_key=api_key,
+                version=version,
+                correlation_id=correlation_id,
+                client_id=client_id,
+                body=body,
+                size=len(frame),
+            )
+        )
+
+    # ---- answers ----------------------------------------------------------------------------------------------------
+
+    def send(self, response: object, reply_to: ReplyTo) -> list[Any]:
+        """The answer's bytes as few chunks: bytes, and the file slices that ``records`` fields hold, as they are."""
+        api = self._apis[reply_to.api_key]
+        assert type(response) is api.response, f"{type(response).__name__} does not answer {api.name}"
+        body = write_message(response, reply_to.version)
+        head = _SIZE.pack(reply_to.correlation_id)
+        if api.response_header_version(reply_to.version) == 1:
+            head += b"\x00"
+        return _joined([_SIZE.pack(len(head) + sum(map(len, body))), head, *body])
+
+    def send_unsupported(self, event: UnsupportedVersion) -> list[Any]:
+        """As Kafka answers: version 0, the code, and the versions of ApiVersions itself."""
+        api = self._apis[API_VERSIONS]
+        response = ApiVersionsResponse(
+            error_code=ErrorCode.UNSUPPORTED_VERSION,
+            api_keys=[ApiVersion(api_key=api.key, min_version=api.version_min, max_version=api.version_max)],
+        )
+        return self.send(response, ReplyTo(API_VERSIONS, 0, event.correlation_id))
+
+
+def _read_rest_of_header(view: memoryview, header_version: int) -> tuple[str | None, int]:
+    """The client id, and tagged fields where the header has them; returns where the body begins."""
+    position = FRAME_BYTES_MIN
+    try:
+        length = _I16.unpack_from(view, position)[0]
+        position += 2
+        end = position + max(length, 0)
+        if length < -1 or end > len(view):
+            raise MalformedMessage(f"a client id of {length} bytes")
+        client_id = None if length < 0 else str(view[position:end], "utf-8")
+        if header_version == 2:
+            end = _skip_tags(view, end)
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise MalformedMessage(f"request header: {error}") from None
+    return client_id, end
+
+
+def _skip_tags(view: memoryview, position: int) -> int:
+    count, position = read_uvarint(view, position)
+    if count > TAGS_MAX:
+        raise MalformedMessage(f"{count} tagged fields in a request header")
+    for _ in range(count):
+        _, position = read_uvarint(view, position)
+        size, position = read_uvarint(view, position)
+        position += size
+        if position > len(view):
+            raise MalformedMessage(f"a tagged field of {size} bytes")
+    return position
+
+
+def _joined(chunks: list[Any]) -> list[Any]:
+    """Neighbouring bytes made one; what is not bytes stays apart."""
+    joined: list[Any] = []
+    run: list[Any] = []
+    for chunk in chunks:
+        if isinstance(chunk, bytes | bytearray | memoryview):
+            run.append(chunk)
+            continue
+        joined.append(b"".join(run))
+        run.clear()
+        joined.append(chunk)
+    if run:
+        joined.append(b"".join(run))
+    return joined
