@@ -96,7 +96,14 @@ class Scenario:
         )
         assert answer["topics"][0]["error_code"] == 0, answer
         self.topic_id(name, register=what)
+        self.until(lambda: self.is_served(name, partitions))
         return name
+
+    def is_served(self, name: str, partitions: int) -> bool:
+        """The metadata may name a leader before that leader knows."""
+        asked = [{"partition_index": index, "timestamp": -1} for index in range(partitions)]
+        answer = self.ask("ListOffsets", replica_id=-1, topics=[{"name": name, "partitions": asked}])
+        return all(each["error_code"] == 0 for each in answer["topics"][0]["partitions"])
 
     def topic_id(self, name: str, *, register: str = "") -> bytes:
         """Its id, once the broker's own metadata has it.
