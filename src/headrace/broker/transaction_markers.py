@@ -1,0 +1,117 @@
+"""The markers that end a transaction in its partitions, and the transactions that partitions say are open.
+
+A marker is a control batch behind the records of a transaction: readers of committed data learn from it whether to keep
+or to skip them, and the partition's last stable offset moves past them. Writing one never fails for good: while the
+disk is full it is tried again, because the decision has been made and somebody may have been told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from headrace.broker.partition import Partition
+from headrace.broker.topics import Topics
+from headrace.broker.transaction_states import Transaction
+from headrace.errors import KafkaError
+from headrace.ports import Clock
+
+__all__ = ["RETRY_S", "MarkerWriter", "OpenTransaction", "open_transactions", "pause"]
+
+RETRY_S = 0.25
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """Records without a marker, as the log of a partition knows them."""
+
+    partition: Partition
+    producer_id: int
+    producer_epoch: int
+
+
+def open_transactions(topics: Topics) -> Iterator[OpenTransaction]:
+    """Every transaction that has no marker yet, over all partitions."""
+    for topic in topics.all():
+        for partition in topic.partitions:
+            yield from _open_in(partition)
+
+
+def _open_in(partition: Partition) -> Iterator[OpenTransaction]:
+    producers = partition.log.producers
+    began = producers.open_transactions()
+    if began:
+        for each in producers.describe():
+            if each.producer_id in began:
+                yield OpenTransaction(partition, each.producer_id, each.producer_epoch)
+
+
+async def pause(clock: Clock, delay_s: float) -> None:
+    """Sleep by the broker's clock."""
+    woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    timer = clock.call_later(delay_s, lambda: None if woken.done() else woken.set_result(None))
+    try:
+        await woken
+    finally:
+        timer.cancel()
+
+
+class MarkerWriter:
+    """Writes the markers of decided transactions."""
+
+    def __init__(self, clock: Clock, topics: Topics) -> None:
+        self._clock = clock
+        self._topics = topics
+
+    async def write(self, decided: Transaction, *, only_where_open: bool, on_trouble: Callable[[], None]) -> None:
+        """Return when every partition of the transaction has its marker, flushed. ``on_trouble``: this may take long.
+
+        ``only_where_open`` is for a decision found after a restart: some of its markers may be there, and behind one
+        of them the producer's next transaction may have begun, with a higher epoch.
+        """
+        left = sorted(decided.partitions)
+        flushes: list[asyncio.Future[None]] = []
+        while True:
+            left = [each for each in left if not self._mark(each, decided, only_where_open, flushes)]
+            if not left:
+                break
+            on_trouble()
+            await pause(self._clock, RETRY_S)
+        for flushed in flushes:
+            await flushed
+
+    def _mark(
+        self, where: tuple[str, int], decided: Transaction, only_where_open: bool, flushes: list[asyncio.Future[None]]
+    ) -> bool:
+        """Write one marker; False if the disk refused. A partition that was deleted meanwhile needs none."""
+        topic = self._topics.get(where[0])
+        partition = topic.partition(where[1]) if topic is not None else None
+        if partition is None or (only_where_open and not _has_records_of(partition, decided)):
+            return True
+        try:
+            offset = partition.append_marker(decided.producer_id, decided.producer_epoch, decided.commits)
+        except KafkaError as error:
+            _log.warning("the marker of transaction %r in %s-%d waits: %s", decided.transactional_id, *where, error)
+            return False
+        flushes.append(partition.when_flushed(offset))
+        return True
+
+    async def abort(self, stray: OpenTransaction) -> None:
+        """End a transaction that no transactional id stands for."""
+        while not stray.partition.removed:
+            try:
+                stray.partition.append_marker(stray.producer_id, stray.producer_epoch, commit=False)
+                return
+            except KafkaError as error:
+                _log.warning("cannot abort a stray transaction of producer %d yet: %s", stray.producer_id, error)
+                await pause(self._clock, RETRY_S)
+
+
+def _has_records_of(partition: Partition, decided: Transaction) -> bool:
+    return any(
+        each.producer_id == decided.producer_id and each.producer_epoch <= decided.data_epoch
+        for each in _open_in(partition)
+    )
