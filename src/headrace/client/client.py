@@ -302,6 +302,10 @@ class Client:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {topic_id.hex()}")
         return name
 
+    def forget_topic(self, name: str) -> None:
+        """Ask again the next time: the topic was changed by us."""
+        self._cluster.topics.pop(name, None)
+
     def controller(self) -> int:
         if self._cluster.controller < 0:
             self.refresh([])
