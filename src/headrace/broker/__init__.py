@@ -1,0 +1,1 @@
+"""What requests mean: topics, produce, fetch, groups, transactions. No sockets here; what must wait is a future."""

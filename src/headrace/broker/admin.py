@@ -1,0 +1,365 @@
+"""Topics made, widened and removed; records deleted; producers, directories and leaders described."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from headrace.broker.partition import Partition
+from headrace.broker.request import Reply, Request, after
+from headrace.broker.topics import PARTITIONS_PER_TOPIC_MAX, Topic, check_name
+from headrace.config import TOPIC_SETTINGS, show_value
+from headrace.errors import ErrorCode, KafkaError
+from headrace.wire.kafka.messages.configs import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+from headrace.wire.kafka.messages.topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeletableTopicResult,
+    DeleteRecordsPartition,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    PartitionResult,
+    ReplicaElectionResult,
+)
+from headrace.wire.kafka.messages.transactions import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+)
+from headrace.wire.kafka.schema import NO_ID
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+__all__ = ["Administering"]
+
+BROKER_DEFAULT = -1
+
+
+class Administering:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    # ---- topics ----
+
+    def create_topics(self, request: Request[CreateTopicsRequest]) -> Reply:
+        times = Counter(each.name for each in request.body.topics)
+        answers: list[CreatableTopicResult] = []
+        state_offset = -1
+        seen: set[str] = set()
+        for asked in request.body.topics:
+            if asked.name in seen:
+                continue
+            seen.add(asked.name)
+            try:
+                if times[asked.name] > 1:
+                    raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+                answer, offset = self._create(asked, request.body.validate_only)
+                state_offset = max(state_offset, offset)
+            except KafkaError as error:
+                answer = CreatableTopicResult(
+                    name=asked.name, error_code=error.code, error_message=error.message, configs=[]
+                )
+            answers.append(answer)
+        return self._when_durable(state_offset, CreateTopicsResponse(topics=answers))
+
+    def _create(self, asked: CreatableTopic, validate_only: bool) -> tuple[CreatableTopicResult, int]:
+        partitions = self._partition_count(asked)
+        config = {each.name: each.value for each in asked.configs}
+        topics = self._broker.topics
+        topic_id, offset = NO_ID, -1
+        if validate_only:
+            clean = topics.check_new(asked.name, partitions, config)
+            effective = {name: clean.get(name, show_value(self._default(name))) for name in TOPIC_SETTINGS}
+        else:
+            topic, offset = topics.create(asked.name, partitions, config)
+            topic_id = topic.topic_id
+            effective = {name: show_value(topic.config.get(name)) for name in TOPIC_SETTINGS}
+        result = CreatableTopicResult(
+            name=asked.name,
+            topic_id=topic_id,
+            error_message=None,
+            num_partitions=partitions,
+            replication_factor=1,
+            configs=[
+                CreatableTopicConfigs(name=name, value=value, config_source=1 if name in config else 5)
+                for name, value in effective.items()
+            ],
+        )
+        return result, offset
+
+    def _default(self, name: str) -> object:
+        setting = TOPIC_SETTINGS[name]
+        return self._broker.settings.get(setting.synonym) if setting.synonym else setting.default
+
+    def _partition_count(self, asked: CreatableTopic) -> int:
+        """How many partitions, from the number or from an explicit assignment; replicas other than one are refused."""
+        check_name(asked.name)
+        if self._broker.topics.get(asked.name) is not None:
+            raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{asked.name}' already exists.")
+        if asked.assignments:
+            if asked.num_partitions != BROKER_DEFAULT or asked.replication_factor != BROKER_DEFAULT:
+                raise KafkaError(
+                    ErrorCode.INVALID_REQUEST,
+                    "Both numPartitions or replicationFactor and replicasAssignments were set. "
+                    "Both cannot be used at the same time.",
+                )
+            self._check_assignments(asked.assignments)
+            return len(asked.assignments)
+        if asked.replication_factor not in (BROKER_DEFAULT, 1):
+            why = (
+                "Replication factor must be larger than 0, or -1 to use the default value."
+                if asked.replication_factor <= 0
+                else "Unable to replicate the partition "
+                f"{asked.replication_factor} time(s): The target replication factor of {asked.replication_factor} "
+                "cannot be reached because only 1 broker(s) are registered."
+            )
+            raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, why)
+        if asked.num_partitions == BROKER_DEFAULT:
+            return self._broker.settings.integer("num.partitions")
+        if not 0 < asked.num_partitions <= PARTITIONS_PER_TOPIC_MAX:
+            raise KafkaError(
+                ErrorCode.INVALID_PARTITIONS,
+                "Number of partitions was set to an invalid non-positive value."
+                if asked.num_partitions <= 0
+                else f"{asked.num_partitions} partitions are more than the {PARTITIONS_PER_TOPIC_MAX} a topic may have.",
+            )
+        return asked.num_partitions
+
+    def _check_assignments(self, assignments: Sequence[CreatableReplicaAssignment]) -> None:
+        indexes = sorted(each.partition_index for each in assignments)
+        if indexes != list(range(len(indexes))):
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                "partitions should be a consecutive 0-based integer sequence",
+            )
+        self._check_replicas([each.broker_ids for each in assignments])
+
+    def _check_replicas(self, replicas: Iterable[Sequence[int]]) -> None:
+        for nodes in replicas:
+            if list(nodes) != [self._broker.node_id]:
+                raise KafkaError(
+                    ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                    f"The manual partition assignment must name broker {self._broker.node_id} and no other, "
+                    f"not {list(nodes)}.",
+                )
+
+    def delete_topics(self, request: Request[DeleteTopicsRequest]) -> Reply:
+        asked = request.body.topics or [DeleteTopicState(name=name) for name in request.body.topic_names]
+        answers = []
+        state_offset = -1
+        for each in asked:
+            try:
+                topic = self._named(each)
+                if not self._broker.settings.boolean("delete.topic.enable"):
+                    raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED)
+                state_offset = max(state_offset, self._broker.topics.delete(topic))
+                answers.append(DeletableTopicResult(name=topic.name, topic_id=topic.topic_id))
+            except KafkaError as error:
+                answers.append(
+                    DeletableTopicResult(
+                        name=each.name, topic_id=each.topic_id, error_code=error.code, error_message=error.message
+                    )
+                )
+        return self._when_durable(state_offset, DeleteTopicsResponse(responses=answers))
+
+    def _named(self, asked: DeleteTopicState) -> Topic:
+        topics = self._broker.topics
+        if asked.name is None:
+            topic = topics.by_id(asked.topic_id)
+            if topic is None:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+            return topic
+        if asked.topic_id != NO_ID:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
+        return self._existing(asked.name)
+
+    def _existing(self, name: str) -> Topic:
+        topic = self._broker.topics.get(name)
+        if topic is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+        return topic
+
+    def create_partitions(self, request: Request[CreatePartitionsRequest]) -> Reply:
+        times = Counter(each.name for each in request.body.topics)
+        answers = []
+        state_offset = -1
+        for asked in request.body.topics:
+            try:
+                if times[asked.name] > 1:
+                    raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+                topic = self._check_growth(asked)
+                if not request.body.validate_only:
+                    state_offset = max(state_offset, self._broker.topics.add_partitions(topic, asked.count))
+                answers.append(CreatePartitionsTopicResult(name=asked.name))
+            except KafkaError as error:
+                answers.append(
+                    CreatePartitionsTopicResult(name=asked.name, error_code=error.code, error_message=error.message)
+                )
+        return self._when_durable(state_offset, CreatePartitionsResponse(results=answers))
+
+    def _check_growth(self, asked: CreatePartitionsTopic) -> Topic:
+        topic = self._existing(asked.name)
+        has = len(topic.partitions)
+        if asked.count == has:
+            raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {has} partition(s).")
+        if asked.count < has:
+            raise KafkaError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"The topic {asked.name} currently has {has} partition(s); {asked.count} would not be an increase.",
+            )
+        if asked.count > PARTITIONS_PER_TOPIC_MAX:
+            raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"a topic has at most {PARTITIONS_PER_TOPIC_MAX} partitions")
+        if asked.assignments is not None:
+            if len(asked.assignments) != asked.count - has:
+                raise KafkaError(
+                    ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                    f"Attempted to add {asked.count - has} additional partition(s), but only "
+                    f"{len(asked.assignments)} assignment(s) were specified.",
+                )
+            self._check_replicas([each.broker_ids for each in asked.assignments])
+        return topic
+
+    def delete_records(self, request: Request[DeleteRecordsRequest]) -> Reply:
+        return DeleteRecordsResponse(
+            topics=[
+                DeleteRecordsTopicResult(
+                    name=topic.name, partitions=[self._delete_records(topic.name, each) for each in topic.partitions]
+                )
+                for topic in request.body.topics
+            ]
+        )
+
+    def _delete_records(self, name: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+        try:
+            partition = self._broker.partition(name, asked.partition_index)
+            topic = self._existing(name)
+            if topic.config.get("cleanup.policy") == ["compact"]:
+                raise KafkaError(ErrorCode.POLICY_VIOLATION)
+            end = partition.high_watermark
+            offset = end if asked.offset == -1 else asked.offset
+            if not 0 <= offset <= end:
+                raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+            partition.log.delete_records(offset)
+        except KafkaError as error:
+            return DeleteRecordsPartitionResult(
+                partition_index=asked.partition_index, low_watermark=-1, error_code=error.code
+            )
+        return DeleteRecordsPartitionResult(
+            partition_index=asked.partition_index, low_watermark=partition.log.start_offset
+        )
+
+    # ---- descriptions ----
+
+    def describe_producers(self, request: Request[DescribeProducersRequest]) -> Reply:
+        return DescribeProducersResponse(
+            topics=[
+                TopicResponse(
+                    name=topic.name, partitions=[self._producers(topic.name, each) for each in topic.partition_indexes]
+                )
+                for topic in request.body.topics
+            ]
+        )
+
+    def _producers(self, name: str, index: int) -> PartitionResponse:
+        try:
+            check_name(name)
+            partition = self._broker.partition(name, index)
+        except KafkaError as error:
+            return PartitionResponse(partition_index=index, error_code=error.code, error_message=error.message)
+        return PartitionResponse(
+            partition_index=index,
+            active_producers=[
+                ProducerState(
+                    producer_id=each.producer_id,
+                    producer_epoch=each.producer_epoch,
+                    last_sequence=each.last_sequence,
+                    last_timestamp=each.last_timestamp,
+                    coordinator_epoch=each.coordinator_epoch,
+                    current_txn_start_offset=each.transaction_start_offset,
+                )
+                for each in partition.log.producers.describe()
+            ],
+        )
+
+    def describe_log_dirs(self, request: Request[DescribeLogDirsRequest]) -> Reply:
+        asked = request.body.topics
+        chosen: list[tuple[Topic, list[Partition]]] = []
+        if asked is None:
+            chosen = [(topic, topic.partitions) for topic in self._broker.topics.all()]
+        else:
+            for each in asked:
+                topic = self._broker.topics.get(each.topic)
+                if topic is not None:
+                    found = [topic.partition(index) for index in each.partitions]
+                    chosen.append((topic, [partition for partition in found if partition is not None]))
+        usage = self._broker.store.usage()
+        return DescribeLogDirsResponse(
+            results=[
+                DescribeLogDirsResult(
+                    log_dir=self._broker.store.directory,
+                    topics=[
+                        DescribeLogDirsTopic(
+                            name=topic.name,
+                            partitions=[
+                                DescribeLogDirsPartition(partition_index=each.index, partition_size=each.log.size_bytes)
+                                for each in partitions
+                            ],
+                        )
+                        for topic, partitions in chosen
+                    ],
+                    total_bytes=usage.total_bytes,
+                    usable_bytes=usage.free_bytes,
+                )
+            ]
+        )
+
+    def elect_leaders(self, request: Request[ElectLeadersRequest]) -> Reply:
+        """There is one node and it leads everything, so every election is superfluous."""
+        asked = request.body.topic_partitions
+        if asked is None:
+            return ElectLeadersResponse()
+        return ElectLeadersResponse(
+            replica_election_results=[
+                ReplicaElectionResult(
+                    topic=each.topic, partition_result=[self._elect(each.topic, index) for index in each.partitions]
+                )
+                for each in asked
+            ]
+        )
+
+    def _elect(self, name: str, index: int) -> PartitionResult:
+        try:
+            self._broker.partition(name, index)
+            raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
+        except KafkaError as error:
+            return PartitionResult(partition_id=index, error_code=error.code, error_message=error.message)
+
+    def _when_durable(self, state_offset: int, response: object) -> Reply:
+        if state_offset < 0:
+            return response
+        return after(self._broker.state.when_flushed(state_offset), response)

@@ -1,0 +1,145 @@
+"""Requests about many brokers, answered by the only one: nothing can be moved, and everything is where it belongs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.broker.metadata import FEATURES
+from headrace.broker.request import Reply, Request
+from headrace.errors import ErrorCode, KafkaError
+from headrace.wire.kafka.messages.configs import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    DescribeQuorumResponsePartitionData,
+    DescribeQuorumResponseTopicData,
+    Listener,
+    Node,
+    ReplicaState,
+    UpdatableFeatureResult,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
+)
+from headrace.wire.kafka.messages.topics import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    ReassignablePartition,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+)
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+__all__ = ["Clustering"]
+
+METADATA_TOPIC = "__cluster_metadata"
+
+
+class Clustering:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def alter_partition_reassignments(self, request: Request[AlterPartitionReassignmentsRequest]) -> Reply:
+        body = request.body
+        return AlterPartitionReassignmentsResponse(
+            allow_replication_factor_change=body.allow_replication_factor_change,
+            error_message=None,
+            responses=[
+                ReassignableTopicResponse(
+                    name=topic.name, partitions=[self._reassign(topic.name, each) for each in topic.partitions]
+                )
+                for topic in body.topics
+            ],
+        )
+
+    def _reassign(self, topic: str, asked: ReassignablePartition) -> ReassignablePartitionResponse:
+        answer = ReassignablePartitionResponse(partition_index=asked.partition_index, error_message=None)
+        try:
+            self._broker.partition(topic, asked.partition_index)
+            if asked.replicas is None:
+                raise KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
+            if asked.replicas != [self._broker.node_id]:
+                raise KafkaError(
+                    ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                    f"one machine: the only replica is broker {self._broker.node_id}",
+                )
+        except KafkaError as error:
+            answer.error_code = error.code
+            answer.error_message = error.message
+        return answer
+
+    def list_partition_reassignments(self, request: Request[ListPartitionReassignmentsRequest]) -> Reply:
+        return ListPartitionReassignmentsResponse(error_message=None)
+
+    def alter_replica_log_dirs(self, request: Request[AlterReplicaLogDirsRequest]) -> Reply:
+        """There is one log directory: naming it changes nothing, naming another is refused."""
+        results: dict[str, AlterReplicaLogDirTopicResult] = {}
+        for directory in request.body.dirs:
+            known = directory.path == self._broker.store.directory
+            for topic in directory.topics:
+                result = results.setdefault(topic.name, AlterReplicaLogDirTopicResult(topic_name=topic.name))
+                for index in topic.partitions:
+                    code = ErrorCode.NONE if known else ErrorCode.LOG_DIR_NOT_FOUND
+                    result.partitions.append(AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code))
+        return AlterReplicaLogDirsResponse(results=list(results.values()))
+
+    def update_features(self, request: Request[UpdateFeaturesRequest]) -> Reply:
+        """The levels are part of the release: asking for what is there is fine, anything else is not."""
+        wrong = [
+            each.feature
+            for each in request.body.feature_updates
+            if FEATURES.get(each.feature) != each.max_version_level
+        ]
+        code = ErrorCode.INVALID_UPDATE_VERSION if wrong else ErrorCode.NONE
+        message = f"the levels are fixed: {FEATURES}; cannot change {', '.join(wrong)}" if wrong else None
+        return UpdateFeaturesResponse(
+            error_code=code,
+            error_message=message,
+            results=[
+                UpdatableFeatureResult(feature=each.feature, error_code=code, error_message=message)
+                for each in request.body.feature_updates
+            ],
+        )
+
+    def describe_quorum(self, request: Request[DescribeQuorumRequest]) -> Reply:
+        asked = [
+            (topic.topic_name, [each.partition_index for each in topic.partitions]) for topic in request.body.topics
+        ]
+        if asked != [(METADATA_TOPIC, [0])]:
+            return DescribeQuorumResponse(
+                error_code=ErrorCode.INVALID_REQUEST, error_message=f"only {METADATA_TOPIC}-0 has a quorum"
+            )
+        broker = self._broker
+        now_ms = broker.clock.wall_ms()
+        end = broker.state.end_offset
+        voter = ReplicaState(
+            replica_id=broker.node_id,
+            log_end_offset=end,
+            last_fetch_timestamp=now_ms,
+            last_caught_up_timestamp=now_ms,
+        )
+        host, port = broker.address_for(request.peer)
+        return DescribeQuorumResponse(
+            error_message=None,
+            topics=[
+                DescribeQuorumResponseTopicData(
+                    topic_name=METADATA_TOPIC,
+                    partitions=[
+                        DescribeQuorumResponsePartitionData(
+                            error_message=None,
+                            leader_id=broker.node_id,
+                            leader_epoch=1,
+                            high_watermark=end,
+                            current_voters=[voter],
+                        )
+                    ],
+                )
+            ],
+            nodes=[Node(node_id=broker.node_id, listeners=[Listener(name="KAFKA", host=host, port=port)])],
+        )

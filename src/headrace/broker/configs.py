@@ -1,0 +1,295 @@
+"""Settings over the wire: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources.
+
+Topics keep their own settings in their row of the state; changes to the broker's and to groups' settings are rows of the
+tables ``broker_config`` and ``group_config``. Every setting is described with its value, where that came from, and its
+synonyms, as Kafka's tools expect.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.request import Reply, Request, after
+from headrace.broker.topics import Topic, check_name
+from headrace.config import (
+    BROKER_SETTINGS,
+    GROUP_SETTINGS,
+    TOPIC_SETTINGS,
+    Kind,
+    Setting,
+    Source,
+    parse_value,
+    show_value,
+)
+from headrace.errors import ErrorCode, KafkaError
+from headrace.wire.kafka.messages.configs import (
+    AlterConfigsRequest,
+    AlterConfigsResourceResponse,
+    AlterConfigsResponse,
+    ConfigResource,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterableConfig,
+    IncrementalAlterConfigsResponse,
+    IncrementalAlterConfigsResponseAlterConfigsResourceResponse,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+)
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+__all__ = ["Configuring"]
+
+TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
+SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
+
+Change = tuple[str, int, str | None]
+"""Setting, operation, value."""
+
+
+class Configuring:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    # ---- describing ----
+
+    def describe_configs(self, request: Request[DescribeConfigsRequest]) -> Reply:
+        results = []
+        for asked in request.body.resources:
+            result = DescribeConfigsResult(
+                error_message=None, resource_type=asked.resource_type, resource_name=asked.resource_name
+            )
+            try:
+                result.configs = self._describe(asked, request.body)
+            except KafkaError as error:
+                result.error_code = error.code
+                result.error_message = error.message
+            results.append(result)
+        return DescribeConfigsResponse(results=results)
+
+    def _describe(
+        self, asked: DescribeConfigsResource, body: DescribeConfigsRequest
+    ) -> list[DescribeConfigsResourceResult]:
+        settings, entry = self._entries(asked.resource_type, asked.resource_name)
+        described = []
+        for setting in settings:
+            if asked.configuration_keys and setting.name not in asked.configuration_keys:
+                continue
+            value, source, synonyms = entry(setting)
+            described.append(
+                DescribeConfigsResourceResult(
+                    name=setting.name,
+                    value=None if setting.kind is Kind.PASSWORD else value,
+                    read_only=asked.resource_type == BROKER and not setting.dynamic,
+                    config_source=source,
+                    is_sensitive=setting.kind is Kind.PASSWORD,
+                    synonyms=synonyms if body.include_synonyms else [],
+                    config_type=setting.kind,
+                    documentation=setting.doc if body.include_documentation else None,
+                )
+            )
+        return described
+
+    def _entries(
+        self, kind: int, name: str
+    ) -> tuple[Iterable[Setting], Callable[[Setting], tuple[str, int, list[DescribeConfigsSynonym]]]]:
+        if kind == TOPIC:
+            topic = self._topic(name)
+            return TOPIC_SETTINGS.values(), lambda setting: self._layers(setting, topic.config.given, Source.TOPIC)
+        if kind == BROKER:
+            self._check_broker(name)
+            return BROKER_SETTINGS.values(), lambda setting: self._layers(setting, {}, Source.STATIC)
+        if kind == GROUP:
+            if not name:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
+            given = self._broker.state.table("group_config").get(name, {})
+            return GROUP_SETTINGS.values(), lambda setting: self._layers(setting, given, Source.GROUP)
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"resource type {kind} has no settings here; use topic, broker or group"
+        )
+
+    def _layers(
+        self, setting: Setting, given: Mapping[str, str], own: Source
+    ) -> tuple[str, int, list[DescribeConfigsSynonym]]:
+        """The effective value, its source, and every layer below it, the strongest first."""
+        layers = []
+        if setting.name in given:
+            layers.append((setting.name, given[setting.name], int(own)))
+        broker_name = setting.name if own is Source.STATIC else setting.synonym
+        if broker_name:
+            settings = self._broker.settings
+            source = settings.source(broker_name)
+            if source is not Source.DEFAULT:
+                layers.append((broker_name, show_value(settings.get(broker_name)), int(source)))
+            layers.append((broker_name, show_value(BROKER_SETTINGS[broker_name].default), int(Source.DEFAULT)))
+        if not layers:
+            layers.append((setting.name, show_value(setting.default), int(Source.DEFAULT)))
+        synonyms = [DescribeConfigsSynonym(name=name, value=value, source=source) for name, value, source in layers]
+        return layers[0][1], layers[0][2], synonyms
+
+    def _topic(self, name: str) -> Topic:
+        check_name(name)
+        topic = self._broker.topics.get(name)
+        if topic is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
+        return topic
+
+    def _check_broker(self, name: str) -> None:
+        if name not in ("", str(self._broker.node_id)):
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"Unexpected broker id, expected {self._broker.node_id} or empty string, but received {name}",
+            )
+
+    # ---- altering ----
+
+    def alter_configs(self, request: Request[AlterConfigsRequest]) -> Reply:
+        """The older way: what is not named goes back to its default."""
+        body = request.body
+        asked = [
+            (each.resource_type, each.resource_name, [(one.name, SET, one.value) for one in each.configs])
+            for each in body.resources
+        ]
+        outcome, offset = self._alter_all(asked, body.validate_only, replace=True)
+        answers = [
+            AlterConfigsResourceResponse(error_code=code, error_message=text, resource_type=kind, resource_name=name)
+            for kind, name, code, text in outcome
+        ]
+        return self._when_durable(offset, AlterConfigsResponse(responses=answers))
+
+    def incremental_alter_configs(self, request: Request[IncrementalAlterConfigsRequest]) -> Reply:
+        body = request.body
+        asked = [(each.resource_type, each.resource_name, _changes(each.configs)) for each in body.resources]
+        outcome, offset = self._alter_all(asked, body.validate_only, replace=False)
+        answers = [
+            IncrementalAlterConfigsResponseAlterConfigsResourceResponse(
+                error_code=code, error_message=text, resource_type=kind, resource_name=name
+            )
+            for kind, name, code, text in outcome
+        ]
+        return self._when_durable(offset, IncrementalAlterConfigsResponse(responses=answers))
+
+    def _alter_all(
+        self, asked: Sequence[tuple[int, str, list[Change]]], validate_only: bool, replace: bool
+    ) -> tuple[list[tuple[int, str, int, str | None]], int]:
+        times = Counter((kind, name) for kind, name, _ in asked)
+        outcome: list[tuple[int, str, int, str | None]] = []
+        durable_after = -1
+        for kind, name, changes in asked:
+            try:
+                if times[kind, name] > 1:
+                    raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
+                durable_after = max(durable_after, self._alter(kind, name, changes, validate_only, replace))
+                outcome.append((kind, name, ErrorCode.NONE, None))
+            except KafkaError as error:
+                outcome.append((kind, name, error.code, error.message))
+        return outcome, durable_after
+
+    def _alter(self, kind: int, name: str, changes: list[Change], validate_only: bool, replace: bool) -> int:
+        if kind == TOPIC:
+            topic = self._topic(name)
+            given = _changed({} if replace else topic.config.given, changes, TOPIC_SETTINGS, topic.config.get)
+            return -1 if validate_only else self._broker.topics.alter(topic, given)
+        if kind == BROKER:
+            self._check_broker(name)
+            return self._alter_broker(changes, validate_only, replace)
+        if kind == GROUP:
+            if not name:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
+            before = {} if replace else self._broker.state.table("group_config").get(name, {})
+            given = _changed(before, changes, GROUP_SETTINGS, lambda key: GROUP_SETTINGS[key].default)
+            return -1 if validate_only else self._broker.state.put("group_config", name, given or None)
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"resource type {kind} has no settings here; use topic, broker or group"
+        )
+
+    def _alter_broker(self, changes: list[Change], validate_only: bool, replace: bool) -> int:
+        table = self._broker.state.table("broker_config")
+        before = {} if replace else {key: row["value"] for key, row in table.items()}
+        given = _changed(before, changes, BROKER_SETTINGS, self._broker.settings.get)
+        for key in given:
+            if not BROKER_SETTINGS[key].dynamic:
+                raise KafkaError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"Cannot update {key} while the broker runs; set it in headrace.toml and restart",
+                )
+        if validate_only:
+            return -1
+        rows = [("broker_config", key, None) for key in table if key not in given]
+        offset = self._broker.state.put_many(
+            [*rows, *(("broker_config", key, {"value": raw}) for key, raw in given.items())]
+        )
+        self._broker.apply_dynamic_settings()
+        return offset
+
+    def list_config_resources(self, request: Request[ListConfigResourcesRequest]) -> Reply:
+        wanted = set(request.body.resource_types) or (
+            {CLIENT_METRICS} if request.version == 0 else {TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP}
+        )
+        unknown = wanted - {TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP}
+        if unknown:
+            return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+        found = []
+        if GROUP in wanted:
+            found += [(name, GROUP) for name in self._broker.state.table("group_config")]
+        if TOPIC in wanted:
+            found += [(name, TOPIC) for name in self._broker.topics.names()]
+        found += [(str(self._broker.node_id), kind) for kind in (BROKER, BROKER_LOGGER) if kind in wanted]
+        return ListConfigResourcesResponse(
+            config_resources=[ConfigResource(resource_name=name, resource_type=kind) for name, kind in found]
+        )
+
+    def _when_durable(self, offset: int, response: object) -> Reply:
+        return response if offset < 0 else after(self._broker.state.when_flushed(offset), response)
+
+
+def _changes(configs: Iterable[IncrementalAlterConfigsRequestAlterableConfig]) -> list[Change]:
+    changes = [(each.name, each.config_operation, each.value) for each in configs]
+    if len({name for name, _, _ in changes}) != len(changes):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
+    return changes
+
+
+def _changed(
+    before: Mapping[str, str],
+    changes: Iterable[Change],
+    declared: Mapping[str, Setting],
+    effective: Callable[[str], Any],
+) -> dict[str, str]:
+    """The settings after the changes; refused as a whole if one does not fit."""
+    given = dict(before)
+    for name, operation, raw in changes:
+        setting = declared.get(name)
+        if setting is None:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown config name: {name}")
+        if operation == DELETE:
+            given.pop(name, None)
+            continue
+        if raw is None:
+            raise KafkaError(ErrorCode.INVALID_REQUEST if operation else ErrorCode.INVALID_CONFIG,
+                             f"Null value not supported for : {name}")  # fmt: skip
+        if operation in (APPEND, SUBTRACT):
+            raw = _edited_list(setting, operation, raw, effective(name))
+        elif operation != SET:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown operation type {operation}")
+        parse_value(setting, raw)
+        given[name] = raw
+    return given
+
+
+def _edited_list(setting: Setting, operation: int, raw: str, now: Any) -> str:
+    if setting.kind is not Kind.LIST:
+        verb = "APPEND" if operation == APPEND else "SUBTRACT"
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"Can't {verb} to key {setting.name} because its type is not LIST.")
+    edit = [part.strip() for part in raw.split(",") if part.strip()]
+    if operation == SUBTRACT:
+        return ",".join(each for each in now if each not in edit)
+    return ",".join([*now, *(each for each in edit if each not in now)])

@@ -1,0 +1,320 @@
+"""Fetch: from offsets to file ranges.
+
+An answer is made of slices of segment files; no record is read here. What bounds it: the request's ``max_bytes`` over
+all partitions, ``partition_max_bytes`` for each, and the last offset that this reader may see (the high watermark, or
+the last stable offset for read_committed). The first partition that has anything gives at least one whole batch, so that
+a batch larger than every bound still gets through.
+
+A request that finds fewer than ``min_bytes`` waits up to ``max_wait_ms``. It then holds no data, only its place among
+the watchers of its partitions; when one of them advances, the whole request is answered afresh.
+
+Sessions (KIP-227) spare a client with a thousand partitions from naming them each time: the session remembers what was
+asked and what was answered, and only differences travel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.partition import Partition
+from headrace.broker.request import Reply, Request
+from headrace.errors import ErrorCode, KafkaError
+from headrace.ports import TimerHandle
+from headrace.wire.kafka.messages.fetch import (
+    AbortedTransaction,
+    EpochEndOffset,
+    FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    LeaderIdAndEpoch,
+    PartitionData,
+)
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+__all__ = ["Fetching"]
+
+TOPIC_IDS_SINCE = 13
+READ_COMMITTED = 1
+FINAL_EPOCH = -1
+INITIAL_EPOCH = 0
+EPOCH_MAX = 2**31 - 1
+
+Key = tuple[str, bytes, int]
+"""Topic name, topic id (one of the two as the version has it), partition."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """One partition of a fetch, and (in a session) what its reader was told last."""
+
+    ask: FetchPartition
+    told: tuple[int, int] = (-1, -1)  # high watermark, log start offset
+
+    def is_news(self, answer: PartitionData) -> bool:
+        """Whether an incremental answer has to mention this partition."""
+        return bool(
+            answer.error_code or answer.records or self.told != (answer.high_watermark, answer.log_start_offset)
+        )
+
+
+@dataclass(slots=True)
+class Session:
+    id: int
+    epoch: int
+    wanted: OrderedDict[Key, Wanted]
+
+
+class Fetching:
+    """Answers Fetch, and keeps the sessions: the least recently used one gives way when there are too many."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._sessions: OrderedDict[int, Session] = OrderedDict()
+
+    @property
+    def session_count(self) -> int:
+        return len(self._sessions)
+
+    def fetch(self, request: Request[FetchRequest]) -> Reply:
+        try:
+            session, wanted = self._wanted(request.body)
+        except KafkaError as error:
+            return FetchResponse(error_code=error.code)
+        pending = PendingFetch(self, request, wanted, session)
+        response = pending.attempt()
+        return response if response is not None else pending.wait()
+
+    # ---- sessions ----
+
+    def _wanted(self, body: FetchRequest) -> tuple[Session | None, OrderedDict[Key, Wanted]]:
+        if body.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
+            self._sessions.pop(body.session_id, None)
+            wanted = OrderedDict((key, Wanted(ask)) for key, ask in _asked(body))
+            if body.session_epoch == FINAL_EPOCH or not wanted:
+                return None, wanted
+            return self._new_session(wanted), wanted
+        session = self._sessions.get(body.session_id)
+        if session is None:
+            raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        if session.epoch != body.session_epoch:
+            raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        self._sessions.move_to_end(session.id)
+        session.epoch = 1 if session.epoch == EPOCH_MAX else session.epoch + 1
+        for key, ask in _asked(body):
+            known = session.wanted.get(key)
+            if known is None:
+                session.wanted[key] = Wanted(ask)
+            else:
+                known.ask = ask
+        for topic in body.forgotten_topics_data:
+            for index in topic.partitions:
+                session.wanted.pop((topic.topic, topic.topic_id, index), None)
+        return session, session.wanted
+
+    def _new_session(self, wanted: OrderedDict[Key, Wanted]) -> Session | None:
+        slots = self._broker.settings.integer("max.incremental.fetch.session.cache.slots")
+        if slots == 0:
+            return None
+        while len(self._sessions) >= slots:
+            self._sessions.popitem(last=False)
+        while (number := random.randint(1, 2**31 - 1)) in self._sessions:
+            pass
+        session = Session(number, 1, wanted)
+        self._sessions[number] = session
+        return session
+
+    # ---- one attempt ----
+
+    def partition_of(self, key: Key, by_id: bool) -> Partition | ErrorCode:
+        topics = self._broker.topics
+        topic = topics.by_id(key[1]) if by_id else topics.get(key[0])
+        if topic is None:
+            return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return topic.partition(key[2]) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    def read(
+        self, partition: Partition, ask: FetchPartition, committed: bool, bytes_max: int, first: bool
+    ) -> PartitionData:
+        """What one partition has for this reader, within ``bytes_max``; at least a batch if it would be the ``first``."""
+        log = partition.log
+        high_watermark = partition.high_watermark
+        stable = log.last_stable_offset(high_watermark)
+        answer = PartitionData(
+            partition_index=partition.index,
+            high_watermark=high_watermark,
+            last_stable_offset=stable,
+            log_start_offset=log.start_offset,
+            records=b"",
+        )
+        if (code := _epoch_error(partition, ask.current_leader_epoch)) != ErrorCode.NONE:
+            answer.error_code = code
+            answer.current_leader = LeaderIdAndEpoch(
+                leader_id=self._broker.node_id, leader_epoch=partition.leader_epoch
+            )
+            answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
+            return answer
+        offset = ask.fetch_offset
+        if not log.start_offset <= offset <= log.end_offset:
+            answer.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+            answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
+            return answer
+        if ask.last_fetched_epoch >= 0 and self._diverges(partition, ask, answer):
+            return answer
+        upto = stable if committed else high_watermark
+        if offset < upto and (bytes_max > 0 or first):
+            try:
+                answer.records = (
+                    log.read(offset, bytes_max=max(0, bytes_max), offset_max=upto, min_one_batch=first) or b""
+                )
+            except KafkaError as error:
+                answer.error_code = error.code
+                self._broker.report_storage_error(error)
+                return answer
+        if committed:
+            answer.aborted_transactions = []
+            if answer.records:
+                answer.aborted_transactions = [
+                    AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset)
+                    for each in log.aborted_transactions(offset, upto)
+                ]
+        else:
+            answer.aborted_transactions = None
+        return answer
+
+    def _diverges(self, partition: Partition, ask: FetchPartition, answer: PartitionData) -> bool:
+        """Whether the reader has records that a crash took from this log (possible where acks did not wait for the disk)."""
+        epoch, end = partition.log.epoch_end_offset(ask.last_fetched_epoch) or (-1, -1)
+        if epoch < ask.last_fetched_epoch or end < ask.fetch_offset:
+            answer.diverging_epoch = EpochEndOffset(epoch=epoch, end_offset=end)
+            return True
+        return False
+
+
+class PendingFetch:
+    """A fetch that may have to wait. It watches its partitions; whoever wakes it first wins, and it cleans up once."""
+
+    def __init__(
+        self,
+        fetching: Fetching,
+        request: Request[FetchRequest],
+        wanted: OrderedDict[Key, Wanted],
+        session: Session | None,
+    ) -> None:
+        self._fetching = fetching
+        self._broker = fetching._broker
+        self._request = request
+        self._wanted = wanted
+        self._session = session
+        self._incremental = session is not None and request.body.session_epoch > INITIAL_EPOCH
+        self._by_id = request.version >= TOPIC_IDS_SINCE
+        self._future: asyncio.Future[FetchResponse] | None = None
+        self._timer: TimerHandle | None = None
+        self._watched: list[Partition] = []
+        self._woken = False
+
+    def attempt(self, *, final: bool = False) -> FetchResponse | None:
+        """The answer, if there is enough to say or no time left to wait."""
+        body = self._request.body
+        answers, total, urgent = self._read_all()
+        if not (final or urgent or total >= body.min_bytes or body.max_wait_ms <= 0 or not self._wanted):
+            return None
+        response = FetchResponse(session_id=self._session.id if self._session is not None else 0)
+        topics: dict[tuple[str, bytes], FetchableTopicResponse] = {}
+        for key, wanted, answer in answers:
+            if self._incremental and not wanted.is_news(answer):
+                continue
+            wanted.told = (answer.high_watermark, answer.log_start_offset)
+            topic = topics.get(key[:2])
+            if topic is None:
+                topic = topics[key[:2]] = FetchableTopicResponse(topic=key[0], topic_id=key[1])
+                response.responses.append(topic)
+            topic.partitions.append(answer)
+            if self._session is not None and answer.records:
+                self._session.wanted.move_to_end(key)  # next time the others come first
+        return response
+
+    def _read_all(self) -> tuple[list[tuple[Key, Wanted, PartitionData]], int, bool]:
+        body = self._request.body
+        left = min(body.max_bytes, self._broker.settings.integer("fetch.max.bytes"))
+        committed = body.isolation_level == READ_COMMITTED
+        total = 0
+        urgent = False
+        answers = []
+        for key, wanted in self._wanted.items():
+            partition = self._fetching.partition_of(key, self._by_id)
+            if isinstance(partition, ErrorCode):
+                answer = _missing(key[2], partition)
+            else:
+                bytes_max = min(left, wanted.ask.partition_max_bytes)
+                answer = self._fetching.read(partition, wanted.ask, committed, bytes_max, first=total == 0)
+            size = _length(answer.records)
+            total += size
+            left -= size
+            urgent = urgent or answer.error_code != 0 or answer.diverging_epoch.epoch >= 0
+            answers.append((key, wanted, answer))
+        return answers, total, urgent
+
+    def wait(self) -> asyncio.Future[FetchResponse]:
+        self._future = asyncio.get_running_loop().create_future()
+        for key in self._wanted:
+            partition = self._fetching.partition_of(key, self._by_id)
+            if isinstance(partition, Partition):
+                partition.watchers[self] = None
+                self._watched.append(partition)
+        self._timer = self._broker.clock.call_later(self._request.body.max_wait_ms / 1000, self._timed_out)
+        self._future.add_done_callback(self._cleanup)
+        return self._future
+
+    def partition_advanced(self, partition: Partition) -> None:
+        """Several partitions advance in one flush: look once, after all of them have."""
+        if not self._woken:
+            self._woken = True
+            asyncio.get_running_loop().call_soon(self._look_again)
+
+    def _look_again(self) -> None:
+        self._woken = False
+        self._finish(self.attempt())
+
+    def _timed_out(self) -> None:
+        self._finish(self.attempt(final=True))
+
+    def _finish(self, response: FetchResponse | None) -> None:
+        if response is not None and self._future is not None and not self._future.done():
+            self._future.set_result(response)
+
+    def _cleanup(self, _: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for partition in self._watched:
+            partition.watchers.pop(self, None)
+        self._watched.clear()
+
+
+def _asked(body: FetchRequest) -> Iterable[tuple[Key, FetchPartition]]:
+    for topic in body.topics:
+        for each in topic.partitions:
+            yield (topic.topic, topic.topic_id, each.partition), each
+
+
+def _length(records: Any) -> int:
+    return sum(map(len, records)) if isinstance(records, list) else len(records or b"")
+
+
+def _missing(index: int, code: ErrorCode) -> PartitionData:
+    return PartitionData(
+        partition_index=index, error_code=code, high_watermark=-1, records=b"", aborted_transactions=None
+    )
+
+
+def _epoch_error(partition: Partition, current: int) -> ErrorCode:
+    if current < 0 or current == partition.leader_epoch:
+        return ErrorCode.NONE
+    return ErrorCode.FENCED_LEADER_EPOCH if current < partition.leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH

@@ -1,0 +1,255 @@
+"""What a client asks first: which versions, which brokers, which topics, which coordinator. One node answers for all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.broker.request import Reply, Request, after
+from headrace.broker.topics import Topic, check_name
+from headrace.errors import ErrorCode, KafkaError
+from headrace.wire.kafka.apis import APIS
+from headrace.wire.kafka.messages.coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
+from headrace.wire.kafka.messages.metadata import (
+    ApiVersion,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponseCursor,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+    FinalizedFeatureKey,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+    SupportedFeatureKey,
+)
+from headrace.wire.kafka.schema import NO_ID
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+__all__ = ["FEATURES", "Describing"]
+
+FEATURES = {"group.version": 1, "transaction.version": 2}
+"""Finalised features: they steer what Java clients use (KIP-848 groups, KIP-890 transactions)."""
+
+GROUP_KEY, TRANSACTION_KEY, SHARE_KEY = 0, 1, 2
+OPERATIONS_UNKNOWN = -(2**31)
+TOPIC_OPERATIONS = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
+CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
+BROKER_ENDPOINTS = 1
+
+
+class Describing:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def api_versions(self, request: Request[ApiVersionsRequest]) -> Reply:
+        body = request.body
+        if request.version >= 3:
+            if not (_software(body.client_software_name) and _software(body.client_software_version)):
+                return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+            request.peer.software = f"{body.client_software_name}-{body.client_software_version}"
+        return self.offered(ErrorCode.NONE)
+
+    @staticmethod
+    def offered(code: ErrorCode) -> ApiVersionsResponse:
+        return ApiVersionsResponse(
+            error_code=code,
+            api_keys=[
+                ApiVersion(api_key=each.key, min_version=each.version_min_advertised, max_version=each.version_max)
+                for each in APIS.values()
+            ],
+            supported_features=[
+                SupportedFeatureKey(name=name, min_version=0, max_version=level) for name, level in FEATURES.items()
+            ],
+            finalized_features_epoch=1,
+            finalized_features=[
+                FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+                for name, level in FEATURES.items()
+            ],
+        )
+
+    def metadata(self, request: Request[MetadataRequest]) -> Reply:
+        body = request.body
+        broker = self._broker
+        wants_all = body.topics is None or (request.version == 0 and not body.topics)
+        state_offset = -1
+        if wants_all:
+            topics = [self._topic(each, body) for each in broker.topics.all()]
+        else:
+            topics = []
+            for asked in body.topics or []:
+                answer, offset = self._asked_topic(asked, body)
+                topics.append(answer)
+                state_offset = max(state_offset, offset)
+        host, port = broker.address_for(request.peer)
+        response = MetadataResponse(
+            brokers=[MetadataResponseBroker(node_id=broker.node_id, host=host, port=port)],
+            cluster_id=broker.cluster_id,
+            controller_id=broker.node_id,
+            topics=topics,
+        )
+        if body.include_cluster_authorized_operations:
+            response.cluster_authorized_operations = CLUSTER_OPERATIONS
+        return response if state_offset < 0 else after(broker.state.when_flushed(state_offset), response)
+
+    def _asked_topic(self, asked: MetadataRequestTopic, body: MetadataRequest) -> tuple[MetadataResponseTopic, int]:
+        topics = self._broker.topics
+        if asked.name is None:
+            topic = topics.by_id(asked.topic_id)
+            if topic is None:
+                return _no_topic(None, asked.topic_id, ErrorCode.UNKNOWN_TOPIC_ID), -1
+            return self._topic(topic, body), -1
+        topic = topics.get(asked.name)
+        if topic is not None:
+            return self._topic(topic, body), -1
+        try:
+            check_name(asked.name)
+            if not (body.allow_auto_topic_creation and self._broker.settings.boolean("auto.create.topics.enable")):
+                return _no_topic(asked.name, NO_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), -1
+            made, offset = topics.create(asked.name, self._broker.settings.integer("num.partitions"))
+        except KafkaError as error:
+            return _no_topic(asked.name, NO_ID, error.code), -1
+        return self._topic(made, body), offset
+
+    def _topic(self, topic: Topic, body: MetadataRequest) -> MetadataResponseTopic:
+        node = [self._broker.node_id]
+        answer = MetadataResponseTopic(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            is_internal=topic.internal,
+            partitions=[
+                MetadataResponsePartition(
+                    partition_index=each.index,
+                    leader_id=self._broker.node_id,
+                    leader_epoch=each.leader_epoch,
+                    replica_nodes=node,
+                    isr_nodes=node,
+                )
+                for each in topic.partitions
+            ],
+        )
+        if body.include_topic_authorized_operations:
+            answer.topic_authorized_operations = TOPIC_OPERATIONS
+        return answer
+
+    def find_coordinator(self, request: Request[FindCoordinatorRequest]) -> Reply:
+        body = request.body
+        host, port = self._broker.address_for(request.peer)
+        node = self._broker.node_id
+        if request.version < 4:
+            code = _coordinator_error(body.key_type, body.key)
+            if code:
+                return FindCoordinatorResponse(error_code=code, error_message=None, node_id=-1, port=-1)
+            return FindCoordinatorResponse(error_message=None, node_id=node, host=host, port=port)
+        answers = []
+        for key in body.coordinator_keys:
+            code = _coordinator_error(body.key_type, key)
+            if code:
+                answers.append(Coordinator(key=key, node_id=-1, port=-1, error_code=code, error_message=None))
+            else:
+                answers.append(Coordinator(key=key, node_id=node, host=host, port=port, error_message=None))
+        return FindCoordinatorResponse(coordinators=answers)
+
+    def describe_cluster(self, request: Request[DescribeClusterRequest]) -> Reply:
+        broker = self._broker
+        body = request.body
+        if body.endpoint_type != BROKER_ENDPOINTS:
+            return DescribeClusterResponse(
+                error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE
+                if body.endpoint_type == 2
+                else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
+                error_message="this listener serves brokers; ask for endpoint type 1",
+                endpoint_type=BROKER_ENDPOINTS,
+            )
+        host, port = broker.address_for(request.peer)
+        return DescribeClusterResponse(
+            cluster_id=broker.cluster_id,
+            controller_id=broker.node_id,
+            brokers=[DescribeClusterBroker(broker_id=broker.node_id, host=host, port=port)],
+            cluster_authorized_operations=CLUSTER_OPERATIONS
+            if body.include_cluster_authorized_operations
+            else OPERATIONS_UNKNOWN,
+        )
+
+    def describe_topic_partitions(self, request: Request[DescribeTopicPartitionsRequest]) -> Reply:
+        """Topics in the order of their names, in pages of at most ``response_partition_limit`` partitions."""
+        body = request.body
+        names = sorted({each.name for each in body.topics}) or self._broker.topics.names()
+        limit = max(1, min(body.response_partition_limit, 2000))
+        first = 0
+        if body.cursor is not None:
+            names = [name for name in names if name >= body.cursor.topic_name]
+            first = max(0, body.cursor.partition_index) if names[:1] == [body.cursor.topic_name] else 0
+        response = DescribeTopicPartitionsResponse()
+        for name in names:
+            topic = self._broker.topics.get(name)
+            if topic is None:
+                response.topics.append(_undescribed(name))
+                continue
+            if limit == 0:
+                response.next_cursor = DescribeTopicPartitionsResponseCursor(topic_name=name, partition_index=first)
+                break
+            page = topic.partitions[first : first + limit]
+            response.topics.append(self._described(topic, [each.index for each in page]))
+            limit -= len(page)
+            if first + len(page) < len(topic.partitions):
+                response.next_cursor = DescribeTopicPartitionsResponseCursor(
+                    topic_name=name, partition_index=first + len(page)
+                )
+                break
+            first = 0
+        return response
+
+    def _described(self, topic: Topic, indexes: list[int]) -> DescribeTopicPartitionsResponseTopic:
+        node = [self._broker.node_id]
+        return DescribeTopicPartitionsResponseTopic(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            is_internal=topic.internal,
+            topic_authorized_operations=TOPIC_OPERATIONS,
+            partitions=[
+                DescribeTopicPartitionsResponsePartition(
+                    partition_index=index,
+                    leader_id=self._broker.node_id,
+                    leader_epoch=topic.partitions[index].leader_epoch,
+                    replica_nodes=node,
+                    isr_nodes=node,
+                    eligible_leader_replicas=[],
+                    last_known_elr=[],
+                )
+                for index in indexes
+            ],
+        )
+
+
+def _software(text: str) -> bool:
+    """KIP-511: letters, digits, '-' and '.', not at the ends."""
+    return text.replace("-", "").replace(".", "").isalnum() and text[0].isalnum() and text[-1].isalnum()
+
+
+def _coordinator_error(kind: int, key: str) -> ErrorCode:
+    if kind not in (GROUP_KEY, TRANSACTION_KEY):
+        return ErrorCode.INVALID_REQUEST
+    return ErrorCode.NONE
+
+
+def _no_topic(name: str | None, topic_id: bytes, code: ErrorCode) -> MetadataResponseTopic:
+    return MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id)
+
+
+def _undescribed(name: str) -> DescribeTopicPartitionsResponseTopic:
+    try:
+        check_name(name)
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    except KafkaError as error:
+        code = error.code
+    return DescribeTopicPartitionsResponseTopic(error_code=code, name=name)

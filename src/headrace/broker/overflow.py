@@ -1,0 +1,127 @@
+"""When producers outrun consumers: buffer, drop or hold back, by the topic owner's choice (``headrace.overflow``).
+
+``buffer``         the log itself, bounded by retention: nothing to do here.
+``drop-newest``    a batch that would take the partition over ``headrace.overflow.bytes`` is refused with an error.
+``drop-oldest``    it is taken, and the oldest records leave until the partition fits again; they are counted.
+``backpressure``   it is taken, and the producer's connection is not read while a group named in
+                   ``headrace.overflow.groups`` is further behind than the bound. A group that is named but has no
+                   member raises an alarm and, after ``headrace.overflow.group.timeout.ms``, no longer counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from headrace.batch import Batch
+from headrace.broker.partition import Partition
+from headrace.broker.request import Peer
+from headrace.broker.topics import Topic
+from headrace.errors import ErrorCode, KafkaError
+from headrace.log.backlog import bytes_from, offset_keeping_bytes
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+__all__ = ["Overflow", "TopicFull"]
+
+LOG = logging.getLogger("headrace.overflow")
+RECHECK_S = 0.05
+"""How often held producers are looked at again."""
+
+
+class TopicFull(KafkaError):
+    """``headrace.overflow=drop-newest``: there is no room, and what was acknowledged is kept."""
+
+    def __init__(self, partition: Partition, bound: int) -> None:
+        super().__init__(
+            ErrorCode.POLICY_VIOLATION,
+            f"{partition.topic}-{partition.index} holds its headrace.overflow.bytes={bound} and drops the newest; "
+            "raise the bound, shorten retention.ms, or choose another headrace.overflow",
+        )
+
+
+class Overflow:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._held: dict[Peer, set[tuple[str, int]]] = {}
+        self._gone_since: dict[str, float] = {}
+        self._checking = False
+
+    def admit(self, topic: Topic, partition: Partition, batch: Batch, peer: Peer) -> None:
+        """Called before an append: refuse it, make room for it, or let it be the last for a while."""
+        choice = topic.config.get("headrace.overflow")
+        if choice == "buffer":
+            return
+        bound = topic.config.get("headrace.overflow.bytes")
+        if choice == "drop-newest":
+            if partition.log.size_bytes + batch.size > bound:
+                partition.refused_batches += 1
+                raise TopicFull(partition, bound)
+        elif choice == "drop-oldest":
+            self._make_room(partition, bound - batch.size)
+        elif self._behind(topic, partition, bound):
+            self._hold(peer, partition)
+
+    @staticmethod
+    def _make_room(partition: Partition, keep_bytes: int) -> None:
+        log = partition.log
+        if log.size_bytes > keep_bytes:
+            before = log.start_offset
+            log.delete_records(offset_keeping_bytes(log, max(0, keep_bytes)))
+            partition.dropped_records += log.start_offset - before
+
+    # ---- backpressure ----
+
+    @property
+    def held_connections(self) -> int:
+        return len(self._held)
+
+    def _behind(self, topic: Topic, partition: Partition, bound: int) -> list[str]:
+        """The groups that are further behind than the bound and still count."""
+        slow = []
+        for group in topic.config.get("headrace.overflow.groups"):
+            committed = self._broker.groups.committed_offset(group, topic.name, partition.index)
+            position = partition.log.start_offset if committed is None else committed
+            if bytes_from(partition.log, position) > bound and not self._given_up(topic, group):
+                slow.append(group)
+        return slow
+
+    def _given_up(self, topic: Topic, group: str) -> bool:
+        if self._broker.groups.has_members(group):
+            self._gone_since.pop(group, None)
+            return False
+        now = self._broker.clock.monotonic()
+        since = self._gone_since.get(group)
+        if since is None:
+            self._gone_since[group] = now
+            LOG.warning("group %r holds back producers of %r but has no member", group, topic.name)
+            return False
+        return bool((now - since) * 1000 >= topic.config.get("headrace.overflow.group.timeout.ms"))
+
+    def _hold(self, peer: Peer, partition: Partition) -> None:
+        if peer not in self._held:
+            self._held[peer] = set()
+            peer.hold(True)
+        self._held[peer].add((partition.topic, partition.index))
+        if not self._checking:
+            self._checking = True
+            self._broker.clock.call_later(RECHECK_S, self._recheck)
+
+    def _recheck(self) -> None:
+        """Release the connections whose partitions have been drained, deleted, or given another policy."""
+        for peer, keys in list(self._held.items()):
+            keys -= {key for key in keys if not self._still_behind(*key)}
+            if not keys or peer.closed:
+                del self._held[peer]
+                peer.hold(False)
+        self._checking = bool(self._held)
+        if self._checking:
+            self._broker.clock.call_later(RECHECK_S, self._recheck)
+
+    def _still_behind(self, name: str, index: int) -> bool:
+        topic = self._broker.topics.get(name)
+        partition = topic.partition(index) if topic is not None else None
+        if topic is None or partition is None or topic.config.get("headrace.overflow") != "backpressure":
+            return False
+        return bool(self._behind(topic, partition, topic.config.get("headrace.overflow.bytes")))

@@ -1,0 +1,127 @@
+"""A partition as the broker sees it: a log, and those who wait for it.
+
+Two kinds of waiting. A producer waits until what it wrote is *flushed* (for topics with headrace.flush=ack). A fetcher
+waits until something becomes *visible*: the high watermark is the flushed end of an ack topic and the written end of
+the others, so nobody reads what a power failure could take back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from headrace.batch import Batch, control_batch
+from headrace.log.flush import Flusher
+from headrace.log.log import AppendResult, PartitionLog
+from headrace.ports import Clock
+
+__all__ = ["Countdown", "Partition", "Watcher"]
+
+
+class Watcher(Protocol):
+    """Somebody who wants to know that a partition's visible end has moved."""
+
+    def partition_advanced(self, partition: Partition) -> None: ...
+
+
+class Countdown:
+    """A future that is done when every partition it waits for is flushed."""
+
+    __slots__ = ("future", "left")
+
+    def __init__(self, future: asyncio.Future[None], left: int) -> None:
+        self.future = future
+        self.left = left
+
+    def one_done(self) -> None:
+        self.left -= 1
+        if self.left == 0 and not self.future.done():
+            self.future.set_result(None)
+
+
+class Partition:
+    """One partition of a topic."""
+
+    def __init__(
+        self, *, topic: str, index: int, log: PartitionLog, flusher: Flusher, clock: Clock, leader_epoch: int
+    ) -> None:
+        self.topic = topic
+        self.index = index
+        self.log = log
+        self.leader_epoch = leader_epoch
+        self.watchers: dict[Watcher, None] = {}
+        self.dropped_records = 0
+        self.refused_batches = 0
+        self.removed = False
+        self._flusher = flusher
+        self._clock = clock
+        self._waiting: deque[tuple[int, Countdown]] = deque()
+        self._visible = log.visible_end_offset
+        log.flush_listener = lambda _: self._advanced()
+
+    @property
+    def high_watermark(self) -> int:
+        return self.log.visible_end_offset
+
+    @property
+    def last_stable_offset(self) -> int:
+        return self.log.last_stable_offset(self.log.visible_end_offset)
+
+    def epoch_at(self, offset: int) -> int:
+        """The leader epoch under which ``offset`` was written, or would be; -1 for no offset."""
+        if offset < 0:
+            return -1
+        below = [epoch for epoch, start in self.log.mark.epochs if start <= offset]
+        return below[-1] if below and offset < self.log.end_offset else self.leader_epoch
+
+    def append(self, batches: Sequence[Batch]) -> AppendResult:
+        """Write the batches behind the log's end and ask for a flush; fetchers wake when they become visible."""
+        result = self.log.append(batches, leader_epoch=self.leader_epoch, now_ms=self._clock.wall_ms())
+        self._flusher.mark(self.log)
+        if self.log.visible_end_offset != self._visible:
+            self._advanced()
+        return result
+
+    def append_marker(self, producer_id: int, producer_epoch: int, commit: bool, coordinator_epoch: int = 0) -> int:
+        """End the producer's transaction in this partition; the marker's offset."""
+        marker = control_batch(
+            commit=commit,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            coordinator_epoch=coordinator_epoch,
+            timestamp=self._clock.wall_ms(),
+        )
+        return self.append([marker]).last_offset
+
+    def when_flushed(self, offset: int) -> asyncio.Future[None]:
+        """Done when ``offset`` is acknowledged as its topic's ``headrace.flush`` says."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.count_down(offset, Countdown(future, 1))
+        return future
+
+    def count_down(self, offset: int, countdown: Countdown) -> None:
+        if offset < self.log.visible_end_offset:
+            countdown.one_done()
+        else:
+            self._waiting.append((offset, countdown))
+
+    def _advanced(self) -> None:
+        """The flusher or a write has moved the visible end: first the producers hear, then the fetchers."""
+        visible = self.log.visible_end_offset
+        while self._waiting and self._waiting[0][0] < visible:
+            self._waiting.popleft()[1].one_done()
+        if visible != self._visible:
+            self._visible = visible
+            for watcher in list(self.watchers):
+                watcher.partition_advanced(self)
+
+    def remove(self) -> None:
+        """The topic is gone: whoever waits is released and finds that out by asking again."""
+        self.removed = True
+        for watcher in list(self.watchers):
+            watcher.partition_advanced(self)
+        for _, countdown in self._waiting:
+            countdown.one_done()
+        self._waiting.clear()

@@ -1,0 +1,131 @@
+"""Where a partition begins, ends, and stood at a time or an epoch: ListOffsets and OffsetForLeaderEpoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.broker.partition import Partition
+from headrace.broker.request import Reply, Request
+from headrace.errors import ErrorCode, KafkaError
+from headrace.wire.kafka.messages.offsets import (
+    EpochEndOffset,
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopicResult,
+)
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+__all__ = ["Positions"]
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+READ_COMMITTED = 1
+LEAST_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+
+
+class Positions:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def list_offsets(self, request: Request[ListOffsetsRequest]) -> Reply:
+        committed = request.body.isolation_level == READ_COMMITTED
+        asked: dict[tuple[str, int], int] = {}
+        for topic in request.body.topics:
+            for each in topic.partitions:
+                key = (topic.name, each.partition_index)
+                asked[key] = asked.get(key, 0) + 1
+        response = ListOffsetsResponse()
+        for topic in request.body.topics:
+            answers = []
+            for each in topic.partitions:
+                if asked[topic.name, each.partition_index] > 1:
+                    answers.append(_failed(each.partition_index, ErrorCode.INVALID_REQUEST))
+                else:
+                    answers.append(self._list(topic.name, each, committed, request.version))
+            response.topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
+        return response
+
+    def _list(
+        self, name: str, asked: ListOffsetsPartition, committed: bool, version: int
+    ) -> ListOffsetsPartitionResponse:
+        index = asked.partition_index
+        try:
+            partition = self._broker.partition(name, index)
+            check_epoch(partition, asked.current_leader_epoch)
+            if asked.timestamp < 0 and version < LEAST_VERSION.get(asked.timestamp, 0):
+                raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
+            timestamp, offset = self._find(partition, asked.timestamp, committed)
+        except KafkaError as error:
+            return _failed(index, error.code)
+        epoch = partition.epoch_at(offset)
+        return ListOffsetsPartitionResponse(
+            partition_index=index, timestamp=timestamp, offset=offset, leader_epoch=epoch
+        )
+
+    @staticmethod
+    def _find(partition: Partition, asked: int, committed: bool) -> tuple[int, int]:
+        """(timestamp, offset); (-1, -1) where nothing fits."""
+        end = partition.last_stable_offset if committed else partition.high_watermark
+        if asked == LATEST:
+            return -1, end
+        if asked in (EARLIEST, EARLIEST_LOCAL):
+            return -1, partition.log.start_offset
+        if asked in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+            return -1, -1
+        if asked == MAX_TIMESTAMP:
+            found = partition.log.max_timestamp()
+        elif asked < 0:
+            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
+        else:
+            found = partition.log.offset_for_timestamp(asked)
+        if found is None or found[1] >= end:
+            return -1, -1
+        return found
+
+    def offset_for_leader_epoch(self, request: Request[OffsetForLeaderEpochRequest]) -> Reply:
+        return OffsetForLeaderEpochResponse(
+            topics=[
+                OffsetForLeaderTopicResult(
+                    topic=topic.topic, partitions=[self._epoch_end(topic.topic, each) for each in topic.partitions]
+                )
+                for topic in request.body.topics
+            ]
+        )
+
+    def _epoch_end(self, name: str, asked: OffsetForLeaderPartition) -> EpochEndOffset:
+        try:
+            partition = self._broker.partition(name, asked.partition)
+            check_epoch(partition, asked.current_leader_epoch)
+        except KafkaError as error:
+            return EpochEndOffset(error_code=error.code, partition=asked.partition)
+        if asked.leader_epoch == partition.leader_epoch:
+            epoch, end = partition.leader_epoch, partition.high_watermark
+        elif asked.leader_epoch > partition.leader_epoch:
+            epoch, end = -1, -1
+        else:
+            epoch, end = partition.log.epoch_end_offset(asked.leader_epoch) or (-1, -1)
+        return EpochEndOffset(partition=asked.partition, leader_epoch=epoch, end_offset=end)
+
+
+def check_epoch(partition: Partition, current: int) -> None:
+    """A client that knows of another leader than this one is told which of the two is behind."""
+    if 0 <= current < partition.leader_epoch:
+        raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
+    if current > partition.leader_epoch:
+        raise KafkaError(ErrorCode.UNKNOWN_LEADER_EPOCH)
+
+
+def _failed(index: int, code: ErrorCode) -> ListOffsetsPartitionResponse:
+    return ListOffsetsPartitionResponse(partition_index=index, error_code=code)

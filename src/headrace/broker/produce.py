@@ -1,0 +1,233 @@
+"""Produce: where a batch becomes an offset.
+
+The way of a batch, each step once:
+
+1. its topic and partition are found;
+2. it is checked by its header (``batch.read_batches``: length, magic, CRC, counts), and by its records only where the
+   topic asks for that (compaction needs keys, ``headrace.validate=records``, a codec of the topic's own);
+3. a transactional batch must belong to a transaction that is open here (``transactions.check_produce``);
+4. an idempotent batch is compared with what its producer wrote before: a repeated one is answered with the offset it
+   got the first time, a gap is refused;
+5. the log appends it, and the answer waits until it is flushed.
+
+A failure at any step concerns its partition alone; the others of the same request go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from headrace.batch import (
+    CODEC_MASK,
+    HEADER_BYTES,
+    PREFIX_BYTES,
+    Batch,
+    InvalidBatch,
+    read_batches,
+    reseal,
+    stamp_log_append_time,
+)
+from headrace.broker.partition import Countdown, Partition
+from headrace.broker.request import Reply, Request, after
+from headrace.broker.topics import Topic
+from headrace.errors import ErrorCode, KafkaError
+from headrace.log.producers import Duplicate
+from headrace.record import Codec, compress, decompress, record_keys, validate_records
+from headrace.wire.kafka.messages.produce import (
+    BatchIndexAndErrorMessage,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+__all__ = ["Producing"]
+
+ACKS = (-1, 0, 1)
+TOPIC_IDS_SINCE = 13
+TRANSACTIONS_V2_SINCE = 12
+
+Waiting = list[tuple[Partition, int]]
+"""(partition, offset) pairs whose flush the answer waits for."""
+
+
+class Producing:
+    """Answers Produce."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def produce(self, request: Request[ProduceRequest]) -> Reply:
+        body = request.body
+        waiting: Waiting = []
+        responses = [self._topic(request, each, waiting) for each in body.topic_data]
+        if body.acks == 0:
+            return None
+        response = ProduceResponse(responses=responses)
+        if not waiting:
+            return response
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        countdown = Countdown(future, len(waiting))
+        for partition, offset in waiting:
+            partition.count_down(offset, countdown)
+        return response if future.done() else after(future, response)
+
+    def _topic(
+        self, request: Request[ProduceRequest], given: TopicProduceData, waiting: Waiting
+    ) -> TopicProduceResponse:
+        topics = self._broker.topics
+        by_id = request.version >= TOPIC_IDS_SINCE
+        topic = topics.by_id(given.topic_id) if by_id else topics.get(given.name)
+        missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        answer = TopicProduceResponse(name=given.name, topic_id=given.topic_id)
+        for each in given.partition_data:
+            partition = topic.partition(each.index) if topic is not None else None
+            if topic is None or partition is None:
+                code = missing if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                answer.partition_responses.append(_refused(each.index, KafkaError(code)))
+                continue
+            try:
+                answer.partition_responses.append(self._partition(request, topic, partition, each, waiting))
+            except KafkaError as error:
+                answer.partition_responses.append(_refused(each.index, error, partition))
+        return answer
+
+    def _partition(
+        self,
+        request: Request[ProduceRequest],
+        topic: Topic,
+        partition: Partition,
+        given: PartitionProduceData,
+        waiting: Waiting,
+    ) -> PartitionProduceResponse:
+        if request.body.acks not in ACKS:
+            raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.body.acks}")
+        batch = self._checked(request, topic, given)
+        self._check_transaction(request, partition, batch)
+        if batch.producer_id >= 0:
+            seen = partition.log.producers.check([batch])
+            if isinstance(seen, Duplicate):
+                waiting.append((partition, seen.last_offset))
+                return self._accepted(partition, seen.base_offset, -1)
+        append_time = -1
+        if topic.config.get("message.timestamp.type") == "LogAppendTime":
+            append_time = self._broker.clock.wall_ms()
+            stamp_log_append_time(batch, append_time)
+        self._broker.overflow.admit(topic, partition, batch, request.peer)
+        result = partition.append([batch])
+        waiting.append((partition, result.last_offset))
+        return self._accepted(partition, result.base_offset, append_time)
+
+    @staticmethod
+    def _accepted(partition: Partition, base_offset: int, append_time_ms: int) -> PartitionProduceResponse:
+        return PartitionProduceResponse(
+            index=partition.index,
+            base_offset=base_offset,
+            log_append_time_ms=append_time_ms,
+            log_start_offset=partition.log.start_offset,
+        )
+
+    def _checked(self, request: Request[ProduceRequest], topic: Topic, given: PartitionProduceData) -> Batch:
+        """The one batch of this partition, if it is one that the topic takes."""
+        if given.records is None:
+            raise InvalidBatch(
+                "Produce requests must contain exactly one record batch per partition, and this has none"
+            )
+        config = topic.config
+        batches = read_batches(given.records, batch_bytes_max=config.get("max.message.bytes"))
+        if len(batches) != 1:
+            raise InvalidBatch(
+                f"Produce requests with version {request.version} must contain exactly one record batch per partition, "
+                f"and this has {len(batches)}"
+            )
+        batch = batches[0]
+        decoded_bytes_max = self._broker.settings.integer("records.decoded.bytes.max")
+        if batch.codec is Codec.ZSTD and request.version < 7:
+            raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "Produce below version 7 may not carry zstd")
+        if config.get("headrace.validate") == "records":
+            validate_records(batch, decoded_bytes_max)
+        if config.compacted:
+            _check_keys(batch, decoded_bytes_max)
+        self._check_timestamps(topic, batch)
+        codec = config.get("compression.type")
+        if codec != "producer" and CODECS[codec] is not batch.codec:
+            _recompress(batch, CODECS[codec], decoded_bytes_max)
+        return batch
+
+    def _check_timestamps(self, topic: Topic, batch: Batch) -> None:
+        config = topic.config
+        if config.get("message.timestamp.type") != "CreateTime" or batch.max_timestamp < 0:
+            return
+        now = self._broker.clock.wall_ms()
+        after_max = config.get("message.timestamp.after.max.ms")
+        before_max = config.get("message.timestamp.before.max.ms")
+        if batch.max_timestamp - now > after_max or now - batch.base_timestamp > before_max:
+            raise KafkaError(
+                ErrorCode.INVALID_TIMESTAMP,
+                f"Timestamp {batch.max_timestamp} of the batch is out of range: the timestamp should be within "
+                f"[{now - before_max}, {now + after_max}]",
+            )
+
+    def _check_transaction(self, request: Request[ProduceRequest], partition: Partition, batch: Batch) -> None:
+        if not batch.is_transactional:
+            if request.body.transactional_id is not None and batch.producer_id < 0:
+                raise KafkaError(ErrorCode.INVALID_RECORD, "a transactional producer sent a batch without producer id")
+            return
+        code = self._broker.transactions.check_produce(
+            request.body.transactional_id,
+            batch.producer_id,
+            batch.producer_epoch,
+            partition.topic,
+            partition.index,
+            request.version,
+        )
+        if code:
+            raise KafkaError(code)
+
+
+CODECS = {
+    "uncompressed": Codec.NONE,
+    "gzip": Codec.GZIP,
+    "snappy": Codec.SNAPPY,
+    "lz4": Codec.LZ4,
+    "zstd": Codec.ZSTD,
+}
+
+
+def _recompress(batch: Batch, codec: Codec, decoded_bytes_max: int) -> None:
+    """The topic's ``compression.type`` is not the producer's: the records are unpacked and packed again."""
+    records = decompress(batch.codec, batch.body[HEADER_BYTES - PREFIX_BYTES :], decoded_bytes_max)
+    batch.attributes = batch.attributes & ~CODEC_MASK | codec
+    reseal(batch, compress(codec, records))
+
+
+class KeylessRecord(KafkaError):
+    """Compaction keeps the last record of each key, so each record needs one."""
+
+    def __init__(self, indexes: list[int]) -> None:
+        super().__init__(ErrorCode.INVALID_RECORD, "Compacted topic cannot accept message without key.")
+        self.indexes = indexes
+
+
+def _check_keys(batch: Batch, decoded_bytes_max: int) -> None:
+    keyless = [index for index, (_, key, _) in enumerate(record_keys(batch, decoded_bytes_max)) if key is None]
+    if keyless:
+        raise KeylessRecord(keyless)
+
+
+def _refused(index: int, error: KafkaError, partition: Partition | None = None) -> PartitionProduceResponse:
+    answer = PartitionProduceResponse(index=index, error_code=error.code, base_offset=-1, error_message=error.message)
+    if partition is not None and error.code in (ErrorCode.INVALID_RECORD, ErrorCode.INVALID_TIMESTAMP):
+        answer.log_start_offset = partition.log.start_offset
+    if isinstance(error, KeylessRecord):
+        answer.record_errors = [
+            BatchIndexAndErrorMessage(batch_index=each, batch_index_error_message=error.message)
+            for each in error.indexes
+        ]
+    return answer

@@ -1,0 +1,64 @@
+"""A request as the broker sees it: who asks, in which version, and what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+__all__ = ["Peer", "Reply", "Request", "after"]
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Peer:
+    """The connection a request came over. ``closed`` turns true when it is gone: what it had queued is not executed."""
+
+    id: int
+    host: str = "127.0.0.1"
+    listener: str = "kafka"
+    closed: bool = False
+    principal: str = "User:ANONYMOUS"
+    software: str = ""
+    on_hold: Callable[[bool], None] | None = None
+
+    def hold(self, held: bool) -> None:
+        """Stop reading this connection, or go on: how a producer that outruns its consumers is held back."""
+        if self.on_hold is not None:
+            self.on_hold(held)
+
+
+@dataclass(slots=True, kw_only=True)
+class Request(Generic[T]):
+    """One decoded request."""
+
+    api_key: int
+    version: int
+    body: T
+    peer: Peer
+    client_id: str | None = None
+    correlation_id: int = 0
+
+
+Reply = Any | asyncio.Future[Any]
+"""A response message, or a future that gives it; ``None`` is an answer that is not sent (Produce with acks=0)."""
+
+
+def after(flushed: asyncio.Future[None], response: T) -> asyncio.Future[T]:
+    """A future that gives ``response`` once ``flushed`` is done, or fails as it fails."""
+    answer: asyncio.Future[T] = flushed.get_loop().create_future()
+
+    def done(flush: asyncio.Future[None]) -> None:
+        if answer.cancelled():
+            return
+        if flush.cancelled():
+            answer.cancel()
+        elif (error := flush.exception()) is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(response)
+
+    flushed.add_done_callback(done)
+    return answer

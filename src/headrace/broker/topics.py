@@ -1,0 +1,289 @@
+"""Topics: their names, ids, partitions and settings.
+
+A topic is a row of the state table ``topics``; its partitions are directories. The row is written first when a topic is
+made, and removed first when it is deleted, so that a crash in between leaves either a topic whose empty logs are made
+at the next start or directories that the row in ``deleted`` names. A directory that no row names is reported and never
+removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+from uuid import UUID
+
+from headrace.broker.partition import Partition
+from headrace.broker.state import StateStore
+from headrace.config import TOPIC_SETTINGS, Settings, parse_value
+from headrace.errors import ErrorCode, KafkaError
+from headrace.log.config import FlushMode, LogConfig
+from headrace.log.flush import Flusher
+from headrace.log.store import LogStore
+from headrace.ports import Clock
+
+__all__ = ["NAME_LENGTH_MAX", "PARTITIONS_PER_TOPIC_MAX", "Topic", "TopicConfig", "Topics", "check_name"]
+
+NAME_LENGTH_MAX = 249
+PARTITIONS_PER_TOPIC_MAX = 10_000
+_NAME = re.compile(r"[A-Za-z0-9._-]+\Z")
+
+
+def check_name(name: str) -> None:
+    """Kafka's rule for topic names; it also keeps names safe as parts of paths."""
+    if not name:
+        raise _invalid_name("Topic name is invalid: the empty string is not allowed")
+    if name in (".", ".."):
+        raise _invalid_name("Topic name is invalid: '.' or '..' is not allowed")
+    if len(name) > NAME_LENGTH_MAX:
+        raise _invalid_name(
+            f"Topic name is invalid: the length of '{name[:20]}…' is longer than the max allowed length {NAME_LENGTH_MAX}"
+        )
+    if not _NAME.match(name):
+        raise _invalid_name(
+            f"Topic name is invalid: '{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
+        )
+
+
+def _invalid_name(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, message)
+
+
+class TopicConfig:
+    """A topic's effective settings: its own where given, else the broker's."""
+
+    def __init__(self, given: Mapping[str, str], settings: Settings) -> None:
+        self.given = dict(given)
+        self._settings = settings
+        self._cache: dict[str, Any] = {}
+
+    def get(self, name: str) -> Any:
+        if name not in self._cache:
+            setting = TOPIC_SETTINGS[name]
+            if name in self.given:
+                value = parse_value(setting, self.given[name])
+            elif setting.synonym:
+                value = self._settings.get(setting.synonym)
+            else:
+                value = setting.default
+            self._cache[name] = value
+        return self._cache[name]
+
+    def forget(self) -> None:
+        """Something changed: ask again."""
+        self._cache.clear()
+
+    @property
+    def compacted(self) -> bool:
+        return "compact" in self.get("cleanup.policy")
+
+    def log_config(self) -> LogConfig:
+        policies = self.get("cleanup.policy")
+        return LogConfig(
+            segment_bytes_max=self.get("segment.bytes"),
+            segment_ms_max=self.get("segment.ms"),
+            index_interval_bytes=self.get("index.interval.bytes"),
+            retention_ms=self.get("retention.ms"),
+            retention_bytes=self.get("retention.bytes"),
+            cleanup_delete="delete" in policies,
+            cleanup_compact="compact" in policies,
+            delete_retention_ms=self.get("delete.retention.ms"),
+            min_cleanable_dirty_ratio=self.get("min.cleanable.dirty.ratio"),
+            min_compaction_lag_ms=self.get("min.compaction.lag.ms"),
+            max_compaction_lag_ms=self.get("max.compaction.lag.ms"),
+            flush=FlushMode(self.get("headrace.flush")),
+            flush_interval_ms=self._settings.integer("flush.interval.ms"),
+            producer_expiration_ms=self._settings.integer("producer.id.expiration.ms"),
+            decompressed_bytes_max=self._settings.integer("records.decoded.bytes.max"),
+        )
+
+
+class Topic:
+    """One topic, alive."""
+
+    def __init__(self, name: str, topic_id: bytes, config: TopicConfig) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.config = config
+        self.partitions: list[Partition] = []
+        self.internal = False
+
+    def partition(self, index: int) -> Partition | None:
+        return self.partitions[index] if 0 <= index < len(self.partitions) else None
+
+
+class Topics:
+    """All topics, by name and by id."""
+
+    def __init__(
+        self,
+        *,
+        state: StateStore,
+        store: LogStore,
+        flusher: Flusher,
+        clock: Clock,
+        settings: Settings,
+        leader_epoch: int,
+    ) -> None:
+        self._state = state
+        self._store = store
+        self._flusher = flusher
+        self._clock = clock
+        self._settings = settings
+        self._leader_epoch = leader_epoch
+        self._by_name: dict[str, Topic] = {}
+        self._by_id: dict[bytes, Topic] = {}
+        self._listeners: list[Callable[[], None]] = []
+
+    def load(self) -> None:
+        """Open every topic of the state; finish deletions that a crash interrupted."""
+        for name, row in self._state.table("topics").items():
+            topic = Topic(name, bytes.fromhex(row["id"]), TopicConfig(row["config"], self._settings))
+            self._open_partitions(topic, int(row["partitions"]), sync=False)
+            self._register(topic)
+        for key in list(self._state.table("deleted")):
+            self._remove_files(key)
+
+    def get(self, name: str) -> Topic | None:
+        return self._by_name.get(name)
+
+    def by_id(self, topic_id: bytes) -> Topic | None:
+        return self._by_id.get(topic_id)
+
+    def names(self) -> list[str]:
+        return sorted(self._by_name)
+
+    def all(self) -> list[Topic]:
+        return [self._by_name[name] for name in sorted(self._by_name)]
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Be called after topics or partitions came or went."""
+        self._listeners.append(listener)
+
+    def check_new(self, name: str, partitions: int, config: Mapping[str, str | None]) -> dict[str, str]:
+        """Whether a topic could be made like this; its settings, cleaned."""
+        check_name(name)
+        if name in self._by_name:
+            raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+        for other in self._by_name:
+            if other.replace(".", "_") == name.replace(".", "_"):
+                raise _invalid_name(f"Topic '{name}' collides with existing topic: {other}")
+        if not 0 < partitions <= PARTITIONS_PER_TOPIC_MAX:
+            raise KafkaError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"Number of partitions was set to an invalid value: {partitions} is not between 1 and "
+                f"{PARTITIONS_PER_TOPIC_MAX}.",
+            )
+        return self.check_config(config)
+
+    def check_config(self, config: Mapping[str, str | None]) -> dict[str, str]:
+        """Refuse unknown settings and values that do not fit."""
+        clean = {}
+        for key, raw in config.items():
+            setting = TOPIC_SETTINGS.get(key)
+            if setting is None:
+                raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {key}")
+            if raw is None:
+                raise KafkaError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {key}")
+            parse_value(setting, raw)
+            clean[key] = raw
+        return clean
+
+    def create(self, name: str, partitions: int, config: Mapping[str, str | None] = {}) -> tuple[Topic, int]:
+        """Make a topic; it and the state offset after which it is durable."""
+        clean = self.check_new(name, partitions, config)
+        topic = Topic(name, _new_id(), TopicConfig(clean, self._settings))
+        offset = self._write_row(topic, partitions)
+        self._open_partitions(topic, partitions)
+        self._register(topic)
+        self._notify()
+        return topic, offset
+
+    def add_partitions(self, topic: Topic, count: int) -> int:
+        offset = self._write_row(topic, count)
+        self._open_partitions(topic, count)
+        self._notify()
+        return offset
+
+    def delete(self, topic: Topic) -> int:
+        """The topic is gone at once; its files follow when that is durable."""
+        key = f"{topic.name}~{topic.topic_id.hex()}"
+        offset = self._state.put_many([("topics", topic.name, None), ("deleted", key, True)])
+        del self._by_name[topic.name]
+        del self._by_id[topic.topic_id]
+        for partition in topic.partitions:
+            partition.remove()
+            self._flusher.forget(partition.log)
+        self._state.when_flushed(offset).add_done_callback(lambda _: self._remove_files(key))
+        self._notify()
+        return offset
+
+    def alter(self, topic: Topic, config: Mapping[str, str]) -> int:
+        """Replace the topic's own settings."""
+        before = topic.config.given
+        topic.config.given = dict(config)
+        try:
+            offset = self._write_row(topic, len(topic.partitions))
+        except KafkaError:
+            topic.config.given = before
+            raise
+        self.settings_changed([topic])
+        return offset
+
+    def settings_changed(self, topics: Iterable[Topic] | None = None) -> None:
+        for topic in list(self._by_name.values()) if topics is None else topics:
+            topic.config.forget()
+            for partition in topic.partitions:
+                partition.log.config = topic.config.log_config()
+
+    # ---- inside ----
+
+    def _write_row(self, topic: Topic, partitions: int) -> int:
+        row = {"id": topic.topic_id.hex(), "partitions": partitions, "config": topic.config.given}
+        return self._state.put("topics", topic.name, row)
+
+    def _open_partitions(self, topic: Topic, count: int, *, sync: bool = True) -> None:
+        config = topic.config.log_config()
+        for index in range(len(topic.partitions), count):
+            log = self._store.open_log(topic.name, UUID(bytes=topic.topic_id), index, config, sync=sync)
+            topic.partitions.append(
+                Partition(
+                    topic=topic.name,
+                    index=index,
+                    log=log,
+                    flusher=self._flusher,
+                    clock=self._clock,
+                    leader_epoch=self._leader_epoch,
+                )
+            )
+
+    def _register(self, topic: Topic) -> None:
+        self._by_name[topic.name] = topic
+        self._by_id[topic.topic_id] = topic
+
+    def _notify(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def _remove_files(self, key: str) -> None:
+        name, _, topic_id = key.rpartition("~")
+
+        def removed(_: asyncio.Future[None]) -> None:
+            self._state.put("deleted", key, None)
+
+        asyncio.get_running_loop().run_in_executor(
+            None, self._store.delete_topic, name, UUID(topic_id)
+        ).add_done_callback(removed)
+
+
+def _new_id() -> bytes:
+    """A random id that is neither null nor reserved (Kafka keeps the ids 0 and 1), and does not begin with '-' in base64."""
+    while True:
+        topic_id = os.urandom(16)
+        if topic_id[0] >> 2 != 62 and any(topic_id[:15]):
+            return topic_id
