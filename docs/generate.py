@@ -1,0 +1,84 @@
+"""Write the parts of docs/ that are printed from the code; ``--check`` only says whether they are what the code says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from headrace.config import BROKER_SETTINGS, GROUP_SETTINGS, TOPIC_SETTINGS, Setting, show_value
+from headrace.wire.kafka.apis import support_matrix
+
+DOCS = Path(__file__).parent
+
+
+def configuration() -> str:
+    """The text of docs/configuration.md."""
+    lines = [
+        "# Settings",
+        "",
+        "Printed from the code by `make docs`; a test compares. A value comes from the first of: a change made at run time",
+        "(`headrace topic alter`, or any Kafka admin tool), a flag, the environment (`num.partitions` is",
+        "`HEADRACE_NUM_PARTITIONS`), the file `headrace.toml`, the default. `headrace config` prints the effective values",
+        "and where each came from.",
+        "",
+        "```toml",
+        "# headrace.toml: Kafka's names as they stand; a name that is also the beginning of another needs quotes",
+        'data = "/var/lib/headrace"',
+        'kafka = "127.0.0.1:9092"',
+        "num.partitions = 4",
+        '"headrace.flush" = "ack"',
+        "```",
+        "",
+        "## Topics",
+        "",
+        "Given per topic at creation or later; the default comes from the broker setting in the third column.",
+        "",
+        *table(TOPIC_SETTINGS.values(), third="broker setting"),
+        "",
+        "## The broker",
+        "",
+        *table(each for each in BROKER_SETTINGS.values() if not each.doc.startswith("default of ")),
+        "",
+        "## Groups",
+        "",
+        *table(GROUP_SETTINGS.values(), third="broker setting"),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def table(settings: Iterable[Setting], third: str = "") -> list[str]:
+    head = f"| setting | default | {third + ' | ' if third else ''}what it does |"
+    rows = [head, "|---|---|" + ("---|" if third else "") + "---|"]
+    for each in sorted(settings, key=lambda each: each.name):
+        default = show_value(each.default) or "(empty)"
+        choices = f" One of: {', '.join(each.choices)}." if each.choices else ""
+        middle = f" `{each.synonym}` |" if third and each.synonym else (" |" if third else "")
+        rows.append(f"| `{each.name}` | `{default}` |{middle} {each.doc}.{choices} |")
+    return rows
+
+
+PRINTED: dict[str, Callable[[], str]] = {
+    "configuration.md": configuration,
+    "support-matrix.md": support_matrix,
+}
+
+
+def main(check: bool) -> int:
+    stale = [name for name, text in PRINTED.items() if not _is(DOCS / name, text())]
+    if check:
+        for name in stale:
+            print(f"docs/{name} is not what the code says; run `make docs`")
+        return 1 if stale else 0
+    for name in stale:
+        (DOCS / name).write_text(PRINTED[name]())
+        print(f"docs/{name} written")
+    return 0
+
+
+def _is(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text() == text
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))
