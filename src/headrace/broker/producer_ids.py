@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from headrace.broker.state import StateStore
+from headrace.errors import ErrorCode, KafkaError
 
 __all__ = ["PRODUCER_IDS_TABLE", "ProducerIds"]
 
@@ -35,11 +36,17 @@ class ProducerIds:
     def take(self) -> int:
         """A new id. Whoever tells a client waits first: for ``when_reserved``, or for a later change of the state."""
         if self._next == self._end:
-            self._reserved_at = self._state.put(PRODUCER_IDS_TABLE, _KEY, self._end + BLOCK_SIZE)
-            self._end += BLOCK_SIZE
+            self._reserve()
         taken = self._next
         self._next += 1
         return taken
+
+    def _reserve(self) -> None:
+        try:
+            self._reserved_at = self._state.put(PRODUCER_IDS_TABLE, _KEY, self._end + BLOCK_SIZE)
+        except KafkaError as error:
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, error.message) from error
+        self._end += BLOCK_SIZE
 
     def when_reserved(self) -> asyncio.Future[None]:
         """Done when the block of the last id taken is durable."""

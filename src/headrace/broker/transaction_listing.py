@@ -53,7 +53,7 @@ def _described(name: str, transaction: Transaction | None) -> TransactionState:
 def list_matching(
     transactions: Mapping[str, Transaction], request: ListTransactionsRequest, *, now_ms: int
 ) -> ListTransactionsResponse:
-    """Those that pass every filter given; the pattern comes from the wire, so RE2 looks at it and cannot be made slow."""
+    """Those that pass every filter given; the pattern comes from the wire, so RE2 reads it in bounded time."""
     pattern: Any = None
     if request.transactional_id_pattern:
         try:

@@ -256,14 +256,13 @@ class TransactionCoordinator:
     def add_partitions_to_txn(self, request: Request[AddPartitionsToTxnRequest]) -> Reply:
         body = request.body
         if request.version >= ADD_PARTITIONS_BATCHED_SINCE:
+            added = [self._add_partitions(request, each) for each in body.transactions]
             results = [
-                AddPartitionsToTxnResult(
-                    transactional_id=each.transactional_id, topic_results=self._add_partitions(request, each)
-                )
-                for each in body.transactions
+                AddPartitionsToTxnResult(transactional_id=each.transactional_id, topic_results=topics)
+                for each, (topics, _) in zip(body.transactions, added, strict=True)
             ]
             response = AddPartitionsToTxnResponse(results_by_transaction=results)
-            names: Iterable[str] = [each.transactional_id for each in body.transactions]
+            offset = max((stored_at for _, stored_at in added), default=-1)
         else:
             single = AddPartitionsToTxnTransaction(
                 transactional_id=body.v3_and_below_transactional_id,
@@ -271,20 +270,20 @@ class TransactionCoordinator:
                 producer_epoch=body.v3_and_below_producer_epoch,
                 topics=body.v3_and_below_topics,
             )
-            response = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=self._add_partitions(request, single))
-            names = [single.transactional_id]
-        offset = max((self._stored_at.get(name, -1) for name in names), default=-1)
+            topics, offset = self._add_partitions(request, single)
+            response = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
         return after(self._state.when_flushed(offset), response) if offset >= 0 else response
 
     def _add_partitions(
         self, request: Request[AddPartitionsToTxnRequest], asked: AddPartitionsToTxnTransaction
-    ) -> list[AddPartitionsToTxnTopicResult]:
+    ) -> tuple[list[AddPartitionsToTxnTopicResult], int]:
+        """The results, and the journal offset that must be flushed before they are told (-1: none)."""
         wanted = frozenset((topic.name, index) for topic in asked.topics for index in topic.partitions)
         unknown = frozenset(each for each in wanted if not self._exists(each))
         if unknown:
             codes = dict.fromkeys(wanted, ErrorCode.OPERATION_NOT_ATTEMPTED)
             codes.update(dict.fromkeys(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
-            return _partition_results(asked.topics, codes)
+            return _partition_results(asked.topics, codes), -1
         try:
             current = self._checked(asked.transactional_id, asked.producer_id, asked.producer_epoch)
             if asked.verify_only:
@@ -292,13 +291,14 @@ class TransactionCoordinator:
                 codes = {
                     each: ErrorCode.TRANSACTION_ABORTABLE if each in missing else ErrorCode.NONE for each in wanted
                 }
-                return _partition_results(asked.topics, codes)
+                return _partition_results(asked.topics, codes), -1
             self._check_connection(request, current)
             self._join(current, partitions=wanted)
-            code = ErrorCode.NONE
         except KafkaError as error:
             code = _fenced_as_known(error.code, request.version, FENCED_SINCE_ADD_PARTITIONS)
-        return _partition_results(asked.topics, dict.fromkeys(wanted, code))
+            return _partition_results(asked.topics, dict.fromkeys(wanted, code)), -1
+        stored_at = self._stored_at.get(asked.transactional_id, -1)
+        return _partition_results(asked.topics, dict.fromkeys(wanted, ErrorCode.NONE)), stored_at
 
     def add_offsets_to_txn(self, request: Request[AddOffsetsToTxnRequest]) -> Reply:
         body = request.body

@@ -1,0 +1,391 @@
+"""A broker's insides for testing transactions: state and partitions in memory, and a crash that keeps what was flushed.
+
+Everything that was written is kept as a list, with the number of entries that are flushed. ``World.crash`` starts a
+new coordinator from any prefix of each list that holds at least what was flushed: files survive independently of each
+other, as on a real disk. Batches and producer states are the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from headrace.batch import Batch, build_batch, control_batch, control_type, stamp
+from headrace.broker.request import Peer, Request
+from headrace.broker.transactions import TransactionCoordinator
+from headrace.errors import ErrorCode
+from headrace.log.errors import DiskFull
+from headrace.log.producers import Duplicate, ProducerStates
+from headrace.record import Record, decode_records
+from headrace.testing.clock import VirtualClock
+from headrace.wire.kafka.messages import transactions as messages
+
+Change = tuple[str, str, Any]
+
+
+class Waiters:
+    """Futures that wait for a number of flushed entries."""
+
+    def __init__(self) -> None:
+        self.flushed = 0
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    def when_flushed(self, offset: int) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((offset, future))
+        self.advance(self.flushed)
+        return future
+
+    def advance(self, flushed: int) -> None:
+        self.flushed = flushed
+        for offset, future in self._waiting:
+            if offset < flushed and not future.done():
+                future.set_result(None)
+        self._waiting = [each for each in self._waiting if not each[1].done()]
+
+
+class FakeState:
+    """``StateStore`` in memory."""
+
+    def __init__(self, journal: Sequence[list[Change]] = ()) -> None:
+        self.tables: dict[str, dict[str, Any]] = {}
+        self.journal: list[list[Change]] = []
+        self.full = False
+        self.waiters = Waiters()
+        for changes in journal:
+            self.put_many(changes)
+        self.flush()
+
+    def table(self, name: str) -> dict[str, Any]:
+        return self.tables.setdefault(name, {})
+
+    def put(self, table: str, key: str, value: Any | None) -> int:
+        return self.put_many([(table, key, value)])
+
+    def put_many(self, changes: Sequence[Change]) -> int:
+        if self.full:
+            raise DiskFull("state", 100)
+        self.journal.append(list(changes))
+        for table, key, value in changes:
+            if value is None:
+                self.table(table).pop(key, None)
+            else:
+                self.table(table)[key] = value
+        return len(self.journal) - 1
+
+    def when_flushed(self, offset: int) -> asyncio.Future[None]:
+        return self.waiters.when_flushed(offset)
+
+    def flush(self) -> None:
+        self.waiters.advance(len(self.journal))
+
+
+class FakePartition:
+    """``Partition`` with its log, in memory. One batch is one offset range, as in a real log."""
+
+    def __init__(self, topic: str, index: int, batches: Sequence[Batch] = ()) -> None:
+        self.topic = topic
+        self.index = index
+        self.batches: list[Batch] = []
+        self.end_offset = 0
+        self.removed = False
+        self.full = False
+        self.waiters = Waiters()
+        self.log = SimpleNamespace(producers=ProducerStates())
+        for batch in batches:
+            self.append(batch)
+        self.flush()
+
+    def append(self, batch: Batch) -> int:
+        if self.full:
+            raise DiskFull(self.topic, batch.size)
+        stamp(batch, self.end_offset, 0)
+        self.end_offset = batch.next_offset
+        self.batches.append(batch)
+        self.log.producers.apply(batch)
+        return batch.last_offset
+
+    def append_marker(self, producer_id: int, producer_epoch: int, commit: bool, coordinator_epoch: int = 0) -> int:
+        marker = control_batch(
+            commit=commit,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            coordinator_epoch=coordinator_epoch,
+            timestamp=0,
+        )
+        return self.append(marker)
+
+    def when_flushed(self, offset: int) -> asyncio.Future[None]:
+        return self.waiters.when_flushed(offset)
+
+    def flush(self) -> None:
+        self.waiters.advance(self.end_offset)
+
+    def flushed_batches(self) -> int:
+        return sum(batch.next_offset <= self.waiters.flushed for batch in self.batches)
+
+    def markers(self) -> list[tuple[int, int, bool]]:
+        """(producer id, epoch, commit?) of each marker."""
+        found = []
+        for batch in self.batches:
+            kind = control_type(batch) if batch.is_control else None
+            if kind is not None:
+                found.append((batch.producer_id, batch.producer_epoch, kind[0]))
+        return found
+
+    def outcome(self) -> tuple[list[str], list[str], list[str]]:
+        """The values that are committed, aborted, open: as a reader of committed data would sort them."""
+        open_: dict[int, list[str]] = {}
+        committed: list[str] = []
+        aborted: list[str] = []
+        for batch in self.batches:
+            if batch.is_control:
+                kind = control_type(batch)
+                assert kind is not None
+                (committed if kind[0] else aborted).extend(open_.pop(batch.producer_id, []))
+            else:
+                values = [(record.value or b"").decode() for record in decode_records(batch, 1 << 20)]
+                open_.setdefault(batch.producer_id, []).extend(values)
+        return committed, aborted, [value for values in open_.values() for value in values]
+
+
+class FakeTopics:
+    def __init__(self, partitions: Sequence[FakePartition]) -> None:
+        self.topics: dict[str, SimpleNamespace] = {}
+        for each in partitions:
+            self.topics.setdefault(each.topic, SimpleNamespace(name=each.topic, partitions=[])).partitions.append(each)
+        for topic in self.topics.values():
+            topic.partition = lambda index, topic=topic: (
+                topic.partitions[index] if 0 <= index < len(topic.partitions) else None
+            )
+
+    def get(self, name: str) -> SimpleNamespace | None:
+        return self.topics.get(name)
+
+    def all(self) -> list[SimpleNamespace]:
+        return list(self.topics.values())
+
+    def delete(self, name: str) -> None:
+        for partition in self.topics.pop(name).partitions:
+            partition.removed = True
+            partition.waiters.advance(1 << 40)
+
+
+class FakeGroups:
+    """Pending and committed offsets, both rows of the state."""
+
+    def __init__(self, state: FakeState) -> None:
+        self._state = state
+
+    def pend(self, producer_id: int, group: str, offset: int) -> int:
+        return self._state.put("pending", f"{producer_id}/{group}", offset)
+
+    def committed(self, group: str) -> int | None:
+        return self._state.table("committed").get(group)
+
+    def pending(self) -> dict[str, int]:
+        return self._state.table("pending")
+
+    def complete_transaction(self, producer_id: int, commit: bool) -> list[Change]:
+        changes: list[Change] = []
+        for key, offset in self._state.table("pending").items():
+            owner, _, group = key.partition("/")
+            if int(owner) == producer_id:
+                changes.append(("pending", key, None))
+                if commit:
+                    changes.append(("committed", group, offset))
+        return changes
+
+    def apply_transaction(self, producer_id: int, commit: bool) -> None:
+        pass
+
+
+class FakeSettings:
+    values: ClassVar[dict[str, int]] = {
+        "transaction.max.timeout.ms": 900_000,
+        "transactional.id.expiration.ms": 604_800_000,
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 10_000,
+    }
+
+    def integer(self, name: str) -> int:
+        return self.values[name]
+
+
+class World:
+    """A coordinator and all it stands on. Every call runs the loop until nothing moves any more."""
+
+    def __init__(
+        self,
+        state: FakeState | None = None,
+        partitions: Sequence[FakePartition] | None = None,
+        clock: VirtualClock | None = None,
+        runner: asyncio.Runner | None = None,
+    ) -> None:
+        self.runner = runner or asyncio.Runner()
+        self.clock = clock or VirtualClock()
+        self.state = state or FakeState()
+        self.partitions = list(partitions or [FakePartition("a", 0), FakePartition("a", 1), FakePartition("b", 0)])
+        self.topics = FakeTopics(self.partitions)
+        self.groups = FakeGroups(self.state)
+        self.coordinator = TransactionCoordinator(
+            self.state,  # type: ignore[arg-type]
+            self.clock,
+            FakeSettings(),  # type: ignore[arg-type]
+            self.topics,  # type: ignore[arg-type]
+            self.groups,
+        )
+        self.do(self.coordinator.load)
+        self.advance(0)
+
+    # ---- running ----
+
+    def do(self, call: Callable[[], Any]) -> Any:
+        async def run() -> Any:
+            result = call()
+            for _ in range(12):
+                await asyncio.sleep(0)
+            return result
+
+        return self.runner.run(run())
+
+    def advance(self, ms: float) -> None:
+        async def run() -> None:
+            await self.clock.advance_on_loop(ms)
+            for _ in range(12):
+                await asyncio.sleep(0)
+
+        self.runner.run(run())
+
+    def flush_state(self) -> None:
+        self.do(self.state.flush)
+
+    def flush_partitions(self, *which: FakePartition) -> None:
+        self.do(lambda: [each.flush() for each in which or self.partitions])
+
+    def flush(self) -> None:
+        """Flush until nobody writes any more."""
+        while True:
+            before = (len(self.state.journal), [each.end_offset for each in self.partitions])
+            self.flush_state()
+            self.flush_partitions()
+            if before == (len(self.state.journal), [each.end_offset for each in self.partitions]):
+                return
+
+    def crash(self, choose: Callable[[int, int], int] = lambda least, most: least) -> World:
+        """Power fails. ``choose(least, most)`` says how many entries of a file survive."""
+        self.do(self.coordinator.close)
+        state = FakeState(self.state.journal[: choose(self.state.waiters.flushed, len(self.state.journal))])
+        partitions = [
+            FakePartition(each.topic, each.index, each.batches[: choose(each.flushed_batches(), len(each.batches))])
+            for each in self.partitions
+            if not each.removed
+        ]
+        return World(state, partitions, self.clock, self.runner)
+
+    def close(self) -> None:
+        self.do(self.coordinator.close)
+        self.runner.close()
+
+    # ---- asking ----
+
+    def ask(self, name: str, version: int, body: Any, peer: Peer | None = None) -> Any:
+        """The reply: a response, or a future that gives one."""
+        request = Request(api_key=0, version=version, body=body, peer=peer or Peer(id=1))
+        return self.do(lambda: getattr(self.coordinator, name)(request))
+
+    def init(
+        self, transactional_id: str | None = "t", *, version: int = 4, peer: Peer | None = None, **fields: Any
+    ) -> Any:
+        fields.setdefault("transaction_timeout_ms", 60_000)
+        body = messages.InitProducerIdRequest(transactional_id=transactional_id, **fields)
+        return self.ask("init_producer_id", version, body, peer)
+
+    def add(self, producer: Producer, *partitions: FakePartition, version: int = 3, peer: Peer | None = None) -> Any:
+        topics = [messages.AddPartitionsToTxnTopic(name=each.topic, partitions=[each.index]) for each in partitions]
+        body = messages.AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=producer.name,
+            v3_and_below_producer_id=producer.id,
+            v3_and_below_producer_epoch=producer.epoch,
+            v3_and_below_topics=topics,
+        )
+        return self.ask("add_partitions_to_txn", version, body, peer)
+
+    def add_offsets(self, producer: Producer, group: str, *, version: int = 3) -> Any:
+        body = messages.AddOffsetsToTxnRequest(
+            transactional_id=producer.name, producer_id=producer.id, producer_epoch=producer.epoch, group_id=group
+        )
+        return self.ask("add_offsets_to_txn", version, body)
+
+    def end(self, producer: Producer, *, commit: bool, version: int = 4, peer: Peer | None = None) -> Any:
+        body = messages.EndTxnRequest(
+            transactional_id=producer.name, producer_id=producer.id, producer_epoch=producer.epoch, committed=commit
+        )
+        return self.ask("end_txn", version, body, peer)
+
+    def produce(self, producer: Producer, partition: FakePartition, value: str, *, version: int = 11) -> ErrorCode:
+        """What the produce path does with a transactional batch."""
+        code: ErrorCode = self.do(
+            lambda: self.coordinator.check_produce(
+                producer.name, producer.id, producer.epoch, partition.topic, partition.index, version
+            )
+        )
+        if code is ErrorCode.NONE:
+            producer.append(partition, value)
+        return code
+
+    def state_of(self, name: str = "t") -> str:
+        body = messages.DescribeTransactionsRequest(transactional_ids=[name])
+        response = self.ask("describe_transactions", 0, body)
+        state: str = response.transaction_states[0].transaction_state
+        return state
+
+    def ready(self, name: str = "t", *, version: int = 4) -> Producer:
+        """A producer that has its id."""
+        answer = self.init(name, version=version)
+        self.flush()
+        response = result(answer)
+        assert response.error_code == 0
+        return Producer(name, response.producer_id, response.producer_epoch)
+
+
+class Producer:
+    """A client's view: its id, its epoch, its next sequence per partition."""
+
+    def __init__(self, name: str, producer_id: int, epoch: int) -> None:
+        self.name = name
+        self.id = producer_id
+        self.epoch = epoch
+        self._sequences: dict[tuple[str, int], int] = {}
+
+    def moved(self, producer_id: int, epoch: int) -> None:
+        if (producer_id, epoch) != (self.id, self.epoch):
+            self.id, self.epoch = producer_id, epoch
+            self._sequences.clear()
+
+    def append(self, partition: FakePartition, value: str) -> None:
+        where = (partition.topic, partition.index)
+        sequence = self._sequences.get(where, 0)
+        batch = build_batch(
+            [Record(key=None, value=value.encode())],
+            producer_id=self.id,
+            producer_epoch=self.epoch,
+            base_sequence=sequence,
+            transactional=True,
+        )
+        if not isinstance(partition.log.producers.check([batch]), Duplicate):
+            partition.append(batch)
+        self._sequences[where] = sequence + 1
+
+
+def result(reply: Any) -> Any:
+    """The response of a reply that must be there by now."""
+    if isinstance(reply, asyncio.Future):
+        assert reply.done(), "the answer still waits"
+        return reply.result()
+    return reply
+
+
+def waits(reply: Any) -> bool:
+    return isinstance(reply, asyncio.Future) and not reply.done()
