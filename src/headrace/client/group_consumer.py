@@ -90,6 +90,10 @@ class GroupConsumer:
     def positions(self) -> Mapping[TopicPartition, int]:
         return self._consumer.positions
 
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Go on elsewhere in a partition that is ours."""
+        self._consumer.seek(partition, offset)
+
     def at_end(self) -> bool:
         return self._consumer.at_end()
 

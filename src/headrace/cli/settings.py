@@ -1,0 +1,53 @@
+"""The settings of a broker as the command line gives them: flags, environment, file, defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from headrace.cli.shared import settings_of
+
+if TYPE_CHECKING:
+    from headrace.config import Settings
+
+__all__ = ["load_settings", "settings_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_FILE = Path("headrace.toml")
+
+_OPTIONS = [
+    click.option("--data", metavar="DIR", help="Where everything is kept."),
+    click.option("--kafka", metavar="HOST:PORT", help="Where to listen for Kafka clients; port 0 chooses one."),
+    click.option("--amqp", metavar="HOST:PORT|off", help="Where to listen for AMQP clients."),
+    click.option("--http", metavar="HOST:PORT|off", help="Where to serve the web console."),
+    click.option(
+        "--config",
+        "file",
+        envvar="HEADRACE_CONFIG",
+        show_envvar=True,
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="The settings file; default: headrace.toml in this folder, where there is one.",
+    ),
+    click.option("--insecure", is_flag=True, default=None, help="Allow a public address without authentication."),
+    click.option("-s", "--set", "pairs", multiple=True, metavar="NAME=VALUE", help="Any other setting; repeatable."),
+]
+
+
+def settings_options(command: F) -> F:
+    """The options that change settings, in the order in which help shows them."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def load_settings(file: Path | None, pairs: tuple[str, ...], **flags: Any) -> Settings:
+    from headrace.config import Settings
+
+    if file is None and DEFAULT_FILE.is_file():
+        file = DEFAULT_FILE
+    return Settings.load(file=file, flags={**settings_of(pairs, "--set"), **flags})
