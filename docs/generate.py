@@ -1,4 +1,4 @@
-"""Write the parts of docs/ that are printed from the code; ``--check`` only says whether they are what the code says."""
+"""Write the parts of docs/ that are printed from the code; ``--check`` only says whether they are up to date."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def configuration() -> str:
     lines = [
         "# Settings",
         "",
-        "Printed from the code by `make docs`; a test compares. A value comes from the first of: a change made at run time",
-        "(`headrace topic alter`, or any Kafka admin tool), a flag, the environment (`num.partitions` is",
-        "`HEADRACE_NUM_PARTITIONS`), the file `headrace.toml`, the default. `headrace config` prints the effective values",
-        "and where each came from.",
+        "Printed from the code by `make docs`; a test compares. A value comes from the first of: a change made while",
+        "running (`headrace topic alter`, or any Kafka admin tool), a flag, the environment (`num.partitions` is",
+        "`HEADRACE_NUM_PARTITIONS`), the file `headrace.toml`, the default. `headrace config` prints the effective",
+        "values and where each came from.",
         "",
         "```toml",
         "# headrace.toml: Kafka's names as they stand; a name that is also the beginning of another needs quotes",

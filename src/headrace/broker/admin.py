@@ -146,7 +146,7 @@ class Administering:
                 ErrorCode.INVALID_PARTITIONS,
                 "Number of partitions was set to an invalid non-positive value."
                 if asked.num_partitions <= 0
-                else f"{asked.num_partitions} partitions are more than the {PARTITIONS_PER_TOPIC_MAX} a topic may have.",
+                else f"a topic has at most {PARTITIONS_PER_TOPIC_MAX} partitions, not {asked.num_partitions}",
             )
         return asked.num_partitions
 
@@ -245,7 +245,7 @@ class Administering:
         return topic
 
     def delete_records(self, request: Request[DeleteRecordsRequest]) -> Reply:
-        return DeleteRecordsResponse(
+        response = DeleteRecordsResponse(
             topics=[
                 DeleteRecordsTopicResult(
                     name=topic.name, partitions=[self._delete_records(topic.name, each) for each in topic.partitions]
@@ -253,6 +253,7 @@ class Administering:
                 for topic in request.body.topics
             ]
         )
+        return after(self._broker.upkeep.checkpointed(), response)
 
     def _delete_records(self, name: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
         try:
@@ -317,11 +318,11 @@ class Administering:
                 if topic is not None:
                     found = [topic.partition(index) for index in each.partitions]
                     chosen.append((topic, [partition for partition in found if partition is not None]))
-        usage = self._broker.store.usage()
+        store = self._broker.store
         return DescribeLogDirsResponse(
             results=[
                 DescribeLogDirsResult(
-                    log_dir=self._broker.store.directory,
+                    log_dir=store.directory,
                     topics=[
                         DescribeLogDirsTopic(
                             name=topic.name,
@@ -332,8 +333,8 @@ class Administering:
                         )
                         for topic, partitions in chosen
                     ],
-                    total_bytes=usage.total_bytes,
-                    usable_bytes=usage.free_bytes,
+                    total_bytes=store.disk.total_bytes(store.directory),
+                    usable_bytes=store.disk.free_bytes(store.directory),
                 )
             ]
         )

@@ -68,6 +68,7 @@ class Broker:
         self.groups.verify_producer = self.transactions.verify_producer
         self.overflow = Overflow(self)
         self.upkeep = Upkeep(self)
+        self.topics.on_deleted = self.upkeep.remove_deleted
         self._handlers = self._table()
         store.sync_recovered()
         self._report_unclaimed()
@@ -159,6 +160,10 @@ class Broker:
     def address_for(self, peer: Peer) -> tuple[str, int]:
         """The address a client is told to use: the advertised one of the listener it came through."""
         return self.addresses.get(peer.listener, ("127.0.0.1", 0))
+
+    def storage_failed(self, error: BaseException) -> None:
+        """A sync failed: what it should have made durable may be lost, so nothing more is promised."""
+        self.flusher.fail(error)
 
     def report_storage_error(self, error: KafkaError) -> None:
         LOG.error("%s", error)

@@ -1,8 +1,8 @@
 """Settings over the wire: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources.
 
-Topics keep their own settings in their row of the state; changes to the broker's and to groups' settings are rows of the
-tables ``broker_config`` and ``group_config``. Every setting is described with its value, where that came from, and its
-synonyms, as Kafka's tools expect.
+Topics keep their own settings in their row of the state; changes to the broker's and to groups' settings are rows of
+the tables ``broker_config`` and ``group_config``. Every setting is described with its value, where that came from, and
+its synonyms, as Kafka's tools expect.
 """
 
 from __future__ import annotations

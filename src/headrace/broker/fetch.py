@@ -2,8 +2,8 @@
 
 An answer is made of slices of segment files; no record is read here. What bounds it: the request's ``max_bytes`` over
 all partitions, ``partition_max_bytes`` for each, and the last offset that this reader may see (the high watermark, or
-the last stable offset for read_committed). The first partition that has anything gives at least one whole batch, so that
-a batch larger than every bound still gets through.
+the last stable offset for read_committed). The first partition that has anything gives at least one whole batch, so
+that a batch larger than every bound still gets through.
 
 A request that finds fewer than ``min_bytes`` waits up to ``max_wait_ms``. It then holds no data, only its place among
 the watchers of its partitions; when one of them advances, the whole request is answered afresh.
@@ -143,7 +143,7 @@ class Fetching:
     def read(
         self, partition: Partition, ask: FetchPartition, committed: bool, bytes_max: int, first: bool
     ) -> PartitionData:
-        """What one partition has for this reader, within ``bytes_max``; at least a batch if it would be the ``first``."""
+        """What one partition has for this reader within ``bytes_max``; at least a batch if it is the ``first``."""
         log = partition.log
         high_watermark = partition.high_watermark
         stable = log.last_stable_offset(high_watermark)
@@ -190,7 +190,7 @@ class Fetching:
         return answer
 
     def _diverges(self, partition: Partition, ask: FetchPartition, answer: PartitionData) -> bool:
-        """Whether the reader has records that a crash took from this log (possible where acks did not wait for the disk)."""
+        """Whether the reader has records that a crash took from this log; acks that wait for the disk rule it out."""
         epoch, end = partition.log.epoch_end_offset(ask.last_fetched_epoch) or (-1, -1)
         if epoch < ask.last_fetched_epoch or end < ask.fetch_offset:
             answer.diverging_epoch = EpochEndOffset(epoch=epoch, end_offset=end)

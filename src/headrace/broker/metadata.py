@@ -1,4 +1,4 @@
-"""What a client asks first: which versions, which brokers, which topics, which coordinator. One node answers for all."""
+"""What a client asks first: which versions, brokers, topics and coordinators. One node answers for all."""
 
 from __future__ import annotations
 

@@ -63,12 +63,12 @@ class Overflow:
         elif self._behind(topic, partition, bound):
             self._hold(peer, partition)
 
-    @staticmethod
-    def _make_room(partition: Partition, keep_bytes: int) -> None:
+    def _make_room(self, partition: Partition, keep_bytes: int) -> None:
         log = partition.log
         if log.size_bytes > keep_bytes:
             before = log.start_offset
             log.delete_records(offset_keeping_bytes(log, max(0, keep_bytes)))
+            self._broker.upkeep.space_wanted()
             partition.dropped_records += log.start_offset - before
 
     # ---- backpressure ----

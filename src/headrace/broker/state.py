@@ -58,6 +58,14 @@ class StateStore:
         return self.tables.setdefault(name, {})
 
     @property
+    def start_offset(self) -> int:
+        return self._log.start_offset
+
+    @property
+    def rewriting(self) -> bool:
+        return self._rewriting is not None
+
+    @property
     def end_offset(self) -> int:
         return self._log.end_offset
 
@@ -137,7 +145,7 @@ class StateStore:
         self._clock.call_later(0.0, self._rewrite_some)
 
     def _rewrite_some(self) -> None:
-        """Write the next rows; a row that is gone by now needs no writing, its removal stands behind ``_rewrite_from``."""
+        """Write the next rows; one that is gone by now needs none, its removal stands behind ``_rewrite_from``."""
         assert self._rewriting is not None
         rows = self._pending_rows or list(islice(self._rewriting, REWRITE_ROWS_PER_STEP))
         if rows:
@@ -159,7 +167,7 @@ class StateStore:
         self._rewriting = None
         start = self._rewrite_from
         done = self.when_flushed(self._log.end_offset - 1)
-        done.add_done_callback(lambda _: self._log.delete_records(start))
+        done.add_done_callback(lambda _: self._log.advance_start(start))
 
 
 def _dump(value: Any | None) -> bytes | None:

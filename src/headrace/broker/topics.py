@@ -8,10 +8,10 @@ removed.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -39,11 +39,12 @@ def check_name(name: str) -> None:
         raise _invalid_name("Topic name is invalid: '.' or '..' is not allowed")
     if len(name) > NAME_LENGTH_MAX:
         raise _invalid_name(
-            f"Topic name is invalid: the length of '{name[:20]}…' is longer than the max allowed length {NAME_LENGTH_MAX}"
+            f"Topic name is invalid: the length of '{name[:20]}…' is longer than the max allowed {NAME_LENGTH_MAX}"
         )
     if not _NAME.match(name):
         raise _invalid_name(
-            f"Topic name is invalid: '{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
+            f"Topic name is invalid: '{name}' contains one or more characters other than "
+            "ASCII alphanumerics, '.', '_' and '-'"
         )
 
 
@@ -136,6 +137,8 @@ class Topics:
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
         self._listeners: list[Callable[[], None]] = []
+        self.on_deleted: Callable[[], None] = lambda: None
+        """Called when a deleted topic's files wait to be removed."""
 
     def load(self) -> None:
         """Open every topic of the state; finish deletions that a crash interrupted."""
@@ -272,17 +275,14 @@ class Topics:
 
     def _remove_files(self, key: str) -> None:
         name, _, topic_id = key.rpartition("~")
-
-        def removed(_: asyncio.Future[None]) -> None:
+        self._store.delete_topic(name, UUID(topic_id))
+        with suppress(KafkaError):  # a full disk: the row stays, and the next start finds nothing left to move
             self._state.put("deleted", key, None)
-
-        asyncio.get_running_loop().run_in_executor(
-            None, self._store.delete_topic, name, UUID(topic_id)
-        ).add_done_callback(removed)
+        self.on_deleted()
 
 
 def _new_id() -> bytes:
-    """A random id that is neither null nor reserved (Kafka keeps the ids 0 and 1), and does not begin with '-' in base64."""
+    """A random id, not one of the reserved 0 and 1, and not beginning with '-' in base64: it may be an argument."""
     while True:
         topic_id = os.urandom(16)
         if topic_id[0] >> 2 != 62 and any(topic_id[:15]):

@@ -2,6 +2,9 @@
 
 Everything that touches the disk for long runs elsewhere: a checkpoint's sync in a thread, a compaction in a child
 process with low priority, so that neither holds up a request. Only the swap of finished segments happens on the loop.
+
+Records are removed in three steps: a log's start offset moves (at once, for readers), a checkpoint makes that durable,
+and only then do files go. Whoever must not answer before the second step waits for ``checkpointed()``.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 
 from headrace.broker.partition import Partition
-from headrace.errors import KafkaError
-from headrace.log import compaction, retention
+from headrace.errors import HeadraceError
+from headrace.log.retention import advance_by_retention
 from headrace.ports import TimerHandle
 
 if TYPE_CHECKING:
@@ -24,74 +27,115 @@ __all__ = ["Upkeep"]
 LOG = logging.getLogger("headrace.upkeep")
 CHECKPOINT_INTERVAL_S = 5.0
 FLUSH_TICK_S = 0.1
+FILES_REMOVED_PER_STEP = 50
 
 
 class Upkeep:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._timers: dict[str, TimerHandle] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._waiting: list[asyncio.Future[None]] = []
         self._stopping = False
         self.compactions = 0
 
     def start(self) -> None:
         settings = self._broker.settings
-        self._every("flush", FLUSH_TICK_S, self._tick_flusher)
-        self._every("checkpoint", CHECKPOINT_INTERVAL_S, self._spawn_checkpoint)
+        self._every("flush", FLUSH_TICK_S, self._broker.flusher.tick)
+        self._every("checkpoint", CHECKPOINT_INTERVAL_S, lambda: self._spawn("checkpoint", self._checkpoints))
         self._every("retention", settings.integer("log.retention.check.interval.ms") / 1000, self.apply_retention)
         if settings.boolean("log.cleaner.enable"):
-            self._every("compaction", settings.integer("log.cleaner.backoff.ms") / 1000, self._spawn_compaction)
+            interval_s = max(0.05, settings.integer("log.cleaner.backoff.ms") / 1000)
+            self._every("compaction", interval_s, lambda: self._spawn("compaction", self.compact_once))
+        self.remove_deleted()
 
     async def stop(self) -> None:
         self._stopping = True
         for timer in self._timers.values():
             timer.cancel()
-        for task in list(self._tasks):
+        for task in list(self._tasks.values()):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def _every(self, name: str, interval_s: float, action: Callable[[], None]) -> None:
+    def _every(self, name: str, interval_s: float, action: Callable[[], object]) -> None:
         def run() -> None:
             if self._stopping:
                 return
             try:
                 action()
-            except KafkaError as error:
+            except HeadraceError as error:
                 LOG.error("%s: %s", name, error)
             self._timers[name] = self._broker.clock.call_later(interval_s, run)
 
         self._timers[name] = self._broker.clock.call_later(interval_s, run)
 
-    def _tick_flusher(self) -> None:
-        self._broker.flusher.tick()
-
     # ---- checkpoints ----
 
-    def _spawn_checkpoint(self) -> None:
-        if not any(task.get_name() == "checkpoint" for task in self._tasks):
-            self._spawn("checkpoint", self._checkpoint())
+    def checkpointed(self) -> asyncio.Future[None]:
+        """Done when a checkpoint that began after this call is on disk."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        self._spawn("checkpoint", self._checkpoints)
+        return future
+
+    async def _checkpoints(self) -> None:
+        """One checkpoint, and another while somebody has begun to wait meanwhile."""
+        await self._checkpoint()
+        while self._waiting:
+            await self._checkpoint()
 
     async def _checkpoint(self) -> None:
-        job = self._broker.store.begin_checkpoint()
-        if not job.points:
+        waiting, self._waiting = self._waiting, []
+        store = self._broker.store
+        shrunk = [log for log in store.logs.values() if log.has_dead_segments]
+        job = store.begin_checkpoint()
+        if not (waiting or shrunk or job.points):
             return
-        await asyncio.get_running_loop().run_in_executor(None, job.run)
-        self._broker.store.finish_checkpoint(job)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, job.sync)
+        try:
+            await loop.run_in_executor(None, job.write)
+        except OSError as error:
+            LOG.error("the checkpoint could not be written: %s; the older one stands", error)
+            self._waiting = [*waiting, *self._waiting]
+            await asyncio.sleep(1.0)
+            return
+        store.finish_checkpoint(job)
+        for log in shrunk:
+            log.remove_dead_segments()
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
 
-    # ---- retention ----
+    # ---- retention and deletion ----
+
+    def space_wanted(self) -> None:
+        """Records were dropped: their files go with a checkpoint, soon."""
+        self._spawn("checkpoint", self._checkpoints)
 
     def apply_retention(self) -> None:
+        """Move the start offsets that retention asks for; the next checkpoint removes the files."""
         now_ms = self._broker.clock.wall_ms()
+        expiration_ms = self._broker.settings.integer("producer.id.expiration.ms")
+        moved = False
         for topic in self._broker.topics.all():
             for partition in topic.partitions:
-                partition.log.producers.expire(now_ms, self._broker.settings.integer("producer.id.expiration.ms"))
-                retention.apply(partition.log, now_ms, upto=partition.high_watermark)
+                partition.log.producers.expire(now_ms, expiration_ms)
+                moved = advance_by_retention(partition.log, now_ms) or moved
+        if moved:
+            self._spawn("checkpoint", self._checkpoints)
+
+    def remove_deleted(self) -> None:
+        """Free the space of deleted topics, a few files at a time."""
+        self._spawn("removal", self._remove_deleted)
+
+    async def _remove_deleted(self) -> None:
+        loop = asyncio.get_running_loop()
+        more = True
+        while more:
+            more = await loop.run_in_executor(None, self._broker.store.remove_deleted, FILES_REMOVED_PER_STEP)
 
     # ---- compaction ----
-
-    def _spawn_compaction(self) -> None:
-        if not any(task.get_name() == "compaction" for task in self._tasks):
-            self._spawn("compaction", self.compact_once())
 
     async def compact_once(self) -> None:
         """Compact the logs that are due, one after the other."""
@@ -102,6 +146,8 @@ class Upkeep:
                         await self._compact(partition)
 
     async def _compact(self, partition: Partition) -> None:
+        from headrace.log import compaction
+
         memory = self._broker.settings.integer("compaction.memory.bytes")
         job = compaction.plan(partition.log, self._broker.clock.wall_ms(), memory_bytes=memory)
         if job is None:
@@ -112,15 +158,24 @@ class Upkeep:
             self.compactions += 1
             LOG.info("compacted %s-%d: %s", partition.topic, partition.index, result)
 
-    def _spawn(self, name: str, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
+    # ---- tasks ----
+
+    def _spawn(self, name: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Run ``work`` unless the same work is under way."""
+        if name in self._tasks or self._stopping:
+            return
+        task = asyncio.get_running_loop().create_task(work(), name=name)
+        self._tasks[name] = task
         task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            if isinstance(error, OSError):
-                self._broker.flusher.fail(error)
-            else:
-                LOG.error("%s failed: %s", task.get_name(), error, exc_info=error)
+        name = task.get_name()
+        self._tasks.pop(name, None)
+        if task.cancelled() or (error := task.exception()) is None:
+            if name == "checkpoint" and self._waiting:
+                self._spawn("checkpoint", self._checkpoints)
+            return
+        if name == "checkpoint":
+            self._broker.storage_failed(error)
+        else:
+            LOG.error("%s failed: %s", name, error, exc_info=error)

@@ -1,0 +1,129 @@
+"""A whole broker without sockets: real logs in a folder, a real flusher, requests as objects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headrace.batch import Batch, build_batch, read_batches
+from headrace.broker.broker import Broker, settled
+from headrace.broker.request import Peer, Request
+from headrace.clock import SystemClock
+from headrace.config import Settings
+from headrace.log.disk import OsDisk
+from headrace.log.flush import Flusher
+from headrace.log.store import LogStore
+from headrace.record import Codec, Record, decode_records
+from headrace.wire.kafka.apis import APIS
+from headrace.wire.kafka.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from headrace.wire.kafka.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    TopicProduceData,
+)
+from headrace.wire.kafka.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+
+T = TypeVar("T")
+
+KEYS = {api.request: api.key for api in APIS.values()}
+
+
+class Harness:
+    """One running broker, and short words for what tests ask of it."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.peer = Peer(id=1)
+
+    async def ask(self, body: Any, version: int | None = None, peer: Peer | None = None) -> Any:
+        return await asyncio.wait_for(settled(self.start(body, version, peer)), 10)
+
+    def start(self, body: Any, version: int | None = None, peer: Peer | None = None) -> Any:
+        key = KEYS[type(body)]
+        chosen = APIS[key].version_max if version is None else version
+        return self.broker.handle(Request(api_key=key, version=chosen, body=body, peer=peer or self.peer))
+
+    async def create(self, name: str, partitions: int = 1, **config: str) -> None:
+        configs = [CreatableTopicConfig(name=key.replace("_", "."), value=value) for key, value in config.items()]
+        topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=1, configs=configs)
+        answer = await self.ask(CreateTopicsRequest(topics=[topic]))
+        assert answer.topics[0].error_code == 0, answer.topics[0].error_message
+
+    async def produce(
+        self, topic: str, records: Any, partition: int = 0, *, acks: int = -1, peer: Peer | None = None
+    ) -> PartitionProduceResponse:
+        """``records`` are values, ``Record``s, a ``Batch``, or raw bytes."""
+        data = PartitionProduceData(index=partition, records=payload(records))
+        body = ProduceRequest(
+            acks=acks, timeout_ms=1000, topic_data=[TopicProduceData(name=topic, partition_data=[data])]
+        )
+        answer = await self.ask(body, 9, peer)
+        found: PartitionProduceResponse = answer.responses[0].partition_responses[0]
+        return found
+
+    def fetch_body(self, topic: str, offset: int, partition: int = 0, **fields: Any) -> FetchRequest:
+        bytes_max = fields.pop("partition_max_bytes", 1 << 20)
+        ask = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=bytes_max)
+        return FetchRequest(
+            topics=[FetchTopic(topic=topic, partitions=[ask])],
+            **{"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 1 << 24, **fields},
+        )
+
+    async def fetch(self, topic: str, offset: int, partition: int = 0, **fields: Any) -> PartitionData:
+        answer: FetchResponse = await self.ask(self.fetch_body(topic, offset, partition, **fields), 12)
+        return answer.responses[0].partitions[0]
+
+    async def values(self, topic: str, offset: int = 0, partition: int = 0, **fields: Any) -> list[bytes | None]:
+        return [record.value for record in fetched(await self.fetch(topic, offset, partition, **fields))]
+
+
+def payload(records: Any) -> bytes:
+    if isinstance(records, bytes):
+        return records
+    if isinstance(records, Batch):
+        return records.data
+    made = [each if isinstance(each, Record) else Record(key=None, value=each, timestamp=1_000) for each in records]
+    return build_batch(made).data
+
+
+def fetched(answer: PartitionData) -> list[Record]:
+    """The records of an answer, control records left out as a client would."""
+    chunks = answer.records if isinstance(answer.records, list) else [answer.records]
+    data = b"".join(chunk.read() if hasattr(chunk, "read") else chunk for chunk in chunks)
+    if not data:
+        return []
+    batches = read_batches(data, batch_bytes_max=1 << 30, from_client=False)
+    return [record for batch in batches if not batch.is_control for record in decode_records(batch, 1 << 30)]
+
+
+@asynccontextmanager
+async def running(data: Path, settings: Mapping[str, Any] | None = None) -> AsyncIterator[Harness]:
+    """A broker on ``data``; leaving in good order closes it cleanly."""
+    loop = asyncio.get_running_loop()
+    disk = OsDisk()
+    clock = SystemClock()
+    store = LogStore.open(disk, str(data))
+
+    def failed(error: BaseException) -> None:
+        raise error
+
+    flusher = Flusher(disk, str(data), post=loop.call_soon_threadsafe, on_failure=failed, monotonic=clock.monotonic)
+    flusher.start()
+    given = {"group.initial.rebalance.delay.ms": 0, **(settings or {})}
+    broker = Broker(store=store, flusher=flusher, clock=clock, settings=Settings(given))
+    broker.start()
+    try:
+        yield Harness(broker)
+    finally:
+        await broker.stop()
+        flusher.stop()
+        await asyncio.sleep(0)
+        store.close()
+
+
+def batch(*values: bytes, codec: Codec = Codec.NONE, **fields: Any) -> Batch:
+    return build_batch([Record(key=None, value=value, timestamp=1_000) for value in values], codec=codec, **fields)

@@ -1,0 +1,351 @@
+"""Produce and Fetch, against real logs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.batch import build_batch
+from headrace.errors import ErrorCode
+from headrace.record import Codec, Record
+from headrace.wire.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+from headrace.wire.kafka.messages.offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from headrace.wire.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tests.unit.broker.harness import Harness, batch, fetched, running
+
+Scenario = Callable[[Harness], Awaitable[None]]
+
+
+@pytest.fixture
+def with_broker(tmp_path: Path) -> Callable[..., None]:
+    def run(scenario: Scenario, **settings: Any) -> None:
+        async def whole() -> None:
+            async with running(tmp_path, settings) as harness:
+                await scenario(harness)
+
+        asyncio.run(whole())
+
+    return run
+
+
+def test_what_was_produced_is_fetched_with_its_offsets(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("orders")
+        first = await harness.produce("orders", [b"a", b"b"])
+        second = await harness.produce("orders", [b"c"])
+        assert (first.base_offset, second.base_offset) == (0, 2)
+        records = fetched(await harness.fetch("orders", 0))
+        assert [(each.offset, each.value) for each in records] == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+    with_broker(scenario)
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_every_codec_passes_through_untouched(codec: Codec, with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        sent = batch(b"x" * 500, b"y" * 500, codec=codec)
+        body_before = sent.body
+        await harness.produce("t", sent)
+        answer = await harness.fetch("t", 0)
+        assert answer.records[0].read()[21:] == body_before
+
+    with_broker(scenario)
+
+
+def test_a_fetch_inside_a_batch_gives_the_whole_batch(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        await harness.produce("t", [b"0", b"1", b"2"])
+        assert [each.offset for each in fetched(await harness.fetch("t", 1))] == [0, 1, 2]
+
+    with_broker(scenario)
+
+
+def test_a_batch_larger_than_every_limit_is_still_given(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        await harness.produce("t", [b"x" * 5000])
+        await harness.produce("t", [b"y"])
+        values = await harness.values("t", 0, partition_max_bytes=10, max_bytes=10)
+        assert values == [b"x" * 5000]
+
+    with_broker(scenario)
+
+
+def test_max_bytes_is_shared_by_the_partitions_of_a_request(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t", 3)
+        for index in range(3):
+            await harness.produce("t", [b"x" * 1000], index)
+        asks = [FetchPartition(partition=index, fetch_offset=0, partition_max_bytes=10_000) for index in range(3)]
+        body = FetchRequest(topics=[FetchTopic(topic="t", partitions=asks)], max_bytes=1500, min_bytes=1)
+        answer = await harness.ask(body, 12)
+        assert [len(fetched(each)) for each in answer.responses[0].partitions] == [1, 0, 0]
+
+    with_broker(scenario)
+
+
+def test_a_fetch_waits_until_something_is_produced(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        waiting = harness.start(harness.fetch_body("t", 0, max_wait_ms=5_000), 12)
+        assert isinstance(waiting, asyncio.Future)
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+        await harness.produce("t", [b"late"])
+        answer = await asyncio.wait_for(waiting, 2)
+        assert [each.value for each in fetched(answer.responses[0].partitions[0])] == [b"late"]
+        partition = harness.broker.partition("t", 0)
+        assert not partition.watchers, "an answered fetch must not stay among the watchers"
+
+    with_broker(scenario)
+
+
+def test_a_fetch_that_waits_in_vain_is_answered_empty_in_time(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        answer = await harness.fetch("t", 0, max_wait_ms=30)
+        assert answer.error_code == 0
+        assert fetched(answer) == []
+
+    with_broker(scenario)
+
+
+def test_offsets_outside_the_log_are_refused(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        await harness.produce("t", [b"a"])
+        for offset in (-1, 2, 99):
+            assert (await harness.fetch("t", offset)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        assert (await harness.fetch("t", 1)).error_code == 0, "the end itself is where the next record will be"
+
+    with_broker(scenario)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code"),
+    [
+        (lambda raw: raw[:-1], ErrorCode.INVALID_RECORD),
+        (lambda raw: raw[:30] + bytes([raw[30] ^ 1]) + raw[31:], ErrorCode.CORRUPT_MESSAGE),
+        (lambda raw: raw[:16] + b"\x01" + raw[17:], ErrorCode.INVALID_RECORD),
+        (lambda raw: b"", ErrorCode.INVALID_RECORD),
+        (lambda raw: raw + raw, ErrorCode.INVALID_RECORD),
+        (lambda raw: build_batch([Record(key=None, value=b"x" * 2_000_000, timestamp=1)]).data, ErrorCode.MESSAGE_TOO_LARGE),
+    ],
+)
+def test_a_bad_batch_is_refused_and_nothing_is_written(
+    spoil: Callable[[bytes], bytes], code: ErrorCode, with_broker: Callable[..., None]
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        answer = await harness.produce("t", spoil(batch(b"good").data))
+        assert answer.error_code == code
+        assert answer.base_offset == -1
+        assert harness.broker.partition("t", 0).log.end_offset == 0
+
+    with_broker(scenario)
+
+
+def test_one_bad_partition_does_not_spoil_the_others_of_a_request(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t", 2)
+        data = [
+            PartitionProduceData(index=0, records=b"garbage" * 20),
+            PartitionProduceData(index=1, records=batch(b"fine").data),
+            PartitionProduceData(index=7, records=batch(b"nowhere").data),
+        ]
+        body = ProduceRequest(acks=-1, timeout_ms=100, topic_data=[TopicProduceData(name="t", partition_data=data)])
+        answer = await harness.ask(body, 9)
+        codes = [each.error_code for each in answer.responses[0].partition_responses]
+        assert codes[1:] == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        assert codes[0] != 0
+        assert await harness.values("t", 0, 1) == [b"fine"]
+
+    with_broker(scenario)
+
+
+def test_acks_zero_is_written_and_not_answered(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        data = PartitionProduceData(index=0, records=batch(b"quiet").data)
+        body = ProduceRequest(acks=0, timeout_ms=100, topic_data=[TopicProduceData(name="t", partition_data=[data])])
+        assert await harness.ask(body, 9) is None
+        assert harness.broker.partition("t", 0).log.end_offset == 1
+
+    with_broker(scenario)
+
+
+def test_a_repeated_idempotent_batch_gets_its_first_offset_also_after_a_restart(tmp_path: Path) -> None:
+    sent = {"producer_id": 1000, "producer_epoch": 0}
+
+    async def before() -> None:
+        async with running(tmp_path) as harness:
+            await harness.create("t")
+            await harness.produce("t", batch(b"zero", base_sequence=0, **sent))
+            await harness.produce("t", batch(b"one", base_sequence=1, **sent))
+
+    async def after() -> None:
+        async with running(tmp_path) as harness:
+            again = await harness.produce("t", batch(b"one", base_sequence=1, **sent))
+            assert (again.error_code, again.base_offset) == (0, 1)
+            gap = await harness.produce("t", batch(b"nine", base_sequence=9, **sent))
+            assert gap.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+            assert await harness.values("t") == [b"zero", b"one"]
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
+def test_a_compacted_topic_refuses_records_without_key_and_says_which(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t", cleanup_policy="compact")
+        records = [Record(key=b"k", value=b"1", timestamp=1), Record(key=None, value=b"2", timestamp=1)]
+        answer = await harness.produce("t", records)
+        assert answer.error_code == ErrorCode.INVALID_RECORD
+        assert [each.batch_index for each in answer.record_errors] == [1]
+
+    with_broker(scenario)
+
+
+def test_log_append_time_replaces_the_producers_clock(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t", message_timestamp_type="LogAppendTime")
+        answer = await harness.produce("t", [b"a"])
+        assert answer.log_append_time_ms > 1_600_000_000_000
+        record = fetched(await harness.fetch("t", 0))[0]
+        assert record.timestamp == answer.log_append_time_ms
+
+    with_broker(scenario)
+
+
+def test_a_timestamp_from_the_far_future_is_refused(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        far = [Record(key=None, value=b"a", timestamp=10_000_000_000_000)]
+        assert (await harness.produce("t", far)).error_code == ErrorCode.INVALID_TIMESTAMP
+
+    with_broker(scenario)
+
+
+def test_the_topics_own_codec_repacks_what_producers_send(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t", compression_type="zstd")
+        await harness.produce("t", batch(b"x" * 10_000, codec=Codec.GZIP))
+        assert await harness.values("t") == [b"x" * 10_000]
+        assert harness.broker.partition("t", 0).log.size_bytes < 1_000
+
+    with_broker(scenario)
+
+
+def test_validating_records_finds_what_the_header_hides(with_broker: Callable[..., None]) -> None:
+    lying = batch(b"one", b"two")
+    lying.body = lying.body[:40] + b"\x7f" * (len(lying.body) - 40)
+    from headrace.batch import reseal
+
+    reseal(lying, lying.body[40:])
+
+    async def scenario(harness: Harness) -> None:
+        await harness.create("trusting")
+        data = {"headrace_validate": "records"}
+        await harness.create("strict", **data)
+        assert (await harness.produce("trusting", lying)).error_code == 0
+        assert (await harness.produce("strict", lying)).error_code != 0
+
+    with_broker(scenario)
+
+
+def test_a_session_sends_only_what_changed(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t", 3)
+        asks = [FetchPartition(partition=index, fetch_offset=0, partition_max_bytes=1000) for index in range(3)]
+        first = await harness.ask(
+            FetchRequest(topics=[FetchTopic(topic="t", partitions=asks)], session_epoch=0, min_bytes=0, max_bytes=9999),
+            12,
+        )
+        assert first.session_id > 0
+        assert len(first.responses[0].partitions) == 3
+        await harness.produce("t", [b"x"], 1)
+        again = FetchRequest(session_id=first.session_id, session_epoch=1, min_bytes=1, max_bytes=9999, max_wait_ms=500)
+        second = await harness.ask(again, 12)
+        assert [each.partition_index for each in second.responses[0].partitions] == [1]
+        forget = FetchRequest(
+            session_id=first.session_id,
+            session_epoch=2,
+            max_bytes=9999,
+            forgotten_topics_data=[ForgottenTopic(topic="t", partitions=[1])],
+        )
+        assert (await harness.ask(forget, 12)).responses == []
+
+    with_broker(scenario)
+
+
+def test_sessions_refuse_wrong_ids_and_epochs(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        unknown = await harness.ask(FetchRequest(session_id=42, session_epoch=1, max_bytes=1), 12)
+        assert unknown.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        opened = await harness.ask(
+            FetchRequest(
+                topics=[FetchTopic(topic="t", partitions=[FetchPartition(partition_max_bytes=9)])],
+                session_epoch=0,
+                max_bytes=9,
+            ),
+            12,
+        )
+        skipped = await harness.ask(FetchRequest(session_id=opened.session_id, session_epoch=7, max_bytes=1), 12)
+        assert skipped.error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+
+    with_broker(scenario)
+
+
+def test_sessions_are_bounded_in_number(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        for _ in range(5):
+            await harness.ask(
+                FetchRequest(
+                    topics=[FetchTopic(topic="t", partitions=[FetchPartition(partition_max_bytes=9)])],
+                    session_epoch=0,
+                    max_bytes=9,
+                ),
+                12,
+            )
+        assert harness.broker.fetching.session_count == 2
+
+    with_broker(scenario, **{"max.incremental.fetch.session.cache.slots": 2})
+
+
+def test_offsets_are_listed_by_time_and_at_both_ends(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        for second in (1, 2, 3):
+            await harness.produce("t", [Record(key=None, value=b"x", timestamp=second * 1000)])
+
+        async def listed(timestamp: int) -> tuple[int, int]:
+            ask = ListOffsetsPartition(partition_index=0, timestamp=timestamp)
+            body = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name="t", partitions=[ask])])
+            found = (await harness.ask(body, 7)).topics[0].partitions[0]
+            return found.timestamp, found.offset
+
+        assert await listed(-2) == (-1, 0)
+        assert await listed(-1) == (-1, 3)
+        assert await listed(-3) == (3000, 2)
+        assert await listed(1500) == (2000, 1)
+        assert await listed(9000) == (-1, -1)
+
+    with_broker(scenario)
+
+
+def test_two_threads_of_producers_share_one_sync(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t", 8)
+        before = harness.broker.flusher.sync_count
+        await asyncio.gather(*(harness.produce("t", [b"x"], index % 8) for index in range(64)))
+        assert harness.broker.flusher.sync_count - before < 64
+
+    with_broker(scenario)
