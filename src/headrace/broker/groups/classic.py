@@ -1,0 +1,302 @@
+"""A classic group: who is in it, which state it is in, and what of it is written down.
+
+The group goes round this table (``TRANSITIONS``); ``rebalance.py`` says what moves it:
+
+    Empty ──join──▶ PreparingRebalance ──all joined──▶ CompletingRebalance ──leader's sync──▶ Stable
+      ▲                │      ▲                              │                                  │
+      └──nobody left───┘      └───────────a join, a leave or an expiry──────────────────────────┘
+
+Written down are two things. The row ``group_generations[group]`` holds the newest generation that any member was told
+of; it is flushed before the JoinGroup answers leave, so a generation number is never used twice, however often the
+broker is killed. The row ``groups[group]`` holds the last generation whose assignment is complete; it is flushed before
+the SyncGroup answers leave. A broker that starts again therefore knows every assignment that a member may be working
+with, and goes on from there: members heartbeat as before, and one that was told of a later generation joins again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from headrace.broker.groups.timers import Deadline
+from headrace.errors import ErrorCode, KafkaError
+from headrace.ports import TimerHandle
+from headrace.wire.kafka.codec import MalformedMessage, read_message
+from headrace.wire.kafka.messages.consumer_protocol import ConsumerProtocolSubscription
+from headrace.wire.kafka.messages.groups import JoinGroupResponse, JoinGroupResponseMember, SyncGroupResponse
+
+__all__ = ["CONSUMER_PROTOCOL", "TRANSITIONS", "ClassicGroup", "ClassicMember", "ClassicState", "read_subscription"]
+
+CONSUMER_PROTOCOL = "consumer"
+"""The protocol type of groups whose members put topics into their metadata; Kafka Connect and others use their own."""
+
+
+class ClassicState(StrEnum):
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+TRANSITIONS: dict[ClassicState, frozenset[ClassicState]] = {
+    ClassicState.EMPTY: frozenset({ClassicState.PREPARING, ClassicState.DEAD}),
+    ClassicState.PREPARING: frozenset({ClassicState.COMPLETING, ClassicState.EMPTY, ClassicState.DEAD}),
+    ClassicState.COMPLETING: frozenset({ClassicState.STABLE, ClassicState.PREPARING, ClassicState.DEAD}),
+    ClassicState.STABLE: frozenset({ClassicState.PREPARING, ClassicState.DEAD}),
+    ClassicState.DEAD: frozenset(),
+}
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ClassicMember:
+    """One member. ``join_future`` and ``sync_future`` are answers it waits for."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: list[tuple[str, bytes]]
+    assignment: bytes = b""
+    is_new: bool = False
+    session: Deadline
+    join_future: asyncio.Future[JoinGroupResponse] | None = None
+    sync_future: asyncio.Future[SyncGroupResponse] | None = None
+
+    def metadata(self, protocol: str | None) -> bytes:
+        for name, metadata in self.protocols:
+            if name == protocol:
+                return metadata
+        return b""
+
+    def vote(self, candidates: set[str]) -> str:
+        """The first of its own protocols that everybody supports."""
+        return next(name for name, _ in self.protocols if name in candidates)
+
+    def to_row(self) -> dict[str, Any]:
+        return {
+            "id": self.member_id,
+            "instance": self.instance_id,
+            "client_id": self.client_id,
+            "client_host": self.client_host,
+            "session_timeout_ms": self.session_timeout_ms,
+            "rebalance_timeout_ms": self.rebalance_timeout_ms,
+            "protocols": [[name, b64encode(metadata).decode()] for name, metadata in self.protocols],
+            "assignment": b64encode(self.assignment).decode(),
+        }
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any], session: Deadline) -> ClassicMember:
+        return cls(
+            member_id=row["id"],
+            instance_id=row["instance"],
+            client_id=row["client_id"],
+            client_host=row["client_host"],
+            session_timeout_ms=row["session_timeout_ms"],
+            rebalance_timeout_ms=row["rebalance_timeout_ms"],
+            protocols=[(name, b64decode(metadata)) for name, metadata in row["protocols"]],
+            assignment=b64decode(row["assignment"]),
+            session=session,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class ClassicGroup:
+    """The members and what they agreed on. It decides nothing by itself: see ``rebalance.Rebalancer``."""
+
+    group_id: str
+    state: ClassicState = ClassicState.EMPTY
+    previous_state: ClassicState = ClassicState.EMPTY
+    since_ms: int | None = None
+    """When the state was entered; None for a group that only ever committed offsets."""
+    generation: int = 0
+    generation_told_max: int = 0
+    """The newest generation any member was ever told of, also one that never completed."""
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str | None = None
+    members: dict[str, ClassicMember] = field(default_factory=dict)
+    static_ids: dict[str, str] = field(default_factory=dict)
+    pending: dict[str, Deadline] = field(default_factory=dict)
+    """Ids that were given out with MEMBER_ID_REQUIRED and have not come back yet."""
+    awaiting_sync: set[str] = field(default_factory=set)
+    subscribed_topics: frozenset[str] | None = None
+    new_member_added: bool = False
+    join_timer: TimerHandle | None = None
+    sync_timer: TimerHandle | None = None
+    flushed: asyncio.Future[None] | None = None
+    """Done when what members may be told of the current generation is durable."""
+
+    type_name = "classic"
+
+    # ---- states ----
+
+    def enter(self, state: ClassicState, now_ms: int) -> None:
+        assert state in TRANSITIONS[self.state], f"group {self.group_id} cannot go from {self.state} to {state}"
+        self.previous_state = self.state
+        self.state = state
+        self.since_ms = now_ms
+
+    def is_empty(self) -> bool:
+        return self.state is ClassicState.EMPTY
+
+    def can_rebalance(self) -> bool:
+        return ClassicState.PREPARING in TRANSITIONS[self.state]
+
+    # ---- members ----
+
+    def add(self, member: ClassicMember, protocol_type: str) -> None:
+        if not self.members:
+            self.protocol_type = protocol_type
+        assert member.member_id not in self.members
+        assert member.instance_id is None or member.instance_id not in self.static_ids
+        self.members[member.member_id] = member
+        if member.instance_id is not None:
+            self.static_ids[member.instance_id] = member.member_id
+        if self.leader is None:
+            self.leader = member.member_id
+        self.drop_pending(member.member_id)
+
+    def remove(self, member_id: str) -> ClassicMember | None:
+        self.drop_pending(member_id)
+        self.awaiting_sync.discard(member_id)
+        member = self.members.pop(member_id, None)
+        if member is None:
+            return None
+        member.session.stop()
+        if member.instance_id is not None and self.static_ids.get(member.instance_id) == member_id:
+            del self.static_ids[member.instance_id]
+        if self.leader == member_id:
+            self.leader = next(iter(self.members), None)
+        return member
+
+    def drop_pending(self, member_id: str) -> bool:
+        deadline = self.pending.pop(member_id, None)
+        if deadline is None:
+            return False
+        deadline.stop()
+        return True
+
+    def validate_member(self, member_id: str, instance_id: str | None) -> ClassicMember:
+        """The member that speaks, or why it may not: another process took over its instance id, or it is not known."""
+        if instance_id is not None:
+            known_id = self.static_ids.get(instance_id)
+            if known_id is None:
+                raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"instance {instance_id} is not in group {self.group_id}")
+            if known_id != member_id:
+                raise KafkaError(ErrorCode.FENCED_INSTANCE_ID, f"instance {instance_id} now belongs to {known_id}")
+        member = self.members.get(member_id)
+        if member is None:
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"member {member_id} is not in group {self.group_id}")
+        return member
+
+    def rebalance_timeout_ms(self) -> int:
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    def awaiting_join_count(self) -> int:
+        return sum(member.join_future is not None for member in self.members.values())
+
+    def all_members_joined(self) -> bool:
+        return not self.pending and all(member.join_future is not None for member in self.members.values())
+
+    def elect_joined_leader(self) -> bool:
+        """Keep the leader if it joined, else take any member that did; False if nobody did."""
+        if self.leader is not None and self.members[self.leader].join_future is not None:
+            return True
+        for member_id, member in self.members.items():
+            if member.join_future is not None:
+                self.leader = member_id
+                return True
+        return False
+
+    # ---- protocols ----
+
+    def supports(self, protocol_type: str, names: Iterable[str]) -> bool:
+        """Whether a member with these protocols can work with those that are here."""
+        if self.state is ClassicState.EMPTY:
+            return bool(protocol_type) and any(True for _ in names)
+        if self.protocol_type != protocol_type:
+            return False
+        candidates = self.common_protocols()
+        return any(name in candidates for name in names)
+
+    def common_protocols(self) -> set[str]:
+        counts = Counter(name for member in self.members.values() for name in {name for name, _ in member.protocols})
+        return {name for name, count in counts.items() if count == len(self.members)}
+
+    def select_protocol(self) -> str:
+        """The protocol with the most votes among those that everybody supports."""
+        candidates = self.common_protocols()
+        votes = Counter(member.vote(candidates) for member in self.members.values())
+        return votes.most_common(1)[0][0]
+
+    def find_subscribed_topics(self) -> frozenset[str] | None:
+        """All topics that members subscribe to; None when their metadata is not a consumer's."""
+        if self.protocol_type != CONSUMER_PROTOCOL:
+            return None
+        topics: set[str] = set()
+        for member in self.members.values():
+            subscription = read_subscription(member.metadata(self.protocol))
+            if subscription is None:
+                return None
+            topics.update(subscription.topics)
+        return frozenset(topics)
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        """When the topics are not known, a consumers' group counts as subscribed: its offsets are not to be removed."""
+        if self.subscribed_topics is None:
+            return self.protocol_type == CONSUMER_PROTOCOL
+        return topic in self.subscribed_topics
+
+    # ---- answers ----
+
+    def member_list(self) -> list[JoinGroupResponseMember]:
+        return [
+            JoinGroupResponseMember(
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                metadata=member.metadata(self.protocol),
+            )
+            for member in self.members.values()
+        ]
+
+    def join_response(self, member_id: str) -> JoinGroupResponse:
+        return JoinGroupResponse(
+            generation_id=self.generation,
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol,
+            leader=self.leader or "",
+            member_id=member_id,
+            members=self.member_list() if member_id == self.leader else [],
+        )
+
+    # ---- the row ----
+
+    def to_row(self) -> dict[str, Any]:
+        return {
+            "type": self.type_name,
+            "generation": self.generation,
+            "protocol_type": self.protocol_type,
+            "protocol": self.protocol,
+            "leader": self.leader,
+            "since_ms": self.since_ms,
+            "members": [member.to_row() for member in self.members.values()],
+        }
+
+
+def read_subscription(metadata: bytes) -> ConsumerProtocolSubscription | None:
+    """What a consumer subscribes to, read as version 0, the prefix that all versions share; None if it is not that."""
+    try:
+        if len(metadata) < 2:
+            return None
+        subscription, _ = read_message(ConsumerProtocolSubscription, 0, metadata, 2)
+    except (MalformedMessage, UnicodeDecodeError):
+        return None
+    return subscription

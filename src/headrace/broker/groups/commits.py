@@ -1,0 +1,339 @@
+"""Offset requests: who may commit and fetch, and the answers.
+
+Whether a member may commit is the group's rule: ``membership`` raises the error its protocol gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.groups.answers import storage_refused
+from headrace.broker.groups.classic import CONSUMER_PROTOCOL, ClassicGroup, ClassicState
+from headrace.broker.groups.consumer import ConsumerGroup
+from headrace.broker.groups.offsets import NO_OFFSET, Offsets, Place, Row
+from headrace.broker.request import Reply, Request, after
+from headrace.config import Settings
+from headrace.errors import ErrorCode, KafkaError
+from headrace.ports import Clock
+from headrace.wire.kafka.messages.group_offsets import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
+from headrace.wire.kafka.messages.transactions import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+
+if TYPE_CHECKING:
+    from headrace.broker.state import StateStore
+    from headrace.broker.topics import Topic, Topics
+
+__all__ = ["Commits"]
+
+Group = ClassicGroup | ConsumerGroup
+
+TOPIC_IDS_SINCE = {8: 10, 9: 10, 28: 6}
+"""By API key: the version from which topics are named by their ids."""
+
+
+class Commits:
+    """Answers OffsetCommit, TxnOffsetCommit, OffsetFetch and OffsetDelete."""
+
+    def __init__(
+        self,
+        *,
+        state: StateStore,
+        clock: Clock,
+        settings: Settings,
+        topics: Topics,
+        offsets: Offsets,
+        find: Callable[[str], Group | None],
+        found: Callable[[str], None],
+    ) -> None:
+        self._state = state
+        self._clock = clock
+        self._settings = settings
+        self._topics = topics
+        self._offsets = offsets
+        self._find = find
+        self._found = found
+        """Called when a group without members gets its first offset."""
+
+    # ---- committing ----
+
+    def offset_commit(self, request: Request[OffsetCommitRequest]) -> Reply:
+        body = request.body
+        response = OffsetCommitResponse()
+        refused = self._commit_refusal(request)
+        expires_ms = self._clock.wall_ms() + body.retention_time_ms if body.retention_time_ms >= 0 else None
+        rows: dict[Place, Row] = {}
+        for asked in body.topics:
+            topic, unknown = self._topic(request, asked.name, asked.topic_id)
+            answers = [
+                OffsetCommitResponsePartition(
+                    partition_index=partition.partition_index,
+                    error_code=refused or unknown or self._take(rows, topic, partition, expires_ms),
+                )
+                for partition in asked.partitions
+            ]
+            response.topics.append(
+                OffsetCommitResponseTopic(name=asked.name, topic_id=asked.topic_id, partitions=answers)
+            )
+        return self._write(response, rows, lambda: self._offsets.commit(body.group_id, rows), body.group_id)
+
+    def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest], refused: ErrorCode) -> Reply:
+        body = request.body
+        response = TxnOffsetCommitResponse()
+        refused = refused or self._txn_refusal(body)
+        rows: dict[Place, Row] = {}
+        for asked in body.topics:
+            topic, unknown = self._topic(request, asked.name, asked.topic_id)
+            answers = [
+                TxnOffsetCommitResponsePartition(
+                    partition_index=partition.partition_index,
+                    error_code=refused or unknown or self._take(rows, topic, partition, None),
+                )
+                for partition in asked.partitions
+            ]
+            response.topics.append(
+                TxnOffsetCommitResponseTopic(name=asked.name, topic_id=asked.topic_id, partitions=answers)
+            )
+        return self._write(
+            response, rows, lambda: self._offsets.commit_pending(body.producer_id, body.group_id, rows), body.group_id
+        )
+
+    def _write(self, response: Any, rows: dict[Place, Row], put: Callable[[], int], group_id: str) -> Reply:
+        """One batch for the whole request; the answer leaves when it is flushed."""
+        if not rows:
+            return response
+        try:
+            journal_offset = put()
+        except KafkaError as error:
+            for topic in response.topics:
+                for partition in topic.partitions:
+                    partition.error_code = partition.error_code or storage_refused(error)
+            return response
+        self._found(group_id)
+        return after(self._state.when_flushed(journal_offset), response)
+
+    def _take(self, rows: dict[Place, Row], topic: Topic | None, partition: Any, expires_ms: int | None) -> ErrorCode:
+        assert topic is not None
+        index = partition.partition_index
+        if not 0 <= index < len(topic.partitions):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        metadata = partition.committed_metadata or ""
+        if len(metadata) > self._settings.integer("offset.metadata.max.bytes"):
+            return ErrorCode.OFFSET_METADATA_TOO_LARGE
+        rows[topic.name, index] = self._offsets.row(
+            partition.committed_offset, partition.committed_leader_epoch, metadata, self._clock.wall_ms(), expires_ms
+        )
+        return ErrorCode.NONE
+
+    def _topic(self, request: Request[Any], name: str, topic_id: bytes) -> tuple[Topic | None, ErrorCode]:
+        if request.version >= TOPIC_IDS_SINCE[request.api_key]:
+            topic = self._topics.by_id(topic_id)
+            return topic, ErrorCode.NONE if topic is not None else ErrorCode.UNKNOWN_TOPIC_ID
+        topic = self._topics.get(name)
+        return topic, ErrorCode.NONE if topic is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    # ---- who may ----
+
+    def _commit_refusal(self, request: Request[OffsetCommitRequest]) -> ErrorCode:
+        body = request.body
+        epoch = body.generation_id_or_member_epoch
+        group = self._find(body.group_id)
+        try:
+            if group is None:
+                # A member of a group that is gone: from version 9 on it can be told so.
+                if epoch >= 0:
+                    gone = ErrorCode.GROUP_ID_NOT_FOUND if request.version >= 9 else ErrorCode.ILLEGAL_GENERATION
+                    return gone
+            elif isinstance(group, ConsumerGroup):
+                places = (
+                    (asked.name, asked.topic_id, each.partition_index)
+                    for asked in body.topics
+                    for each in asked.partitions
+                )
+                group.validate_commit(body.member_id, epoch, request.version, self._by_id(places))
+            else:
+                self._validate_classic(group, body, transactional=False)
+        except KafkaError as error:
+            return error.code
+        return ErrorCode.NONE
+
+    def _by_id(self, places: Iterable[tuple[str, bytes, int]]) -> Iterable[tuple[bytes, int]]:
+        for name, topic_id, partition in places:
+            topic = self._topics.get(name) if name else None
+            yield (topic.topic_id if topic is not None else topic_id), partition
+
+    def _txn_refusal(self, body: TxnOffsetCommitRequest) -> ErrorCode:
+        group = self._find(body.group_id)
+        try:
+            if group is None:
+                return ErrorCode.ILLEGAL_GENERATION if body.generation_id_or_member_epoch >= 0 else ErrorCode.NONE
+            if isinstance(group, ConsumerGroup):
+                group.validate_txn_commit(body.member_id, body.group_instance_id, body.generation_id_or_member_epoch)
+            else:
+                self._validate_classic(group, body, transactional=True)
+        except KafkaError as error:
+            return error.code
+        return ErrorCode.NONE
+
+    def _validate_classic(
+        self, group: ClassicGroup, body: OffsetCommitRequest | TxnOffsetCommitRequest, *, transactional: bool
+    ) -> None:
+        """Members commit in their generation; others (tools, consumers that assign themselves) while nobody is in."""
+        generation = body.generation_id_or_member_epoch
+        if generation < 0 and group.is_empty():
+            return
+        if generation >= 0 or body.member_id or body.group_instance_id is not None:
+            member = group.validate_member(body.member_id, body.group_instance_id)
+            if generation != group.generation:
+                raise KafkaError(ErrorCode.ILLEGAL_GENERATION, f"generation {generation} is not {group.generation}")
+            if not transactional and group.state in (ClassicState.STABLE, ClassicState.PREPARING):
+                member.session.move(member.session_timeout_ms)
+        elif not transactional:
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"group {group.group_id} has members; commit as one of them")
+        if not transactional and group.state is ClassicState.COMPLETING:
+            raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, f"group {group.group_id} is rebalancing")
+
+    # ---- fetching ----
+
+    def offset_fetch(self, request: Request[OffsetFetchRequest]) -> OffsetFetchResponse:
+        body = request.body
+        if request.version >= 8:
+            groups = [self._fetch_group(request, asked) for asked in body.groups]
+            return OffsetFetchResponse(groups=groups)
+        asked = OffsetFetchRequestGroup(
+            group_id=body.group_id,
+            topics=None
+            if body.topics is None
+            else [
+                OffsetFetchRequestTopics(name=topic.name, partition_indexes=topic.partition_indexes)
+                for topic in body.topics
+            ],
+        )
+        return _as_single(self._fetch_group(request, asked))
+
+    def _fetch_group(
+        self, request: Request[OffsetFetchRequest], asked: OffsetFetchRequestGroup
+    ) -> OffsetFetchResponseGroup:
+        response = OffsetFetchResponseGroup(group_id=asked.group_id)
+        group = self._find(asked.group_id)
+        if isinstance(group, ConsumerGroup):
+            try:
+                group.validate_fetch(asked.member_id, asked.member_epoch)
+            except KafkaError as error:
+                response.error_code = error.code
+                return response
+        with_ids = request.version >= TOPIC_IDS_SINCE[9]
+        if asked.topics is None:
+            asked_topics = self._all_topics(asked.group_id, with_ids)
+        else:
+            asked_topics = asked.topics
+        for wanted in asked_topics:
+            topic, unknown = self._topic(request, wanted.name, wanted.topic_id) if with_ids else (None, ErrorCode.NONE)
+            name = wanted.name if topic is None else topic.name
+            partitions = [
+                self._fetch_one(asked.group_id, name, index, request.body.require_stable, unknown)
+                for index in wanted.partition_indexes
+            ]
+            response.topics.append(
+                OffsetFetchResponseTopics(name=wanted.name, topic_id=wanted.topic_id, partitions=partitions)
+            )
+        return response
+
+    def _all_topics(self, group_id: str, with_ids: bool) -> list[OffsetFetchRequestTopics]:
+        found = []
+        for name, rows in self._offsets.of_group(group_id).items():
+            topic = self._topics.get(name)
+            if topic is not None or not with_ids:
+                topic_id = bytes(16) if topic is None else topic.topic_id
+                found.append(OffsetFetchRequestTopics(name=name, topic_id=topic_id, partition_indexes=sorted(rows)))
+        return found
+
+    def _fetch_one(
+        self, group_id: str, topic: str, index: int, require_stable: bool, unknown: ErrorCode
+    ) -> OffsetFetchResponsePartitions:
+        nothing = OffsetFetchResponsePartitions(partition_index=index, committed_offset=NO_OFFSET, metadata="")
+        if unknown:
+            nothing.error_code = unknown
+        elif require_stable and self._offsets.is_unstable(group_id, topic, index):
+            nothing.error_code = ErrorCode.UNSTABLE_OFFSET_COMMIT
+        elif (row := self._offsets.get(group_id, topic, index)) is not None:
+            offset, leader_epoch, metadata, *_ = row
+            return OffsetFetchResponsePartitions(
+                partition_index=index, committed_offset=offset, committed_leader_epoch=leader_epoch, metadata=metadata
+            )
+        return nothing
+
+    # ---- deleting ----
+
+    def offset_delete(self, body: OffsetDeleteRequest) -> Reply:
+        group = self._find(body.group_id)
+        if group is None:
+            return OffsetDeleteResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND)
+        if isinstance(group, ClassicGroup) and not group.is_empty() and group.protocol_type != CONSUMER_PROTOCOL:
+            return OffsetDeleteResponse(error_code=ErrorCode.NON_EMPTY_GROUP)
+        response = OffsetDeleteResponse()
+        gone: list[Place] = []
+        for asked in body.topics:
+            topic = self._topics.get(asked.name)
+            partitions = []
+            for each in asked.partitions:
+                code = ErrorCode.NONE
+                if topic is None or not 0 <= each.partition_index < len(topic.partitions):
+                    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                elif group.is_subscribed_to(asked.name):
+                    code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+                elif self._offsets.get(body.group_id, asked.name, each.partition_index) is not None:
+                    gone.append((asked.name, each.partition_index))
+                partitions.append(OffsetDeleteResponsePartition(partition_index=each.partition_index, error_code=code))
+            response.topics.append(OffsetDeleteResponseTopic(name=asked.name, partitions=partitions))
+        if not gone:
+            return response
+        try:
+            journal_offset = self._state.put_many(self._offsets.removal(body.group_id, gone))
+        except KafkaError as error:
+            return OffsetDeleteResponse(error_code=storage_refused(error))
+        self._offsets.apply_removal(body.group_id, gone)
+        return after(self._state.when_flushed(journal_offset), response)
+
+
+def _as_single(group: OffsetFetchResponseGroup) -> OffsetFetchResponse:
+    """The form that versions below 8 have: one group, not named."""
+    topics = [
+        OffsetFetchResponseTopic(
+            name=topic.name,
+            partitions=[
+                OffsetFetchResponsePartition(
+                    partition_index=each.partition_index,
+                    committed_offset=each.committed_offset,
+                    committed_leader_epoch=each.committed_leader_epoch,
+                    metadata=each.metadata,
+                    error_code=each.error_code,
+                )
+                for each in topic.partitions
+            ],
+        )
+        for topic in group.topics
+    ]
+    return OffsetFetchResponse(topics=topics, error_code=group.error_code)

@@ -1,0 +1,319 @@
+"""A group of the consumer protocol (KIP-848): its members, what each should have, and what each has.
+
+Three numbers turn the wheel. The *group epoch* grows when members or topics change. The *target assignment* says who
+should have what, and is made for a group epoch. A *member's epoch* says which target it has been brought to. A member
+moves alone, with its heartbeats:
+
+    Stable ──a newer target──▶ UnrevokedPartitions ──it no longer owns what it must give──▶ Stable
+                                                     └─ its new partitions are still with others ─▶ UnreleasedPartitions
+
+A partition belongs to at most one member: from the moment it is assigned until the member has said that it gave it up,
+or is gone. ``owners`` is that fact as a map, and the reason why no two members ever hold the same partition.
+
+Written down: ``groups[group]`` with the epochs, and ``group_members[key]`` with one row per member, so that a heartbeat
+that moves one member writes one row. An answer leaves when what it says is flushed: after a crash everybody goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from headrace.broker.groups.timers import Deadline
+from headrace.errors import ErrorCode, KafkaError
+
+__all__ = [
+    "LEFT_STATIC",
+    "ConsumerGroup",
+    "ConsumerMember",
+    "ConsumerState",
+    "MemberState",
+    "Owned",
+    "Target",
+    "member_key",
+    "reconcile",
+]
+
+LEFT_STATIC = -2
+"""The epoch of a static member whose process said that it will be back."""
+
+Owned = Mapping[bytes, Mapping[int, int]]
+"""Topic id → partition → the member epoch in which it was assigned."""
+
+Target = Mapping[bytes, frozenset[int]]
+
+
+class ConsumerState(StrEnum):
+    EMPTY = "Empty"
+    ASSIGNING = "Assigning"
+    RECONCILING = "Reconciling"
+    STABLE = "Stable"
+
+
+class MemberState(StrEnum):
+    STABLE = "stable"
+    UNREVOKED = "unrevoked"
+    UNRELEASED = "unreleased"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerMember:
+    """One member, as a value: a heartbeat makes the next one."""
+
+    member_id: str
+    instance_id: str | None = None
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    rebalance_timeout_ms: int = -1
+    assignor: str | None = None
+    topics: frozenset[str] = frozenset()
+    pattern: str = ""
+    epoch: int = 0
+    previous_epoch: int = 0
+    state: MemberState = MemberState.STABLE
+    assigned: Owned = field(default_factory=dict)
+    revoking: Owned = field(default_factory=dict)
+
+    def at_epoch(self, epoch: int) -> ConsumerMember:
+        return self if epoch == self.epoch else replace(self, epoch=epoch, previous_epoch=self.epoch)
+
+    def to_row(self, group_id: str, target: Target) -> dict[str, Any]:
+        return {
+            "group": group_id,
+            "id": self.member_id,
+            "instance": self.instance_id,
+            "rack": self.rack_id,
+            "client_id": self.client_id,
+            "client_host": self.client_host,
+            "rebalance_timeout_ms": self.rebalance_timeout_ms,
+            "assignor": self.assignor,
+            "topics": sorted(self.topics),
+            "pattern": self.pattern,
+            "epoch": self.epoch,
+            "previous_epoch": self.previous_epoch,
+            "state": self.state.value,
+            "assigned": _owned_row(self.assigned),
+            "revoking": _owned_row(self.revoking),
+            "target": {topic_id.hex(): sorted(partitions) for topic_id, partitions in target.items()},
+        }
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> tuple[ConsumerMember, Target]:
+        member = cls(
+            member_id=row["id"],
+            instance_id=row["instance"],
+            rack_id=row["rack"],
+            client_id=row["client_id"],
+            client_host=row["client_host"],
+            rebalance_timeout_ms=row["rebalance_timeout_ms"],
+            assignor=row["assignor"],
+            topics=frozenset(row["topics"]),
+            pattern=row["pattern"],
+            epoch=row["epoch"],
+            previous_epoch=row["previous_epoch"],
+            state=MemberState(row["state"]),
+            assigned=_read_owned(row["assigned"]),
+            revoking=_read_owned(row["revoking"]),
+        )
+        return member, {bytes.fromhex(topic_id): frozenset(each) for topic_id, each in row["target"].items()}
+
+
+def _owned_row(owned: Owned) -> dict[str, list[list[int]]]:
+    return {topic_id.hex(): [[*each] for each in sorted(partitions.items())] for topic_id, partitions in owned.items()}
+
+
+def _read_owned(row: dict[str, list[list[int]]]) -> Owned:
+    return {bytes.fromhex(topic_id): {each[0]: each[1] for each in partitions} for topic_id, partitions in row.items()}
+
+
+def member_key(group_id: str, member_id: str) -> str:
+    return f"{len(group_id)}:{group_id}{member_id}"
+
+
+@dataclass(slots=True, eq=False)
+class ConsumerGroup:
+    """The group as it is. ``heartbeats.Heartbeats`` changes it, after the change is in the journal."""
+
+    group_id: str
+    epoch: int = 0
+    target_epoch: int = 0
+    assignor: str = ""
+    topics_digest: str = ""
+    """What the subscribed topics looked like when the epoch was last raised: a difference raises it again."""
+    topics_stale: bool = True
+    """Topics came or went since somebody looked."""
+    members: dict[str, ConsumerMember] = field(default_factory=dict)
+    static_ids: dict[str, str] = field(default_factory=dict)
+    targets: dict[str, Target] = field(default_factory=dict)
+    owners: dict[tuple[bytes, int], str] = field(default_factory=dict)
+    matches: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Pattern → the topics it matches."""
+    sessions: dict[str, Deadline] = field(default_factory=dict)
+    revocations: dict[str, Deadline] = field(default_factory=dict)
+    flushed: asyncio.Future[None] | None = None
+
+    type_name = "consumer"
+    protocol_type = "consumer"
+
+    @property
+    def state(self) -> ConsumerState:
+        if not self.members:
+            return ConsumerState.EMPTY
+        if self.epoch > self.target_epoch:
+            return ConsumerState.ASSIGNING
+        for member in self.members.values():
+            if member.state is not MemberState.STABLE or member.epoch != self.target_epoch:
+                return ConsumerState.RECONCILING
+        return ConsumerState.STABLE
+
+    def is_empty(self) -> bool:
+        return not self.members
+
+    def to_row(self, **changed: Any) -> dict[str, Any]:
+        row = {
+            "type": self.type_name,
+            "epoch": self.epoch,
+            "target_epoch": self.target_epoch,
+            "assignor": self.assignor,
+            "topics_digest": self.topics_digest,
+        }
+        return {**row, **changed}
+
+    # ---- members ----
+
+    def set_member(self, member: ConsumerMember) -> None:
+        before = self.members.get(member.member_id)
+        if before is not None:
+            self._disown(before)
+        self.members[member.member_id] = member
+        if member.instance_id is not None:
+            self.static_ids[member.instance_id] = member.member_id
+        for owned in (member.assigned, member.revoking):
+            for topic_id, partitions in owned.items():
+                for partition in partitions:
+                    owner = self.owners.setdefault((topic_id, partition), member.member_id)
+                    assert owner == member.member_id, f"{topic_id.hex()}-{partition} would belong to two members"
+
+    def drop_member(self, member_id: str) -> None:
+        member = self.members.pop(member_id)
+        self._disown(member)
+        if member.instance_id is not None and self.static_ids.get(member.instance_id) == member_id:
+            del self.static_ids[member.instance_id]
+        self.targets.pop(member_id, None)
+        for deadlines in (self.sessions, self.revocations):
+            deadline = deadlines.pop(member_id, None)
+            if deadline is not None:
+                deadline.stop()
+
+    def _disown(self, member: ConsumerMember) -> None:
+        for owned in (member.assigned, member.revoking):
+            for topic_id, partitions in owned.items():
+                for partition in partitions:
+                    if self.owners.get((topic_id, partition)) == member.member_id:
+                        del self.owners[topic_id, partition]
+
+    def member(self, member_id: str) -> ConsumerMember:
+        member = self.members.get(member_id)
+        if member is None:
+            raise KafkaError(
+                ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {self.group_id}."
+            )
+        return member
+
+    def topics_of(self, member: ConsumerMember) -> frozenset[str]:
+        return member.topics | self.matches.get(member.pattern, frozenset()) if member.pattern else member.topics
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        return any(topic in self.topics_of(member) for member in self.members.values())
+
+    # ---- who may commit and fetch ----
+
+    def validate_commit(self, member_id: str, epoch: int, version: int, places: Iterable[tuple[bytes, int]]) -> None:
+        """Members commit with their epoch; a tool with none, while nobody is in.
+
+        An older epoch will do for partitions that the member has had all the time since: nobody else can have moved
+        their offsets, and a commit that crosses a heartbeat on the wire need not fail.
+        """
+        if epoch < 0 and not self.members:
+            return
+        member = self.member(member_id)
+        if version < 9:
+            raise KafkaError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                "OffsetCommit version 9 or above must be used by members using the consumer group protocol",
+            )
+        if epoch == member.epoch:
+            return
+        kept = 0 <= epoch < member.epoch and all(
+            member.assigned.get(topic_id, {}).get(partition, epoch + 1) <= epoch for topic_id, partition in places
+        )
+        if not kept:
+            raise self._stale(epoch, member)
+
+    def validate_txn_commit(self, member_id: str, instance_id: str | None, epoch: int) -> None:
+        if epoch < 0 and (not self.members or (member_id == "" and instance_id is None)):
+            return
+        member = self.member(member_id)
+        if epoch != member.epoch:
+            raise KafkaError(ErrorCode.ILLEGAL_GENERATION, f"member epoch {epoch} is not {member.epoch}")
+
+    def validate_fetch(self, member_id: str | None, epoch: int) -> None:
+        if member_id is None and epoch < 0:
+            return
+        member = self.member(member_id or "")
+        if epoch != member.epoch:
+            raise self._stale(epoch, member)
+
+    def _stale(self, epoch: int, member: ConsumerMember) -> KafkaError:
+        return KafkaError(
+            ErrorCode.STALE_MEMBER_EPOCH,
+            f"The received member epoch {epoch} does not match the expected member epoch {member.epoch}.",
+        )
+
+
+def reconcile(
+    member: ConsumerMember,
+    *,
+    target_epoch: int,
+    target: Target,
+    owners: Mapping[tuple[bytes, int], str],
+    owned: Owned | None,
+) -> ConsumerMember:
+    """The member's next state on its way to the target. Pure; ``owned`` is what it says it has (None: not said)."""
+    if member.state is MemberState.STABLE and member.epoch == target_epoch:
+        return member
+    if member.state is MemberState.UNREVOKED and _still_owns(owned, member.revoking):
+        return member
+    keep: dict[bytes, dict[int, int]] = {}
+    give: dict[bytes, dict[int, int]] = {}
+    for topic_id, partitions in member.assigned.items():
+        wanted = target.get(topic_id, frozenset())
+        for partition, since in partitions.items():
+            side = keep if partition in wanted else give
+            side.setdefault(topic_id, {})[partition] = since
+    if give and _still_owns(owned, give):
+        return replace(member, state=MemberState.UNREVOKED, assigned=keep, revoking=give)
+    unreleased = False
+    for topic_id, wanted in target.items():
+        for partition in wanted:
+            if partition in keep.get(topic_id, {}):
+                continue
+            if owners.get((topic_id, partition), member.member_id) == member.member_id:
+                keep.setdefault(topic_id, {})[partition] = target_epoch
+            else:
+                unreleased = True
+    state = MemberState.UNRELEASED if unreleased else MemberState.STABLE
+    return replace(member.at_epoch(target_epoch), state=state, assigned=keep, revoking={})
+
+
+def _still_owns(owned: Owned | None, given_up: Owned) -> bool:
+    """Whether the member still has some of what it must give up; a member that does not say may have all."""
+    if owned is None:
+        return True
+    return any(
+        partition in given_up.get(topic_id, {}) for topic_id, partitions in owned.items() for partition in partitions
+    )

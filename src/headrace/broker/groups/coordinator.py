@@ -1,0 +1,473 @@
+"""The group coordinator: every request about groups and offsets comes here.
+
+It finds the group, decides which protocol it speaks, and hands on: classic groups to ``rebalance``, consumer groups to
+``heartbeats``, offsets to ``commits``. A group of one protocol that has no members may become one of the other; its
+offsets stay. A group with members keeps its protocol: a member of the other one is told what Apache Kafka tells it when
+migration is disabled (GROUP_ID_NOT_FOUND to a consumer heartbeat, INCONSISTENT_GROUP_PROTOCOL to a classic join).
+
+Groups without a row of their own exist too: those that only ever committed offsets.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.groups.answers import storage_refused
+from headrace.broker.groups.classic import ClassicGroup, ClassicState
+from headrace.broker.groups.commits import Commits
+from headrace.broker.groups.consumer import LEFT_STATIC, ConsumerGroup, member_key
+from headrace.broker.groups.describe import describe_classic, describe_consumer, list_groups
+from headrace.broker.groups.heartbeats import LEAVE, Heartbeats, check_heartbeat
+from headrace.broker.groups.offsets import Change, Offsets
+from headrace.broker.groups.rebalance import Rebalancer
+from headrace.broker.request import Reply, Request, after
+from headrace.config import GROUP_SETTINGS, Settings
+from headrace.errors import ErrorCode, KafkaError
+from headrace.ports import Clock, TimerHandle
+from headrace.wire.kafka.messages.consumer_groups import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+from headrace.wire.kafka.messages.group_offsets import (
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+)
+from headrace.wire.kafka.messages.groups import (
+    DeletableGroupResult,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    MemberIdentity,
+    MemberResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+from headrace.wire.kafka.messages.transactions import TxnOffsetCommitRequest
+
+if TYPE_CHECKING:
+    from headrace.broker.state import StateStore
+    from headrace.broker.topics import Topics
+
+__all__ = ["GroupCoordinator"]
+
+Group = ClassicGroup | ConsumerGroup
+
+GROUP_ID_CHARS_MAX = 10_000
+GROUPS_MAX = 1_000_000
+
+
+class GroupCoordinator:
+    """All groups of the broker."""
+
+    def __init__(
+        self,
+        state: StateStore,
+        clock: Clock,
+        settings: Settings,
+        topics: Topics,
+        new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
+    ) -> None:
+        self._state = state
+        self._clock = clock
+        self._settings = settings
+        self._topics = topics
+        self._groups: dict[str, Group] = {}
+        self._offsets = Offsets(state)
+        self._rebalancer = Rebalancer(state, clock, settings, new_id)
+        self._heartbeats = Heartbeats(state, clock, settings, topics, new_id, self._group_setting)
+        self._commits = Commits(
+            state=state,
+            clock=clock,
+            settings=settings,
+            topics=topics,
+            offsets=self._offsets,
+            find=self._groups.get,
+            found=self._ensure,
+        )
+        self._sweep_timer: TimerHandle | None = None
+        self._closed = False
+        self.verify_producer: Callable[[str, int, int, str], ErrorCode] = lambda *_: ErrorCode.NONE
+        """Set by the broker: whether (transactional id, producer id, epoch) may commit offsets of a group."""
+        self.group_settings: Callable[[str], dict[str, Any]] = lambda group_id: {}
+        """Set by the broker: what was configured for one group alone, by the names of ``GROUP_SETTINGS``."""
+
+    def _group_setting(self, group_id: str, name: str) -> int:
+        given = self.group_settings(group_id).get(name)
+        return int(given) if given is not None else self._settings.integer(GROUP_SETTINGS[name].synonym)
+
+    # ---- starting and stopping ----
+
+    def load(self) -> None:
+        """Rebuild everything from the state; to be called when the topics are there."""
+        self._offsets.load()
+        members: dict[str, list[dict[str, Any]]] = {}
+        for row in self._state.table("group_members").values():
+            members.setdefault(row["group"], []).append(row)
+        generations = self._state.table("group_generations")
+        for group_id, row in self._state.table("groups").items():
+            if row["type"] == ConsumerGroup.type_name:
+                self._groups[group_id] = self._heartbeats.restore(group_id, row, members.get(group_id, []))
+            else:
+                self._groups[group_id] = self._rebalancer.restore(group_id, row, generations.get(group_id, 0))
+        for group_id, told in generations.items():
+            if group_id not in self._groups:
+                self._groups[group_id] = self._rebalancer.restore(group_id, None, told)
+        for group_id in self._offsets.group_ids():
+            self._ensure(group_id)
+        self._topics.subscribe(self._topics_changed)
+        self._drop_offsets_of_deleted_topics()
+        self._set_sweep_timer()
+
+    def close(self) -> None:
+        """Stop the timers; whoever waits is told to look for a coordinator again."""
+        self._closed = True
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+        for group in self._groups.values():
+            self._shut(group, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    def _shut(self, group: Group, code: ErrorCode) -> None:
+        if isinstance(group, ClassicGroup):
+            self._rebalancer.shut(group, code)
+        else:
+            self._heartbeats.shut(group)
+
+    # ---- classic groups ----
+
+    def join_group(self, request: Request[JoinGroupRequest]) -> Reply:
+        reply = self._join(request)
+        if isinstance(reply, JoinGroupResponse) and reply.protocol_name is None and request.version < 7:
+            reply.protocol_name = ""
+        return reply
+
+    def _join(self, request: Request[JoinGroupRequest]) -> Reply:
+        body = request.body
+        refused = self._join_refusal(body)
+        if refused is not ErrorCode.NONE:
+            return JoinGroupResponse(error_code=refused, member_id=body.member_id)
+        group = self._groups.get(body.group_id)
+        if isinstance(group, ConsumerGroup):
+            if not group.is_empty():
+                return JoinGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id=body.member_id)
+            try:
+                group = self._to_classic(group)
+            except KafkaError as error:
+                return JoinGroupResponse(error_code=storage_refused(error), member_id=body.member_id)
+        if group is None:
+            if body.member_id:
+                return JoinGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID, member_id=body.member_id)
+            group = ClassicGroup(body.group_id)
+        reply = self._rebalancer.join(group, request)
+        if group.members or group.pending:
+            self._groups[body.group_id] = group
+        return reply
+
+    def _join_refusal(self, body: JoinGroupRequest) -> ErrorCode:
+        if self._closed:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if not _is_group_id(body.group_id):
+            return ErrorCode.INVALID_GROUP_ID
+        least = self._settings.integer("group.min.session.timeout.ms")
+        most = self._settings.integer("group.max.session.timeout.ms")
+        if not least <= body.session_timeout_ms <= most:
+            return ErrorCode.INVALID_SESSION_TIMEOUT
+        if body.group_id not in self._groups and len(self._groups) >= GROUPS_MAX:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return ErrorCode.NONE
+
+    def sync_group(self, request: Request[SyncGroupRequest]) -> Reply:
+        body = request.body
+        refused = self._membership_refusal(body.group_id)
+        if refused is not ErrorCode.NONE:
+            return SyncGroupResponse(error_code=refused)
+        group = self._groups[body.group_id]
+        assert isinstance(group, ClassicGroup)
+        return self._rebalancer.sync(group, body)
+
+    def heartbeat(self, request: Request[HeartbeatRequest]) -> Reply:
+        body = request.body
+        refused = self._membership_refusal(body.group_id)
+        if refused is not ErrorCode.NONE:
+            return HeartbeatResponse(error_code=refused)
+        group = self._groups[body.group_id]
+        assert isinstance(group, ClassicGroup)
+        return self._rebalancer.heartbeat(group, body)
+
+    def leave_group(self, request: Request[LeaveGroupRequest]) -> Reply:
+        body = request.body
+        identities = body.members if request.version >= 3 else [MemberIdentity(member_id=body.member_id)]
+        if self._closed:
+            return LeaveGroupResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if not _is_group_id(body.group_id):
+            return LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
+        group = self._groups.get(body.group_id)
+        left = [
+            MemberResponse(
+                member_id=identity.member_id,
+                group_instance_id=identity.group_instance_id,
+                error_code=self._leave(group, identity),
+            )
+            for identity in identities
+        ]
+        if request.version >= 3:
+            return LeaveGroupResponse(members=left)
+        return LeaveGroupResponse(error_code=left[0].error_code)
+
+    def _leave(self, group: Group | None, identity: MemberIdentity) -> ErrorCode:
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if isinstance(group, ClassicGroup):
+            return self._rebalancer.leave(group, identity)
+        try:
+            return self._leave_consumer(group, identity)
+        except KafkaError as error:
+            return storage_refused(error)
+
+    def _leave_consumer(self, group: ConsumerGroup, identity: MemberIdentity) -> ErrorCode:
+        """An administrator takes a member of the consumer protocol out with the classic request."""
+        member_id: str | None = identity.member_id
+        if identity.group_instance_id is not None:
+            member_id = group.static_ids.get(identity.group_instance_id)
+            if member_id is not None and identity.member_id not in ("", member_id):
+                return ErrorCode.FENCED_INSTANCE_ID
+        if member_id is None or member_id not in group.members:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        self._heartbeats.remove(group, [member_id])
+        return ErrorCode.NONE
+
+    def _membership_refusal(self, group_id: str) -> ErrorCode:
+        if self._closed:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if not _is_group_id(group_id):
+            return ErrorCode.INVALID_GROUP_ID
+        if not isinstance(self._groups.get(group_id), ClassicGroup):
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE
+
+    # ---- consumer groups ----
+
+    def consumer_group_heartbeat(self, request: Request[ConsumerGroupHeartbeatRequest]) -> Reply:
+        body = request.body
+        try:
+            if self._closed:
+                raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the broker is stopping")
+            if "consumer" not in self._settings.items("group.coordinator.rebalance.protocols"):
+                raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "the consumer protocol is switched off here")
+            check_heartbeat(body, request.version, self._settings.items("group.consumer.assignors"))
+            if body.member_epoch in (LEAVE, LEFT_STATIC):
+                return self._heartbeats.leave(self._consumer_group(body.group_id), body)
+            return self._consumer_heartbeat(request)
+        except KafkaError as error:
+            return ConsumerGroupHeartbeatResponse(error_code=storage_refused(error), error_message=error.message)
+
+    def _consumer_heartbeat(self, request: Request[ConsumerGroupHeartbeatRequest]) -> Reply:
+        body = request.body
+        known = self._groups.get(body.group_id)
+        if body.member_epoch != 0 or isinstance(known, ConsumerGroup):
+            return self._heartbeats.heartbeat(self._consumer_group(body.group_id), request)
+        if len(body.group_id) > GROUP_ID_CHARS_MAX or (known is None and len(self._groups) >= GROUPS_MAX):
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId is too long, or there are too many groups.")
+        first: list[Change] = []
+        if known is not None:
+            if not known.is_empty() or known.pending:
+                raise KafkaError(
+                    ErrorCode.GROUP_ID_NOT_FOUND,
+                    f"Cannot upgrade classic group {body.group_id} to consumer group because online upgrade is "
+                    "disabled.",
+                )
+            first = self._rows_of(known)
+        group = ConsumerGroup(body.group_id)
+        reply = self._heartbeats.heartbeat(group, request, first)
+        self._groups[body.group_id] = group
+        return reply
+
+    def _consumer_group(self, group_id: str) -> ConsumerGroup:
+        group = self._groups.get(group_id)
+        if not isinstance(group, ConsumerGroup):
+            why = "not found" if group is None else "is not a consumer group"
+            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {why}.")
+        return group
+
+    def _to_classic(self, group: ConsumerGroup) -> ClassicGroup:
+        changes = self._rows_of(group)
+        self._state.put_many(changes)
+        self._shut(group, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        classic = ClassicGroup(group.group_id)
+        self._groups[group.group_id] = classic
+        return classic
+
+    def _rows_of(self, group: Group) -> list[Change]:
+        """The changes that remove a group, but not its offsets."""
+        changes: list[Change] = [("groups", group.group_id, None)]
+        if isinstance(group, ClassicGroup):
+            changes.append(("group_generations", group.group_id, None))
+        else:
+            changes += [("group_members", member_key(group.group_id, each), None) for each in group.members]
+        return changes
+
+    def consumer_group_describe(self, request: Request[ConsumerGroupDescribeRequest]) -> Reply:
+        default_assignor = self._settings.items("group.consumer.assignors")[0]
+        return ConsumerGroupDescribeResponse(
+            groups=[
+                describe_consumer(group_id, self._groups.get(group_id), self._topics, default_assignor)
+                for group_id in request.body.group_ids
+            ]
+        )
+
+    # ---- offsets ----
+
+    def offset_commit(self, request: Request[OffsetCommitRequest]) -> Reply:
+        return self._commits.offset_commit(request)
+
+    def offset_fetch(self, request: Request[OffsetFetchRequest]) -> Reply:
+        return self._commits.offset_fetch(request)
+
+    def offset_delete(self, request: Request[OffsetDeleteRequest]) -> Reply:
+        return self._commits.offset_delete(request.body)
+
+    def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest]) -> Reply:
+        body = request.body
+        refused = self.verify_producer(body.transactional_id, body.producer_id, body.producer_epoch, body.group_id)
+        return self._commits.txn_offset_commit(request, refused)
+
+    def has_pending_offsets(self, producer_id: int, group_id: str | None = None) -> bool:
+        return self._offsets.has_pending(producer_id, group_id)
+
+    def complete_transaction(self, producer_id: int, commit: bool) -> list[Change]:
+        """The changes that turn the producer's pending offsets into committed ones, or drop them.
+
+        The transaction coordinator writes them with its own decision in one ``put_many`` and then calls
+        ``apply_transaction``, with nothing in between.
+        """
+        return self._offsets.completion(producer_id, commit, self._topic_exists)
+
+    def apply_transaction(self, producer_id: int, commit: bool) -> None:
+        for group_id in self._offsets.apply_completion(producer_id, commit, self._topic_exists):
+            if self._offsets.has_any(group_id):
+                self._ensure(group_id)
+
+    def _topic_exists(self, name: str) -> bool:
+        return self._topics.get(name) is not None
+
+    def _ensure(self, group_id: str) -> None:
+        if group_id not in self._groups:
+            self._groups[group_id] = ClassicGroup(group_id)
+
+    # ---- looking and deleting ----
+
+    def list_groups(self, request: Request[ListGroupsRequest]) -> ListGroupsResponse:
+        return list_groups(self._groups.values(), request.body)
+
+    def describe_groups(self, request: Request[DescribeGroupsRequest]) -> DescribeGroupsResponse:
+        return DescribeGroupsResponse(
+            groups=[
+                describe_classic(group_id, self._groups.get(group_id), request.version)
+                for group_id in request.body.groups
+            ]
+        )
+
+    def delete_groups(self, request: Request[DeleteGroupsRequest]) -> Reply:
+        results: list[DeletableGroupResult] = []
+        changes: list[Change] = []
+        gone: list[str] = []
+        for group_id in dict.fromkeys(request.body.groups_names):
+            code = self._delete_refusal(group_id)
+            results.append(DeletableGroupResult(group_id=group_id, error_code=code))
+            if code is ErrorCode.NONE:
+                gone.append(group_id)
+                changes += self._rows_of(self._groups[group_id]) + self._offsets.group_removal(group_id)
+        response = DeleteGroupsResponse(results=results)
+        if not gone:
+            return response
+        try:
+            offset = self._state.put_many(changes)
+        except KafkaError as error:
+            for result in results:
+                result.error_code = result.error_code or storage_refused(error)
+            return response
+        for group_id in gone:
+            self._forget(group_id)
+        return after(self._state.when_flushed(offset), response)
+
+    def _delete_refusal(self, group_id: str) -> ErrorCode:
+        if not group_id:
+            return ErrorCode.INVALID_GROUP_ID
+        group = self._groups.get(group_id)
+        if group is None:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        return ErrorCode.NONE if group.is_empty() else ErrorCode.NON_EMPTY_GROUP
+
+    def _forget(self, group_id: str) -> None:
+        self._offsets.apply_group_removal(group_id)
+        self._shut(self._groups.pop(group_id), ErrorCode.UNKNOWN_MEMBER_ID)
+
+    # ---- what time and topics do ----
+
+    def _set_sweep_timer(self) -> None:
+        interval_ms = self._settings.integer("offsets.retention.check.interval.ms")
+        self._sweep_timer = self._clock.call_later(interval_ms / 1000, self._sweep)
+
+    def _sweep(self) -> None:
+        """Remove offsets that are past their time, and groups of which nothing is left."""
+        try:
+            for group in list(self._groups.values()):
+                self._expire(group)
+        except KafkaError:
+            pass  # The disk is full: what could not be written down now is found again by the next sweep.
+        self._set_sweep_timer()
+
+    def _expire(self, group: Group) -> None:
+        since_ms: int | None = None
+        if isinstance(group, ClassicGroup) and group.protocol_type is not None:
+            if group.state is ClassicState.EMPTY:
+                since_ms = group.since_ms
+            elif group.state is not ClassicState.STABLE or group.subscribed_topics is None:
+                return
+        retention_ms = self._settings.integer("offsets.retention.minutes") * 60_000
+        places = self._offsets.expired(
+            group.group_id, self._clock.wall_ms(), retention_ms, since_ms, group.is_subscribed_to
+        )
+        if places:
+            self._state.put_many(self._offsets.removal(group.group_id, places))
+            self._offsets.apply_removal(group.group_id, places)
+        pending = isinstance(group, ClassicGroup) and group.pending
+        if group.is_empty() and not pending and not self._offsets.has_any(group.group_id):
+            self._state.put_many(self._rows_of(group))
+            self._forget(group.group_id)
+
+    def _topics_changed(self) -> None:
+        self._drop_offsets_of_deleted_topics()
+        for group in self._groups.values():
+            if isinstance(group, ConsumerGroup):
+                group.topics_stale = True
+
+    def _drop_offsets_of_deleted_topics(self) -> None:
+        for topic in self._offsets.topics():
+            if self._topic_exists(topic):
+                continue
+            changes, gone = self._offsets.topic_removal(topic)
+            if changes:
+                try:
+                    self._state.put_many(changes)
+                except KafkaError:
+                    return  # The disk is full: a start, or the next change of topics, finds them again.
+                for group_id, partition in gone:
+                    self._offsets.apply_removal(group_id, [(topic, partition)])
+
+
+def _is_group_id(group_id: str) -> bool:
+    return 0 < len(group_id) <= GROUP_ID_CHARS_MAX

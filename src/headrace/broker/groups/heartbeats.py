@@ -1,0 +1,504 @@
+"""The consumer protocol (KIP-848): one request does everything.
+
+A heartbeat joins, subscribes, reports what the member owns, and brings back what it should own. The code works on
+values: it finds the member's next state, the group's next epoch and target, writes all of it as one change, and only
+then lets the group have it. If the disk is full nothing has happened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import re2
+
+from headrace.broker.groups.answers import once_flushed
+from headrace.broker.groups.assignors import ASSIGNORS, Subscriber
+from headrace.broker.groups.consumer import (
+    LEFT_STATIC,
+    ConsumerGroup,
+    ConsumerMember,
+    MemberState,
+    Owned,
+    Target,
+    member_key,
+    reconcile,
+)
+from headrace.broker.groups.timers import Deadline
+from headrace.broker.request import Reply, Request
+from headrace.config import Settings
+from headrace.errors import ErrorCode, KafkaError
+from headrace.ports import Clock
+from headrace.wire.kafka.messages.consumer_groups import (
+    Assignment,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    ConsumerGroupHeartbeatTopicPartitions,
+    TopicPartitions,
+)
+
+if TYPE_CHECKING:
+    from headrace.broker.groups.offsets import Change
+    from headrace.broker.state import StateStore
+    from headrace.broker.topics import Topics
+
+__all__ = ["Heartbeats", "check_heartbeat"]
+
+JOIN = 0
+LEAVE = -1
+STORAGE_RETRY_MS = 1000
+PATTERN_CHARS_MAX = 10_000
+MEMBER_ID_REQUIRED_SINCE = 1
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What a heartbeat will change."""
+
+    member: ConsumerMember
+    replaced: str | None = None
+    epoch: int = 0
+    target_epoch: int = 0
+    assignor: str = ""
+    topics_digest: str = ""
+    targets: dict[str, Target] = field(default_factory=dict)
+    """Only those that differ from the group's."""
+
+
+class Heartbeats:
+    """Moves consumer groups."""
+
+    def __init__(
+        self,
+        state: StateStore,
+        clock: Clock,
+        settings: Settings,
+        topics: Topics,
+        new_id: Callable[[], str],
+        group_setting: Callable[[str, str], int],
+    ) -> None:
+        self._state = state
+        self._clock = clock
+        self._settings = settings
+        self._topics = topics
+        self._new_id = new_id
+        self._group_setting = group_setting
+
+    # ---- a heartbeat ----
+
+    def heartbeat(
+        self, group: ConsumerGroup, request: Request[ConsumerGroupHeartbeatRequest], first: Sequence[Change] = ()
+    ) -> Reply:
+        """``first`` are changes that must be written with this one, such as the end of the classic group before it."""
+        body = request.body
+        owned = _read_owned(body.topic_partitions)
+        self._refuse_when_full(group, body.member_id)
+        before, replaced = self._member(group, body, owned)
+        member = self._updated(before, request)
+        draft = self._draft(group, before, member, replaced)
+        draft.member = reconcile(
+            draft.member,
+            target_epoch=draft.target_epoch,
+            target=draft.targets.get(member.member_id, group.targets.get(replaced or member.member_id, {})),
+            owners=_owners_seen_by(group, replaced, member.member_id),
+            owned=owned,
+        )
+        self._write(group, draft, first)
+        member = draft.member
+        self._watch(group, member)
+        response = ConsumerGroupHeartbeatResponse(
+            member_id=member.member_id,
+            member_epoch=member.epoch,
+            heartbeat_interval_ms=self._group_setting(group.group_id, "consumer.heartbeat.interval.ms"),
+        )
+        if body.member_epoch == JOIN or _is_full(body) or before.assigned != member.assigned:
+            response.assignment = _assignment(member.assigned)
+        return once_flushed(group.flushed, response)
+
+    def _refuse_when_full(self, group: ConsumerGroup, member_id: str) -> None:
+        size_max = self._settings.integer("group.consumer.max.size")
+        if member_id not in group.members and len(group.members) >= size_max:
+            raise KafkaError(
+                ErrorCode.GROUP_MAX_SIZE_REACHED,
+                f"The consumer group has reached its maximum capacity of {size_max} members.",
+            )
+
+    def _member(
+        self, group: ConsumerGroup, body: ConsumerGroupHeartbeatRequest, owned: Owned | None
+    ) -> tuple[ConsumerMember, str | None]:
+        """The member that speaks, and the id of the one it takes over, if it is the next process of a static member."""
+        joins = body.member_epoch == JOIN
+        if body.instance_id is None:
+            if joins:
+                member_id = body.member_id or self._new_id()
+                return group.members.get(member_id) or ConsumerMember(member_id=member_id), None
+            member = group.member(body.member_id)
+            _check_epoch(member, body.member_epoch, owned)
+            return member, None
+        known = group.members.get(group.static_ids.get(body.instance_id, ""))
+        if not joins:
+            if known is None:
+                raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {body.instance_id} is unknown.")
+            _check_instance(known, body)
+            _check_epoch(known, body.member_epoch, owned)
+            return known, None
+        member_id = body.member_id or self._new_id()
+        if known is None:
+            return group.members.get(member_id) or ConsumerMember(member_id=member_id), None
+        if known.epoch != LEFT_STATIC:
+            raise KafkaError(
+                ErrorCode.UNRELEASED_INSTANCE_ID,
+                f"Static member {member_id} with instance id {body.instance_id} cannot join the group because the "
+                f"instance id is owned by {known.member_id} member.",
+            )
+        return replace(known, member_id=member_id, epoch=0, previous_epoch=0), known.member_id
+
+    def _updated(self, member: ConsumerMember, request: Request[ConsumerGroupHeartbeatRequest]) -> ConsumerMember:
+        """With what the request says; what it leaves out stays."""
+        body = request.body
+        changes: dict[str, Any] = {"client_id": request.client_id or "", "client_host": request.peer.host}
+        if body.instance_id is not None:
+            changes["instance_id"] = body.instance_id
+        if body.rack_id is not None:
+            changes["rack_id"] = body.rack_id
+        if body.rebalance_timeout_ms != -1:
+            changes["rebalance_timeout_ms"] = body.rebalance_timeout_ms
+        if body.server_assignor is not None:
+            changes["assignor"] = body.server_assignor
+        if body.subscribed_topic_names is not None:
+            changes["topics"] = frozenset(body.subscribed_topic_names)
+        if body.subscribed_topic_regex is not None:
+            changes["pattern"] = body.subscribed_topic_regex
+        return replace(member, **changes)
+
+    # ---- what it changes ----
+
+    def _draft(
+        self, group: ConsumerGroup, before: ConsumerMember, member: ConsumerMember, replaced: str | None
+    ) -> _Draft:
+        draft = _Draft(member, replaced, group.epoch, group.target_epoch, group.assignor, group.topics_digest)
+        subscribes_anew = member.topics != before.topics or member.pattern != before.pattern
+        if member.pattern and member.pattern not in group.matches:
+            group.matches[member.pattern] = self._matching(member.pattern)
+        if group.epoch == 0 or subscribes_anew or group.topics_stale:
+            if group.topics_stale:
+                self._match_again(group)
+            members = _members_with(group, draft)
+            digest = self._digest(group, members)
+            if group.epoch == 0 or subscribes_anew or digest != group.topics_digest:
+                draft.epoch = group.epoch + 1
+                draft.topics_digest = digest
+        if draft.epoch > draft.target_epoch:
+            self._retarget(group, draft)
+        return draft
+
+    def _retarget(self, group: ConsumerGroup, draft: _Draft) -> None:
+        members = _members_with(group, draft)
+        draft.assignor = self._preferred_assignor(members)
+        subscribers = {}
+        counts: dict[bytes, int] = {}
+        for member_id, member in members.items():
+            found = [topic for name in group.topics_of(member) if (topic := self._topics.get(name)) is not None]
+            counts.update((topic.topic_id, len(topic.partitions)) for topic in found)
+            last_id = draft.replaced if member_id == draft.member.member_id and draft.replaced else member_id
+            subscribers[member_id] = Subscriber(
+                topics=frozenset(topic.topic_id for topic in found),
+                instance_id=member.instance_id,
+                last=group.targets.get(last_id, {}),
+            )
+        targets = ASSIGNORS[draft.assignor](subscribers, counts)
+        draft.targets = {each: target for each, target in targets.items() if target != group.targets.get(each, {})}
+        if draft.replaced is not None:
+            draft.targets[draft.member.member_id] = targets[draft.member.member_id]
+        draft.target_epoch = draft.epoch
+
+    def _preferred_assignor(self, members: dict[str, ConsumerMember]) -> str:
+        """The one most members ask for; the broker's first when nobody asks."""
+        votes = Counter(member.assignor for member in members.values() if member.assignor in ASSIGNORS)
+        return str(votes.most_common(1)[0][0]) if votes else self._settings.items("group.consumer.assignors")[0]
+
+    def _write(self, group: ConsumerGroup, draft: _Draft, first: Sequence[Change]) -> None:
+        """Journal, then memory."""
+        group_id, member = group.group_id, draft.member
+        if draft.replaced is not None and member.member_id not in draft.targets:
+            draft.targets[member.member_id] = group.targets.get(draft.replaced, {})
+        changes: list[Change] = list(first)
+        header = {
+            "epoch": draft.epoch,
+            "target_epoch": draft.target_epoch,
+            "assignor": draft.assignor,
+            "topics_digest": draft.topics_digest,
+        }
+        if group.to_row() != group.to_row(**header):
+            changes.append(("groups", group_id, group.to_row(**header)))
+        if draft.replaced is not None:
+            changes.append(("group_members", member_key(group_id, draft.replaced), None))
+        others = {each for each in draft.targets if each in group.members and each != member.member_id}
+        for each in others:
+            row = group.members[each].to_row(group_id, draft.targets[each])
+            changes.append(("group_members", member_key(group_id, each), row))
+        target = draft.targets.get(member.member_id, group.targets.get(member.member_id, {}))
+        if group.members.get(member.member_id) != member or member.member_id in draft.targets:
+            changes.append(("group_members", member_key(group_id, member.member_id), member.to_row(group_id, target)))
+        if changes:
+            group.flushed = self._state.when_flushed(self._state.put_many(changes))
+        self._apply(group, draft)
+
+    def _apply(self, group: ConsumerGroup, draft: _Draft) -> None:
+        if draft.replaced is not None:
+            group.drop_member(draft.replaced)
+        group.epoch, group.target_epoch = draft.epoch, draft.target_epoch
+        group.assignor, group.topics_digest = draft.assignor, draft.topics_digest
+        group.targets.update(draft.targets)
+        group.set_member(draft.member)
+        group.topics_stale = False
+        self._forget_patterns(group)
+
+    # ---- leaving ----
+
+    def leave(self, group: ConsumerGroup, body: ConsumerGroupHeartbeatRequest) -> Reply:
+        if body.instance_id is None:
+            member = group.member(body.member_id)
+        else:
+            known = group.members.get(group.static_ids.get(body.instance_id, ""))
+            if known is None:
+                raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {body.instance_id} is unknown.")
+            _check_instance(known, body)
+            member = known
+        if body.member_epoch == LEFT_STATIC and body.instance_id is not None:
+            self._park(group, member)
+        else:
+            self.remove(group, [member.member_id])
+        response = ConsumerGroupHeartbeatResponse(member_id=body.member_id, member_epoch=body.member_epoch)
+        return once_flushed(group.flushed, response)
+
+    def _park(self, group: ConsumerGroup, member: ConsumerMember) -> None:
+        """A static member's process ends and says it will be back: its part is kept for it until its session ends."""
+        away = replace(member, epoch=LEFT_STATIC, previous_epoch=member.epoch, revoking={}, state=MemberState.STABLE)
+        row = away.to_row(group.group_id, group.targets.get(member.member_id, {}))
+        offset = self._state.put("group_members", member_key(group.group_id, member.member_id), row)
+        group.flushed = self._state.when_flushed(offset)
+        group.set_member(away)
+        self._stop_revocation(group, member.member_id)
+
+    def remove(self, group: ConsumerGroup, member_ids: Sequence[str]) -> None:
+        """Members are gone; the rest learn of it with their next heartbeats."""
+        changes: list[Change] = [
+            ("group_members", member_key(group.group_id, member_id), None) for member_id in member_ids
+        ]
+        changes.append(("groups", group.group_id, group.to_row(epoch=group.epoch + 1)))
+        group.flushed = self._state.when_flushed(self._state.put_many(changes))
+        group.epoch += 1
+        for member_id in member_ids:
+            group.drop_member(member_id)
+        self._forget_patterns(group)
+
+    # ---- time ----
+
+    def _watch(self, group: ConsumerGroup, member: ConsumerMember) -> None:
+        """Silence ends a session; holding on to partitions longer than the member itself asked for ends it too."""
+        session = group.sessions.get(member.member_id)
+        if session is None:
+            session = Deadline(self._clock, partial(self._session_expired, group, member.member_id))
+            group.sessions[member.member_id] = session
+        session.move(self._group_setting(group.group_id, "consumer.session.timeout.ms"))
+        if member.state is not MemberState.UNREVOKED:
+            self._stop_revocation(group, member.member_id)
+        elif member.member_id not in group.revocations:
+            deadline = Deadline(self._clock, partial(self._session_expired, group, member.member_id))
+            group.revocations[member.member_id] = deadline
+            deadline.move(member.rebalance_timeout_ms)
+
+    def _stop_revocation(self, group: ConsumerGroup, member_id: str) -> None:
+        deadline = group.revocations.pop(member_id, None)
+        if deadline is not None:
+            deadline.stop()
+
+    def _session_expired(self, group: ConsumerGroup, member_id: str) -> None:
+        if member_id not in group.members:
+            return
+        try:
+            self.remove(group, [member_id])
+        except KafkaError:
+            group.sessions[member_id].move(STORAGE_RETRY_MS)
+
+    # ---- topics ----
+
+    def _digest(self, group: ConsumerGroup, members: dict[str, ConsumerMember]) -> str:
+        """A short name for how all subscribed topics look: their ids and numbers of partitions."""
+        names = set().union(*(group.topics_of(member) for member in members.values()))
+        digest = hashlib.sha256()
+        for name in sorted(names):
+            topic = self._topics.get(name)
+            if topic is not None:
+                digest.update(topic.topic_id + len(topic.partitions).to_bytes(4, "big"))
+        return digest.hexdigest()[:32]
+
+    def _matching(self, pattern: str) -> frozenset[str]:
+        compiled = _compile(pattern)
+        return frozenset(
+            name
+            for name in self._topics.names()
+            if compiled.fullmatch(name) and not ((topic := self._topics.get(name)) and topic.internal)
+        )
+
+    def _match_again(self, group: ConsumerGroup) -> None:
+        group.matches = {pattern: self._matching(pattern) for pattern in group.matches}
+
+    def _forget_patterns(self, group: ConsumerGroup) -> None:
+        if group.matches:
+            used = {member.pattern for member in group.members.values()}
+            group.matches = {pattern: names for pattern, names in group.matches.items() if pattern in used}
+
+    # ---- starting and stopping ----
+
+    def restore(self, group_id: str, row: dict[str, Any], member_rows: Sequence[dict[str, Any]]) -> ConsumerGroup:
+        """A group as it was written down; its members have a whole session to find us again."""
+        group = ConsumerGroup(
+            group_id,
+            epoch=row["epoch"],
+            target_epoch=row["target_epoch"],
+            assignor=row["assignor"],
+            topics_digest=row["topics_digest"],
+        )
+        for member_row in member_rows:
+            member, target = ConsumerMember.from_row(member_row)
+            group.set_member(member)
+            group.targets[member.member_id] = target
+            if member.pattern:
+                group.matches[member.pattern] = self._matching(member.pattern)
+            self._watch(group, member)
+        return group
+
+    def shut(self, group: ConsumerGroup) -> None:
+        for deadlines in (group.sessions, group.revocations):
+            for deadline in deadlines.values():
+                deadline.stop()
+            deadlines.clear()
+
+
+def check_heartbeat(body: ConsumerGroupHeartbeatRequest, version: int, assignors: Sequence[str]) -> None:
+    """Refuse what no member may send."""
+
+    def refuse(condition: bool, message: str) -> None:
+        if condition:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+
+    joins = body.member_epoch == JOIN
+    refuse(not body.group_id.strip(), "GroupId can't be empty.")
+    refuse(body.instance_id == "", "InstanceId can't be empty.")
+    refuse(body.rack_id == "", "RackId can't be empty.")
+    refuse(
+        (version >= MEMBER_ID_REQUIRED_SINCE or not joins) and not body.member_id.strip(), "MemberId can't be empty."
+    )
+    refuse(body.member_epoch < LEFT_STATIC, f"MemberEpoch is invalid: {body.member_epoch}.")
+    refuse(body.member_epoch == LEFT_STATIC and body.instance_id is None, "InstanceId can't be null.")
+    if joins:
+        refuse(body.rebalance_timeout_ms == -1, "RebalanceTimeoutMs must be provided in first request.")
+        refuse(
+            body.topic_partitions is None or len(body.topic_partitions) > 0,
+            "TopicPartitions must be empty when (re-)joining.",
+        )
+        refuse(
+            body.subscribed_topic_names is None and body.subscribed_topic_regex is None,
+            "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining.",
+        )
+    if body.server_assignor is not None and body.server_assignor not in assignors:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_ASSIGNOR,
+            f"ServerAssignor {body.server_assignor} is not supported. Supported assignors: {', '.join(assignors)}.",
+        )
+    if body.subscribed_topic_regex:
+        _compile(body.subscribed_topic_regex)
+
+
+def _compile(pattern: str) -> Any:
+    """RE2, because the pattern comes from a stranger: no pattern makes it slow."""
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        if len(pattern) > PATTERN_CHARS_MAX:
+            raise KafkaError(
+                ErrorCode.INVALID_REGULAR_EXPRESSION,
+                f"SubscribedTopicRegex has {len(pattern)} characters, more than {PATTERN_CHARS_MAX}.",
+            )
+        return re2.compile(pattern, options)
+    except re2.error as error:
+        raise KafkaError(
+            ErrorCode.INVALID_REGULAR_EXPRESSION,
+            f"SubscribedTopicRegex `{pattern}` is not a valid regular expression: {_text(error)}.",
+        ) from None
+
+
+def _text(error: Exception) -> str:
+    reason = error.args[0] if error.args else ""
+    return reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+
+
+def _check_instance(member: ConsumerMember, body: ConsumerGroupHeartbeatRequest) -> None:
+    if member.member_id != body.member_id:
+        raise KafkaError(
+            ErrorCode.FENCED_INSTANCE_ID,
+            f"Static member {body.member_id} with instance id {body.instance_id} was fenced by member "
+            f"{member.member_id}.",
+        )
+
+
+def _check_epoch(member: ConsumerMember, epoch: int, owned: Owned | None) -> None:
+    """The member's epoch, or the one before when its answer may have been lost and it owns nothing it should not."""
+    lost_answer = epoch == member.previous_epoch and _is_within(owned, member.assigned)
+    if epoch > member.epoch or (epoch < member.epoch and not lost_answer):
+        size = "greater" if epoch > member.epoch else "smaller"
+        raise KafkaError(
+            ErrorCode.FENCED_MEMBER_EPOCH,
+            f"The consumer group member has a {size} member epoch ({epoch}) than the one known by the group "
+            f"coordinator ({member.epoch}). The member must abandon all its partitions and rejoin.",
+        )
+
+
+def _is_within(owned: Owned | None, assigned: Owned) -> bool:
+    if owned is None:
+        return False
+    return all(partition in assigned.get(topic_id, {}) for topic_id, each in owned.items() for partition in each)
+
+
+def _is_full(body: ConsumerGroupHeartbeatRequest) -> bool:
+    """Clients say everything again after an error: they may have missed an answer and want it all."""
+    subscribes = body.subscribed_topic_names is not None or body.subscribed_topic_regex is not None
+    return body.rebalance_timeout_ms != -1 and subscribes and body.topic_partitions is not None
+
+
+def _members_with(group: ConsumerGroup, draft: _Draft) -> dict[str, ConsumerMember]:
+    members = {**group.members, draft.member.member_id: draft.member}
+    if draft.replaced is not None:
+        del members[draft.replaced]
+    return members
+
+
+def _owners_seen_by(group: ConsumerGroup, replaced: str | None, member_id: str) -> dict[tuple[bytes, int], str]:
+    """Who owns what, when a member that takes over another's place owns what that one did."""
+    if replaced is None:
+        return group.owners
+    return {place: member_id if owner == replaced else owner for place, owner in group.owners.items()}
+
+
+def _read_owned(topic_partitions: list[TopicPartitions] | None) -> Owned | None:
+    if topic_partitions is None:
+        return None
+    owned: dict[bytes, dict[int, int]] = {}
+    for topic in topic_partitions:
+        owned.setdefault(topic.topic_id, {}).update(dict.fromkeys(topic.partitions, 0))
+    return owned
+
+
+def _assignment(assigned: Owned) -> Assignment:
+    return Assignment(
+        topic_partitions=[
+            ConsumerGroupHeartbeatTopicPartitions(topic_id=topic_id, partitions=sorted(partitions))
+            for topic_id, partitions in assigned.items()
+        ]
+    )

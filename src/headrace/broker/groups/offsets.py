@@ -1,0 +1,223 @@
+"""The offsets that groups committed, and those that transactions will commit.
+
+Rows. ``offsets[key]`` holds ``[offset, leader epoch, metadata, committed at (ms), expires at (ms) or null, sequence]``;
+the key is ``<length of group>:<group><topic>:<partition>``, so that no choice of names makes two keys alike.
+``txn_offsets["<producer id>:" + key]`` holds the same for an offset that waits for its transaction.
+
+The sequence orders commits of all groups. When a transaction commits, an offset that somebody committed directly after
+the transaction had written its own stays: it is the newer one.
+
+Nothing here waits or answers. A change is a list for ``StateStore.put_many`` first, and is applied to the index in
+memory after the store took it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.broker.state import StateStore
+
+__all__ = ["NO_OFFSET", "Change", "Offsets", "Row"]
+
+NO_OFFSET = -1
+
+Row = list[Any]
+Change = tuple[str, str, Any]
+Place = tuple[str, int]
+"""A topic and a partition."""
+
+
+def key_of(group_id: str, topic: str, partition: int) -> str:
+    return f"{len(group_id)}:{group_id}{topic}:{partition}"
+
+
+def parse_key(key: str) -> tuple[str, str, int]:
+    length, _, rest = key.partition(":")
+    size = int(length)
+    topic, _, partition = rest[size:].rpartition(":")
+    return rest[:size], topic, int(partition)
+
+
+class Offsets:
+    """Committed and pending offsets, found by group, topic and partition."""
+
+    def __init__(self, state: StateStore) -> None:
+        self._state = state
+        self._committed: dict[str, dict[str, dict[int, Row]]] = {}
+        self._groups_of_topic: dict[str, set[str]] = {}
+        self._pending: dict[int, dict[tuple[str, str, int], Row]] = {}
+        self._open: dict[str, dict[Place, set[int]]] = {}
+        """Per group: places with offsets that wait, and the producers they wait for."""
+        self._sequence = 0
+
+    def load(self) -> None:
+        for key, row in self._state.table("offsets").items():
+            self._set(*parse_key(key), row)
+            self._sequence = max(self._sequence, row[5])
+        for key, row in self._state.table("txn_offsets").items():
+            producer_id, _, rest = key.partition(":")
+            self._set_pending(int(producer_id), *parse_key(rest), row)
+            self._sequence = max(self._sequence, row[5])
+
+    # ---- looking ----
+
+    def get(self, group_id: str, topic: str, partition: int) -> Row | None:
+        return self._committed.get(group_id, {}).get(topic, {}).get(partition)
+
+    def of_group(self, group_id: str) -> dict[str, dict[int, Row]]:
+        return self._committed.get(group_id, {})
+
+    def group_ids(self) -> Iterator[str]:
+        yield from self._committed
+        yield from (group_id for group_id in self._open if group_id not in self._committed)
+
+    def topics(self) -> list[str]:
+        """Every topic that some group has an offset in, committed or pending."""
+        pending = {topic for places in self._open.values() for topic, _ in places}
+        return sorted(pending.union(self._groups_of_topic))
+
+    def has_any(self, group_id: str) -> bool:
+        return group_id in self._committed or group_id in self._open
+
+    def is_unstable(self, group_id: str, topic: str, partition: int) -> bool:
+        """Whether a transaction that is not finished would change this offset."""
+        return (topic, partition) in self._open.get(group_id, {})
+
+    def has_pending(self, producer_id: int, group_id: str | None = None) -> bool:
+        pending = self._pending.get(producer_id, {})
+        return any(group_id is None or group_id == each for each, _, _ in pending)
+
+    # ---- committing ----
+
+    def row(self, offset: int, leader_epoch: int, metadata: str, now_ms: int, expires_ms: int | None) -> Row:
+        self._sequence += 1
+        return [offset, leader_epoch, metadata, now_ms, expires_ms, self._sequence]
+
+    def commit(self, group_id: str, rows: dict[Place, Row]) -> int:
+        """Write the offsets in one batch; the journal offset to wait for."""
+        changes = [("offsets", key_of(group_id, *place), row) for place, row in rows.items()]
+        journal_offset = self._state.put_many(changes)
+        for (topic, partition), row in rows.items():
+            self._set(group_id, topic, partition, row)
+        return journal_offset
+
+    def commit_pending(self, producer_id: int, group_id: str, rows: dict[Place, Row]) -> int:
+        changes = [("txn_offsets", f"{producer_id}:{key_of(group_id, *place)}", row) for place, row in rows.items()]
+        journal_offset = self._state.put_many(changes)
+        for (topic, partition), row in rows.items():
+            self._set_pending(producer_id, group_id, topic, partition, row)
+        return journal_offset
+
+    def completion(self, producer_id: int, commit: bool, topic_exists: Callable[[str], bool]) -> list[Change]:
+        """The changes that end the producer's transaction here."""
+        changes: list[Change] = []
+        for (group_id, topic, partition), row in self._pending.get(producer_id, {}).items():
+            key = key_of(group_id, topic, partition)
+            if commit and topic_exists(topic) and self._is_newer(group_id, topic, partition, row):
+                changes.append(("offsets", key, row))
+            changes.append(("txn_offsets", f"{producer_id}:{key}", None))
+        return changes
+
+    def apply_completion(self, producer_id: int, commit: bool, topic_exists: Callable[[str], bool]) -> set[str]:
+        """Do in memory what ``completion`` wrote; the groups that were touched."""
+        ended = dict(self._pending.get(producer_id, {}))
+        for (group_id, topic, partition), row in ended.items():
+            self._drop_pending(producer_id, group_id, topic, partition)
+            if commit and topic_exists(topic) and self._is_newer(group_id, topic, partition, row):
+                self._set(group_id, topic, partition, row)
+        return {group_id for group_id, _, _ in ended}
+
+    def _is_newer(self, group_id: str, topic: str, partition: int, row: Row) -> bool:
+        existing = self.get(group_id, topic, partition)
+        return existing is None or bool(existing[5] < row[5])
+
+    # ---- removing ----
+
+    def removal(self, group_id: str, places: Iterable[Place]) -> list[Change]:
+        return [("offsets", key_of(group_id, *place), None) for place in places]
+
+    def apply_removal(self, group_id: str, places: Iterable[Place]) -> None:
+        for topic, partition in places:
+            self._unset(group_id, topic, partition)
+
+    def group_removal(self, group_id: str) -> list[Change]:
+        """The changes that leave nothing of a group's offsets, pending ones included."""
+        places = [(topic, partition) for topic, rows in self.of_group(group_id).items() for partition in rows]
+        return self.removal(group_id, places) + [
+            ("txn_offsets", f"{producer_id}:{key_of(group_id, *place)}", None)
+            for place, producers in self._open.get(group_id, {}).items()
+            for producer_id in producers
+        ]
+
+    def apply_group_removal(self, group_id: str) -> None:
+        places = [(topic, partition) for topic, rows in self.of_group(group_id).items() for partition in rows]
+        self.apply_removal(group_id, places)
+        for place, producers in list(self._open.get(group_id, {}).items()):
+            for producer_id in list(producers):
+                self._drop_pending(producer_id, group_id, *place)
+
+    def topic_removal(self, topic: str) -> tuple[list[Change], list[tuple[str, int]]]:
+        """The changes that remove a topic's committed offsets, and the (group, partition) pairs they are of."""
+        gone = [
+            (group_id, partition)
+            for group_id in self._groups_of_topic.get(topic, ())
+            for partition in self._committed[group_id][topic]
+        ]
+        return [("offsets", key_of(group_id, topic, partition), None) for group_id, partition in gone], gone
+
+    def expired(
+        self, group_id: str, now_ms: int, retention_ms: int, since_ms: int | None, is_subscribed: Callable[[str], bool]
+    ) -> list[Place]:
+        """Offsets past their time: ``retention_ms`` after ``since_ms`` (the group became empty) or after the commit.
+
+        A topic that members read is never touched, nor an offset that a transaction is about to replace.
+        """
+        found = []
+        for topic, rows in self.of_group(group_id).items():
+            if is_subscribed(topic):
+                continue
+            for partition, row in rows.items():
+                _, _, _, committed_ms, expires_ms, _ = row
+                due_ms = expires_ms
+                if due_ms is None:
+                    due_ms = (since_ms if since_ms is not None else committed_ms) + retention_ms
+                if now_ms >= due_ms and not self.is_unstable(group_id, topic, partition):
+                    found.append((topic, partition))
+        return found
+
+    # ---- the index ----
+
+    def _set(self, group_id: str, topic: str, partition: int, row: Row) -> None:
+        self._committed.setdefault(group_id, {}).setdefault(topic, {})[partition] = row
+        self._groups_of_topic.setdefault(topic, set()).add(group_id)
+
+    def _unset(self, group_id: str, topic: str, partition: int) -> None:
+        topics = self._committed.get(group_id, {})
+        rows = topics.get(topic, {})
+        rows.pop(partition, None)
+        if topic in topics and not rows:
+            del topics[topic]
+            self._groups_of_topic[topic].discard(group_id)
+            if not self._groups_of_topic[topic]:
+                del self._groups_of_topic[topic]
+        if group_id in self._committed and not topics:
+            del self._committed[group_id]
+
+    def _set_pending(self, producer_id: int, group_id: str, topic: str, partition: int, row: Row) -> None:
+        self._pending.setdefault(producer_id, {})[group_id, topic, partition] = row
+        self._open.setdefault(group_id, {}).setdefault((topic, partition), set()).add(producer_id)
+
+    def _drop_pending(self, producer_id: int, group_id: str, topic: str, partition: int) -> None:
+        pending = self._pending[producer_id]
+        del pending[group_id, topic, partition]
+        if not pending:
+            del self._pending[producer_id]
+        places = self._open[group_id]
+        producers = places[topic, partition]
+        producers.discard(producer_id)
+        if not producers:
+            del places[topic, partition]
+        if not places:
+            del self._open[group_id]
