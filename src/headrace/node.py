@@ -1,0 +1,221 @@
+"""A node: the data directory, the broker and its listeners, put together, run and taken apart again.
+
+    start   raise the limit on open files, take the data directory, recover, listen
+    serve   until SIGTERM, SIGINT or a failure
+    stop    accept no more, finish what is in flight, flush, mark the directory as cleanly closed
+
+A failed sync ends the process at once and with a non-zero status: the kernel may have dropped what it could not write,
+so nothing may be acknowledged any more, and the next start recovers from what the disk really has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+from headrace.broker.broker import Broker
+from headrace.clock import SystemClock
+from headrace.config import Settings
+from headrace.errors import UsageError
+from headrace.log.disk import OsDisk
+from headrace.log.flush import Flusher
+from headrace.log.store import LogStore
+from headrace.ports import Clock, Disk
+from headrace.server import Listener, ServerLimits, parse_address, refuse_public
+
+__all__ = ["EXIT_STORAGE_FAILED", "Address", "Node", "new_event_loop", "serve"]
+
+EXIT_STORAGE_FAILED = 74
+"""EX_IOERR of sysexits.h."""
+
+WILDCARDS = frozenset({"0.0.0.0", "::"})
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a listener listens."""
+
+    protocol: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def end_process(error: BaseException) -> NoReturn:
+    """The storage failed: say so, and stop without running anything that might acknowledge or write."""
+    sys.stderr.write(
+        f"headrace: writing to disk failed: {error}\n"
+        "headrace: stopped without acknowledging what was not flushed; check the disk and start again\n"
+    )
+    sys.stderr.flush()
+    os._exit(EXIT_STORAGE_FAILED)
+
+
+class Node:
+    """One broker process, or one inside another process. All methods are called on its event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        disk: Disk | None = None,
+        on_failure: Callable[[BaseException], None] = end_process,
+    ) -> None:
+        self.settings = settings
+        self.addresses: list[Address] = []
+        self._clock = clock or SystemClock()
+        self._disk = disk or OsDisk()
+        self._on_failure = on_failure
+        self._listeners: list[Listener] = []
+        self._store: LogStore | None = None
+        self._flusher: Flusher | None = None
+        self._stopping = asyncio.Event()
+        self.broker: Broker
+        self.failed: BaseException | None = None
+
+    async def start(self) -> None:
+        """Serve when this returns. Raises UsageError for what the user can mend; then nothing is left running."""
+        raise_file_limit()
+        wanted = self._wanted_addresses()
+        try:
+            self._open()
+            self.broker.start()
+            for name, (host, port) in wanted.items():
+                await self._listen(name, host, port)
+        except BaseException:
+            await self.stop()
+            raise
+
+    def _wanted_addresses(self) -> dict[str, tuple[str, int]]:
+        for name in ("amqp", "http"):
+            if self.settings.text(name) != "off":
+                raise UsageError(f"this version of headrace serves no {name}", f"write {name} = off")
+        wanted = {}
+        text = self.settings.text("kafka")
+        if text != "off":
+            wanted["kafka"] = parse_address(text, "kafka")
+        for host, _ in wanted.values():
+            refuse_public(host, insecure=self.settings.boolean("insecure"))
+        return wanted
+
+    def _open(self) -> None:
+        loop = asyncio.get_running_loop()
+        directory = os.path.abspath(self.settings.text("data"))
+        try:
+            self._store = LogStore.open(self._disk, directory)
+        except OSError as error:
+            raise UsageError(
+                f"cannot use {directory}: {error.strerror}", "give another directory with --data"
+            ) from None
+        self._flusher = Flusher(
+            self._disk,
+            directory,
+            post=loop.call_soon_threadsafe,
+            on_failure=self._storage_failed,
+            monotonic=time.monotonic,
+        )
+        self._flusher.start()
+        self.broker = Broker(store=self._store, flusher=self._flusher, clock=self._clock, settings=self.settings)
+
+    async def _listen(self, name: str, host: str, port: int) -> None:
+        listener = Listener(self.broker.handle, ServerLimits.of(self.settings), name)
+        await listener.start(host, port)
+        self._listeners.append(listener)
+        self.addresses.append(Address(name, listener.host, listener.port))
+        self.broker.addresses[name] = self._advertised(name, listener)
+
+    def _advertised(self, name: str, listener: Listener) -> tuple[str, int]:
+        text = self.settings.text(f"advertised.{name}")
+        if text:
+            return parse_address(text, f"advertised.{name}")
+        host = socket.gethostname() if listener.host in WILDCARDS else listener.host
+        return host, listener.port
+
+    def _storage_failed(self, error: BaseException) -> None:
+        self.failed = error
+        self.request_stop()
+        self._on_failure(error)
+
+    def request_stop(self) -> None:
+        self._stopping.set()
+
+    async def run_until_stopped(self) -> None:
+        await self._stopping.wait()
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Undo ``start``, as far as it came. After a storage failure nothing is written any more."""
+        self._stopping.set()
+        await asyncio.gather(*(listener.drain() for listener in self._listeners))
+        self._listeners.clear()
+        if hasattr(self, "broker"):
+            await self.broker.stop()
+        flusher, self._flusher = self._flusher, None
+        store, self._store = self._store, None
+        if flusher is not None:
+            flusher.stop()
+        if store is not None and self.failed is None:
+            store.close()
+
+
+def raise_file_limit() -> None:
+    """Connections and segments are descriptors: take what the system allows without asking for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop where it is installed: it takes a third of asyncio's CPU time per request."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def serve(settings: Settings, say: Callable[[str], None]) -> int:
+    """Run a node in the foreground: one line per listener, then "ready"; returns the exit status."""
+
+    async def main() -> int:
+        node = Node(settings)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, node.request_stop)
+        await node.start()
+        for address in node.addresses:
+            say(f"{address.protocol:<7} {address}")
+        say("ready")
+        await node.run_until_stopped()
+        return 0
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main())
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    # Settings from the environment alone: what headrace.testing starts as a child.
+    try:
+        sys.exit(serve(Settings.load(), _say))
+    except UsageError as error:
+        sys.stderr.write(f"headrace: {error}\n")
+        sys.exit(2)
