@@ -1,0 +1,173 @@
+"""A listener with a handler of the test's own on a thread, and a client that speaks frames."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from headrace.broker.request import Request
+from headrace.node import new_event_loop
+from headrace.server import Listener, ServerLimits
+from headrace.wire.kafka.codec import read_message, write_message
+from headrace.wire.kafka.messages.fetch import FetchRequest
+from headrace.wire.kafka.messages.groups import HeartbeatRequest, HeartbeatResponse
+from headrace.wire.kafka.messages.produce import ProduceRequest, ProduceResponse
+
+T = TypeVar("T")
+
+TIMEOUT_S = 10.0
+PRODUCE, FETCH, HEARTBEAT = 0, 1, 12
+
+LIMITS = ServerLimits(drain_s=0.2)
+"""The defaults, but a test that leaves answers waiting does not wait for them at its end."""
+
+
+class Serving:
+    """A running listener, seen from the test's thread."""
+
+    def __init__(self, listener: Listener, loop: asyncio.AbstractEventLoop) -> None:
+        self.listener = listener
+        self.loop = loop
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.listener.host, self.listener.port
+
+    def on_loop(self, fn: Callable[[], T]) -> T:
+        """Call ``fn`` on the loop's thread and give what it gives."""
+
+        async def call() -> T:
+            return fn()
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(TIMEOUT_S)
+
+    def drain(self) -> Future[None]:
+        return asyncio.run_coroutine_threadsafe(self.listener.drain(), self.loop)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something holds on the loop's thread."""
+        deadline = threading.Event()
+        for _ in range(int(TIMEOUT_S / 0.005)):
+            if self.on_loop(condition):
+                return
+            deadline.wait(0.005)
+        raise AssertionError("it never came to hold")
+
+
+@contextmanager
+def serving(handle: Callable[[Request[Any]], Any], limits: ServerLimits | None = None) -> Iterator[Serving]:
+    started: Future[Serving] = Future()
+
+    async def main() -> None:
+        listener = Listener(handle, limits or LIMITS)
+        await listener.start("127.0.0.1", 0)
+        stop = asyncio.Event()
+        running = Serving(listener, asyncio.get_running_loop())
+        running.stop = stop  # type: ignore[attr-defined]
+        started.set_result(running)
+        await stop.wait()
+        await listener.drain()
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(main())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    running = started.result(TIMEOUT_S)
+    try:
+        yield running
+    finally:
+        running.loop.call_soon_threadsafe(running.stop.set)  # type: ignore[attr-defined]
+        thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+
+
+class Client:
+    """A socket that sends requests and receives answers."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.socket = socket.create_connection(address, timeout=TIMEOUT_S)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, message: object, api_key: int, version: int, correlation_id: int) -> None:
+        self.socket.sendall(request_bytes(message, api_key, version, correlation_id))
+
+    def produce(self, correlation_id: int) -> None:
+        self.send(ProduceRequest(acks=1), PRODUCE, 8, correlation_id)
+
+    def heartbeat(self, correlation_id: int) -> None:
+        self.send(HeartbeatRequest(), HEARTBEAT, 3, correlation_id)
+
+    def fetch(self, correlation_id: int) -> None:
+        self.send(FetchRequest(), FETCH, 11, correlation_id)
+
+    def exactly(self, size: int) -> bytes:
+        raw = bytearray()
+        while len(raw) < size:
+            piece = self.socket.recv(min(size - len(raw), 1 << 20))
+            if not piece:
+                raise EOFError(f"closed after {len(raw)} of {size} bytes")
+            raw += piece
+        return bytes(raw)
+
+    def frame(self) -> bytes:
+        return self.exactly(struct.unpack(">i", self.exactly(4))[0])
+
+    def answered(self) -> int:
+        """The correlation id of the next answer."""
+        correlation_id: int = struct.unpack_from(">i", self.frame())[0]
+        return correlation_id
+
+    def answer(self, cls: type[T], version: int, *, flexible: bool = False) -> T:
+        return read_message(cls, version, self.frame(), 5 if flexible else 4)[0]
+
+    def is_closed(self) -> bool:
+        """Wait for the server to close; False when it sends something instead."""
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+def request_bytes(message: object, api_key: int, version: int, correlation_id: int = 0) -> bytes:
+    raw = struct.pack(">hhih", api_key, version, correlation_id, -1) + b"".join(write_message(message, version))
+    return struct.pack(">i", len(raw)) + raw
+
+
+def at_once(request: Request[Any]) -> Any:
+    """A handler that answers everything the tests send."""
+    return ProduceResponse() if request.api_key == PRODUCE else HeartbeatResponse()
+
+
+class Held:
+    """A handler whose answers wait until the test lets them go."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request[Any]] = []
+        self.replies: dict[int, asyncio.Future[Any]] = {}
+
+    def __call__(self, request: Request[Any]) -> asyncio.Future[Any]:
+        self.requests.append(request)
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.replies[request.correlation_id] = reply
+        return reply
+
+    @property
+    def executed(self) -> list[int]:
+        return [request.correlation_id for request in self.requests]
+
+    def let_go(self, correlation_id: int) -> None:
+        api_key = next(each.api_key for each in self.requests if each.correlation_id == correlation_id)
+        self.replies[correlation_id].set_result(ProduceResponse() if api_key == PRODUCE else HeartbeatResponse())

@@ -1,0 +1,313 @@
+"""One connection: order, waiting, failing, ending."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headrace.broker.request import Request
+from headrace.wire.kafka.connection import Limits
+from headrace.wire.kafka.messages.groups import HeartbeatRequest, HeartbeatResponse
+from headrace.wire.kafka.messages.metadata import ApiVersionsResponse
+from headrace.wire.kafka.messages.produce import ProduceResponse
+from tests.unit.server.harness import HEARTBEAT, LIMITS, PRODUCE, Client, Held, at_once, request_bytes, serving
+
+
+def test_requests_are_answered_in_order_though_their_answers_come_out_of_order() -> None:
+    held = Held()
+    with serving(held) as server, Client(server.address) as client:
+        for number in range(5):
+            client.produce(number)
+        server.until(lambda: len(held.requests) == 5)
+        for number in (4, 2, 0, 3, 1):
+            server.on_loop(lambda number=number: held.let_go(number))  # type: ignore[misc]
+        assert [client.answered() for _ in range(5)] == [0, 1, 2, 3, 4]
+
+
+def test_a_produce_that_waits_for_the_disk_does_not_hold_up_the_next_request() -> None:
+    held = Held()
+    with serving(held) as server, Client(server.address) as client:
+        client.produce(1)
+        client.heartbeat(2)
+        server.until(lambda: held.executed == [1, 2])
+
+
+def test_any_other_request_that_waits_holds_up_what_came_after_it() -> None:
+    held = Held()
+    with serving(held) as server, Client(server.address) as client:
+        client.heartbeat(1)
+        client.produce(2)
+        client.heartbeat(3)
+        server.until(lambda: len(held.requests) == 1)
+        server.on_loop(lambda: None)
+        assert held.executed == [1]
+        server.on_loop(lambda: held.let_go(1))
+        assert client.answered() == 1
+        server.until(lambda: held.executed == [1, 2, 3])
+
+
+def test_no_more_requests_are_under_way_than_the_limit_and_an_answer_makes_room() -> None:
+    held = Held()
+    with serving(held, replace(LIMITS, requests_in_flight_max=3)) as server, Client(server.address) as client:
+        for number in range(10):
+            client.produce(number)
+        server.until(lambda: len(held.requests) == 3)
+        with Client(server.address) as other:  # a whole round trip later nothing more was executed
+            other.heartbeat(77)
+            server.until(lambda: 77 in held.executed)
+        assert held.executed == [0, 1, 2, 77]
+        server.on_loop(lambda: held.let_go(0))
+        assert client.answered() == 0
+        server.until(lambda: held.executed == [0, 1, 2, 77, 3])
+
+
+def test_a_request_without_an_answer_does_not_hold_up_the_next_answer() -> None:
+    def handle(request: Request[Any]) -> Any:
+        return None if request.api_key == PRODUCE else HeartbeatResponse()
+
+    with serving(handle) as server, Client(server.address) as client:
+        client.produce(1)
+        client.heartbeat(2)
+        assert client.answered() == 2
+
+
+def test_thousands_of_small_requests_in_one_go_are_all_answered_in_order() -> None:
+    with serving(at_once, replace(LIMITS, requests_in_flight_max=2)) as server, Client(server.address) as client:
+        client.socket.sendall(b"".join(request_bytes(HeartbeatRequest(), HEARTBEAT, 3, n) for n in range(5000)))
+        assert [client.answered() for _ in range(5000)] == list(range(5000))
+
+
+def test_an_exception_in_a_handler_closes_its_connection_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    def handle(request: Request[Any]) -> Any:
+        if request.api_key == PRODUCE:
+            raise ZeroDivisionError("a mistake of ours")
+        return HeartbeatResponse()
+
+    with serving(handle) as server, Client(server.address) as good, Client(server.address) as bad:
+        bad.produce(1)
+        assert bad.is_closed()
+        good.heartbeat(2)
+        assert good.answered() == 2
+    record = next(record for record in caplog.records if record.levelno == logging.ERROR)
+    assert "Produce version 8" in record.getMessage()
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+def test_an_answer_that_fails_later_closes_its_connection(caplog: pytest.LogCaptureFixture) -> None:
+    held = Held()
+    with serving(held) as server, Client(server.address) as client:
+        client.produce(1)
+        client.produce(2)
+        server.until(lambda: len(held.requests) == 2)
+        server.on_loop(lambda: held.replies[1].set_exception(ZeroDivisionError()))
+        assert client.is_closed()
+        server.on_loop(lambda: held.let_go(2))
+    assert "Produce version 8" in caplog.text
+
+
+def test_an_answer_of_the_wrong_kind_closes_its_connection_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    def handle(request: Request[Any]) -> Any:
+        return ApiVersionsResponse() if request.api_key == PRODUCE else HeartbeatResponse()
+
+    with serving(handle) as server, Client(server.address) as good, Client(server.address) as bad:
+        bad.produce(1)
+        assert bad.is_closed()
+        good.heartbeat(2)
+        assert good.answered() == 2
+    assert "does not answer Produce" in caplog.text
+
+
+def test_a_peer_that_is_gone_is_marked_closed_and_its_late_answer_is_dropped() -> None:
+    held = Held()
+    with serving(held) as server:
+        with Client(server.address) as client:
+            client.fetch(1)
+            server.until(lambda: len(held.requests) == 1)
+            assert not held.requests[0].peer.closed
+        server.until(lambda: held.requests[0].peer.closed)
+        server.on_loop(lambda: held.let_go(1))
+        assert server.on_loop(lambda: server.listener.connections) == 0
+
+
+def test_a_peer_that_only_stopped_sending_still_gets_its_answers() -> None:
+    held = Held()
+    with serving(held) as server, Client(server.address) as client:
+        client.produce(1)
+        client.produce(2)
+        client.socket.shutdown(socket.SHUT_WR)
+        server.until(lambda: len(held.requests) == 2)
+        server.on_loop(lambda: held.let_go(1))
+        server.on_loop(lambda: held.let_go(2))
+        assert [client.answered(), client.answered()] == [1, 2]
+        assert client.is_closed()
+
+
+def test_the_peer_is_known_by_address_and_numbered() -> None:
+    seen = []
+
+    def handle(request: Request[Any]) -> Any:
+        seen.append((request.peer.id, request.peer.host, request.peer.listener, request.correlation_id))
+        return HeartbeatResponse()
+
+    with serving(handle) as server, Client(server.address) as first, Client(server.address) as second:
+        for client in (first, second, first):
+            client.heartbeat(9)
+            client.answered()
+    assert seen == [(1, "127.0.0.1", "kafka", 9), (2, "127.0.0.1", "kafka", 9), (1, "127.0.0.1", "kafka", 9)]
+
+
+# ---- protocol errors ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("raw", [struct.pack(">i", -1), struct.pack(">ihhi", 100, 999, 0, 1)])
+def test_a_peer_that_breaks_the_protocol_is_closed_and_no_other(raw: bytes) -> None:
+    with serving(at_once) as server, Client(server.address) as good, Client(server.address) as bad:
+        bad.socket.sendall(raw)
+        assert bad.is_closed()
+        good.heartbeat(2)
+        assert good.answered() == 2
+
+
+def test_requests_in_front_of_a_protocol_error_are_answered_before_the_connection_is_closed() -> None:
+    with serving(at_once) as server, Client(server.address) as client:
+        good = request_bytes(HeartbeatRequest(), HEARTBEAT, 3, 5)
+        client.socket.sendall(good + good + struct.pack(">i", -1) + good)
+        assert [client.answered(), client.answered()] == [5, 5]
+        assert client.is_closed()
+
+
+def test_a_protocol_error_behind_a_request_that_never_gets_its_answer_still_closes() -> None:
+    with serving(Held()) as server, Client(server.address) as client:
+        client.heartbeat(1)
+        client.socket.sendall(struct.pack(">i", -1))
+        assert client.is_closed()
+
+
+def test_an_unknown_version_of_api_versions_is_answered_in_turn() -> None:
+    held = Held()
+    with serving(held) as server, Client(server.address) as client:
+        client.produce(1)
+        client.socket.sendall(struct.pack(">ihhih", 10, 18, 99, 2, -1))
+        server.until(lambda: len(held.requests) == 1)
+        server.on_loop(lambda: held.let_go(1))
+        assert client.answered() == 1
+        answer = client.answer(ApiVersionsResponse, 0)
+        assert answer.error_code == 35
+
+
+# ---- limits ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_that_asks_for_nothing_is_dropped() -> None:
+    with serving(at_once, replace(LIMITS, handshake_s=0.1)) as server:
+        with Client(server.address) as silent, Client(server.address) as dribbling:
+            dribbling.socket.sendall(b"\x00\x00\x00")
+            assert silent.is_closed()
+            assert dribbling.is_closed()
+
+
+def test_a_connection_that_made_its_first_request_in_time_is_kept() -> None:
+    with serving(at_once, replace(LIMITS, handshake_s=0.2)) as server:
+        with Client(server.address) as client, Client(server.address) as silent:
+            client.heartbeat(1)
+            client.answered()
+            assert silent.is_closed()
+            client.heartbeat(2)
+            assert client.answered() == 2
+
+
+def test_an_idle_connection_is_closed_but_not_one_that_waits_for_its_answer() -> None:
+    held = Held()
+    with serving(held, replace(LIMITS, idle_s=0.2)) as server:
+        with Client(server.address) as waiting, Client(server.address) as idle:
+            waiting.heartbeat(1)
+            idle.heartbeat(2)
+            server.until(lambda: len(held.requests) == 2)
+            server.on_loop(lambda: held.let_go(2))
+            idle.answered()
+            assert idle.is_closed()
+            server.on_loop(lambda: held.let_go(1))
+            assert waiting.answered() == 1
+
+
+def test_connections_beyond_the_limit_are_closed_and_room_is_made_when_one_goes() -> None:
+    with serving(at_once, replace(LIMITS, connections_max=2)) as server:
+        with Client(server.address) as first:
+            with Client(server.address) as second, Client(server.address) as third:
+                second.heartbeat(1)
+                second.answered()
+                assert third.is_closed()
+            server.until(lambda: server.listener.connections == 1)
+            with Client(server.address) as fourth:
+                fourth.heartbeat(2)
+                assert fourth.answered() == 2
+            first.heartbeat(3)
+            assert first.answered() == 3
+
+
+def test_connections_of_one_address_beyond_its_limit_are_closed() -> None:
+    with serving(at_once, replace(LIMITS, connections_per_ip_max=1)) as server:
+        with Client(server.address) as first:
+            first.heartbeat(1)
+            first.answered()
+            with Client(server.address) as second:
+                assert second.is_closed()
+        server.until(lambda: server.listener.connections == 0)
+        with Client(server.address) as third:
+            third.heartbeat(2)
+            assert third.answered() == 2
+
+
+def test_a_request_larger_than_its_limit_is_refused() -> None:
+    frames = Limits(produce_bytes_max=10_000, other_bytes_max=1_000)
+    with serving(at_once, replace(LIMITS, frames=frames)) as server, Client(server.address) as client:
+        client.send(HeartbeatRequest(member_id="m" * 2_000), HEARTBEAT, 3, 1)
+        assert client.is_closed()
+
+
+# ---- the end --------------------------------------------------------------------------------------------------------
+
+
+def test_draining_answers_what_is_under_way_and_accepts_nothing_new() -> None:
+    held = Held()
+    limits = replace(LIMITS, drain_s=30)
+    with serving(held, limits) as server, Client(server.address) as busy, Client(server.address) as idle:
+        busy.produce(1)
+        server.until(lambda: len(held.requests) == 1)
+        drained = server.drain()
+        assert idle.is_closed()
+        with pytest.raises(ConnectionRefusedError):
+            Client(server.address)
+        assert not drained.done()
+        server.on_loop(lambda: held.let_go(1))
+        assert busy.answered() == 1
+        assert busy.is_closed()
+        drained.result(10)
+
+
+def test_draining_does_not_wait_for_a_long_poll() -> None:
+    def never(request: Request[Any]) -> Any:
+        return asyncio.get_running_loop().create_future()
+
+    with serving(never) as server, Client(server.address) as client:
+        client.fetch(1)
+        server.until(lambda: server.listener.connections == 1)
+        server.drain().result(10)
+        assert client.is_closed()
+
+
+def test_draining_ends_though_an_answer_never_comes() -> None:
+    held = Held()
+    with serving(held, LIMITS) as server, Client(server.address) as client:
+        client.produce(1)
+        server.until(lambda: len(held.requests) == 1)
+        server.drain().result(10)
+        assert client.is_closed()
+        server.on_loop(lambda: held.replies[1].set_result(ProduceResponse()))
