@@ -162,6 +162,10 @@ class Connection:
             self.close()
         return not readable
 
+    def has_answer(self) -> bool:
+        """Whether ``wait`` would have something to read at once: an answer, or the end of the connection."""
+        return self._closed or bool(select.select([self._socket], [], [], 0)[0])
+
     def close(self) -> None:
         self._closed = True
         self._waiting.clear()

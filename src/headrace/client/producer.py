@@ -140,8 +140,7 @@ class Producer:
             self._linger_until = min(self._linger_until, now + self.options.linger_ms / 1000)
         batch.add(key, value, headers, int(now * 1000) if timestamp is None else timestamp)
         if now >= self._linger_until:
-            self._seal_all()
-            self._pump()
+            self._linger_passed(now)
         return target
 
     def flush(self) -> None:
@@ -151,6 +150,14 @@ class Producer:
             self._pump()
             for node in list(self._flights):
                 self._land(node)
+
+    def _linger_passed(self, now: float) -> None:
+        """Batches are old enough to go. While a broker is still busy with our last request they may as well grow."""
+        if all(flight.connection.has_answer() for flight in self._flights.values()):
+            self._seal_all()
+            self._pump()
+        else:
+            self._linger_until = now + self.options.linger_ms / 1000
 
     # ---- gathering --------------------------------------------------------------------------------------------------
 
