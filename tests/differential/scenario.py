@@ -185,7 +185,7 @@ class Scenario:
         return value.hex()
 
     def normal_text(self, value: str, key: str) -> str:
-        if value and (key == "member_id" or value in self.symbols):
+        if value and (key in ("member_id", "leader") or value in self.symbols):
             return self.symbol("member", value)
         return value.replace(f"-{self.run}", "")
 

@@ -83,7 +83,7 @@ def test_commits_without_membership(same_as_kafka: Compare) -> None:
         commit(s, "long metadata", group, name, partition(4, metadata="x" * 4096))
         commit(s, "too long metadata", group, name, partition(5, metadata="x" * 4097))
         commit(s, "empty group id", "", name, partition(2))
-        fetch(s, "empty group id", "", None)
+        fetch(s, "empty group id", "", [{"name": name, "partition_indexes": [0]}])
         commit(s, "with an epoch", group, name, partition(6, committed_leader_epoch=0))
         fetch(s, "fetch", group, None)
 

@@ -276,7 +276,7 @@ def test_groups_are_deleted_when_they_are_empty(same_as_kafka: Compare) -> None:
     def play(s: Scenario) -> None:
         group, c = Group(s), s.main
         member, _ = group.alone(c)
-        s.note("not empty", "DeleteGroups", groups_names=[group.id, s.name("unknown"), ""])
+        s.note("not empty", "DeleteGroups", groups_names=[group.id, s.name("unknown")])
         s.ask("LeaveGroup", group_id=group.id, members=[{"member_id": member}])
         s.note("empty", "DeleteGroups", groups_names=[group.id])
         group.describe("gone")

@@ -43,6 +43,7 @@ class Producer:
             self.s.write(label, answer)
         if answer["error_code"] == 0:
             self.producer_id, self.epoch = answer["producer_id"], answer["producer_epoch"]
+            self.s.symbol("producer", self.producer_id)
             self.sequences.clear()
         return answer
 
@@ -165,6 +166,7 @@ def test_ending_what_was_not_begun(same_as_kafka: Compare) -> None:
         two.init("init")
         two.end("commit of nothing, version 5", commit=True, version=5)
         two.end("abort of nothing, version 5", commit=False, version=5)
+        two.wait_for("CompleteAbort")
         two.describe("afterwards")
 
     same_as_kafka(play)
