@@ -364,9 +364,12 @@ class Producer:
             self.id, self.epoch = producer_id, epoch
             self._sequences.clear()
 
-    def append(self, partition: FakePartition, value: str) -> None:
+    def append(self, partition: FakePartition, value: str, sequence: int | None = None) -> tuple[int, int]:
+        """Write one record, or, with the sequence it had, write it again; its sequence and offset."""
         where = (partition.topic, partition.index)
-        sequence = self._sequences.get(where, 0)
+        if sequence is None:
+            sequence = self._sequences.get(where, 0)
+            self._sequences[where] = sequence + 1
         batch = build_batch(
             [Record(key=None, value=value.encode())],
             producer_id=self.id,
@@ -374,9 +377,8 @@ class Producer:
             base_sequence=sequence,
             transactional=True,
         )
-        if not isinstance(partition.log.producers.check([batch]), Duplicate):
-            partition.append(batch)
-        self._sequences[where] = sequence + 1
+        seen = partition.log.producers.check([batch])
+        return sequence, seen.last_offset if isinstance(seen, Duplicate) else partition.append(batch)
 
 
 def result(reply: Any) -> Any:
