@@ -48,7 +48,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
 from headrace.broker.producer_ids import ProducerIds
-from headrace.broker.request import Reply, Request, after
+from headrace.broker.request import Peer, Reply, Request, after
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
 from headrace.broker.transaction_listing import describe, list_matching
@@ -139,7 +139,7 @@ class TransactionCoordinator:
         """The journal offset of each row's last change in this run."""
         self._deadlines: dict[str, float] = {}
         """When each ongoing transaction times out, by the monotonic clock."""
-        self._connections: dict[str, tuple[int, int]] = {}
+        self._connections: dict[str, tuple[int, Peer]] = {}
         """(epoch, connection): the newest connection over which an epoch of a transactional id has spoken."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._unanswered: set[asyncio.Future[EndTxnResponse]] = set()
@@ -206,7 +206,7 @@ class TransactionCoordinator:
             )
         initialised = self._initialised(current, request.body)
         self._store(initialised)
-        self._connections[transactional_id] = (initialised.producer_epoch, request.peer.id)
+        self._connections[transactional_id] = (initialised.producer_epoch, request.peer)
         response = InitProducerIdResponse(
             producer_id=initialised.producer_id, producer_epoch=initialised.producer_epoch
         )
@@ -579,10 +579,16 @@ class TransactionCoordinator:
 
     def _check_connection(self, request: Request[Any], current: Transaction) -> None:
         """Fence what a client sent over a connection that it has replaced since (see "The delayed EndTxn")."""
-        epoch, newest = self._connections.get(current.transactional_id, (NO_EPOCH, -1))
-        if request.peer.closed or (epoch == current.producer_epoch and request.peer.id < newest):
+        known = self._connections.get(current.transactional_id)
+        replaced = (
+            known is not None
+            and known[0] == current.producer_epoch
+            and known[1].listener == request.peer.listener
+            and known[1].id > request.peer.id
+        )
+        if replaced or request.peer.closed:
             raise KafkaError(ErrorCode.PRODUCER_FENCED, "this request was sent over a connection replaced since")
-        self._connections[current.transactional_id] = (current.producer_epoch, request.peer.id)
+        self._connections[current.transactional_id] = (current.producer_epoch, request.peer)
 
     def _exists(self, where: TopicPartition) -> bool:
         topic = self._topics.get(where[0])

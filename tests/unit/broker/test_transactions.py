@@ -557,6 +557,15 @@ def test_a_new_epoch_may_come_over_an_older_connection(world: World) -> None:
     assert partition_codes(joined) == [ErrorCode.NONE]
 
 
+def test_connections_of_two_listeners_are_not_compared_because_they_are_numbered_apart(world: World) -> None:
+    producer = world.ready()
+    world.add(producer, world.partitions[0], peer=Peer(id=9, listener="inside"))
+    world.flush()
+    answer = world.end(producer, commit=True, peer=Peer(id=3, listener="outside"))
+    world.flush()
+    assert result(answer).error_code == ErrorCode.NONE
+
+
 # ---- looking ----
 
 
