@@ -2,9 +2,9 @@
 
 A connection that is in the middle of a large frame when the budget is spent stops being read. That alone could stop
 everybody for good: a few peers that send most of a frame and then nothing would hold the whole budget. So one of the
-waiting connections at a time is *favoured*: it may finish its frame although the budget is spent, within ``favour_s``,
-or it is dropped, which frees what it held. Small frames are always read: what they can hold is bounded by the number
-of connections.
+waiting connections at a time is *favoured*, the one that lacks least: it may finish its frame although the budget is
+spent, and if it has not after ``favour_s`` while others wait, it is dropped, which frees what it held. Small frames are
+always read: what they can hold is bounded by the number of connections.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ __all__ = ["RequestBudget"]
 
 
 class Waiter(Protocol):
+    @property
+    def missing_bytes(self) -> int:
+        """What its frame lacks."""
+
     def budget_granted(self) -> None:
         """Read on."""
 
@@ -35,7 +39,7 @@ class RequestBudget:
         self._call_later = call_later
         self._favoured: Waiter | None = None
         self._timer: TimerHandle | None = None
-        self._waiting: dict[Waiter, None] = {}  # in order of arrival
+        self._waiting: dict[Waiter, None] = {}  # in order of arrival, which decides between equals
 
     @property
     def spent(self) -> bool:
@@ -68,7 +72,7 @@ class RequestBudget:
             return
         self._end_favour()
         if self._waiting:
-            following = next(iter(self._waiting))
+            following = min(self._waiting, key=lambda each: each.missing_bytes)
             del self._waiting[following]
             self._favour(following)
             following.budget_granted()
@@ -85,6 +89,9 @@ class RequestBudget:
 
     def _time_is_up(self) -> None:
         waiter = self._favoured
-        self._timer = None
-        if waiter is not None:
+        assert waiter is not None, "the timer is cancelled when the favour ends"
+        if self._waiting:
+            self._timer = None
             waiter.budget_refused()
+        else:
+            self._favour(waiter)

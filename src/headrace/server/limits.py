@@ -30,8 +30,8 @@ PIECE_BYTES = 256 << 10
 LARGE_FRAME_BYTES = 64 << 10
 """Frames up to this size are read even when the request budget is spent."""
 
-FAVOUR_S = 2.0
-"""When the budget is spent, one connection at a time may finish its large frame, and has so long for it."""
+FAVOUR_S = 0.5
+"""When the budget is spent, one connection at a time may finish its large frame, and has so long if others wait."""
 
 LINGER_S = 0.5
 """After a protocol error, answers to earlier requests have so long to leave."""

@@ -82,6 +82,11 @@ class Output:
         self._chunks.clear()
         self._paused = True
 
+    def _break_off(self, reason: str) -> None:
+        """The peer was promised these bytes in the frame's size: nothing can be sent in their place."""
+        self.abandon()
+        self._failed(reason)
+
     def _pump(self) -> None:
         chunks = self._chunks
         while chunks and not self._paused and self._reading is None:
@@ -100,7 +105,7 @@ class Output:
         try:
             piece = _read_at_once(chunk.file, size, position)
         except OSError as error:
-            self._failed(f"{chunk.file.path} at {position}: {error.strerror}")
+            self._break_off(f"{chunk.file.path} at {position}: {error.strerror}")
             return
         if piece is not None:
             self._hand_over(chunk, piece)
@@ -116,7 +121,7 @@ class Output:
         chunk = self._chunks[0]
         error = reading.exception()
         if error is not None:
-            self._failed(f"{chunk.file.path} at {chunk.position + self._slice_sent}: {error}")
+            self._break_off(f"{chunk.file.path} at {chunk.position + self._slice_sent}: {error}")
             return
         self._hand_over(chunk, reading.result())
         self._pump()
@@ -125,7 +130,7 @@ class Output:
 
     def _hand_over(self, chunk: Slice, piece: bytes | bytearray | memoryview) -> None:
         if not piece:
-            self._failed(f"{chunk.file.path} ends before {chunk.position + chunk.size}")
+            self._break_off(f"{chunk.file.path} ends before {chunk.position + chunk.size}")
             return
         self._slice_sent += len(piece)
         if self._slice_sent == chunk.size:

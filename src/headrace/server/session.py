@@ -242,7 +242,6 @@ class Session(asyncio.BufferedProtocol):
             self._execute()
 
     def _output_failed(self, reason: str) -> None:
-        """The peer was promised these bytes in the frame's size: nothing can be sent in their place."""
         log.error("answer to %s broken off: %s", self._address, reason)
         self._transport.abort()
 
@@ -271,6 +270,10 @@ class Session(asyncio.BufferedProtocol):
         elif self._large:
             self._large = self._starved = False
             budget.leave(self)
+
+    @property
+    def missing_bytes(self) -> int:
+        return self._connection.missing_bytes
 
     def budget_granted(self) -> None:
         self._starved = False

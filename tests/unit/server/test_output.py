@@ -1,0 +1,193 @@
+"""Answers with file slices: right bytes, in order, read only as the peer takes them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.broker.request import Request
+from headrace.log.disk import OsDisk, OsFile
+from headrace.server.limits import PIECE_BYTES
+from headrace.server.output import Output
+from headrace.wire.kafka.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
+from headrace.wire.kafka.messages.groups import HeartbeatResponse
+from tests.unit.server.harness import FETCH, LIMITS, Client, serving
+
+MIB = 1 << 20
+
+
+class CountingFile(OsFile):
+    """A real file that counts the reads a thread did."""
+
+    reads_in_threads = 0
+
+    def pread(self, size: int, position: int) -> bytes:
+        self.reads_in_threads += 1
+        return super().pread(size, position)
+
+
+@dataclass
+class Slice:
+    file: Any
+    position: int
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def a_file(path: Path, content: bytes) -> CountingFile:
+    path.write_bytes(content)
+    opened = CountingFile(str(path), os.open(path, os.O_RDONLY))
+    return opened
+
+
+def forget_pages(file: OsFile) -> None:
+    """Let the page cache drop the file, so that reading it means asking the disk."""
+    os.fsync(file.fileno())
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def fetched(*records: Any) -> FetchResponse:
+    partitions = [PartitionData(partition_index=index, records=each) for index, each in enumerate(records)]
+    return FetchResponse(responses=[FetchableTopicResponse(topic="t", partitions=partitions)])
+
+
+def records_of(client: Client) -> list[bytes]:
+    response = client.answer(FetchResponse, 11)
+    return [bytes(partition.records) for partition in response.responses[0].partitions]
+
+
+def test_slices_arrive_whole_and_in_their_places(tmp_path: Path) -> None:
+    content = os.urandom(3 * MIB)
+    file = a_file(tmp_path / "log", content)
+    slices = [[Slice(file, 5, MIB), Slice(file, 2 * MIB, 100)], b"plain", [Slice(file, MIB, 0)], Slice(file, 7, 1)]
+    with serving(lambda request: fetched(*slices)) as server, Client(server.address) as client:
+        client.fetch(1)
+        expected = [content[5 : 5 + MIB] + content[2 * MIB : 2 * MIB + 100], b"plain", b"", content[7:8]]
+        assert records_of(client) == expected
+
+
+def test_answers_that_are_ready_together_do_not_mix_their_pieces(tmp_path: Path) -> None:
+    content = os.urandom(2 * MIB)
+    file = a_file(tmp_path / "log", content)
+
+    def handle(request: Request[Any]) -> Any:
+        if request.api_key != FETCH:
+            return HeartbeatResponse(error_code=request.correlation_id)
+        return fetched([Slice(file, request.correlation_id, MIB)])
+
+    with serving(handle) as server, Client(server.address) as client:
+        for number in range(0, 20, 2):
+            client.fetch(number)
+            client.heartbeat(number + 1)
+        for number in range(0, 20, 2):
+            assert records_of(client) == [content[number : number + MIB]]
+            assert client.answered() == number + 1
+
+
+def test_what_the_page_cache_lacks_is_read_by_a_thread_and_arrives_the_same(tmp_path: Path) -> None:
+    content = os.urandom(2 * MIB)
+    file = a_file(tmp_path / "log", content)
+    forget_pages(file)
+    with serving(lambda request: fetched([Slice(file, 0, len(content))])) as server, Client(server.address) as client:
+        client.fetch(1)
+        assert records_of(client) == [content]
+        cold = file.reads_in_threads
+        client.fetch(2)
+        assert records_of(client) == [content]
+    if cold == 0:
+        pytest.skip("this filesystem keeps its pages: nothing was cold")
+    assert file.reads_in_threads == cold, "what is in the page cache is read at once"
+
+
+def test_a_file_that_ends_too_early_breaks_the_connection_off_and_says_where(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = a_file(tmp_path / "log", bytes(1000))
+    with serving(lambda request: fetched([Slice(file, 0, 5000)])) as server, Client(server.address) as client:
+        client.fetch(1)
+        with pytest.raises((EOFError, ConnectionResetError)):
+            client.frame()
+    assert f"{tmp_path / 'log'} ends before 5000" in caplog.text
+
+
+def test_a_peer_that_does_not_read_has_little_of_the_file_read_for_it_and_is_not_read_itself(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    path.touch()
+    os.truncate(path, 1 << 30)
+    file = OsDisk().open(str(path))
+    seen: list[int] = []
+
+    def handle(request: Request[Any]) -> Any:
+        seen.append(request.correlation_id)
+        return fetched([Slice(file, 0, 1 << 30)])
+
+    with serving(handle, replace(LIMITS, write_buffer_bytes_max=256 << 10)) as server, Client(server.address) as client:
+        client.fetch(1)
+        server.until(lambda: sent_of(server) > 0)
+        before = -1
+        while before != (now := server.on_loop(lambda: sent_of(server))):
+            before = now
+            server.loop.call_soon_threadsafe(lambda: None)
+            server.on_loop(lambda: None)
+        for number in range(2, 10):
+            client.fetch(number)
+        server.on_loop(lambda: None)
+        held = server.on_loop(lambda: the_session(server)._transport.get_write_buffer_size())
+        assert held <= LIMITS.write_buffer_bytes_max + PIECE_BYTES
+        assert now < 32 * MIB, "the kernel's buffers, one piece and the transport's buffer"
+        assert seen == [1]
+
+
+def the_session(server: Any) -> Any:
+    (session,) = server.listener._sessions
+    return session
+
+
+def sent_of(server: Any) -> int:
+    sent: int = the_session(server)._output._slice_sent
+    return sent
+
+
+class Transport:
+    """Takes what is written, and can be told to be full."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def write(self, data: Any) -> None:
+        self.written.append(bytes(data))
+
+
+def test_nothing_is_written_while_the_transport_is_full(tmp_path: Path) -> None:
+    content = os.urandom(PIECE_BYTES * 3)
+    file = a_file(tmp_path / "log", content)
+
+    async def scenario() -> None:
+        transport = Transport()
+        drained: list[bool] = []
+        with ThreadPoolExecutor(1) as readers:
+            output = Output(
+                transport,  # type: ignore[arg-type]
+                readers,
+                drained=lambda: drained.append(True),
+                failed=pytest.fail,
+            )
+            output.pause()
+            output.add([b"head", Slice(file, 0, len(content)), b"tail"])
+            assert transport.written == []
+            assert output.blocked
+            output.resume()
+            assert b"".join(transport.written) == b"head" + content + b"tail"
+            assert [len(each) for each in transport.written] == [4, PIECE_BYTES, PIECE_BYTES, PIECE_BYTES, 4]
+            assert drained == [True]
+            assert not output.blocked
+
+    asyncio.run(scenario())
