@@ -1,0 +1,264 @@
+"""``headrace doctor``: what this machine lacks, and the command that mends it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from headrace.cli.settings import load_settings, settings_options
+from headrace.cli.shared import output_option, show
+
+if TYPE_CHECKING:
+    from headrace.config import Settings
+
+__all__ = ["Finding", "command"]
+
+GIB = 1 << 30
+MIB = 1 << 20
+DISK_FREE_BYTES_MIN = 1 * GIB
+MEMORY_BYTES_MIN = 512 * MIB
+FILES_MIN = 4096
+SYNC_MS_MAX = 25.0
+SYNC_TRIES = 10
+PYTHON_MIN = (3, 11)
+JAVA_GOOD = (17, 21)
+MARKS = {"ok": "green", "note": "yellow", "wrong": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: a *note* is worth knowing, what is *wrong* keeps headrace from working as it should."""
+
+    check: str
+    status: Literal["ok", "note", "wrong"]
+    found: str
+    mend: str = ""
+
+
+@click.command("doctor")
+@settings_options
+@output_option
+def command(
+    data: str | None,
+    kafka: str | None,
+    amqp: str | None,
+    http: str | None,
+    file: Path | None,
+    insecure: bool | None,
+    pairs: tuple[str, ...],
+    output: str,
+) -> int:
+    """Check this machine; say what is wrong and what mends it.
+
+    Takes the same options as "headrace up" and checks the addresses and the folder that "up" would use. Exits 1 when
+    something is wrong.
+    """
+    settings = load_settings(file, pairs, data=data, kafka=kafka, amqp=amqp, http=http, insecure=insecure)
+    findings = examine(settings)
+    if output == "json":
+        show([asdict(each) for each in findings], output, columns=[])
+    else:
+        for each in findings:
+            mark = click.style(f"{each.status:<5}", fg=MARKS[each.status])
+            click.echo(f"{mark}  {each.check:<8}  {each.found}")
+            if each.mend:
+                click.echo(f"{'':17}→ {each.mend}")
+    return 1 if any(each.status == "wrong" for each in findings) else 0
+
+
+def examine(settings: Settings) -> list[Finding]:
+    folder = Path(settings.text("data")).absolute()
+    checks: list[Callable[[], Finding]] = [
+        check_python,
+        check_packages,
+        check_java,
+        lambda: check_port(settings.text("kafka")),
+        lambda: check_folder(folder),
+        lambda: check_space(folder),
+        lambda: check_sync(folder),
+        check_memory,
+        check_files,
+    ]
+    return [check() for check in checks]
+
+
+def check_python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < PYTHON_MIN:
+        return Finding("python", "wrong", f"{version}; headrace needs 3.11", "install Python 3.11 or newer")
+    return Finding("python", "ok", version)
+
+
+def check_packages() -> Finding:
+    """Without the native checksum every byte goes through Python: it works, a hundred times slower."""
+    import google_crc32c
+
+    if google_crc32c.implementation != "c":
+        mend = "pip install --force-reinstall google-crc32c"
+        return Finding("packages", "wrong", "google-crc32c has no native part here; checksums would be slow", mend)
+    try:
+        version = importlib.metadata.version("uvloop")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("packages", "note", "uvloop is missing; the broker runs slower", "pip install uvloop")
+    return Finding("packages", "ok", f"native checksums, uvloop {version}")
+
+
+def check_java() -> Finding:
+    """The broker needs no Java; pipelines on Spark do."""
+    mend = "install a Java 17 or 21 runtime, for example: apt install openjdk-17-jre-headless"
+    java = shutil.which("java")
+    if java is None:
+        return Finding("java", "note", "not found; the broker needs none, pipelines on Spark do", mend)
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20, check=False)
+    version = java_version(told.stderr + told.stdout)
+    if version is None:
+        return Finding("java", "note", f"{java} does not tell its version", mend)
+    text = ".".join(map(str, version))
+    if version[0] == 25 and version < (25, 0, 3):
+        return Finding("java", "wrong", f"{text} corrupts data (fixed in 25.0.3)", mend)
+    if version[0] not in JAVA_GOOD:
+        return Finding("java", "note", f"{text}; Spark is tested with 17 and 21", mend)
+    return Finding("java", "ok", text)
+
+
+def java_version(text: str) -> tuple[int, ...] | None:
+    found = re.search(r'version "(\d+)(?:\.(\d+))?(?:\.(\d+))?', text)
+    return None if found is None else tuple(int(part or 0) for part in found.groups())
+
+
+def check_port(address: str) -> Finding:
+    if address == "off":
+        return Finding("kafka", "ok", "off")
+    from headrace.server import parse_address
+
+    host, port = parse_address(address, "kafka")
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        return _port_taken(address, error)
+    return Finding("kafka", "ok", f"{address} is free")
+
+
+def _port_taken(address: str, error: OSError) -> Finding:
+    """Either a broker serves there, which is what it is for, or somebody else does."""
+    from headrace.client import Client, ClientOptions
+    from headrace.errors import HeadraceError
+
+    patience = ClientOptions(connect_timeout_ms=1000, request_timeout_ms=1000, retry_timeout_ms=1000)
+    try:
+        with Client(address, patience) as client:
+            client.brokers()
+            return Finding("kafka", "ok", f"{address} is served by cluster {client.cluster_id}")
+    except HeadraceError:
+        reason = (error.strerror or str(error)).lower()
+        mend = "headrace up --kafka 127.0.0.1:0 (a spare port), or stop what uses it"
+        return Finding("kafka", "wrong", f"{address} cannot be used: {reason}", mend)
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder itself, or the closest one above it that exists."""
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def check_folder(folder: Path) -> Finding:
+    place = _nearest(folder)
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        return Finding(
+            "data", "wrong", f"{place} cannot be written", "headrace up --data DIR, or mend its owner: chown"
+        )
+    kind = _filesystem(place)
+    if kind in ("tmpfs", "ramfs"):
+        found = f"{folder} is in memory ({kind}): it does not survive a restart of the machine"
+        return Finding("data", "note", found, "headrace up --data DIR on a disk")
+    if kind.startswith(("nfs", "cifs", "smb", "fuse.sshfs")):
+        found = f"{folder} is on a network ({kind}), where a flush may not mean what it says"
+        return Finding("data", "wrong", found, "headrace up --data DIR on a local disk")
+    return Finding("data", "ok", f"{folder} ({kind or 'unknown filesystem'})")
+
+
+def _filesystem(place: Path) -> str:
+    """The filesystem's type from the mount table; the longest mount point that holds the place wins."""
+    try:
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return ""
+    mounts = [line.split()[1:3] for line in lines]
+    holding = [(len(point), kind) for point, kind in mounts if place.is_relative_to(point.replace("\\040", " "))]
+    return max(holding, default=(0, ""))[1]
+
+
+def check_space(folder: Path) -> Finding:
+    place = _nearest(folder)
+    usage = shutil.disk_usage(place)
+    found = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free"
+    if usage.free < DISK_FREE_BYTES_MIN:
+        mend = "free some space, or keep less: headrace up --set log.retention.bytes=N"
+        return Finding("space", "wrong", found, mend)
+    return Finding("space", "ok", found)
+
+
+def check_sync(folder: Path) -> Finding:
+    """An acknowledgement waits for the disk, so its time to sync is the floor of every producer's latency."""
+    try:
+        took_ms = sorted(_sync_times_ms(_nearest(folder)))
+    except OSError as error:
+        return Finding("sync", "wrong", f"a test file cannot be synced: {error.strerror}", "headrace up --data DIR")
+    middle = took_ms[len(took_ms) // 2]
+    found = f"{middle:.2f} ms to sync 4 KiB (median of {len(took_ms)}, worst {took_ms[-1]:.2f})"
+    if middle > SYNC_MS_MAX:
+        mend = "use a faster disk, or give up durability where you can: headrace.flush=interval per topic"
+        return Finding("sync", "note", found, mend)
+    return Finding("sync", "ok", found)
+
+
+def _sync_times_ms(place: Path) -> list[float]:
+    with tempfile.TemporaryFile(dir=place, prefix=".headrace-doctor-") as file:
+        times = []
+        for _ in range(SYNC_TRIES):
+            file.write(b"\0" * 4096)
+            file.flush()
+            start = time.perf_counter()
+            os.fdatasync(file.fileno())
+            times.append((time.perf_counter() - start) * 1000)
+    return times
+
+
+def check_memory() -> Finding:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return Finding("memory", "note", "this system does not tell")
+    kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+    available = kilobytes.get("MemAvailable", 0) * 1024
+    found = f"{available / GIB:.1f} GiB available"
+    if available < MEMORY_BYTES_MIN:
+        return Finding("memory", "wrong", found, "end what uses memory: ps --sort=-rss -eo rss,comm | head")
+    return Finding("memory", "ok", found)
+
+
+def check_files() -> Finding:
+    """Connections and segments are open files; the broker raises its own limit as far as it may."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < FILES_MIN:
+        mend = f"ulimit -Hn {FILES_MIN * 16} as root, or LimitNOFILE= in the service file"
+        return Finding("files", "wrong", f"at most {hard} open files", mend)
+    return Finding("files", "ok", f"up to {'any number of' if hard == resource.RLIM_INFINITY else hard} open files")
