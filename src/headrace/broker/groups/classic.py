@@ -297,6 +297,6 @@ def read_subscription(metadata: bytes) -> ConsumerProtocolSubscription | None:
         if len(metadata) < 2:
             return None
         subscription, _ = read_message(ConsumerProtocolSubscription, 0, metadata, 2)
-    except (MalformedMessage, UnicodeDecodeError):
+    except MalformedMessage:
         return None
     return subscription

@@ -100,13 +100,12 @@ class GroupCoordinator:
         )
         self._sweep_timer: TimerHandle | None = None
         self._closed = False
-        self.verify_producer: Callable[[str, int, int, str], ErrorCode] = lambda *_: ErrorCode.NONE
-        """Set by the broker: whether (transactional id, producer id, epoch) may commit offsets of a group."""
-        self.group_settings: Callable[[str], dict[str, Any]] = lambda group_id: {}
-        """Set by the broker: what was configured for one group alone, by the names of ``GROUP_SETTINGS``."""
+        self.verify_producer: Callable[[str, int, int, str, int], ErrorCode] = lambda *_: ErrorCode.NONE
+        """Set by the broker: whether (transactional id, producer id, epoch, group, version) may commit offsets."""
 
     def _group_setting(self, group_id: str, name: str) -> int:
-        given = self.group_settings(group_id).get(name)
+        """What was configured for this group alone, else for all."""
+        given = self._state.table("group_config").get(group_id, {}).get(name)
         return int(given) if given is not None else self._settings.integer(GROUP_SETTINGS[name].synonym)
 
     # ---- starting and stopping ----
@@ -341,8 +340,18 @@ class GroupCoordinator:
 
     def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest]) -> Reply:
         body = request.body
-        refused = self.verify_producer(body.transactional_id, body.producer_id, body.producer_epoch, body.group_id)
+        refused = self.verify_producer(
+            body.transactional_id, body.producer_id, body.producer_epoch, body.group_id, request.version
+        )
         return self._commits.txn_offset_commit(request, refused)
+
+    def committed_offset(self, group_id: str, topic: str, partition: int) -> int | None:
+        row = self._offsets.get(group_id, topic, partition)
+        return None if row is None else int(row[0])
+
+    def has_members(self, group_id: str) -> bool:
+        group = self._groups.get(group_id)
+        return group is not None and not group.is_empty()
 
     def has_pending_offsets(self, producer_id: int, group_id: str | None = None) -> bool:
         return self._offsets.has_pending(producer_id, group_id)
