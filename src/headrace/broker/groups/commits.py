@@ -54,6 +54,10 @@ TOPIC_IDS_SINCE = {8: 10, 9: 10, 28: 6}
 """By API key: the version from which topics are named by their ids."""
 
 
+TXN_STALE_SINCE = 6
+"""The version of TxnOffsetCommit from which producers know STALE_MEMBER_EPOCH."""
+
+
 class Commits:
     """Answers OffsetCommit, TxnOffsetCommit, OffsetFetch and OffsetDelete."""
 
@@ -102,7 +106,7 @@ class Commits:
     def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest], refused: ErrorCode) -> Reply:
         body = request.body
         response = TxnOffsetCommitResponse()
-        refused = refused or self._txn_refusal(body)
+        refused = refused or self._txn_refusal(request)
         rows: dict[Place, Row] = {}
         for asked in body.topics:
             topic, unknown = self._topic(request, asked.name, asked.topic_id)
@@ -167,34 +171,40 @@ class Commits:
                     gone = ErrorCode.GROUP_ID_NOT_FOUND if request.version >= 9 else ErrorCode.ILLEGAL_GENERATION
                     return gone
             elif isinstance(group, ConsumerGroup):
-                places = (
-                    (asked.name, asked.topic_id, each.partition_index)
-                    for asked in body.topics
-                    for each in asked.partitions
-                )
-                group.validate_commit(body.member_id, epoch, request.version, self._by_id(places))
+                group.validate_commit(body.member_id, epoch, request.version, self._places(body.topics))
             else:
                 self._validate_classic(group, body, transactional=False)
         except KafkaError as error:
             return error.code
         return ErrorCode.NONE
 
-    def _by_id(self, places: Iterable[tuple[str, bytes, int]]) -> Iterable[tuple[bytes, int]]:
-        for name, topic_id, partition in places:
-            topic = self._topics.get(name) if name else None
-            yield (topic.topic_id if topic is not None else topic_id), partition
+    def _places(self, topics: Iterable[Any]) -> list[tuple[bytes, int]]:
+        """The partitions a request names, by topic id; those of unknown topics are refused elsewhere."""
+        places = []
+        for asked in topics:
+            topic = self._topics.get(asked.name) if asked.name else self._topics.by_id(asked.topic_id)
+            if topic is not None:
+                places += [(topic.topic_id, each.partition_index) for each in asked.partitions]
+        return places
 
-    def _txn_refusal(self, body: TxnOffsetCommitRequest) -> ErrorCode:
+    def _txn_refusal(self, request: Request[TxnOffsetCommitRequest]) -> ErrorCode:
+        body = request.body
         group = self._find(body.group_id)
         try:
             if group is None:
                 return ErrorCode.ILLEGAL_GENERATION if body.generation_id_or_member_epoch >= 0 else ErrorCode.NONE
             if isinstance(group, ConsumerGroup):
-                group.validate_txn_commit(body.member_id, body.group_instance_id, body.generation_id_or_member_epoch)
+                group.validate_txn_commit(
+                    body.member_id,
+                    body.group_instance_id,
+                    body.generation_id_or_member_epoch,
+                    self._places(body.topics),
+                )
             else:
                 self._validate_classic(group, body, transactional=True)
         except KafkaError as error:
-            return error.code
+            stale = error.code is ErrorCode.STALE_MEMBER_EPOCH and request.version < TXN_STALE_SINCE
+            return ErrorCode.ILLEGAL_GENERATION if stale else error.code
         return ErrorCode.NONE
 
     def _validate_classic(

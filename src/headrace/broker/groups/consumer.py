@@ -32,6 +32,7 @@ __all__ = [
     "ConsumerState",
     "MemberState",
     "Owned",
+    "Place",
     "Target",
     "member_key",
     "reconcile",
@@ -44,6 +45,12 @@ Owned = Mapping[bytes, Mapping[int, int]]
 """Topic id → partition → the member epoch in which it was assigned."""
 
 Target = Mapping[bytes, frozenset[int]]
+
+Place = tuple[bytes, int]
+"""A topic id and a partition."""
+
+COMMITS_SINCE = 9
+"""The version of OffsetCommit in which members of this protocol can commit."""
 
 
 class ConsumerState(StrEnum):
@@ -80,6 +87,15 @@ class ConsumerMember:
 
     def at_epoch(self, epoch: int) -> ConsumerMember:
         return self if epoch == self.epoch else replace(self, epoch=epoch, previous_epoch=self.epoch)
+
+    def has_had(self, place: Place, epoch: int) -> bool:
+        """Whether it has held the partition since ``epoch`` or longer, though it may have to give it up."""
+        topic_id, partition = place
+        for owned in (self.assigned, self.revoking):
+            since = owned.get(topic_id, {}).get(partition)
+            if since is not None:
+                return since <= epoch
+        return False
 
     def to_row(self, group_id: str, target: Target) -> dict[str, Any]:
         return {
@@ -149,7 +165,7 @@ class ConsumerGroup:
     members: dict[str, ConsumerMember] = field(default_factory=dict)
     static_ids: dict[str, str] = field(default_factory=dict)
     targets: dict[str, Target] = field(default_factory=dict)
-    owners: dict[tuple[bytes, int], str] = field(default_factory=dict)
+    owners: dict[Place, str] = field(default_factory=dict)
     matches: dict[str, frozenset[str]] = field(default_factory=dict)
     """Pattern → the topics it matches."""
     sessions: dict[str, Deadline] = field(default_factory=dict)
@@ -232,34 +248,33 @@ class ConsumerGroup:
 
     # ---- who may commit and fetch ----
 
-    def validate_commit(self, member_id: str, epoch: int, version: int, places: Iterable[tuple[bytes, int]]) -> None:
-        """Members commit with their epoch; a tool with none, while nobody is in.
-
-        An older epoch will do for partitions that the member has had all the time since: nobody else can have moved
-        their offsets, and a commit that crosses a heartbeat on the wire need not fail.
-        """
+    def validate_commit(self, member_id: str, epoch: int, version: int, places: Iterable[Place]) -> None:
+        """Members commit with their epoch; a tool with none, while nobody is in."""
         if epoch < 0 and not self.members:
             return
         member = self.member(member_id)
-        if version < 9:
+        if version < COMMITS_SINCE:
             raise KafkaError(
                 ErrorCode.UNSUPPORTED_VERSION,
                 "OffsetCommit version 9 or above must be used by members using the consumer group protocol",
             )
-        if epoch == member.epoch:
-            return
-        kept = 0 <= epoch < member.epoch and all(
-            member.assigned.get(topic_id, {}).get(partition, epoch + 1) <= epoch for topic_id, partition in places
-        )
-        if not kept:
-            raise self._stale(epoch, member)
+        self._validate_epoch(member, epoch, places)
 
-    def validate_txn_commit(self, member_id: str, instance_id: str | None, epoch: int) -> None:
+    def validate_txn_commit(self, member_id: str, instance_id: str | None, epoch: int, places: Iterable[Place]) -> None:
+        """As above; a producer that does not say for which member it commits is not held to one."""
         if epoch < 0 and (not self.members or (member_id == "" and instance_id is None)):
             return
-        member = self.member(member_id)
-        if epoch != member.epoch:
-            raise KafkaError(ErrorCode.ILLEGAL_GENERATION, f"member epoch {epoch} is not {member.epoch}")
+        self._validate_epoch(self.member(member_id), epoch, places)
+
+    def _validate_epoch(self, member: ConsumerMember, epoch: int, places: Iterable[Place]) -> None:
+        """The member's epoch, or (KIP-1251) an older one for partitions that it has had all the time since.
+
+        Nobody else can have moved their offsets, and a commit that crosses a heartbeat on the wire need not fail.
+        """
+        if epoch == member.epoch:
+            return
+        if epoch > member.epoch or not all(member.has_had(place, epoch) for place in places):
+            raise self._stale(epoch, member)
 
     def validate_fetch(self, member_id: str | None, epoch: int) -> None:
         if member_id is None and epoch < 0:
@@ -280,7 +295,7 @@ def reconcile(
     *,
     target_epoch: int,
     target: Target,
-    owners: Mapping[tuple[bytes, int], str],
+    owners: Mapping[Place, str],
     owned: Owned | None,
 ) -> ConsumerMember:
     """The member's next state on its way to the target. Pure; ``owned`` is what it says it has (None: not said)."""

@@ -278,7 +278,14 @@ class Heartbeats:
 
     def _park(self, group: ConsumerGroup, member: ConsumerMember) -> None:
         """A static member's process ends and says it will be back: its part is kept for it until its session ends."""
-        away = replace(member, epoch=LEFT_STATIC, previous_epoch=member.epoch, revoking={}, state=MemberState.STABLE)
+        away = replace(
+            member,
+            epoch=LEFT_STATIC,
+            previous_epoch=member.epoch,
+            state=MemberState.STABLE,
+            assigned={topic_id: dict.fromkeys(partitions, 0) for topic_id, partitions in member.assigned.items()},
+            revoking={},
+        )
         row = away.to_row(group.group_id, group.targets.get(member.member_id, {}))
         offset = self._state.put("group_members", member_key(group.group_id, member.member_id), row)
         group.flushed = self._state.when_flushed(offset)
