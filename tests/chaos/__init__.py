@@ -1,0 +1,1 @@
+"""Kill -9 under load, and a judge."""

@@ -1,0 +1,365 @@
+"""The judge is judged: a sound history passes, and every fault that is planted in it is reported by its name."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.chaos.checker import CHECKS, Problem, check, make_value, parse_value, read_lines
+
+Operation = dict[str, Any]
+TOPIC = "in"
+
+
+class Sound:
+    """A history in which everything holds: plain and transactional values, a group, a transformation."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self.logs: dict[tuple[str, int], dict[int, str]] = {(TOPIC, 0): {}, (TOPIC, 1): {}, ("out", 0): {}}
+        self.hidden: set[str] = set()
+        self.time = 0.0
+        for number in range(6):
+            self.produce("p0", number, number % 2)
+        self.transaction("t0", "commit")
+        self.transaction("t1", "abort")
+        self.transaction("t2", "unknown")
+        self.produce("p0", 6, 0)
+        self.transform()
+        self.group()
+        self.read_all()
+
+    def tick(self) -> float:
+        self.time += 1.0
+        return self.time
+
+    def append(self, topic: str, partition: int, value: str) -> int:
+        log = self.logs[topic, partition]
+        offset = max(log, default=-1) + (2 if log else 1)  # markers leave gaps
+        log[offset] = value
+        return offset
+
+    def produce(self, producer: str, number: int, partition: int, txn: str = "", source: str = "") -> str:
+        topic = "out" if source else TOPIC
+        value = make_value("v", producer, number, txn, source)
+        offset = self.append(topic, partition, value)
+        self.operations.append(
+            {"op": "produce", "type": "ok", "producer": producer, "number": number, "topic": topic, "value": value}
+            | {"partition": partition, "offset": offset, "txn": txn or None, "time": self.tick()}
+        )
+        return value
+
+    def transaction(self, txn: str, outcome: str) -> None:
+        values = [self.produce(f"x-{txn}", number, number % 2, txn) for number in range(4)]
+        if outcome == "abort":
+            self.hidden.update(values)
+        self.end(txn, commit=outcome != "abort", type_="info" if outcome == "unknown" else "ok")
+
+    def end(self, txn: str, *, commit: bool, type_: str = "ok") -> None:
+        began = self.tick()
+        self.operations.append(
+            {"op": "end", "txn": txn, "commit": commit, "type": type_, "began": began, "time": self.tick()}
+        )
+
+    def transform(self) -> None:
+        number = 0
+        for partition in (0, 1):
+            for offset, value in self.logs[TOPIC, partition].items():
+                if value not in self.hidden:
+                    self.produce("etl", number, 0, "e0", f"{TOPIC}:{partition}:{offset}")
+                    number += 1
+        self.end("e0", commit=True)
+
+    def group(self) -> None:
+        for offset in (2, 4, 6):
+            began = self.tick()
+            self.operations.append(self.position("commit", offset, began) | {"type": "ok"})
+            self.operations.append(self.position("observe", offset, self.tick()))
+        for member in ("a", "b"):
+            for op in ("own", "release"):
+                self.operations.append(
+                    {"op": op, "group": "g", "member": member, "partitions": [[TOPIC, 0]], "time": self.tick()}
+                )
+
+    def position(self, op: str, offset: int, began: float) -> Operation:
+        place = {"group": "g", "topic": TOPIC, "partition": 0}
+        return {"op": op, "offset": offset, "began": began, "time": self.tick()} | place
+
+    def read_all(self) -> None:
+        for isolation in ("committed", "uncommitted"):
+            for final in (False, True):
+                for (topic, partition), log in self.logs.items():
+                    hidden = self.hidden if isolation == "committed" else set()
+                    records = [[offset, value] for offset, value in log.items() if value not in hidden]
+                    self.operations.append(
+                        {"op": "read", "reader": f"{isolation}-{final}", "isolation": isolation, "topic": topic}
+                        | {"partition": partition, "records": records, "time": self.tick(), "final": final}
+                    )
+
+
+@pytest.fixture
+def history() -> list[Operation]:
+    return copy.deepcopy(Sound().operations)
+
+
+def kinds(problems: list[Problem]) -> set[str]:
+    return {problem.kind for problem in problems}
+
+
+def reads(history: list[Operation], isolation: str, *, final: bool | None = None) -> list[Operation]:
+    return [
+        each
+        for each in history
+        if each["op"] == "read" and each["isolation"] == isolation and final in (None, each["final"])
+    ]
+
+
+def of_txn(history: list[Operation], txn: str) -> list[Operation]:
+    return [each for each in history if each["op"] == "produce" and each["txn"] == txn]
+
+
+def source_of(produced: Operation) -> str:
+    value = parse_value(produced["value"])
+    assert value is not None
+    return value.source
+
+
+def take_out(history: list[Operation], value: str, isolation: str | None = None) -> None:
+    for each in history:
+        if each["op"] == "read" and isolation in (None, each["isolation"]):
+            each["records"] = [record for record in each["records"] if record[1] != value]
+
+
+def put_in(history: list[Operation], produced: Operation, isolation: str, *, final: bool) -> None:
+    for each in reads(history, isolation, final=final):
+        if (each["topic"], each["partition"]) == (produced["topic"], produced["partition"]):
+            each["records"] = sorted([*each["records"], [produced["offset"], produced["value"]]])
+
+
+def test_a_sound_history_passes(history: list[Operation]) -> None:
+    assert check(history) == []
+
+
+def test_a_history_survives_being_written_as_json_lines(history: list[Operation]) -> None:
+    lines = [json.dumps(each) for each in history]
+    assert list(read_lines([*lines, "\n"])) == history
+
+
+# ---- planted faults ----
+
+
+def drop_an_acknowledged_value(history: list[Operation]) -> None:
+    take_out(history, next(each["value"] for each in history if each["op"] == "produce"))
+
+
+def drop_an_acknowledged_value_for_readers_of_committed_data_only(history: list[Operation]) -> None:
+    take_out(history, next(each["value"] for each in history if each["op"] == "produce"), "committed")
+
+
+def move_an_acknowledged_value_to_another_offset(history: list[Operation]) -> None:
+    produced = [each for each in history if each["op"] == "produce"][6]
+    produced["offset"] += 1
+
+
+def duplicate_a_value(history: list[Operation]) -> None:
+    for each in reads(history, "uncommitted", final=True)[:1]:
+        each["records"].append([each["records"][-1][0] + 1, each["records"][0][1]])
+
+
+def swap_two_values_of_one_producer(history: list[Operation]) -> None:
+    first, second = [each for each in history if each["op"] == "produce" and each["partition"] == 0][:2]
+    for each in history:
+        if each["op"] == "read":
+            swapped = {first["value"]: second["value"], second["value"]: first["value"]}
+            each["records"] = [[offset, swapped.get(value, value)] for offset, value in each["records"]]
+    first["offset"], second["offset"] = second["offset"], first["offset"]
+
+
+def hand_out_records_in_the_wrong_order(history: list[Operation]) -> None:
+    reads(history, "uncommitted", final=False)[0]["records"].reverse()
+
+
+def alter_one_character(history: list[Operation]) -> None:
+    for each in history:
+        if each["op"] == "read":
+            each["records"] = [[offset, value.replace("p0/3", "p0/9")] for offset, value in each["records"]]
+
+
+def cut_a_value(history: list[Operation]) -> None:
+    record = reads(history, "committed", final=False)[0]["records"][0]
+    record[1] = record[1][:-1]
+
+
+def invent_a_value(history: list[Operation]) -> None:
+    for each in reads(history, "uncommitted")[:1]:
+        each["records"].append([99, make_value("v", "p9", 0)])
+
+
+def show_a_value_in_the_wrong_partition(history: list[Operation]) -> None:
+    first, second = reads(history, "uncommitted", final=False)[:2]
+    second["records"].append([99, first["records"][0][1]])
+
+
+def show_a_refused_value(history: list[Operation]) -> None:
+    next(each for each in history if each["op"] == "produce")["type"] = "fail"
+
+
+def change_what_an_offset_means(history: list[Operation]) -> None:
+    record = reads(history, "uncommitted", final=False)[0]["records"]
+    record[0][1], record[1][1] = record[1][1], record[0][1]
+
+
+def leak_an_aborted_value(history: list[Operation]) -> None:
+    put_in(history, of_txn(history, "t1")[0], "committed", final=False)
+
+
+def leak_a_value_of_a_transaction_that_nobody_ended(history: list[Operation]) -> None:
+    history[:] = [each for each in history if each.get("txn") != "t2" or each["op"] != "end"]
+
+
+def read_a_value_before_its_transaction_was_to_commit(history: list[Operation]) -> None:
+    reads(history, "committed", final=False)[0]["time"] = 0.0
+
+
+def lose_half_a_transaction(history: list[Operation]) -> None:
+    take_out(history, of_txn(history, "t2")[1]["value"], "committed")
+
+
+def lose_a_whole_committed_transaction(history: list[Operation]) -> None:
+    for produced in of_txn(history, "t0"):
+        take_out(history, produced["value"], "committed")
+
+
+def show_an_older_offset_than_was_acknowledged(history: list[Operation]) -> None:
+    [each for each in history if each["op"] == "observe"][-1]["offset"] = 4
+
+
+def show_an_older_offset_than_was_shown(history: list[Operation]) -> None:
+    for each in history:
+        if each["op"] == "commit":
+            each["type"] = "info"
+    [each for each in history if each["op"] == "observe"][-1]["offset"] = 3
+
+
+def give_a_partition_to_a_second_owner(history: list[Operation]) -> None:
+    own = next(each for each in history if each["op"] == "own" and each["member"] == "b")
+    own["time"] = next(each["time"] for each in history if each["op"] == "own") + 0.5
+
+
+def transform_an_input_twice(history: list[Operation]) -> None:
+    produced = of_txn(history, "e0")[0]
+    again = make_value("v", "etl", 99, "e0", source_of(produced))
+    repeated = produced | {"value": again, "number": 99, "offset": 99}
+    history.append(repeated)
+    for isolation in ("committed", "uncommitted"):
+        put_in(history, repeated, isolation, final=True)
+
+
+def skip_an_input(history: list[Operation]) -> None:
+    skipped = of_txn(history, "e0")[1]
+    history.remove(skipped)
+    take_out(history, skipped["value"])
+
+
+FAULTS: list[tuple[Callable[[list[Operation]], None], str]] = [
+    (drop_an_acknowledged_value, "lost"),
+    (drop_an_acknowledged_value_for_readers_of_committed_data_only, "lost"),
+    (move_an_acknowledged_value_to_another_offset, "lost"),
+    (duplicate_a_value, "duplicate"),
+    (swap_two_values_of_one_producer, "out of order"),
+    (hand_out_records_in_the_wrong_order, "out of order"),
+    (alter_one_character, "altered value"),
+    (cut_a_value, "altered value"),
+    (invent_a_value, "phantom"),
+    (show_a_value_in_the_wrong_partition, "phantom"),
+    (show_a_refused_value, "phantom"),
+    (change_what_an_offset_means, "offset changed"),
+    (leak_an_aborted_value, "uncommitted read"),
+    (leak_a_value_of_a_transaction_that_nobody_ended, "uncommitted read"),
+    (read_a_value_before_its_transaction_was_to_commit, "uncommitted read"),
+    (lose_half_a_transaction, "half a transaction"),
+    (lose_a_whole_committed_transaction, "half a transaction"),
+    (show_an_older_offset_than_was_acknowledged, "committed offset went back"),
+    (show_an_older_offset_than_was_shown, "committed offset went back"),
+    (give_a_partition_to_a_second_owner, "two owners"),
+    (transform_an_input_twice, "transformed not exactly once"),
+    (skip_an_input, "transformed not exactly once"),
+]
+
+
+@pytest.mark.parametrize(("plant", "kind"), FAULTS, ids=[plant.__name__ for plant, _ in FAULTS])
+def test_a_planted_fault_is_reported(
+    history: list[Operation], plant: Callable[[list[Operation]], None], kind: str
+) -> None:
+    plant(history)
+    assert kind in kinds(check(history))
+
+
+def test_every_check_has_a_fault_that_it_finds() -> None:
+    assert {kind for _, kind in FAULTS} | {"broken harness"} == set(CHECKS)
+
+
+def test_a_value_that_the_harness_uses_twice_is_its_own_mistake(history: list[Operation]) -> None:
+    history.append(copy.deepcopy(next(each for each in history if each["op"] == "produce")))
+    assert kinds(check(history)) == {"broken harness"}
+
+
+def test_many_faults_of_one_kind_are_cut_short(history: list[Operation]) -> None:
+    for each in reads(history, "uncommitted"):
+        each["records"] += [[1000 + number, make_value("v", "p9", number)] for number in range(50)]
+    found = [problem for problem in check(history) if problem.kind == "phantom"]
+    assert len(found) == 21
+    assert found[-1].detail == "… and more"
+
+
+# ---- what must not be reported ----
+
+
+def test_a_value_without_an_answer_may_be_there_or_not(history: list[Operation]) -> None:
+    unsure = make_value("v", "p0", 7)
+    history.append(
+        {"op": "produce", "type": "info", "producer": "p0", "number": 7, "topic": "else", "partition": 0}
+        | {"value": unsure, "txn": None, "time": 900.0}
+    )
+    assert check(history) == []
+    history.append(
+        {"op": "read", "reader": "r", "isolation": "uncommitted", "topic": "else", "partition": 0, "time": 901.0}
+        | {"records": [[0, unsure]], "final": True}
+    )
+    assert check(history) == []
+
+
+def test_a_transaction_without_an_answer_may_be_gone_as_a_whole(history: list[Operation]) -> None:
+    gone = of_txn(history, "t2")
+    places = {f"{each['topic']}:{each['partition']}:{each['offset']}" for each in gone}
+    for produced in gone:
+        take_out(history, produced["value"], "committed")
+    for produced in of_txn(history, "e0"):
+        if source_of(produced) in places:
+            history.remove(produced)
+            take_out(history, produced["value"])
+    assert check(history) == []
+
+
+def test_an_observation_that_overlaps_a_commit_may_show_either(history: list[Operation]) -> None:
+    last = [each for each in history if each["op"] == "commit"][-1]
+    observed = [each for each in history if each["op"] == "observe"][-1]
+    observed["offset"] = 4
+    observed["began"] = last["time"] - 0.5
+    assert check(history) == []
+
+
+def test_a_commit_without_an_answer_may_never_show(history: list[Operation]) -> None:
+    [each for each in history if each["op"] == "commit"][-1]["type"] = "info"
+    [each for each in history if each["op"] == "observe"][-1]["offset"] = 4
+    assert check(history) == []
+
+
+def test_the_same_member_may_be_told_of_its_partition_again(history: list[Operation]) -> None:
+    own = next(each for each in history if each["op"] == "own")
+    history.append(own | {"time": own["time"] + 0.25})
+    assert check(history) == []
