@@ -6,6 +6,7 @@ for again. A fetch at an offset inside a batch gives that whole batch.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -25,6 +26,8 @@ from headrace.wire.kafka.schema import NO_ID
 __all__ = ["FetchOptions", "Fetched", "fetch", "split_batches"]
 
 FETCH_VERSION_BY_NAME_MAX = 12
+
+_LENGTH = struct.Struct(">i")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,15 +127,13 @@ def split_batches(data: bytes | bytearray | memoryview, *, check_crc: bool = Tru
     view = memoryview(data)
     position = 0
     batches = []
-    while len(view) - position > LENGTH_FIELD_END:
-        header = parse_header(view, position)
-        if header is None:
-            if len(view) - position < PREFIX_BYTES or int.from_bytes(view[position + 8 : position + 12]) > len(view):
-                break
-            raise CorruptBatch(f"the bytes at {position} of a fetch are not a record batch of format 2")
-        end = position + header[1] + LENGTH_FIELD_END
+    while len(view) - position >= LENGTH_FIELD_END:
+        end = position + LENGTH_FIELD_END + _LENGTH.unpack_from(view, position + 8)[0]
         if end > len(view):
             break
+        header = parse_header(view, position)
+        if header is None:
+            raise CorruptBatch(f"the bytes at {position} of a fetch are not a record batch of format 2")
         batch = Batch(header, bytes(view[position + PREFIX_BYTES : end]))
         if check_crc and not batch.checksum_holds():
             raise CorruptBatch(f"the batch at offset {batch.base_offset} arrived with a wrong checksum")

@@ -94,7 +94,7 @@ def shut(sock: socket.socket) -> None:
 
 
 class LossyProxy:
-    """Passes requests on to a broker; the answers that ``loses`` picks never arrive, and the connection ends instead."""
+    """Passes requests on to a broker; for answers that ``loses`` picks, the connection ends instead."""
 
     def __init__(self, loses: Callable[[int], bool]) -> None:
         """``loses`` is asked with the API key of each request, after the broker has answered it."""

@@ -74,7 +74,7 @@ def test_a_request_is_written_in_the_highest_version_both_sides_know() -> None:
         connection = opened(address)
         assert connection.call(ListGroupsRequest(), ListGroupsResponse).groups[0].group_id == "g"
         assert connection.call(ListGroupsRequest(), ListGroupsResponse, version_max=1).groups[0].group_id == "g"
-        with pytest.raises(UnsupportedByBroker, match="MetadataRequest .* does not offer it"):
+        with pytest.raises(UnsupportedByBroker, match=r"MetadataRequest .* does not offer it"):
             connection.call(MetadataRequest(), MetadataResponse)
         connection.close()
     assert seen == [3, 1]
@@ -102,7 +102,7 @@ def test_nobody_listening_is_told_with_the_address() -> None:
 def test_a_silent_broker_times_out_and_the_connection_is_not_used_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
-        with pytest.raises(RequestTimedOut, match="ApiVersionsRequest within 0.2 s"):
+        with pytest.raises(RequestTimedOut, match=r"ApiVersionsRequest within 0\.2 s"):
             Connection.open(Address(host, port), timeout_s=0.2)
 
 
