@@ -55,6 +55,8 @@ __all__ = [
 HEADER_BYTES: Final = 61
 PREFIX_BYTES: Final = 21
 LENGTH_FIELD_END: Final = 12
+LENGTH_MIN: Final = 14
+"""The shortest message of any format: what claims less is corrupt, whatever its magic says."""
 MAGIC: Final = 2
 NO_PRODUCER_ID: Final = -1
 NO_SEQUENCE: Final = -1
@@ -236,6 +238,8 @@ def read_batches(
             raise _too_short(view, position, remaining)
         header = _HEADER.unpack_from(view, position)
         size = header[1] + LENGTH_FIELD_END
+        if header[1] < LENGTH_MIN:
+            raise CorruptBatch(f"a batch claims a length of {header[1]}; nothing that short ever was one")
         if header[3] != MAGIC:
             raise _wrong_magic(header[3])
         if size < HEADER_BYTES:
@@ -272,9 +276,7 @@ def _check(batch: Batch, from_client: bool) -> None:
             f"checksum {_crc32c(batch.body):#010x} of a batch of {batch.size} bytes does not match its header's {batch.crc:#010x}"
         )
     if batch.last_offset_delta < 0 or batch.record_count <= 0 or batch.record_count != batch.last_offset_delta + 1:
-        raise InvalidBatch(
-            f"a batch claims {batch.record_count} records but offsets 0 to {batch.last_offset_delta}"
-        )
+        raise InvalidBatch(f"a batch claims {batch.record_count} records but offsets 0 to {batch.last_offset_delta}")
     if batch.attributes & CODEC_MASK > Codec.ZSTD:
         raise UnsupportedCodec(batch.attributes & CODEC_MASK)
     if not from_client:

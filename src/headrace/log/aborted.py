@@ -66,15 +66,17 @@ class AbortedIndex:
             found.append(AbortedTransaction(*_FIELDS.unpack_from(raw)))
         return found
 
-    def keep_below(self, offset: int) -> None:
-        """Drop entries whose marker is not below ``offset``: recovery derives them again."""
-        if self._entries is None:
-            file = self._cache.open(self.path)
-            self._entries = self._decode(file.pread(file.size(), 0), strict=False)
-            kept = [entry for entry in self._entries if entry.last_offset < offset]
-            file.truncate(len(kept) * ENTRY_BYTES)
-            self._entries = kept
-            self._written = len(kept)
+    def keep_below(self, offset: int) -> bool:
+        """Drop entries whose marker is not below ``offset``: recovery derives them again. True if the file shrank."""
+        if self._entries is not None:
+            return False
+        file = self._cache.open(self.path)
+        size = file.size()
+        found = self._decode(file.pread(size, 0), strict=False)
+        self._entries = [entry for entry in found if entry.last_offset < offset]
+        self._written = len(self._entries)
+        file.truncate(self._written * ENTRY_BYTES)
+        return size != self._written * ENTRY_BYTES
 
     def add(self, entry: AbortedTransaction) -> None:
         self.entries().append(entry)

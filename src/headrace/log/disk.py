@@ -162,6 +162,10 @@ class OsDisk:
         stat = os.statvfs(path)
         return stat.f_bavail * stat.f_frsize
 
+    def total_bytes(self, path: str) -> int:
+        stat = os.statvfs(path)
+        return stat.f_blocks * stat.f_frsize
+
 
 def syncfs_fd(fd: int) -> None:
     """syncfs(2), which Python does not wrap. Since Linux 5.8 it reports write-back errors seen since ``fd`` was opened.
@@ -200,6 +204,10 @@ class FileCache:
     def forget(self, path: str) -> None:
         """The path will be unlinked, renamed or replaced; whoever holds the old file keeps it."""
         self._files.pop(path, None)
+
+    def forget_under(self, directory: str) -> None:
+        for path in [path for path in self._files if path.startswith(directory + "/")]:
+            del self._files[path]
 
     def __len__(self) -> int:
         return len(self._files)

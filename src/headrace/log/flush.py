@@ -150,6 +150,11 @@ class Flusher:
         for mark in marks:
             mark.log.on_flushed(mark.end_offset)
 
+    def fail(self, error: BaseException) -> None:
+        """Somebody else's sync failed: the end, as for ours."""
+        self.failed = error
+        self._on_failure(error)
+
     # On the flusher's thread.
 
     def _run(self) -> None:

@@ -16,6 +16,7 @@ All of this runs on one thread. The flusher's thread only syncs files that were 
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,18 +26,20 @@ from dataclasses import dataclass
 from headrace.batch import NO_PRODUCER_ID, Batch
 from headrace.log.checkpoint import LogMark
 from headrace.log.config import FlushMode, LogConfig
-from headrace.log.disk import FileCache, replace_file
-from headrace.log.errors import OffsetOutOfRange, RecordListTooLarge, storage_error
+from headrace.log.disk import FileCache
+from headrace.log.errors import CorruptLog, OffsetOutOfRange, RecordListTooLarge, storage_error
 from headrace.log.producers import AbortedTransaction, ProducerStates
-from headrace.log.recovery import RecoveryReport, load_believed, scan_unflushed
+from headrace.log.recovery import RecoveryReport, check_believed, load_believed, scan_unflushed
 from headrace.log.segment import OFFSET_DELTA_MAX, FileSlice, Segment, segment_name
+from headrace.log.snapshots import producers_at, snapshot_offsets, snapshot_path, write_snapshot
 from headrace.ports import Disk, File
 from headrace.record import decode_records
 
 __all__ = ["AppendResult", "FlushMark", "PartitionLog"]
 
 _HINTS_MAX = 64
-_SNAPSHOTS_KEPT = 2
+_CHECKPOINT_BYTES_MIN = 1 << 20
+_OWN_FILE = re.compile(r"\d{20}\.(log|index|txn|producers)(\.tmp|\.cleaned|\.swap|\.cut-\d+(\.\d+)?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,8 @@ class PartitionLog:
         self._producers: ProducerStates | None = None
         self._unsynced: dict[str, File] = {}
         self._directory_unsynced = False
+        self._derived_unsynced = False
+        """Recovery shortened files beside the log. If that were undone by a crash, they would tell of a past that never was."""
         self._boundaries: deque[tuple[int, Segment, int]] = deque()
         """(end offset, segment, position) after each append that is not yet flushed."""
         self._flushed_at: tuple[int, Segment | None, int] = (0, None, 0)
@@ -95,19 +100,21 @@ class PartitionLog:
         cache: FileCache | None = None,
         mark: LogMark | None = None,
         sync: bool = True,
+        gaps_allowed: bool = False,
     ) -> PartitionLog:
         """Open the log in ``directory``, creating it if there is none, and recover it from ``mark`` on.
 
         With ``sync=False`` the caller flushes what recovery accepted (one syncfs for many logs) and then calls
-        ``flushed_to_end``; until then nothing of it counts as flushed.
+        ``flushed_to_end``; until then nothing of it counts as flushed. ``gaps_allowed`` says that the mark was lost, so that
+        even old, compacted segments are scanned.
         """
         log = cls(disk, directory, config, cache or FileCache(disk), mark or LogMark())
-        log._load(disk.list_files(directory) if disk.exists(directory) else None)
+        log._load(disk.list_files(directory) if disk.exists(directory) else None, gaps_allowed)
         if sync:
             log.sync_all()
         return log
 
-    def _load(self, files: dict[str, int] | None) -> None:
+    def _load(self, files: dict[str, int] | None, gaps_allowed: bool) -> None:
         if files is None:
             self._disk.mkdir(self.directory)
             files = {}
@@ -116,37 +123,61 @@ class PartitionLog:
             name = segment_name(base)
             self._segments.append(self._segment(base, files[name + ".log"], has_aborted=name + ".txn" in files))
         if not self._segments:
+            if self._mark.recovery_offset > self._mark.start_offset:
+                raise CorruptLog(
+                    self.directory, 0, f"offsets up to {self._mark.recovery_offset} were here and are gone"
+                )
             self._add_segment(self._mark.recovery_offset)
+        self._note_strangers(files)
         self._bases = [segment.base_offset for segment in self._segments]
-        self._recover()
-        self._start = max(self._start, self._segments[0].base_offset)
+        self._recover(gaps_allowed)
+        if self._start < self._segments[0].base_offset:
+            self._note_missing_start()
         self._end = self._segments[-1].next_offset
         self._flushed = min(self._mark.recovery_offset, self._end)
         self._drop_snapshots_after(self._end, files)
+
+    def _note_missing_start(self) -> None:
+        base = self._segments[0].base_offset
+        if self._mark != LogMark():
+            self.recovery.notes.append(f"{self.directory}: offsets {self._start} to {base - 1} were here and are gone")
+        self._start = base
+
+    def _note_strangers(self, files: dict[str, int]) -> None:
+        for name in files:
+            if not _OWN_FILE.fullmatch(name):
+                self.recovery.notes.append(f"{self.directory}/{name} is not headrace's; it is left alone")
 
     def _segment(self, base: int, size: int, *, has_aborted: bool = False) -> Segment:
         stem = f"{self.directory}/{segment_name(base)}"
         return Segment(self._cache, stem, base, size, self.config.index_interval_bytes, has_aborted=has_aborted)
 
-    def _recover(self) -> None:
+    def _recover(self, gaps_allowed: bool) -> None:
         last = self._segments[-1]
         mark = self._mark
-        if last.base_offset <= mark.recovery_offset and last.size == mark.recovery_position:
+        believed_bytes = mark.recovery_position if last.base_offset < mark.recovery_offset else 0
+        if last.base_offset <= mark.recovery_offset and last.size == believed_bytes:
             load_believed(last, last.size)
-            last.next_offset = max(last.next_offset, mark.recovery_offset)
-            return
-        replayed = self._producers_at(mark.recovery_offset)
-        for segment in self._segments:
-            if segment.next_offset >= mark.recovery_offset or segment is last:
-                segment.aborted.keep_below(mark.recovery_offset)
-        self._producers = replayed
-        scan_unflushed(self._disk, self._segments, mark, self.recovery, self._replay)
-        self._bases = [segment.base_offset for segment in self._segments]
-        active = self._segments[-1]
-        active.next_offset = max(active.next_offset, mark.recovery_offset)
-        for segment in self._segments:
-            if segment.aborted.unwritten:
-                segment.aborted.write()
+            check_believed(last, mark)
+            self._derived_unsynced = last.aborted.keep_below(mark.recovery_offset)
+        else:
+            scan_unflushed(
+                self._disk,
+                self._segments,
+                mark,
+                self.recovery,
+                self._replay_believed,
+                self._replay,
+                gaps_allowed=gaps_allowed,
+            )
+            self._bases = [segment.base_offset for segment in self._segments]
+            self._derived_unsynced = True
+            for segment in self._segments:
+                if segment.aborted.unwritten:
+                    segment.aborted.write()
+
+    def _replay_believed(self, segments: Sequence[Segment]) -> None:
+        self._producers = producers_at(self._disk, self.directory, segments, self._mark.recovery_offset)
 
     def _replay(self, segment: Segment, batch: Batch) -> None:
         self._note_epoch(batch.leader_epoch, batch.base_offset)
@@ -157,7 +188,9 @@ class PartitionLog:
 
     def sync_all(self) -> None:
         """Flush everything written, here and now."""
-        mark = self.take_unsynced(always=self.recovery.touched)
+        if self.recovery.touched or self._derived_unsynced:
+            self._take_recovered()
+        mark = self.take_unsynced()
         if self.config.flush is FlushMode.OS:
             self._disk.syncfs(self.directory)
         elif mark is not None:
@@ -227,13 +260,13 @@ class PartitionLog:
     @property
     def producers(self) -> ProducerStates:
         if self._producers is None:
-            self._producers = self._producers_at(self._end)
+            self._producers = producers_at(self._disk, self.directory, self._segments, self._end)
         return self._producers
 
     def last_stable_offset(self, high_watermark: int) -> int:
         """How far readers of committed data may see."""
         unstable = self.producers.first_unstable_offset(high_watermark)
-        return high_watermark if unstable is None else min(unstable, high_watermark)
+        return high_watermark if unstable is None else min(max(unstable, self._start), high_watermark)
 
     def epoch_end_offset(self, epoch: int) -> tuple[int, int] | None:
         """(largest epoch not above ``epoch``, where it ended), for OffsetForLeaderEpoch; None when none is known."""
@@ -347,10 +380,11 @@ class PartitionLog:
         return active
 
     def _add_segment(self, base_offset: int) -> Segment:
+        """Begin an empty segment. Files of that name can only be left over from a crash: they are not taken over."""
         segment = self._segment(base_offset, 0)
         try:
+            segment.remove(self._disk)
             file = self._cache.open(segment.path, create=True)
-            file.truncate(0)
         except OSError as error:
             raise storage_error(error, segment.path) from error
         self._segments.append(segment)
@@ -360,13 +394,17 @@ class PartitionLog:
 
     # Flushing.
 
-    def take_unsynced(self, *, always: bool = False) -> FlushMark | None:
+    def _take_recovered(self) -> None:
+        for segment in self._segments:
+            if segment.next_offset >= self._mark.recovery_offset:
+                for path in (segment.path, segment.index.path, segment.aborted.path):
+                    if self._disk.exists(path):
+                        self._unsynced[path] = self._cache.open(path)
+        self._directory_unsynced = True
+        self._derived_unsynced = False
+
+    def take_unsynced(self) -> FlushMark | None:
         """Hand over what must be synced so that everything up to ``end_offset`` is flushed."""
-        if always:
-            for segment in self._segments:
-                if segment.next_offset >= self._mark.recovery_offset:
-                    self._unsynced[segment.path] = segment.file()
-            self._directory_unsynced = True
         if not self._unsynced and not self._directory_unsynced:
             return None
         directory = self.directory if self._directory_unsynced else None
@@ -404,6 +442,11 @@ class PartitionLog:
         if offset >= self._mark.recovery_offset:
             self._mark = LogMark(self._start, offset, position)
         return self.mark
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether the recovery point should move: there is much to scan, or removal waits for it."""
+        return self._start > self._mark.recovery_offset or self.bytes_since_checkpoint >= _CHECKPOINT_BYTES_MIN
 
     @property
     def bytes_since_checkpoint(self) -> int:
@@ -514,59 +557,75 @@ class PartitionLog:
             latest = max(latest, segment.max_timestamp)
         return None if latest < 0 else self.offset_for_timestamp(latest)
 
-    # Producer state.
+    # Removing.
 
-    def _producers_at(self, offset: int) -> ProducerStates:
-        """The newest snapshot at or before ``offset``, and the batches between it and there."""
-        states, reached = ProducerStates(), 0
-        for at in sorted(self._snapshots(), reverse=True):
-            if at <= offset:
-                file = self._disk.open(self._snapshot_path(at), writable=False)
-                found = ProducerStates.from_snapshot(file.pread(file.size(), 0))
-                if found is not None:
-                    states, reached = found
-                    break
-        self._replay_headers(states, reached, offset)
-        return states
+    def delete_records(self, offset: int) -> int:
+        """Serve nothing below ``offset`` any more (-1: below the visible end); returns the new start offset.
 
-    def _replay_headers(self, states: ProducerStates, from_offset: int, to_offset: int) -> None:
-        for number, segment in enumerate(self._segments):
-            following = self._segments[number + 1].base_offset if number + 1 < len(self._segments) else None
-            if segment.base_offset >= to_offset or (following is not None and following <= from_offset):
-                continue
-            if from_offset >= self._end > 0:
-                continue
-            start = segment.position_of(from_offset) if from_offset > segment.base_offset else 0
-            for position, header in segment.headers(start, segment.size):
-                if header[0] >= to_offset:
-                    return
-                batch = Batch(header, b"")
-                if batch.producer_id != NO_PRODUCER_ID:
-                    states.apply(segment.read_batch(position) if batch.is_control else batch)
+        The start is durable with the next checkpoint; files go with ``remove_dead_segments`` after that.
+        """
+        visible = self.visible_end_offset
+        offset = visible if offset == -1 else offset
+        if not 0 <= offset <= visible:
+            raise OffsetOutOfRange(offset, self._start, visible)
+        self.advance_start(offset)
+        return self._start
 
-    def _snapshot_path(self, offset: int) -> str:
-        return f"{self.directory}/{segment_name(offset)}.producers"
+    def advance_start(self, offset: int) -> None:
+        assert offset <= self._end
+        if offset > self._start:
+            self._start = offset
+            self._hints.clear()
 
-    def _snapshots(self) -> list[int]:
-        names = self._disk.listdir(self.directory)
-        return [int(name[:20]) for name in names if len(name) == 30 and name.endswith(".producers")]
+    @property
+    def has_dead_segments(self) -> bool:
+        """Whether ``remove_dead_segments`` would free anything."""
+        if len(self._segments) > 1:
+            return self._segments[1].base_offset <= self._start
+        return self._start == self._end and self._active.size > 0
+
+    def remove_dead_segments(self, *, regardless: bool = False) -> int:
+        """Unlink segments that lie wholly below the start offset; returns the bytes freed.
+
+        Only below the recovery point, that is after a checkpoint: an unlink that a crash undoes must not bring records back,
+        and what producers wrote there is remembered only by the snapshot. The oldest goes first, so that whatever
+        remains is the end of the log. ``regardless`` is for a disk so full that no checkpoint can be written.
+        """
+        if self._start == self._end and self._active.size:
+            self.roll()
+        limit = self._start if regardless else min(self._start, self._mark.recovery_offset)
+        freed = 0
+        while len(self._segments) > 1 and self._segments[1].base_offset <= limit:
+            dead = self._segments.pop(0)
+            del self._bases[0]
+            freed += dead.size
+            self._unsynced.pop(dead.path, None)
+            dead.remove(self._disk)
+            self._directory_unsynced = True
+        if freed:
+            self._hints.clear()
+            self._epochs = self._epochs_from_start()
+        return freed
+
+    def truncate_all(self) -> None:
+        """Drop every record; offsets go on where they are."""
+        self.advance_start(self._end)
+
+    # Producer snapshots.
 
     def _write_snapshot(self) -> None:
         """Save the producers at the end offset, if anybody has loaded them; else the older snapshot still serves."""
-        if self._producers is None:
-            return
-        existing = self._snapshots()
-        if not len(self._producers) and not existing:
-            return
-        path = self._snapshot_path(self._end)
-        replace_file(self._disk, path, self._producers.snapshot(self._end), sync=False)
-        self._unsynced[path] = self._disk.open(path)
-        self._directory_unsynced = True
-        for old in sorted({*existing, self._end})[:-_SNAPSHOTS_KEPT]:
-            self._disk.unlink(self._snapshot_path(old))
+        if self._producers is not None:
+            path = write_snapshot(
+                self._disk, self.directory, self._producers, self._end, recovery_offset=self._mark.recovery_offset
+            )
+            if path is not None:
+                self._unsynced[path] = self._disk.open(path)
+                self._directory_unsynced = True
 
     def _drop_snapshots_after(self, offset: int, files: dict[str, int]) -> None:
         """Snapshots of a future that was cut off are wrong, not merely old."""
-        for name in files:
-            if len(name) == 30 and name.endswith(".producers") and int(name[:20]) > offset:
-                self._disk.unlink(f"{self.directory}/{name}")
+        for at in snapshot_offsets(files):
+            if at > offset:
+                self._disk.unlink(snapshot_path(self.directory, at))
+                self._derived_unsynced = True

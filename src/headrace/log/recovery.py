@@ -25,7 +25,7 @@ from headrace.log.index import BlockSummary
 from headrace.log.segment import NO_TIMESTAMP, Segment
 from headrace.ports import Disk, File
 
-__all__ = ["Cut", "RecoveryReport", "load_believed", "scan_batches", "scan_unflushed"]
+__all__ = ["Cut", "RecoveryReport", "check_believed", "load_believed", "scan_batches", "scan_unflushed"]
 
 _READ_BYTES = 1 << 20
 
@@ -58,8 +58,10 @@ class RecoveryReport:
         return bool(self.scanned_bytes or self.cuts or self.notes)
 
 
-def scan_batches(file: File, position: int, end: int, next_offset: int) -> Iterator[tuple[int, Batch]]:
-    """(position, batch) of every valid batch from ``position`` on; ends at the first bytes that are not one."""
+def scan_batches(
+    file: File, position: int, end: int, next_offset: int, *, gaps_allowed: bool = False
+) -> Iterator[tuple[int, Batch]]:
+    """(position, batch) of every valid batch from ``position`` on; ends at the first bytes that are not the next one."""
     chunk = b""
     chunk_start = position
     while True:
@@ -75,7 +77,9 @@ def scan_batches(file: File, position: int, end: int, next_offset: int) -> Itera
             size = 0 if header is None else header[1] + LENGTH_FIELD_END
             if header is not None and len(chunk) < size <= end - position:
                 chunk = file.pread(size, position)
-        if header is None or header[0] < next_offset or relative + size > len(chunk):
+        if header is None or relative + size > len(chunk):
+            return
+        if header[0] < next_offset or (header[0] > next_offset and not gaps_allowed):
             return
         batch = Batch(header, chunk[relative + PREFIX_BYTES : relative + size])
         if not batch.checksum_holds():
@@ -93,36 +97,59 @@ def load_believed(segment: Segment, end: int) -> None:
     segment.load_from(known or BlockSummary(0, segment.base_offset, NO_TIMESTAMP), end)
 
 
+def check_believed(segment: Segment, mark: LogMark) -> None:
+    """The bytes before the recovery point must lead exactly to its offset, or some of them are not ours."""
+    if segment.next_offset != mark.recovery_offset:
+        reason = f"the log reaches offset {segment.next_offset} here where {mark.recovery_offset} had been flushed"
+        raise CorruptLog(segment.path, segment.size, reason)
+
+
 def scan_unflushed(
     disk: Disk,
     segments: list[Segment],
     mark: LogMark,
     report: RecoveryReport,
+    on_believed: Callable[[list[Segment]], None],
     on_batch: Callable[[Segment, Batch], None],
+    *,
+    gaps_allowed: bool,
 ) -> None:
     """Scan from the recovery point, drop the torn end, and leave the last segment ready for appending.
 
-    ``segments`` loses those that lie behind a cut. ``on_batch`` sees every batch accepted.
+    ``on_believed`` is called once with the segments that hold what is believed, each ending where belief ends; then
+    ``on_batch`` sees every batch accepted. ``segments`` loses those that lie behind a cut, or behind a gap: compaction keeps
+    away from what is not flushed, so a gap there is a lost end of the segment before. Only when the checkpoint itself was lost
+    are gaps taken for compaction's.
     """
     first = len(segments) - 1
     while first > 0 and segments[first].base_offset > mark.recovery_offset:
         first -= 1
+    ends = [segment.size for segment in segments]
+    for number in range(first, len(segments)):
+        is_believed = number == first and segments[number].base_offset < mark.recovery_offset
+        load_believed(segments[number], mark.recovery_position if is_believed else 0)
+        if is_believed:
+            check_believed(segments[number], mark)
+        segments[number].aborted.keep_below(mark.recovery_offset)
+    on_believed(segments[: first + 1])
     next_offset = max(mark.recovery_offset, segments[first].base_offset)
     for number in range(first, len(segments)):
         segment = segments[number]
-        end = segment.size
-        from_start = number > first or segment.base_offset >= mark.recovery_offset
-        load_believed(segment, 0 if from_start else mark.recovery_position)
-        for _, batch in scan_batches(segment.file(), segment.size, end, next_offset):
+        for _, batch in scan_batches(
+            segment.file(), segment.size, ends[number], next_offset, gaps_allowed=gaps_allowed
+        ):
             segment.admit(batch.base_offset, batch.size, batch.next_offset, batch.max_timestamp)
             report.scanned_bytes += batch.size
             next_offset = batch.next_offset
             on_batch(segment, batch)
-        if segment.size < end:
-            _cut(disk, segment, end, report)
-            _set_aside(disk, segments, number + 1, report)
+        if segment.size < ends[number]:
+            _cut(disk, segment, ends[number], report)
+            _set_aside(disk, segments, ends, number + 1, report)
             return
         if number + 1 < len(segments):
+            if segments[number + 1].base_offset != next_offset and not gaps_allowed:
+                _set_aside(disk, segments, ends, number + 1, report)
+                return
             segment.seal()
 
 
@@ -131,9 +158,8 @@ def _cut(disk: Disk, segment: Segment, end: int, report: RecoveryReport) -> None
     tail = file.pread(end - segment.size, segment.size)
     saved_as = None
     if holds_a_batch(tail, segment.next_offset):
-        saved_as = f"{segment.path}.cut-{segment.size}"
+        saved_as = _unused(disk, f"{segment.path}.cut-{segment.size}")
         copy = disk.open(saved_as, create=True)
-        copy.truncate(0)
         copy.write([tail], 0)
         copy.datasync()
         copy.close()
@@ -141,16 +167,27 @@ def _cut(disk: Disk, segment: Segment, end: int, report: RecoveryReport) -> None
     file.truncate(segment.size)
 
 
-def _set_aside(disk: Disk, segments: list[Segment], first: int, report: RecoveryReport) -> None:
-    """Segments behind a cut cannot be joined to the log; their bytes are kept beside it."""
-    for segment in segments[first:]:
-        if segment.size == 0:
-            disk.unlink(segment.path)
-        else:
-            saved_as = f"{segment.path}.cut-0"
+def _unused(disk: Disk, path: str) -> str:
+    """A name that overwrites nothing an earlier recovery kept."""
+    number = 0
+    candidate = path
+    while disk.exists(candidate):
+        number += 1
+        candidate = f"{path}.{number}"
+    return candidate
+
+
+def _set_aside(disk: Disk, segments: list[Segment], ends: list[int], first: int, report: RecoveryReport) -> None:
+    """Segments behind a cut cannot be joined to the log; bytes with a batch in them are kept beside it."""
+    for segment, size in zip(segments[first:], ends[first:], strict=True):
+        data = segment.file().pread(size, 0)
+        saved_as = None
+        if holds_a_batch(data, segment.base_offset):
+            saved_as = _unused(disk, f"{segment.path}.cut-0")
             disk.rename(segment.path, saved_as)
-            report.cuts.append(Cut(segment.path, 0, segment.size, saved_as))
-        segment.forget()
+        if size:
+            report.cuts.append(Cut(segment.path, 0, size, saved_as))
+        segment.remove(disk)
     del segments[first:]
 
 

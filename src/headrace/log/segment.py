@@ -45,6 +45,9 @@ class FileSlice:
         self.position = position
         self.size = size
 
+    def __len__(self) -> int:
+        return self.size
+
     def fileno(self) -> int:
         return self.file.fileno()
 
@@ -123,7 +126,7 @@ class Segment:
         if self.size - self._indexed_position >= self._index_interval_bytes:
             self.index.add(base_offset, self.size, self.max_timestamp)
             self._indexed_position = self.size
-        if self.first_timestamp is None:
+        if self.size == 0:
             self.first_timestamp = max_timestamp
         if max_timestamp > self.max_timestamp:
             self.max_timestamp = max_timestamp

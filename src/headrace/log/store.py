@@ -14,6 +14,7 @@ in the data directory is reported and left alone.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,6 +26,7 @@ from headrace.log.config import LogConfig
 from headrace.log.disk import FileCache
 from headrace.log.errors import DataDirectoryInUse
 from headrace.log.log import PartitionLog
+from headrace.log.retention import advance_by_retention
 from headrace.ports import Disk
 
 __all__ = ["CheckpointJob", "LogStore", "PartitionKey", "StoreReport"]
@@ -33,7 +35,6 @@ PartitionKey = tuple[str, UUID, int]
 """(topic name, topic id, partition)."""
 
 _TOPIC_DIRECTORY = re.compile(r"([A-Za-z0-9._-]{1,249})~([0-9a-f]{32})")
-_CHECKPOINT_BYTES_MIN = 1 << 20
 
 
 @dataclass(slots=True)
@@ -56,8 +57,15 @@ class CheckpointJob:
     moved: dict[str, LogMark]
 
     def run(self) -> None:
-        """Flush everything, then replace the checkpoint. Raises OSError; then the process must stop."""
+        self.sync()
+        self.write()
+
+    def sync(self) -> None:
+        """Flush everything. Raises OSError; then the process must stop."""
         self.disk.syncfs(self.directory)
+
+    def write(self) -> None:
+        """Replace the checkpoint. Raises OSError; then the old one stands, and recovery scans a little more."""
         write_checkpoint(self.disk, f"{self.directory}/checkpoint", Checkpoint(logs={**self.before, **self.moved}))
 
 
@@ -71,6 +79,7 @@ class LogStore:
         self.report = StoreReport()
         self.logs: dict[PartitionKey, PartitionLog] = {}
         self._marks: dict[str, LogMark] = {}
+        self._checkpoint_lost = False
 
     @classmethod
     def open(cls, disk: Disk, directory: str, *, files_max: int = 512) -> LogStore:
@@ -79,16 +88,24 @@ class LogStore:
         disk.mkdir(f"{directory}/topics")
         disk.mkdir(f"{directory}/deleted")
         store._take_lock()
-        checkpoint = read_checkpoint(disk, f"{directory}/checkpoint")
-        store.report.clean = checkpoint.clean
-        store._marks = checkpoint.logs
-        if checkpoint.problem:
-            store.report.notes.append(f"{directory}/checkpoint: {checkpoint.problem}")
-        if checkpoint.clean:
-            # From here on a crash is unclean, whatever comes of this run.
-            write_checkpoint(disk, f"{directory}/checkpoint", Checkpoint(logs=checkpoint.logs))
+        store._read_checkpoint()
         store._note_strangers()
         return store
+
+    def _read_checkpoint(self) -> None:
+        path = f"{self.directory}/checkpoint"
+        checkpoint = read_checkpoint(self.disk, path)
+        is_missing = not self.disk.exists(path)
+        if is_missing and self.disk.listdir(f"{self.directory}/topics"):
+            checkpoint.problem = "there is none, though there are topics: every log is scanned from its first byte"
+        self.report.clean = checkpoint.clean
+        self._marks = checkpoint.logs
+        if checkpoint.problem:
+            self._checkpoint_lost = True
+            self.report.notes.append(f"{path}: {checkpoint.problem}")
+        elif checkpoint.clean or is_missing:
+            # From here on a stop is unclean until we say otherwise, and a missing checkpoint is a lost one.
+            write_checkpoint(self.disk, path, Checkpoint(logs=checkpoint.logs))
 
     def _take_lock(self) -> None:
         path = f"{self.directory}/lock"
@@ -113,7 +130,10 @@ class LogStore:
         return f"{self.directory}/topics/{self._name(topic, topic_id, partition)}"
 
     def _name(self, topic: str, topic_id: UUID, partition: int) -> str:
-        return f"{topic}~{topic_id.hex}/{partition}"
+        return f"{self._topic_name(topic, topic_id)}/{partition}"
+
+    def _topic_name(self, topic: str, topic_id: UUID) -> str:
+        return f"{topic[:NAME_CHARACTERS_MAX]}~{topic_id.hex}"
 
     def partitions_on_disk(self) -> Iterator[PartitionKey]:
         """Every partition directory there is, so that the owner can tell which ones nobody claims."""
@@ -133,7 +153,13 @@ class LogStore:
         path = self.path(topic, topic_id, partition)
         created = not self.disk.exists(path)
         log = PartitionLog.open(
-            self.disk, path, config, cache=self.cache, mark=self._marks.get(name), sync=sync and not created
+            self.disk,
+            path,
+            config,
+            cache=self.cache,
+            mark=self._marks.get(name),
+            sync=sync and not created,
+            gaps_allowed=self._checkpoint_lost,
         )
         if created:
             self._sync_new_directory(topic, topic_id)
@@ -145,7 +171,7 @@ class LogStore:
         return log
 
     def _sync_new_directory(self, topic: str, topic_id: UUID) -> None:
-        self.disk.sync_dir(f"{self.directory}/topics/{topic}~{topic_id.hex}")
+        self.disk.sync_dir(f"{self.directory}/topics/{self._topic_name(topic, topic_id)}")
         self.disk.sync_dir(f"{self.directory}/topics")
 
     def sync_recovered(self) -> None:
@@ -166,7 +192,7 @@ class LogStore:
             name = self._name(*key)
             before[name] = log.mark
             ends.append((log, log.end_offset))
-            if everything or log.bytes_since_checkpoint >= _CHECKPOINT_BYTES_MIN:
+            if everything or log.wants_checkpoint:
                 with suppress(OSError):
                     offset, position = log.prepare_checkpoint()
                     points.append((log, offset, position))
@@ -185,6 +211,51 @@ class LogStore:
         job = self.begin_checkpoint(everything=everything)
         job.run()
         self.finish_checkpoint(job)
+
+    # Removing.
+
+    def enforce_retention(self, now_ms: int) -> int:
+        """Decide, make the new start offsets durable, then unlink. Returns the bytes freed."""
+        doomed = [log for log in self.logs.values() if advance_by_retention(log, now_ms)]
+        if not doomed:
+            return 0
+        try:
+            self.checkpoint()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            # Removing is the only way out of a full disk. A crash now might bring these segments back, never lose others.
+            freed = sum(log.remove_dead_segments(regardless=True) for log in doomed)
+            self.checkpoint()
+            return freed
+        return sum(log.remove_dead_segments() for log in doomed)
+
+    def delete_topic(self, topic: str, topic_id: UUID) -> None:
+        """Take the topic out of the tree in one durable step; ``remove_deleted`` frees the space."""
+        for key in [key for key in self.logs if key[0] == topic and key[1] == topic_id]:
+            del self.logs[key]
+        name = self._topic_name(topic, topic_id)
+        path = f"{self.directory}/topics/{name}"
+        if self.disk.exists(path):
+            self.cache.forget_under(path)
+            self.disk.rename(path, f"{self.directory}/deleted/{name}")
+            self.disk.sync_dir(f"{self.directory}/topics")
+            self.disk.sync_dir(f"{self.directory}/deleted")
+
+    def remove_deleted(self, files_max: int = 100) -> bool:
+        """Remove some files of deleted topics; False when nothing is left. Small steps keep the event loop free."""
+        for name in self.disk.listdir(f"{self.directory}/deleted"):
+            topic = f"{self.directory}/deleted/{name}"
+            for partition in self.disk.listdir(topic):
+                directory = f"{topic}/{partition}"
+                for file in self.disk.listdir(directory):
+                    if files_max == 0:
+                        return True
+                    self.disk.unlink(f"{directory}/{file}")
+                    files_max -= 1
+                self.disk.rmdir(directory)
+            self.disk.rmdir(topic)
+        return False
 
     def close(self) -> None:
         """An orderly stop: everything durable, nothing to scan at the next start."""

@@ -1,0 +1,83 @@
+"""Producer snapshots in a log's directory: ``<offset>.producers`` (the format is in producers.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from headrace.batch import NO_PRODUCER_ID, Batch
+from headrace.log.disk import replace_file
+from headrace.log.producers import ProducerStates
+from headrace.log.segment import Segment, segment_name
+from headrace.ports import Disk
+
+__all__ = ["producers_at", "replay_headers", "snapshot_offsets", "snapshot_path", "write_snapshot"]
+
+_SUFFIX = ".producers"
+_KEPT = 2
+"""The newest that recovery could use, and the one before it in case the newest has decayed."""
+
+
+def snapshot_path(directory: str, offset: int) -> str:
+    return f"{directory}/{segment_name(offset)}{_SUFFIX}"
+
+
+def snapshot_offsets(names: Iterable[str]) -> list[int]:
+    return sorted(int(name[:20]) for name in names if len(name) == 20 + len(_SUFFIX) and name.endswith(_SUFFIX))
+
+
+def producers_at(disk: Disk, directory: str, segments: Sequence[Segment], offset: int) -> ProducerStates:
+    """The state at ``offset``: the newest usable snapshot at or before it, and the batches between."""
+    for at in reversed(snapshot_offsets(disk.listdir(directory))):
+        if at <= offset:
+            found = ProducerStates.from_snapshot(_read(disk, snapshot_path(directory, at)))
+            if found is not None:
+                states, reached = found
+                replay_headers(states, segments, reached, offset)
+                return states
+    states = ProducerStates()
+    replay_headers(states, segments, 0, offset)
+    return states
+
+
+def _read(disk: Disk, path: str) -> bytes:
+    file = disk.open(path, writable=False)
+    return file.pread(file.size(), 0)
+
+
+def replay_headers(states: ProducerStates, segments: Sequence[Segment], from_offset: int, to_offset: int) -> None:
+    """Fold the batches in [from_offset, to_offset) into the state; of markers the body is read, of others the header."""
+    for number, segment in enumerate(segments):
+        is_before = number + 1 < len(segments) and segments[number + 1].base_offset <= from_offset
+        if is_before or segment.base_offset >= to_offset or from_offset >= to_offset:
+            continue
+        start = segment.position_of(from_offset) if from_offset > segment.base_offset else 0
+        for position, header in segment.headers(start, segment.size):
+            if header[0] >= to_offset:
+                return
+            batch = Batch(header, b"")
+            if batch.producer_id != NO_PRODUCER_ID:
+                states.apply(segment.read_batch(position) if batch.is_control else batch)
+
+
+def write_snapshot(
+    disk: Disk, directory: str, states: ProducerStates, offset: int, *, recovery_offset: int
+) -> str | None:
+    """Save the state at ``offset``, unsynced. Returns the path if one was written.
+
+    The newest snapshot that recovery could begin with stays whatever comes after it: later ones may not survive a crash,
+    and the batches before it may have been removed by retention.
+    """
+    existing = snapshot_offsets(disk.listdir(directory))
+    if not len(states) and not existing:
+        return None
+    path = snapshot_path(directory, offset)
+    data = states.snapshot(offset)
+    if offset not in existing:
+        replace_file(disk, path, data, sync=False)
+    elif _read(disk, path) != data:
+        # Recovery may depend on the one that is there: until the new one is safe, the old one must be.
+        replace_file(disk, path, data)
+    usable = [at for at in existing if at <= recovery_offset]
+    for old in usable[:-_KEPT]:
+        disk.unlink(snapshot_path(directory, old))
+    return path

@@ -1,0 +1,278 @@
+"""The log against a model of it, on a disk that crashes.
+
+The model is a list of batches as bytes. Whatever is appended, flushed, rolled, removed, checkpointed and crashed, in
+whatever order: what was flushed is there byte for byte, nothing is there that was not appended, offsets and order never
+change, and what the log remembers of producers and transactions equals a replay of its batches.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from headrace.batch import Batch, build_batch, control_batch, read_batches
+from headrace.log.config import LogConfig
+from headrace.log.flush import Flusher
+from headrace.log.log import PartitionLog
+from headrace.log.producers import AbortedTransaction, Duplicate, ProducerStates
+from headrace.log.store import LogStore
+from headrace.record import Record
+from headrace.testing.disk import PowerLoss, SimulatedDisk
+
+TOPIC = ("orders", UUID(int=7), 0)
+BATCH_BYTES_MAX = 1 << 20
+CONFIG = LogConfig(segment_bytes_max=2500, index_interval_bytes=300, retention_ms=-1)
+
+
+def never(error: BaseException) -> None:
+    raise AssertionError("no sync fails here") from error
+
+
+class LogMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk = SimulatedDisk()
+        self.history: list[bytes] = []
+        """Every batch that the log holds or held, stamped, in order."""
+        self.in_doubt: bytes | None = None
+        """A batch whose append was cut short: it may be there after the crash, or not."""
+        self.flushed = 0
+        self.start = 0
+        self.durable_start = 0
+        self.sequences: dict[int, int] = {}
+        self.in_transaction: set[int] = set()
+        self.crashes = 0
+
+    @initialize()
+    def open(self) -> None:
+        self.store = LogStore.open(self.disk, "/data")
+        self.log = self.store.open_log(*TOPIC, CONFIG)
+        self.flusher = Flusher(self.disk, "/data", post=lambda fn: fn(), on_failure=never, monotonic=lambda: 0.0)
+
+    # What happens to a log.
+
+    def append(self, batch: Batch) -> None:
+        self.in_doubt = None
+        if not batch.is_control:
+            assert not isinstance(self.log.producers.check([batch]), Duplicate)
+        try:
+            result = self.log.append([batch], leader_epoch=3, now_ms=1000)
+        except PowerLoss:
+            batch.base_offset = self.end
+            batch.leader_epoch = 3
+            self.in_doubt = batch.data
+            raise
+        assert result.base_offset == self.end
+        self.history.append(batch.data)
+
+    @property
+    def end(self) -> int:
+        return (
+            read_batches(self.history[-1], batch_bytes_max=BATCH_BYTES_MAX, from_client=False)[0].next_offset
+            if self.history
+            else 0
+        )
+
+    @rule(count=st.integers(1, 5), size=st.integers(0, 400))
+    def append_plain(self, count: int, size: int) -> None:
+        stamp = 1000 + len(self.history)
+        self.append(build_batch([Record(b"k", bytes(size), timestamp=stamp) for _ in range(count)]))
+
+    @rule(producer_id=st.integers(1, 3), transactional=st.booleans(), size=st.integers(0, 100))
+    def append_with_producer(self, producer_id: int, transactional: bool, size: int) -> None:
+        transactional = transactional or producer_id in self.in_transaction
+        sequence = self.sequences.get(producer_id, 0)
+        batch = build_batch(
+            [Record(b"k", bytes(size), timestamp=1000)] * 2,
+            producer_id=producer_id,
+            producer_epoch=0,
+            base_sequence=sequence,
+            transactional=transactional,
+        )
+        self.append(batch)
+        self.sequences[producer_id] = sequence + 2
+        if transactional:
+            self.in_transaction.add(producer_id)
+
+    @precondition(lambda self: self.in_transaction)
+    @rule(commit=st.booleans(), data=st.data())
+    def end_transaction(self, commit: bool, data: st.DataObject) -> None:
+        producer_id = data.draw(st.sampled_from(sorted(self.in_transaction)))
+        marker = control_batch(
+            commit=commit, producer_id=producer_id, producer_epoch=0, coordinator_epoch=1, timestamp=1000
+        )
+        self.append(marker)
+        self.in_transaction.discard(producer_id)
+
+    @rule()
+    def flush(self) -> None:
+        end = self.end
+        self.flusher.flush_now([self.log])
+        assert self.log.flushed_offset == end
+        self.flushed = end
+
+    @rule()
+    def roll(self) -> None:
+        self.log.roll()
+
+    @rule()
+    def checkpoint(self) -> None:
+        end, start = self.end, self.log.start_offset
+        self.store.checkpoint(everything=True)
+        self.flushed = end
+        self.durable_start = start
+
+    @rule(share=st.floats(0, 1))
+    def delete_records(self, share: float) -> None:
+        offset = self.start + int((self.log.visible_end_offset - self.start) * share)
+        self.log.delete_records(offset)
+        self.start = max(self.start, offset)
+        self.store.checkpoint()
+        self.durable_start = self.start
+        self.flushed = self.end
+        self.log.remove_dead_segments()
+
+    # Crashes.
+
+    @rule(seed=st.integers(0, 2**32))
+    def crash(self, seed: int) -> None:
+        self.crashes += 1
+        self.disk.crash(seed)
+        self.reopen()
+
+    @rule(seed=st.integers(0, 2**32), steps=st.integers(0, 12), data=st.data())
+    def crash_in_the_middle(self, seed: int, steps: int, data: st.DataObject) -> None:
+        self.disk.crash_after = self.disk.operations + steps
+        action = data.draw(
+            st.sampled_from(["plain", "producer", "abort", "flush", "checkpoint", "delete", "roll", "close"])
+        )
+        try:
+            self.act(action)
+        except PowerLoss:
+            pass
+        self.crash(seed)
+
+    def act(self, action: str) -> None:
+        if action == "plain":
+            self.append_plain(1, 900)
+        elif action == "producer":
+            self.append_with_producer(2, True, 600)
+        elif action == "abort" and self.in_transaction:
+            marker = control_batch(
+                commit=False, producer_id=min(self.in_transaction), producer_epoch=0, coordinator_epoch=1, timestamp=1
+            )
+            self.append(marker)
+        elif action == "flush":
+            self.flush()
+        elif action == "checkpoint":
+            self.checkpoint()
+        elif action == "delete":
+            self.delete_records(0.7)
+        elif action == "roll":
+            self.log.roll()
+        elif action == "close":
+            self.store.close()
+
+    @rule(seed=st.integers(0, 2**32))
+    def crash_while_recovering(self, seed: int) -> None:
+        self.disk.crash(seed)
+        self.disk.crash_after = self.disk.operations + seed % 9
+        try:
+            self.store = LogStore.open(self.disk, "/data")
+            self.store.open_log(*TOPIC, CONFIG)
+        except PowerLoss:
+            pass
+        self.crash(seed + 1)
+
+    @rule()
+    def restart_cleanly(self) -> None:
+        end = self.end
+        self.store.close()
+        self.flushed = end
+        self.durable_start = self.log.start_offset
+        self.reopen()
+        assert self.log.recovery.scanned_bytes == 0
+
+    def reopen(self) -> None:
+        self.open()
+        if self.in_doubt is not None:
+            self.history.append(self.in_doubt)
+            self.in_doubt = None
+        end = self.log.end_offset
+        assert end >= self.flushed, f"flushed up to {self.flushed}, recovered only up to {end}"
+        self.history = [data for data in self.history if _parse(data).next_offset <= end]
+        assert self.end == end, f"recovered to {end}, which is no boundary of what was appended"
+        assert self.durable_start <= self.log.start_offset <= max(self.start, self.durable_start)
+        self.start = self.log.start_offset
+        assert self.log.flushed_offset == end
+        self.flushed = end
+        self.follow_producers()
+        self.check_content()
+
+    def follow_producers(self) -> None:
+        states = self.replay()[0]
+        self.sequences = {each.producer_id: each.last_sequence + 1 for each in states.describe()}
+        self.in_transaction = set(states.open_transactions())
+
+    # What must hold.
+
+    def replay(self) -> tuple[ProducerStates, list[AbortedTransaction]]:
+        states = ProducerStates()
+        aborted = [states.apply(_parse(data)) for data in self.history]
+        return states, [entry for entry in aborted if entry is not None]
+
+    def check_content(self) -> None:
+        kept = [data for data in self.history if _parse(data).next_offset > self.log.start_offset]
+        assert _shape(read_all(self.log)) == _shape(b"".join(kept))
+        assert read_all(self.log) == b"".join(kept)
+
+    @invariant()
+    def offsets_agree(self) -> None:
+        assert self.log.end_offset == self.end
+        assert self.log.start_offset == self.start
+        assert self.flushed <= self.log.flushed_offset <= self.end
+
+    @invariant()
+    def producers_equal_a_replay(self) -> None:
+        states, aborted = self.replay()
+        assert sorted(self.log.producers.describe(), key=str) == sorted(states.describe(), key=str)
+        assert self.log.producers.open_transactions() == states.open_transactions()
+        mine = [
+            entry for entry in self.log.aborted_transactions(self.start, self.end) if entry.last_offset >= self.start
+        ]
+        assert mine == [entry for entry in aborted if entry.last_offset >= self.start]
+
+    def teardown(self) -> None:
+        self.check_content()
+
+
+def _parse(data: bytes) -> Batch:
+    [batch] = read_batches(data, batch_bytes_max=BATCH_BYTES_MAX, from_client=False)
+    return batch
+
+
+def _shape(data: bytes) -> list[tuple[int, int]]:
+    batches = read_batches(data, batch_bytes_max=BATCH_BYTES_MAX, from_client=False) if data else []
+    return [(batch.base_offset, batch.size) for batch in batches]
+
+
+def read_all(log: PartitionLog) -> bytes:
+    found = b""
+    offset = log.start_offset
+    while offset < log.end_offset:
+        slices = log.read(offset, bytes_max=1500, offset_max=log.end_offset)
+        if not slices:
+            break
+        data = b"".join(piece.read() for piece in slices)
+        found += data
+        offset = read_batches(data, batch_bytes_max=BATCH_BYTES_MAX, from_client=False)[-1].next_offset
+    return found
+
+
+TestLogModel = LogMachine.TestCase
+TestLogModel.settings = settings(
+    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
