@@ -155,7 +155,8 @@ class ConsumerGroup:
     """The group as it is. ``heartbeats.Heartbeats`` changes it, after the change is in the journal."""
 
     group_id: str
-    epoch: int = 0
+    epoch: int = 1
+    """The first member makes it 2, as in Apache Kafka."""
     target_epoch: int = 0
     assignor: str = ""
     topics_digest: str = ""

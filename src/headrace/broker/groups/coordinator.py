@@ -69,6 +69,9 @@ Group = ClassicGroup | ConsumerGroup
 GROUP_ID_CHARS_MAX = 10_000
 GROUPS_MAX = 1_000_000
 
+PROTOCOL_NAMED_SINCE = 5
+"""The version of SyncGroup from which a member must say which protocol it thinks was chosen."""
+
 
 class GroupCoordinator:
     """All groups of the broker."""
@@ -157,18 +160,18 @@ class GroupCoordinator:
         body = request.body
         refused = self._join_refusal(body)
         if refused is not ErrorCode.NONE:
-            return JoinGroupResponse(error_code=refused, member_id=body.member_id)
+            return _join_error(refused, body)
         group = self._groups.get(body.group_id)
         if isinstance(group, ConsumerGroup):
             if not group.is_empty():
-                return JoinGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id=body.member_id)
+                return _join_error(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, body)
             try:
                 group = self._to_classic(group)
             except KafkaError as error:
-                return JoinGroupResponse(error_code=storage_refused(error), member_id=body.member_id)
+                return _join_error(storage_refused(error), body)
         if group is None:
             if body.member_id:
-                return JoinGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID, member_id=body.member_id)
+                return _join_error(ErrorCode.UNKNOWN_MEMBER_ID, body)
             group = ClassicGroup(body.group_id)
         reply = self._rebalancer.join(group, request)
         if group.members or group.pending:
@@ -191,6 +194,8 @@ class GroupCoordinator:
     def sync_group(self, request: Request[SyncGroupRequest]) -> Reply:
         body = request.body
         refused = self._membership_refusal(body.group_id)
+        if request.version >= PROTOCOL_NAMED_SINCE and (body.protocol_type is None or body.protocol_name is None):
+            refused = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if refused is not ErrorCode.NONE:
             return SyncGroupResponse(error_code=refused)
         group = self._groups[body.group_id]
@@ -322,7 +327,13 @@ class GroupCoordinator:
         default_assignor = self._settings.items("group.consumer.assignors")[0]
         return ConsumerGroupDescribeResponse(
             groups=[
-                describe_consumer(group_id, self._groups.get(group_id), self._topics, default_assignor)
+                describe_consumer(
+                    group_id,
+                    self._groups.get(group_id),
+                    self._topics,
+                    default_assignor,
+                    request.body.include_authorized_operations,
+                )
                 for group_id in request.body.group_ids
             ]
         )
@@ -384,7 +395,9 @@ class GroupCoordinator:
     def describe_groups(self, request: Request[DescribeGroupsRequest]) -> DescribeGroupsResponse:
         return DescribeGroupsResponse(
             groups=[
-                describe_classic(group_id, self._groups.get(group_id), request.version)
+                describe_classic(
+                    group_id, self._groups.get(group_id), request.version, request.body.include_authorized_operations
+                )
                 for group_id in request.body.groups
             ]
         )
@@ -413,8 +426,6 @@ class GroupCoordinator:
         return after(self._state.when_flushed(offset), response)
 
     def _delete_refusal(self, group_id: str) -> ErrorCode:
-        if not group_id:
-            return ErrorCode.INVALID_GROUP_ID
         group = self._groups.get(group_id)
         if group is None:
             return ErrorCode.GROUP_ID_NOT_FOUND
@@ -476,6 +487,10 @@ class GroupCoordinator:
                     return  # The disk is full: a start, or the next change of topics, finds them again.
                 for group_id, partition in gone:
                     self._offsets.apply_removal(group_id, [(topic, partition)])
+
+
+def _join_error(code: ErrorCode, body: JoinGroupRequest) -> JoinGroupResponse:
+    return JoinGroupResponse(error_code=code, member_id=body.member_id, protocol_name=None)
 
 
 def _is_group_id(group_id: str) -> bool:

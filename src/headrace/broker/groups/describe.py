@@ -19,6 +19,10 @@ __all__ = ["describe_classic", "describe_consumer", "list_groups"]
 Group = ClassicGroup | ConsumerGroup
 MEMBER_TYPE_CONSUMER = 1
 
+NOT_ASKED = -(2**31)
+GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8, 10, 11))
+"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: without access control everybody may do all of them."""
+
 
 def list_groups(
     groups: Iterable[Group], body: classic_messages.ListGroupsRequest
@@ -39,7 +43,16 @@ def list_groups(
     return classic_messages.ListGroupsResponse(groups=listed)
 
 
-def describe_classic(group_id: str, group: Group | None, version: int) -> classic_messages.DescribedGroup:
+def describe_classic(
+    group_id: str, group: Group | None, version: int, with_operations: bool
+) -> classic_messages.DescribedGroup:
+    described = _describe_classic(group_id, group, version)
+    if with_operations and described.error_code == ErrorCode.NONE:
+        described.authorized_operations = GROUP_OPERATIONS
+    return described
+
+
+def _describe_classic(group_id: str, group: Group | None, version: int) -> classic_messages.DescribedGroup:
     if not isinstance(group, ClassicGroup):
         described = classic_messages.DescribedGroup(group_id=group_id, group_state=ClassicState.DEAD.value)
         if version >= 6:
@@ -58,20 +71,22 @@ def describe_classic(group_id: str, group: Group | None, version: int) -> classi
 
 
 def _classic_member(group: ClassicGroup, member: ClassicMember, stable: bool) -> classic_messages.DescribedGroupMember:
-    """While a group rebalances, what its members were assigned is on its way out and is not shown."""
+    """While a group rebalances no protocol is chosen, and so there is no metadata to show."""
     return classic_messages.DescribedGroupMember(
         member_id=member.member_id,
         group_instance_id=member.instance_id,
         client_id=member.client_id,
         client_host=_host(member.client_host),
         member_metadata=member.metadata(group.protocol) if stable else b"",
-        member_assignment=member.assignment if stable else b"",
+        member_assignment=member.assignment,
     )
 
 
 def describe_consumer(
-    group_id: str, group: Group | None, topics: Topics, default_assignor: str
+    group_id: str, group: Group | None, topics: Topics, default_assignor: str, with_operations: bool
 ) -> consumer_messages.DescribedGroup:
+    if group_id == "":
+        return consumer_messages.DescribedGroup(group_id=group_id, error_code=ErrorCode.INVALID_GROUP_ID)
     if not isinstance(group, ConsumerGroup):
         why = "not found" if group is None else "is not a consumer group"
         return consumer_messages.DescribedGroup(
@@ -84,6 +99,7 @@ def describe_consumer(
         assignment_epoch=group.target_epoch,
         assignor_name=group.assignor or default_assignor,
         members=[_consumer_member(group, member, topics) for member in group.members.values()],
+        authorized_operations=GROUP_OPERATIONS if with_operations else NOT_ASKED,
     )
 
 
@@ -97,7 +113,7 @@ def _consumer_member(group: ConsumerGroup, member: ConsumerMember, topics: Topic
         client_id=member.client_id,
         client_host=_host(member.client_host),
         subscribed_topic_names=sorted(member.topics),
-        subscribed_topic_regex=member.pattern or None,
+        subscribed_topic_regex=member.pattern,
         assignment=_assignment(member.assigned.items(), topics),
         target_assignment=_assignment(target.items(), topics),
         member_type=MEMBER_TYPE_CONSUMER,

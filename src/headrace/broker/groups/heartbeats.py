@@ -184,12 +184,13 @@ class Heartbeats:
         subscribes_anew = member.topics != before.topics or member.pattern != before.pattern
         if member.pattern and member.pattern not in group.matches:
             group.matches[member.pattern] = self._matching(member.pattern)
-        if group.epoch == 0 or subscribes_anew or group.topics_stale:
+        is_new = group.target_epoch == 0
+        if is_new or subscribes_anew or group.topics_stale:
             if group.topics_stale:
                 self._match_again(group)
             members = _members_with(group, draft)
             digest = self._digest(group, members)
-            if group.epoch == 0 or subscribes_anew or digest != group.topics_digest:
+            if is_new or subscribes_anew or digest != group.topics_digest:
                 draft.epoch = group.epoch + 1
                 draft.topics_digest = digest
         if draft.epoch > draft.target_epoch:

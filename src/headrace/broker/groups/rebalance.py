@@ -510,7 +510,7 @@ def _sync_response(group: ClassicGroup, member: Member) -> SyncGroupResponse:
 
 
 def _join_error(code: ErrorCode, member_id: str = "") -> JoinGroupResponse:
-    return JoinGroupResponse(error_code=code, member_id=member_id)
+    return JoinGroupResponse(error_code=code, member_id=member_id, protocol_name=None)
 
 
 def _rebalance_timeout_ms(body: JoinGroupRequest) -> int:

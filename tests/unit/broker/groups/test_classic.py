@@ -272,10 +272,11 @@ async def test_requests_of_another_generation_are_refused() -> None:
 async def test_a_sync_that_names_another_protocol_is_refused() -> None:
     world = World()
     joined = await (await world.new_member())
-    for fields in ({"protocol_type": "connect"}, {"protocol_name": "sticky"}):
-        refused = await world.sync(joined.member_id, 1, **fields)
+    for named in (("connect", "range"), ("consumer", "sticky"), (None, "range"), ("consumer", None)):
+        fields = {"protocol_type": named[0], "protocol_name": named[1]}
+        refused = await world.sync(joined.member_id, 1, version=5, **fields)
         assert refused.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    fits = await world.sync(joined.member_id, 1, protocol_type="consumer", protocol_name="range")
+    fits = await world.sync(joined.member_id, 1, version=5, protocol_type="consumer", protocol_name="range")
     assert fits.error_code == ErrorCode.NONE
 
 

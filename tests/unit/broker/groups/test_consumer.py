@@ -73,7 +73,7 @@ async def test_the_first_member_gets_everything_it_subscribes_to_at_once() -> No
     world = World()
     one = Consumer(world, "one")
     answer = await one.beat()
-    assert (answer.member_id, answer.member_epoch, answer.heartbeat_interval_ms) == ("one", 1, 5000)
+    assert (answer.member_id, answer.member_epoch, answer.heartbeat_interval_ms) == ("one", 2, 5000)
     assert list(one.owned.values()) == [[0, 1, 2, 3]]
 
 
@@ -90,15 +90,15 @@ async def test_a_partition_goes_to_its_new_owner_only_after_the_old_one_said_it_
     one, two = Consumer(world, "one"), Consumer(world, "two")
     await one.beat()
     await two.beat()
-    assert (two.epoch, two.count()) == (2, 0), "all is still with the first"
+    assert (two.epoch, two.count()) == (3, 0), "all is still with the first"
     asked = await one.beat()
-    assert one.epoch == 1, "its epoch moves when it has given up its part"
+    assert one.epoch == 2, "its epoch moves when it has given up its part"
     assert asked.assignment is not None
     assert one.count() == 2
     await two.beat()
     assert two.count() == 0, "the first has not confirmed yet"
     await one.beat()
-    assert one.epoch == 2
+    assert one.epoch == 3
     await two.beat()
     assert two.count() == 2
     assert await state_of(world) == "Stable"
@@ -112,7 +112,7 @@ async def test_a_heartbeat_that_does_not_say_what_it_owns_confirms_nothing() -> 
     await two.beat()
     await one.beat()
     silent = await world.consumer_beat("one", one.epoch)
-    assert silent.member_epoch == 1
+    assert silent.member_epoch == 2
     assert await state_of(world) == "Reconciling"
 
 
@@ -148,11 +148,11 @@ async def test_a_member_that_holds_on_to_partitions_beyond_its_rebalance_timeout
     everything = dict(one.owned)
     await two.beat()
     for _ in range(3):
-        answer = await world.consumer_beat("one", 1, owned=everything)
+        answer = await world.consumer_beat("one", 2, owned=everything)
         assert answer.error_code == ErrorCode.NONE
         await world.clock.advance(9)
         await two.beat()
-    refused = await world.consumer_beat("one", 1, owned=everything)
+    refused = await world.consumer_beat("one", 2, owned=everything)
     assert refused.error_code == ErrorCode.UNKNOWN_MEMBER_ID
     await settle_all(two)
     assert two.count() == 4
@@ -181,7 +181,7 @@ async def test_topics_that_nobody_subscribes_to_move_no_epoch() -> None:
     await one.beat()
     world.topics.create("unrelated", 5)
     await settle_all(one)
-    assert one.epoch == 1
+    assert one.epoch == 2
 
 
 @run
@@ -302,10 +302,10 @@ async def test_the_epoch_before_is_accepted_when_the_answer_may_have_been_lost()
     world = World()
     one, two = Consumer(world, "one"), Consumer(world, "two")
     await settle_all(one, two)
-    again = await world.consumer_beat("one", 1, owned=one.owned)
-    assert (again.error_code, again.member_epoch) == (ErrorCode.NONE, 2)
+    again = await world.consumer_beat("one", 2, owned=one.owned)
+    assert (again.error_code, again.member_epoch) == (ErrorCode.NONE, 3)
     too_much = {topic_id: [0, 1, 2, 3] for topic_id in one.owned}
-    assert (await world.consumer_beat("one", 1, owned=too_much)).error_code == ErrorCode.FENCED_MEMBER_EPOCH
+    assert (await world.consumer_beat("one", 2, owned=too_much)).error_code == ErrorCode.FENCED_MEMBER_EPOCH
 
 
 @run
@@ -325,8 +325,8 @@ async def test_a_full_request_brings_the_whole_assignment_again() -> None:
     world = World()
     one = Consumer(world, "one")
     await one.beat()
-    plain = await world.consumer_beat("one", 1)
-    full = await world.consumer_beat("one", 1, topics=["orders"], owned=one.owned, rebalance_timeout_ms=60_000)
+    plain = await world.consumer_beat("one", 2)
+    full = await world.consumer_beat("one", 2, topics=["orders"], owned=one.owned, rebalance_timeout_ms=60_000)
     assert plain.assignment is None
     assert full.assignment is not None
 
@@ -423,13 +423,13 @@ async def test_a_member_commits_with_its_epoch_and_version_nine() -> None:
     await settle_all(one, two)
     mine = one.owned[next(iter(one.owned))][0]
     theirs = two.owned[next(iter(two.owned))][0]
-    commit = {"member": "one", "generation": 2}
+    commit = {"member": "one", "generation": 3}
     assert await world.commit({("orders", mine): 1}, **commit) == [ErrorCode.NONE]
     assert await world.commit({("orders", mine): 1}, version=8, **commit) == [ErrorCode.UNSUPPORTED_VERSION]
-    assert await world.commit({("orders", mine): 1}, member="one", generation=3) == [ErrorCode.STALE_MEMBER_EPOCH]
+    assert await world.commit({("orders", mine): 1}, member="one", generation=4) == [ErrorCode.STALE_MEMBER_EPOCH]
     assert await world.commit({("orders", mine): 1}, member="nobody", generation=2) == [ErrorCode.UNKNOWN_MEMBER_ID]
     assert await world.commit({("orders", mine): 1}) == [ErrorCode.UNKNOWN_MEMBER_ID]
-    older = {"member": "one", "generation": 1}
+    older = {"member": "one", "generation": 2}
     assert await world.commit({("orders", mine): 2}, **older) == [ErrorCode.NONE], "it has had it all the time"
     assert await world.commit({("orders", theirs): 2}, **older) == [ErrorCode.STALE_MEMBER_EPOCH]
 
@@ -444,8 +444,8 @@ async def test_fetching_with_a_member_checks_its_epoch() -> None:
         return ErrorCode((await world.call("offset_fetch", OffsetFetchRequest(groups=[asked]), 9)).groups[0].error_code)
 
     assert await fetch(None, -1) == ErrorCode.NONE
-    assert await fetch("one", 1) == ErrorCode.NONE
-    assert await fetch("one", 2) == ErrorCode.STALE_MEMBER_EPOCH
+    assert await fetch("one", 2) == ErrorCode.NONE
+    assert await fetch("one", 3) == ErrorCode.STALE_MEMBER_EPOCH
     assert await fetch("two", 1) == ErrorCode.UNKNOWN_MEMBER_ID
 
 
@@ -461,7 +461,7 @@ async def test_an_empty_classic_group_becomes_a_consumer_group_and_keeps_its_off
     world_settings_disable_upgrade(world)
     assert (await one.beat()).error_code == ErrorCode.GROUP_ID_NOT_FOUND, "it still has a classic member"
     await world.leave((leader, None))
-    assert (await one.beat()).member_epoch == 1
+    assert (await one.beat()).member_epoch == 2
     world.crash()
     assert await world.fetched("orders", 0) == 7
     assert (await one.beat()).error_code == ErrorCode.NONE
@@ -476,7 +476,7 @@ async def test_an_empty_consumer_group_becomes_a_classic_group_and_keeps_its_off
     world = World()
     one = Consumer(world, "one")
     await one.beat()
-    await world.commit({("orders", 0): 7}, member="one", generation=1)
+    assert await world.commit({("orders", 0): 7}, member="one", generation=2) == [ErrorCode.NONE]
     await world.consumer_beat("one", -1)
     generation, (leader,) = await world.stable(1)
     assert generation == 1
@@ -514,7 +514,7 @@ async def test_a_consumer_group_is_deleted_when_it_is_empty_and_leaves_nothing()
     world = World()
     one = Consumer(world, "one")
     await one.beat()
-    await world.commit({("orders", 0): 7}, member="one", generation=1)
+    assert await world.commit({("orders", 0): 7}, member="one", generation=2) == [ErrorCode.NONE]
     busy = await world.call("delete_groups", DeleteGroupsRequest(groups_names=["g"]), 2)
     assert busy.results[0].error_code == ErrorCode.NON_EMPTY_GROUP
     await world.consumer_beat("one", -1)
@@ -547,10 +547,10 @@ async def test_describe_shows_members_with_what_they_have_and_should_have() -> N
     await two.beat()
     answer = await world.call("consumer_group_describe", ConsumerGroupDescribeRequest(group_ids=["g", "no"]), 1)
     group, missing = answer.groups
-    assert (group.group_state, group.group_epoch, group.assignment_epoch) == ("Reconciling", 2, 2)
+    assert (group.group_state, group.group_epoch, group.assignment_epoch) == ("Reconciling", 3, 3)
     assert group.assignor_name == "uniform"
     first, second = group.members
-    assert (first.member_id, first.rack_id, first.member_epoch, first.member_type) == ("one", "r1", 1, 1)
+    assert (first.member_id, first.rack_id, first.member_epoch, first.member_type) == ("one", "r1", 2, 1)
     assert first.subscribed_topic_names == ["orders"]
     assert first.assignment.topic_partitions[0].partitions == [0, 1, 2, 3]
     assert first.assignment.topic_partitions[0].topic_name == "orders"

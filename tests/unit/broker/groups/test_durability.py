@@ -174,4 +174,4 @@ async def test_no_partition_is_told_to_a_consumer_before_that_is_durable() -> No
     await settle()
     assert not joining.done()
     world.state.flush()
-    assert (await joining).member_epoch == 1
+    assert (await joining).member_epoch == 2

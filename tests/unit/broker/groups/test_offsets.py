@@ -305,7 +305,7 @@ async def test_groups_are_deleted_with_everything_they_had() -> None:
         ErrorCode.NONE,
         ErrorCode.NON_EMPTY_GROUP,
         ErrorCode.GROUP_ID_NOT_FOUND,
-        ErrorCode.INVALID_GROUP_ID,
+        ErrorCode.GROUP_ID_NOT_FOUND,
     ]
     assert list(world.state.tables["groups"]) == ["busy"]
     assert world.state.tables["offsets"] == {}

@@ -149,7 +149,7 @@ class World:
         *,
         group: str = "g",
         instance: str | None = None,
-        version: int = 5,
+        version: int = 4,
         **fields: Any,
     ) -> asyncio.Future[SyncGroupResponse]:
         body = SyncGroupRequest(
