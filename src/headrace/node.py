@@ -11,6 +11,7 @@ so nothing may be acknowledged any more, and the next start recovers from what t
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import resource
 import signal
@@ -19,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from headrace.broker.broker import Broker
@@ -34,8 +35,15 @@ from headrace.server import Listener, ServerLimits, parse_address, refuse_public
 
 __all__ = ["EXIT_STORAGE_FAILED", "Address", "Node", "new_event_loop", "serve"]
 
+log = logging.getLogger("headrace.node")
+
 EXIT_STORAGE_FAILED = 74
 """EX_IOERR of sysexits.h."""
+
+FILES_MAX = 1 << 20
+SEGMENT_FILES_MAX = 512
+OTHER_FILES = 64
+"""Descriptors for the loop, the lock, directories, a compaction's pipes."""
 
 WILDCARDS = frozenset({"0.0.0.0", "::"})
 
@@ -88,7 +96,7 @@ class Node:
 
     async def start(self) -> None:
         """Serve when this returns. Raises UsageError for what the user can mend; then nothing is left running."""
-        raise_file_limit()
+        self._files_max = raise_file_limit()
         wanted = self._wanted_addresses()
         try:
             self._open()
@@ -115,7 +123,7 @@ class Node:
         loop = asyncio.get_running_loop()
         directory = os.path.abspath(self.settings.text("data"))
         try:
-            self._store = LogStore.open(self._disk, directory)
+            self._store = LogStore.open(self._disk, directory, files_max=min(SEGMENT_FILES_MAX, self._files_max // 4))
         except OSError as error:
             raise UsageError(
                 f"cannot use {directory}: {error.strerror}", "give another directory with --data"
@@ -131,11 +139,19 @@ class Node:
         self.broker = Broker(store=self._store, flusher=self._flusher, clock=self._clock, settings=self.settings)
 
     async def _listen(self, name: str, host: str, port: int) -> None:
-        listener = Listener(self.broker.handle, ServerLimits.of(self.settings), name)
+        listener = Listener(self.broker.handle, self._server_limits(), name)
         await listener.start(host, port)
         self._listeners.append(listener)
         self.addresses.append(Address(name, listener.host, listener.port))
         self.broker.addresses[name] = self._advertised(name, listener)
+
+    def _server_limits(self) -> ServerLimits:
+        """Connections must leave descriptors for segments: a broker that cannot open its files serves nobody."""
+        limits = ServerLimits.of(self.settings)
+        room = self._files_max - min(SEGMENT_FILES_MAX, self._files_max // 4) - OTHER_FILES
+        if room < limits.connections_max:
+            log.warning("max.connections is %d and not %d: see ulimit -n", room, limits.connections_max)
+        return replace(limits, connections_max=min(limits.connections_max, room))
 
     def _advertised(self, name: str, listener: Listener) -> tuple[str, int]:
         text = self.settings.text(f"advertised.{name}")
@@ -171,12 +187,14 @@ class Node:
             store.close()
 
 
-def raise_file_limit() -> None:
-    """Connections and segments are descriptors: take what the system allows without asking for more."""
+def raise_file_limit() -> int:
+    """Connections and segments are descriptors: take what the system allows anyway, and say how many that is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return FILES_MAX if soft == resource.RLIM_INFINITY else min(soft, FILES_MAX)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

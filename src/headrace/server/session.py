@@ -34,6 +34,8 @@ Handler = Callable[[Request[Any]], Reply]
 
 log = logging.getLogger("headrace.server")
 
+HANDSHAKE_GRACE_S = 0.05
+
 WAITS_FOR_OTHERS = frozenset({1, 11, 14})
 """Fetch, JoinGroup, SyncGroup: what they wait for may never come, so nobody waits for them when a connection ends."""
 
@@ -52,6 +54,7 @@ class Session(asyncio.BufferedProtocol):
         self._held_bytes = 0
         self._large = False  # in the middle of a large frame
         self._starved = False  # and the request budget is spent
+        self._held = False  # a producer that outruns its consumers
         self._reading = True
         self._ending = False  # answer what was executed, then close
         self._executing = False
@@ -66,6 +69,8 @@ class Session(asyncio.BufferedProtocol):
         self.active_at = self._loop.time()
         address = transport.get_extra_info("peername") or ("unknown", 0)
         self.peer = Peer(id=self._listener.next_peer_id(), host=address[0], listener=self._listener.name)
+        self.peer.on_hold = self._hold
+        self.peer.on_hang_up = self._hang_up
         self._address = f"{address[0]}:{address[1]}"
         self._output = Output(
             self._transport, self._listener.readers, drained=self._output_drained, failed=self._output_failed
@@ -101,6 +106,7 @@ class Session(asyncio.BufferedProtocol):
         for timer in (self._handshake, self._linger):
             if timer is not None:
                 timer.cancel()
+        self._connection.close()
         self._received.clear()
         self._pending.clear()
         self._output.abandon()
@@ -248,7 +254,7 @@ class Session(asyncio.BufferedProtocol):
     # ---- pressure ---------------------------------------------------------------------------------------------------
 
     def _mind_reading(self) -> None:
-        wanted = not (self._received or self._starved or self._ending or self._output.blocked)
+        wanted = not (self._received or self._starved or self._held or self._ending or self._output.blocked)
         if wanted == self._reading or self._transport.is_closing():
             return
         self._reading = wanted
@@ -256,6 +262,14 @@ class Session(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
+
+    def _hold(self, held: bool) -> None:
+        self._held = held
+        self._mind_reading()
+
+    def _hang_up(self, reason: str) -> None:
+        log.info("%s closed: %s", self._address, reason)
+        self.end()
 
     def _mind_the_budget(self) -> None:
         budget = self._listener.budget
@@ -312,5 +326,9 @@ class Session(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def _handshake_is_late(self) -> None:
+        """After a pause of the whole process the loop fires timers before it reads: let it read once first."""
+        self._handshake = self._loop.call_later(HANDSHAKE_GRACE_S, self._handshake_is_too_late)
+
+    def _handshake_is_too_late(self) -> None:
         log.info("%s closed: no request within %.0f s", self._address, self._limits.handshake_s)
         self._transport.abort()

@@ -149,7 +149,17 @@ MALFORMED = {
 
 @pytest.mark.parametrize("raw", MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_request_is_refused(raw: bytes) -> None:
-    assert "malformed" in refusal(struct.pack(">i", len(raw)) + raw)
+    assert " version " in refusal(struct.pack(">i", len(raw)) + raw)
+
+
+def test_a_request_with_too_many_array_elements_is_refused_however_they_are_nested() -> None:
+    partition = PartitionProduceData()
+    topics = [TopicProduceData(name="t", partition_data=[partition] * 9) for _ in range(10)]
+    raw = request_bytes(ProduceRequest(topic_data=topics), 0, 8)
+    assert isinstance(the_only(Connection(Limits(elements_max=100)).receive_data(raw)), RequestReceived)
+    event = the_only(Connection(Limits(elements_max=99)).receive_data(raw))
+    assert isinstance(event, PeerErred)
+    assert "array elements" in event.reason
 
 
 def test_after_a_refusal_nothing_is_read_any_more() -> None:
