@@ -42,6 +42,7 @@ __all__ = [
     "CorruptBatch",
     "InvalidBatch",
     "RecordTooLarge",
+    "UnreadableBatch",
     "UnsupportedCodec",
     "build_batch",
     "control_batch",
@@ -91,6 +92,10 @@ class InvalidBatch(KafkaError):
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.INVALID_RECORD, message)
+
+
+class UnreadableBatch(InvalidBatch):
+    """The bytes do not divide into whole batches of the one format."""
 
 
 class RecordTooLarge(KafkaError):
@@ -247,26 +252,26 @@ def read_batches(
         if size > batch_bytes_max:
             raise RecordTooLarge(size, batch_bytes_max)
         if size > remaining:
-            raise InvalidBatch(f"a batch claims {size} bytes where {remaining} remain")
+            raise UnreadableBatch(f"a batch claims {size} bytes where {remaining} remain")
         batch = Batch(header, bytes(view[position + PREFIX_BYTES : position + size]))
         _check(batch, from_client)
         batches.append(batch)
         position += size
         remaining -= size
     if not batches:
-        raise InvalidBatch("a produce request must hold at least one record batch per partition")
+        raise UnreadableBatch("a produce request must hold at least one record batch per partition")
     return batches
 
 
 def _too_short(view: memoryview, position: int, remaining: int) -> KafkaError:
     if remaining > 16 and view[position + 16] != MAGIC:
         return _wrong_magic(view[position + 16])
-    return InvalidBatch(f"{remaining} bytes are too few for a batch header of {HEADER_BYTES}")
+    return UnreadableBatch(f"{remaining} bytes are too few for a batch header of {HEADER_BYTES}")
 
 
 def _wrong_magic(magic: int) -> KafkaError:
     if magic in (0, 1):
-        return InvalidBatch(f"message format {magic} is not accepted; produce record batches with magic 2")
+        return UnreadableBatch(f"message format {magic} is not accepted; produce record batches with magic 2")
     return CorruptBatch(f"magic {magic} is not a record batch; expected 2")
 
 
@@ -275,7 +280,10 @@ def _check(batch: Batch, from_client: bool) -> None:
         raise CorruptBatch(
             f"checksum {_crc32c(batch.body):#010x} of a batch of {batch.size} bytes does not match its header's {batch.crc:#010x}"
         )
-    if batch.last_offset_delta < 0 or batch.record_count <= 0 or batch.record_count != batch.last_offset_delta + 1:
+    spanned = batch.last_offset_delta + 1
+    # Compaction leaves batches that span more offsets than they have records, even none; a producer may not send such.
+    fits = batch.record_count == spanned if from_client else 0 <= batch.record_count <= spanned
+    if spanned < 1 or not fits:
         raise InvalidBatch(f"a batch claims {batch.record_count} records but offsets 0 to {batch.last_offset_delta}")
     if batch.attributes & CODEC_MASK > Codec.ZSTD:
         raise UnsupportedCodec(batch.attributes & CODEC_MASK)

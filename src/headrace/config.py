@@ -75,7 +75,7 @@ class Setting:
 
 
 def parse_value(setting: Setting, raw: Any) -> Any:
-    """The typed value of what a user or a peer wrote; INVALID_CONFIG, naming the valid values, where it does not fit."""
+    """The typed value of what a user or a peer wrote; INVALID_CONFIG, naming what is valid, where it does not fit."""
     try:
         value = _CONVERT[setting.kind](raw)
     except (ValueError, TypeError):
@@ -93,11 +93,15 @@ def parse_value(setting: Setting, raw: Any) -> Any:
 
 
 def _refuse(setting: Setting, raw: Any, why: str) -> KafkaError:
-    return KafkaError(ErrorCode.INVALID_CONFIG, f"Invalid value {raw} for configuration {setting.name}: the value {why}")
+    return KafkaError(
+        ErrorCode.INVALID_CONFIG, f"Invalid value {raw} for configuration {setting.name}: the value {why}"
+    )
 
 
 def show_value(value: Any) -> str:
-    """A typed value as Kafka writes it."""
+    """A typed value as Kafka writes it; nothing is the empty string."""
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
@@ -249,7 +253,7 @@ _NODE = [
     Setting("advertised.kafka", Kind.STRING, "", "host:port that clients are told; default: where it listens"),
     Setting("insecure", Kind.BOOLEAN, False, "serve on a public address without authentication"),
     Setting("flush.interval.ms", Kind.INT, 1000, "for topics with headrace.flush=interval", least=1),
-    Setting("compaction.memory.bytes", Kind.LONG, 64 << 20, "memory for the keys of one compaction pass", least=1 << 20),
+    Setting("compaction.memory.bytes", Kind.LONG, 64 << 20, "memory for one compaction's keys", least=1 << 20),
     Setting("records.decoded.bytes.max", Kind.INT, 64 << 20, "bound on a decompressed batch", least=1 << 16),
     Setting("request.other.bytes.max", Kind.INT, 16 << 20, "largest request that is not Produce", least=1024),
     Setting("connection.requests.max", Kind.INT, 64, "requests of one connection under way at once", least=1),
@@ -302,11 +306,15 @@ _KAFKA = [
 ]  # fmt: skip
 
 
+UNSET = frozenset({"log.retention.ms", "log.roll.ms"})
+"""Kafka leaves these without a value; the topic setting's own default then holds."""
+
+
 def _topic_defaults() -> list[Setting]:
     """The broker settings that give topic settings their defaults: same type, same bounds."""
     return [
-        Setting(each.synonym, each.kind, each.default, f"default of {each.name}", each.choices, each.least, each.most,
-                dynamic=True)
+        Setting(each.synonym, each.kind, None if each.synonym in UNSET else each.default, f"default of {each.name}",
+                each.choices, each.least, each.most, dynamic=True)
         for each in TOPIC_SETTINGS.values()
         if each.synonym
     ]  # fmt: skip

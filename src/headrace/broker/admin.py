@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.partition import Partition
 from headrace.broker.request import Reply, Request, after
-from headrace.broker.topics import PARTITIONS_PER_TOPIC_MAX, Topic, check_name
+from headrace.broker.topics import PARTITIONS_PER_TOPIC_MAX, Topic, check_name, new_id
 from headrace.config import TOPIC_SETTINGS, show_value
 from headrace.errors import ErrorCode, KafkaError
 from headrace.wire.kafka.messages.configs import (
@@ -91,7 +91,7 @@ class Administering:
         partitions = self._partition_count(asked)
         config = {each.name: each.value for each in asked.configs}
         topics = self._broker.topics
-        topic_id, offset = NO_ID, -1
+        topic_id, offset = new_id(), -1
         if validate_only:
             clean = topics.check_new(asked.name, partitions, config)
             effective = {name: clean.get(name, show_value(self._default(name))) for name in TOPIC_SETTINGS}
@@ -170,10 +170,16 @@ class Administering:
 
     def delete_topics(self, request: Request[DeleteTopicsRequest]) -> Reply:
         asked = request.body.topics or [DeleteTopicState(name=name) for name in request.body.topic_names]
+        times = Counter((each.name, each.topic_id) for each in asked)
         answers = []
         state_offset = -1
         for each in asked:
+            repeated = times.pop((each.name, each.topic_id), 0)
+            if not repeated:
+                continue
             try:
+                if repeated > 1:
+                    raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
                 topic = self._named(each)
                 if not self._broker.settings.boolean("delete.topic.enable"):
                     raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED)
@@ -190,6 +196,8 @@ class Administering:
     def _named(self, asked: DeleteTopicState) -> Topic:
         topics = self._broker.topics
         if asked.name is None:
+            if asked.topic_id == NO_ID:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
             topic = topics.by_id(asked.topic_id)
             if topic is None:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
@@ -209,8 +217,11 @@ class Administering:
         answers = []
         state_offset = -1
         for asked in request.body.topics:
+            repeated = times.pop(asked.name, 0)
+            if not repeated:
+                continue
             try:
-                if times[asked.name] > 1:
+                if repeated > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
                 topic = self._check_growth(asked)
                 if not request.body.validate_only:

@@ -36,7 +36,6 @@ from headrace.wire.kafka.messages.configs import (
     DescribeConfigsResult,
     DescribeConfigsSynonym,
     IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsResponse,
     IncrementalAlterConfigsResponseAlterConfigsResourceResponse,
     ListConfigResourcesRequest,
@@ -100,7 +99,7 @@ class Configuring:
 
     def _entries(
         self, kind: int, name: str
-    ) -> tuple[Iterable[Setting], Callable[[Setting], tuple[str, int, list[DescribeConfigsSynonym]]]]:
+    ) -> tuple[Iterable[Setting], Callable[[Setting], tuple[str | None, int, list[DescribeConfigsSynonym]]]]:
         if kind == TOPIC:
             topic = self._topic(name)
             return TOPIC_SETTINGS.values(), lambda setting: self._layers(setting, topic.config.given, Source.TOPIC)
@@ -118,9 +117,9 @@ class Configuring:
 
     def _layers(
         self, setting: Setting, given: Mapping[str, str], own: Source
-    ) -> tuple[str, int, list[DescribeConfigsSynonym]]:
+    ) -> tuple[str | None, int, list[DescribeConfigsSynonym]]:
         """The effective value, its source, and every layer below it, the strongest first."""
-        layers = []
+        layers: list[tuple[str, str | None, int]] = []
         if setting.name in given:
             layers.append((setting.name, given[setting.name], int(own)))
         broker_name = setting.name if own is Source.STATIC else setting.synonym
@@ -129,7 +128,9 @@ class Configuring:
             source = settings.source(broker_name)
             if source is not Source.DEFAULT:
                 layers.append((broker_name, show_value(settings.get(broker_name)), int(source)))
-            layers.append((broker_name, show_value(BROKER_SETTINGS[broker_name].default), int(Source.DEFAULT)))
+            default = BROKER_SETTINGS[broker_name].default
+            if default is not None or own is Source.STATIC:
+                layers.append((broker_name, None if default is None else show_value(default), int(Source.DEFAULT)))
         if not layers:
             layers.append((setting.name, show_value(setting.default), int(Source.DEFAULT)))
         synonyms = [DescribeConfigsSynonym(name=name, value=value, source=source) for name, value, source in layers]
@@ -167,7 +168,14 @@ class Configuring:
 
     def incremental_alter_configs(self, request: Request[IncrementalAlterConfigsRequest]) -> Reply:
         body = request.body
-        asked = [(each.resource_type, each.resource_name, _changes(each.configs)) for each in body.resources]
+        asked = [
+            (
+                each.resource_type,
+                each.resource_name,
+                [(one.name, one.config_operation, one.value) for one in each.configs],
+            )
+            for each in body.resources
+        ]
         outcome, offset = self._alter_all(asked, body.validate_only, replace=False)
         answers = [
             IncrementalAlterConfigsResponseAlterConfigsResourceResponse(
@@ -187,6 +195,8 @@ class Configuring:
             try:
                 if times[kind, name] > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
+                if not replace and len({key for key, _, _ in changes}) != len(changes):
+                    raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
                 durable_after = max(durable_after, self._alter(kind, name, changes, validate_only, replace))
                 outcome.append((kind, name, ErrorCode.NONE, None))
             except KafkaError as error:
@@ -251,13 +261,6 @@ class Configuring:
         return response if offset < 0 else after(self._broker.state.when_flushed(offset), response)
 
 
-def _changes(configs: Iterable[IncrementalAlterConfigsRequestAlterableConfig]) -> list[Change]:
-    changes = [(each.name, each.config_operation, each.value) for each in configs]
-    if len({name for name, _, _ in changes}) != len(changes):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
-    return changes
-
-
 def _changed(
     before: Mapping[str, str],
     changes: Iterable[Change],
@@ -267,19 +270,18 @@ def _changed(
     """The settings after the changes; refused as a whole if one does not fit."""
     given = dict(before)
     for name, operation, raw in changes:
-        setting = declared.get(name)
-        if setting is None:
-            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown config name: {name}")
         if operation == DELETE:
             given.pop(name, None)
             continue
+        setting = declared.get(name)
         if raw is None:
-            raise KafkaError(ErrorCode.INVALID_REQUEST if operation else ErrorCode.INVALID_CONFIG,
-                             f"Null value not supported for : {name}")  # fmt: skip
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {name}")
+        if setting is None:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown config name: {name}")
         if operation in (APPEND, SUBTRACT):
             raw = _edited_list(setting, operation, raw, effective(name))
         elif operation != SET:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown operation type {operation}")
+            raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"Unknown operation type {operation}")
         parse_value(setting, raw)
         given[name] = raw
     return given

@@ -32,7 +32,6 @@ from headrace.wire.kafka.messages.fetch import (
     FetchPartition,
     FetchRequest,
     FetchResponse,
-    LeaderIdAndEpoch,
     PartitionData,
 )
 
@@ -155,17 +154,10 @@ class Fetching:
             records=b"",
         )
         if (code := _epoch_error(partition, ask.current_leader_epoch)) != ErrorCode.NONE:
-            answer.error_code = code
-            answer.current_leader = LeaderIdAndEpoch(
-                leader_id=self._broker.node_id, leader_epoch=partition.leader_epoch
-            )
-            answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
-            return answer
+            return _failed(partition.index, code)
         offset = ask.fetch_offset
         if not log.start_offset <= offset <= log.end_offset:
-            answer.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
-            answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
-            return answer
+            return _failed(partition.index, ErrorCode.OFFSET_OUT_OF_RANGE)
         if ask.last_fetched_epoch >= 0 and self._diverges(partition, ask, answer):
             return answer
         upto = stable if committed else high_watermark
@@ -243,6 +235,7 @@ class PendingFetch:
 
     def _read_all(self) -> tuple[list[tuple[Key, Wanted, PartitionData]], int, bool]:
         body = self._request.body
+        follower = body.replica_id >= 0 or body.replica_state.replica_id >= 0
         left = min(body.max_bytes, self._broker.settings.integer("fetch.max.bytes"))
         committed = body.isolation_level == READ_COMMITTED
         total = 0
@@ -252,6 +245,8 @@ class PendingFetch:
             partition = self._fetching.partition_of(key, self._by_id)
             if isinstance(partition, ErrorCode):
                 answer = _missing(key[2], partition)
+            elif follower:
+                answer = _failed(key[2], ErrorCode.NOT_LEADER_OR_FOLLOWER)
             else:
                 bytes_max = min(left, wanted.ask.partition_max_bytes)
                 answer = self._fetching.read(partition, wanted.ask, committed, bytes_max, first=total == 0)
@@ -309,9 +304,14 @@ def _length(records: Any) -> int:
 
 
 def _missing(index: int, code: ErrorCode) -> PartitionData:
-    return PartitionData(
-        partition_index=index, error_code=code, high_watermark=-1, records=b"", aborted_transactions=None
-    )
+    return PartitionData(partition_index=index, error_code=code, high_watermark=-1, records=b"")
+
+
+def _failed(index: int, code: ErrorCode) -> PartitionData:
+    """Kafka tells the two apart: what is not there has no aborted transactions, what failed has null."""
+    answer = _missing(index, code)
+    answer.aborted_transactions = None
+    return answer
 
 
 def _epoch_error(partition: Partition, current: int) -> ErrorCode:

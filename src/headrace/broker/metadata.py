@@ -80,6 +80,10 @@ class Describing:
     def metadata(self, request: Request[MetadataRequest]) -> Reply:
         body = request.body
         broker = self._broker
+        if (code := _unanswerable(body, request.version)) != ErrorCode.NONE:
+            return MetadataResponse(
+                topics=[_no_topic("", each.topic_id, code) for each in body.topics or []], error_code=code
+            )
         wants_all = body.topics is None or (request.version == 0 and not body.topics)
         state_offset = -1
         if wants_all:
@@ -183,6 +187,12 @@ class Describing:
     def describe_topic_partitions(self, request: Request[DescribeTopicPartitionsRequest]) -> Reply:
         """Topics in the order of their names, in pages of at most ``response_partition_limit`` partitions."""
         body = request.body
+        if body.cursor is not None and body.cursor.partition_index < 0:
+            refused = [
+                DescribeTopicPartitionsResponseTopic(error_code=ErrorCode.INVALID_REQUEST, name=each.name)
+                for each in body.topics
+            ]
+            return DescribeTopicPartitionsResponse(topics=refused)
         names = sorted({each.name for each in body.topics}) or self._broker.topics.names()
         limit = max(1, min(body.response_partition_limit, 2000))
         first = 0
@@ -236,6 +246,16 @@ def _software(text: str) -> bool:
     return text.replace("-", "").replace(".", "").isalnum() and text[0].isalnum() and text[-1].isalnum()
 
 
+def _unanswerable(body: MetadataRequest, version: int) -> ErrorCode:
+    """Topics by id came with version 12; before, and without name and id, Kafka fails the whole request."""
+    for each in body.topics or []:
+        if version < 12 and (each.name is None or each.topic_id != NO_ID):
+            return ErrorCode.INVALID_REQUEST
+        if each.name is None and each.topic_id == NO_ID:
+            return ErrorCode.UNKNOWN_SERVER_ERROR
+    return ErrorCode.NONE
+
+
 def _coordinator_error(kind: int, key: str) -> ErrorCode:
     if kind not in (GROUP_KEY, TRANSACTION_KEY):
         return ErrorCode.INVALID_REQUEST
@@ -252,4 +272,6 @@ def _undescribed(name: str) -> DescribeTopicPartitionsResponseTopic:
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     except KafkaError as error:
         code = error.code
-    return DescribeTopicPartitionsResponseTopic(error_code=code, name=name)
+    return DescribeTopicPartitionsResponseTopic(
+        error_code=code, name=name, topic_authorized_operations=TOPIC_OPERATIONS
+    )

@@ -50,7 +50,10 @@ class Positions:
         for topic in request.body.topics:
             answers = []
             for each in topic.partitions:
-                if asked[topic.name, each.partition_index] > 1:
+                times = asked.pop((topic.name, each.partition_index), 0)
+                if times == 0:
+                    continue
+                if times > 1:
                     answers.append(_failed(each.partition_index, ErrorCode.INVALID_REQUEST))
                 else:
                     answers.append(self._list(topic.name, each, committed, request.version))

@@ -21,9 +21,12 @@ from typing import TYPE_CHECKING
 from headrace.batch import (
     CODEC_MASK,
     HEADER_BYTES,
+    LOG_APPEND_TIME,
     PREFIX_BYTES,
     Batch,
     InvalidBatch,
+    RecordTooLarge,
+    UnreadableBatch,
     read_batches,
     reseal,
     stamp_log_append_time,
@@ -31,9 +34,11 @@ from headrace.batch import (
 from headrace.broker.partition import Countdown, Partition
 from headrace.broker.request import Reply, Request, after
 from headrace.broker.topics import Topic
+from headrace.config import INT_MAX
 from headrace.errors import ErrorCode, KafkaError
+from headrace.log.errors import InvalidProducerEpoch, OutOfOrderSequence
 from headrace.log.producers import Duplicate
-from headrace.record import Codec, compress, decompress, record_keys, validate_records
+from headrace.record import Codec, compress, decode_records, decompress, record_keys, validate_records
 from headrace.wire.kafka.messages.produce import (
     BatchIndexAndErrorMessage,
     PartitionProduceData,
@@ -68,7 +73,7 @@ class Producing:
         waiting: Waiting = []
         responses = [self._topic(request, each, waiting) for each in body.topic_data]
         if body.acks == 0:
-            return None
+            return self._without_answer(request, responses)
         response = ProduceResponse(responses=responses)
         if not waiting:
             return response
@@ -77,6 +82,14 @@ class Producing:
         for partition, offset in waiting:
             partition.count_down(offset, countdown)
         return response if future.done() else after(future, response)
+
+    @staticmethod
+    def _without_answer(request: Request[ProduceRequest], responses: list[TopicProduceResponse]) -> None:
+        """acks=0: the only way to tell a producer that something went wrong is to hang up."""
+        codes = {each.error_code for topic in responses for each in topic.partition_responses} - {0}
+        if codes:
+            names = ", ".join(ErrorCode(code).name for code in sorted(codes))
+            request.peer.hang_up(f"a Produce with acks=0 failed: {names}")
 
     def _topic(
         self, request: Request[ProduceRequest], given: TopicProduceData, waiting: Waiting
@@ -114,11 +127,14 @@ class Producing:
             seen = partition.log.producers.check([batch])
             if isinstance(seen, Duplicate):
                 waiting.append((partition, seen.last_offset))
-                return self._accepted(partition, seen.base_offset, -1)
+                return self._accepted(partition, seen.base_offset, seen.timestamp)
         append_time = -1
         if topic.config.get("message.timestamp.type") == "LogAppendTime":
             append_time = self._broker.clock.wall_ms()
             stamp_log_append_time(batch, append_time)
+        elif batch.is_log_append_time:
+            batch.attributes &= ~LOG_APPEND_TIME  # the producer's clock is not ours
+            reseal(batch, batch.body[HEADER_BYTES - PREFIX_BYTES :])
         self._broker.overflow.admit(topic, partition, batch, request.peer)
         result = partition.append([batch])
         waiting.append((partition, result.last_offset))
@@ -140,13 +156,15 @@ class Producing:
                 "Produce requests must contain exactly one record batch per partition, and this has none"
             )
         config = topic.config
-        batches = read_batches(given.records, batch_bytes_max=config.get("max.message.bytes"))
+        batches = read_batches(given.records, batch_bytes_max=INT_MAX)
         if len(batches) != 1:
-            raise InvalidBatch(
+            raise UnreadableBatch(
                 f"Produce requests with version {request.version} must contain exactly one record batch per partition, "
                 f"and this has {len(batches)}"
             )
         batch = batches[0]
+        if batch.size > config.get("max.message.bytes"):
+            raise RecordTooLarge(batch.size, config.get("max.message.bytes"))
         decoded_bytes_max = self._broker.settings.integer("records.decoded.bytes.max")
         if batch.codec is Codec.ZSTD and request.version < 7:
             raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "Produce below version 7 may not carry zstd")
@@ -168,10 +186,14 @@ class Producing:
         after_max = config.get("message.timestamp.after.max.ms")
         before_max = config.get("message.timestamp.before.max.ms")
         if batch.max_timestamp - now > after_max or now - batch.base_timestamp > before_max:
-            raise KafkaError(
+            records = decode_records(batch, self._broker.settings.integer("records.decoded.bytes.max"))
+            earliest, latest = now - before_max, now + after_max
+            wrong = [index for index, each in enumerate(records) if not earliest <= each.timestamp <= latest]
+            raise RefusedRecords(
                 ErrorCode.INVALID_TIMESTAMP,
                 f"Timestamp {batch.max_timestamp} of the batch is out of range: the timestamp should be within "
-                f"[{now - before_max}, {now + after_max}]",
+                f"[{earliest}, {latest}]",
+                wrong,
             )
 
     def _check_transaction(self, request: Request[ProduceRequest], partition: Partition, batch: Batch) -> None:
@@ -179,6 +201,10 @@ class Producing:
             if request.body.transactional_id is not None and batch.producer_id < 0:
                 raise KafkaError(ErrorCode.INVALID_RECORD, "a transactional producer sent a batch without producer id")
             return
+        if request.body.transactional_id is None:
+            raise KafkaError(
+                ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch needs a transactional id"
+            )
         code = self._broker.transactions.check_produce(
             request.body.transactional_id,
             batch.producer_id,
@@ -207,25 +233,29 @@ def _recompress(batch: Batch, codec: Codec, decoded_bytes_max: int) -> None:
     reseal(batch, compress(codec, records))
 
 
-class KeylessRecord(KafkaError):
-    """Compaction keeps the last record of each key, so each record needs one."""
+class RefusedRecords(KafkaError):
+    """Some records of a batch are not taken, and so none is; ``indexes`` says which."""
 
-    def __init__(self, indexes: list[int]) -> None:
-        super().__init__(ErrorCode.INVALID_RECORD, "Compacted topic cannot accept message without key.")
+    def __init__(self, code: ErrorCode, message: str, indexes: list[int]) -> None:
+        super().__init__(code, message)
         self.indexes = indexes
 
 
 def _check_keys(batch: Batch, decoded_bytes_max: int) -> None:
     keyless = [index for index, (_, key, _) in enumerate(record_keys(batch, decoded_bytes_max)) if key is None]
     if keyless:
-        raise KeylessRecord(keyless)
+        raise RefusedRecords(ErrorCode.INVALID_RECORD, "Compacted topic cannot accept message without key.", keyless)
+
+
+TELLS_START = (InvalidBatch, RefusedRecords, OutOfOrderSequence, InvalidProducerEpoch)
+"""Errors found when the batch met its log: Kafka then tells where the log starts."""
 
 
 def _refused(index: int, error: KafkaError, partition: Partition | None = None) -> PartitionProduceResponse:
     answer = PartitionProduceResponse(index=index, error_code=error.code, base_offset=-1, error_message=error.message)
-    if partition is not None and error.code in (ErrorCode.INVALID_RECORD, ErrorCode.INVALID_TIMESTAMP):
+    if partition is not None and isinstance(error, TELLS_START) and not isinstance(error, UnreadableBatch):
         answer.log_start_offset = partition.log.start_offset
-    if isinstance(error, KeylessRecord):
+    if isinstance(error, RefusedRecords):
         answer.record_errors = [
             BatchIndexAndErrorMessage(batch_index=each, batch_index_error_message=error.message)
             for each in error.indexes

@@ -23,11 +23,17 @@ class Peer:
     principal: str = "User:ANONYMOUS"
     software: str = ""
     on_hold: Callable[[bool], None] | None = None
+    on_hang_up: Callable[[str], None] | None = None
 
     def hold(self, held: bool) -> None:
         """Stop reading this connection, or go on: how a producer that outruns its consumers is held back."""
         if self.on_hold is not None:
             self.on_hold(held)
+
+    def hang_up(self, reason: str) -> None:
+        """Close the connection: what Kafka does where a request has no answer to put an error into."""
+        if self.on_hang_up is not None:
+            self.on_hang_up(reason)
 
 
 @dataclass(slots=True, kw_only=True)

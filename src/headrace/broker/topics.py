@@ -20,11 +20,12 @@ from headrace.broker.state import StateStore
 from headrace.config import TOPIC_SETTINGS, Settings, parse_value
 from headrace.errors import ErrorCode, KafkaError
 from headrace.log.config import FlushMode, LogConfig
+from headrace.log.errors import storage_error
 from headrace.log.flush import Flusher
 from headrace.log.store import LogStore
 from headrace.ports import Clock
 
-__all__ = ["NAME_LENGTH_MAX", "PARTITIONS_PER_TOPIC_MAX", "Topic", "TopicConfig", "Topics", "check_name"]
+__all__ = ["NAME_LENGTH_MAX", "PARTITIONS_PER_TOPIC_MAX", "Topic", "TopicConfig", "Topics", "check_name", "new_id"]
 
 NAME_LENGTH_MAX = 249
 PARTITIONS_PER_TOPIC_MAX = 10_000
@@ -48,6 +49,14 @@ def check_name(name: str) -> None:
         )
 
 
+def check_not_reserved(name: str) -> None:
+    """Names that mean something to Kafka's tools, or to us, are not for users' topics."""
+    if name in ("__consumer_offsets", "__transaction_state", "__share_group_state"):
+        raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' is internal.")
+    if name in ("__cluster_metadata", "__headrace_state"):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
+
+
 def _invalid_name(message: str) -> KafkaError:
     return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, message)
 
@@ -67,6 +76,7 @@ class TopicConfig:
                 value = parse_value(setting, self.given[name])
             elif setting.synonym:
                 value = self._settings.get(setting.synonym)
+                value = setting.default if value is None else value
             else:
                 value = setting.default
             self._cache[name] = value
@@ -171,6 +181,7 @@ class Topics:
     def check_new(self, name: str, partitions: int, config: Mapping[str, str | None]) -> dict[str, str]:
         """Whether a topic could be made like this; its settings, cleaned."""
         check_name(name)
+        check_not_reserved(name)
         if name in self._by_name:
             raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
         for other in self._by_name:
@@ -200,16 +211,26 @@ class Topics:
     def create(self, name: str, partitions: int, config: Mapping[str, str | None] = {}) -> tuple[Topic, int]:
         """Make a topic; it and the state offset after which it is durable."""
         clean = self.check_new(name, partitions, config)
-        topic = Topic(name, _new_id(), TopicConfig(clean, self._settings))
+        topic = Topic(name, new_id(), TopicConfig(clean, self._settings))
         offset = self._write_row(topic, partitions)
-        self._open_partitions(topic, partitions)
+        try:
+            self._open_partitions(topic, partitions)
+        except OSError as error:
+            self.delete_row(topic)
+            raise storage_error(error, self._store.directory) from error
         self._register(topic)
         self._notify()
         return topic, offset
 
     def add_partitions(self, topic: Topic, count: int) -> int:
+        before = len(topic.partitions)
         offset = self._write_row(topic, count)
-        self._open_partitions(topic, count)
+        try:
+            self._open_partitions(topic, count)
+        except OSError as error:
+            del topic.partitions[before:]
+            self._write_row(topic, before)
+            raise storage_error(error, self._store.directory) from error
         self._notify()
         return offset
 
@@ -246,6 +267,12 @@ class Topics:
 
     # ---- inside ----
 
+    def delete_row(self, topic: Topic) -> None:
+        """Undo a creation that the disk refused; what it made of directories goes with the deleted."""
+        key = f"{topic.name}~{topic.topic_id.hex()}"
+        with suppress(KafkaError):
+            self._state.put_many([("topics", topic.name, None), ("deleted", key, True)])
+
     def _write_row(self, topic: Topic, partitions: int) -> int:
         row = {"id": topic.topic_id.hex(), "partitions": partitions, "config": topic.config.given}
         return self._state.put("topics", topic.name, row)
@@ -281,7 +308,7 @@ class Topics:
         self.on_deleted()
 
 
-def _new_id() -> bytes:
+def new_id() -> bytes:
     """A random id, not one of the reserved 0 and 1, and not beginning with '-' in base64: it may be an argument."""
     while True:
         topic_id = os.urandom(16)

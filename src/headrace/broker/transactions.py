@@ -173,6 +173,8 @@ class TransactionCoordinator:
     def init_producer_id(self, request: Request[InitProducerIdRequest]) -> Reply:
         body = request.body
         try:
+            if (body.producer_id == NO_ID) != (body.producer_epoch == NO_EPOCH):
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "a producer id and its epoch come together or not at all")
             if body.transactional_id is None:
                 response = InitProducerIdResponse(producer_id=self._ids.take(), producer_epoch=0)
                 return after(self._ids.when_reserved(), response)
@@ -190,8 +192,6 @@ class TransactionCoordinator:
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "prepared transactions are not kept")
         if not 0 < body.transaction_timeout_ms <= self._settings.integer("transaction.max.timeout.ms"):
             raise KafkaError(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
-        if (body.producer_id == NO_ID) != (body.producer_epoch == NO_EPOCH):
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "producer id and epoch come together or not at all")
 
     def _init_transactional(self, request: Request[InitProducerIdRequest], transactional_id: str) -> Reply:
         current = self._transactions.get(transactional_id) or self._new(transactional_id, request.body)

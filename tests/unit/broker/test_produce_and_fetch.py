@@ -135,7 +135,10 @@ def test_offsets_outside_the_log_are_refused(with_broker: Callable[..., None]) -
         (lambda raw: raw[:16] + b"\x01" + raw[17:], ErrorCode.INVALID_RECORD),
         (lambda raw: b"", ErrorCode.INVALID_RECORD),
         (lambda raw: raw + raw, ErrorCode.INVALID_RECORD),
-        (lambda raw: build_batch([Record(key=None, value=b"x" * 2_000_000, timestamp=1)]).data, ErrorCode.MESSAGE_TOO_LARGE),
+        (
+            lambda raw: build_batch([Record(key=None, value=b"x" * 2_000_000, timestamp=1)]).data,
+            ErrorCode.MESSAGE_TOO_LARGE,
+        ),
     ],
 )
 def test_a_bad_batch_is_refused_and_nothing_is_written(

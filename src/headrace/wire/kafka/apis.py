@@ -133,8 +133,7 @@ _OFFERED = [
     _api(
         transactions.AddPartitionsToTxnRequest,
         transactions.AddPartitionsToTxnResponse,
-        "To version 3, the last one for clients: from version 4 on brokers speak it among themselves.",
-        version_max=3,
+        "Whole; clients speak it to version 3, the later ones are the brokers' form for many transactions at once.",
     ),
     _api(transactions.AddOffsetsToTxnRequest, transactions.AddOffsetsToTxnResponse, "Whole."),
     _api(transactions.EndTxnRequest, transactions.EndTxnResponse, "Whole."),
