@@ -1,0 +1,111 @@
+"""What happens when producers outrun consumers, by the topic owner's choice."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from headrace.broker.request import Peer
+from headrace.errors import ErrorCode
+from headrace.wire.kafka.messages.group_offsets import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from tests.unit.broker.harness import Harness, running
+
+BOUND = 10_000
+BIG = b"x" * 1_000
+
+
+async def commit(harness: Harness, group: str, topic: str, offset: int) -> None:
+    partition = OffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
+    body = OffsetCommitRequest(
+        group_id=group,
+        generation_id_or_member_epoch=-1,
+        topics=[OffsetCommitRequestTopic(name=topic, partitions=[partition])],
+    )
+    answer = await harness.ask(body, 8)
+    assert answer.topics[0].partitions[0].error_code == 0
+
+
+def test_drop_newest_refuses_with_an_error_and_keeps_what_was_acknowledged(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            await harness.create("t", headrace_overflow="drop-newest", headrace_overflow_bytes=str(BOUND))
+            codes = [(await harness.produce("t", [BIG])).error_code for _ in range(15)]
+            kept = codes.count(0)
+            assert 8 <= kept <= 9
+            assert codes[kept:] == [ErrorCode.POLICY_VIOLATION] * (15 - kept)
+            assert len(await harness.values("t")) == kept
+            assert harness.broker.partition("t", 0).refused_batches == 15 - kept
+
+    asyncio.run(scenario())
+
+
+def test_drop_oldest_takes_everything_and_counts_what_it_gave_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            await harness.create("t", headrace_overflow="drop-oldest", headrace_overflow_bytes=str(BOUND))
+            for index in range(30):
+                assert (await harness.produce("t", [b"%04d" % index + BIG])).error_code == 0
+            partition = harness.broker.partition("t", 0)
+            assert partition.dropped_records == partition.log.start_offset > 15
+            values = await harness.values("t", partition.log.start_offset)
+            assert [int(value[:4]) for value in values if value] == list(range(partition.log.start_offset, 30))
+            assert sum(len(value or b"") for value in values) <= BOUND
+
+    asyncio.run(scenario())
+
+
+def test_backpressure_holds_the_producers_connection_until_the_group_has_caught_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            await harness.create(
+                "t",
+                headrace_overflow="backpressure",
+                headrace_overflow_bytes=str(BOUND),
+                headrace_overflow_groups="readers",
+            )
+            held: list[bool] = []
+            producer = Peer(id=7, on_hold=held.append)
+            for _ in range(5):
+                await harness.produce("t", [BIG], peer=producer)
+            assert held == [], "within the bound nobody is held"
+            for _ in range(10):
+                await harness.produce("t", [BIG], peer=producer)
+            assert held == [True], "told once, however often it is over the bound"
+            assert harness.broker.overflow.held_connections == 1
+            await commit(harness, "readers", "t", 14)
+            for _ in range(100):
+                await asyncio.sleep(0.01)
+                if len(held) > 1:
+                    break
+            assert held == [True, False]
+            assert harness.broker.overflow.held_connections == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_group_that_never_comes_stops_counting_after_its_time(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            await harness.create(
+                "t",
+                headrace_overflow="backpressure",
+                headrace_overflow_bytes="1000",
+                headrace_overflow_groups="nobody",
+                headrace_overflow_group_timeout_ms="100",
+            )
+            held: list[bool] = []
+            producer = Peer(id=7, on_hold=held.append)
+            for _ in range(3):
+                await harness.produce("t", [BIG], peer=producer)
+            assert held == [True]
+            for _ in range(100):
+                await asyncio.sleep(0.01)
+                if len(held) > 1:
+                    break
+            assert held == [True, False]
+
+    asyncio.run(scenario())

@@ -1,0 +1,174 @@
+"""Topics come, change and go, and are as they were after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from headrace.errors import ErrorCode
+from headrace.wire.kafka.messages.configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterableConfig,
+    IncrementalAlterConfigsRequestAlterConfigsResource,
+)
+from headrace.wire.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic
+from headrace.wire.kafka.messages.topics import (
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+    DeleteTopicsRequest,
+    DeleteTopicState,
+)
+from tests.unit.broker.harness import Harness, running
+
+TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
+
+
+async def alter(harness: Harness, kind: int, name: str, **configs: str) -> int:
+    changes = [
+        IncrementalAlterConfigsRequestAlterableConfig(name=key.replace("_", "."), config_operation=0, value=value)
+        for key, value in configs.items()
+    ]
+    resource = IncrementalAlterConfigsRequestAlterConfigsResource(
+        resource_type=kind, resource_name=name, configs=changes
+    )
+    answer = await harness.ask(IncrementalAlterConfigsRequest(resources=[resource]))
+    return int(answer.responses[0].error_code)
+
+
+async def config(harness: Harness, name: str, key: str) -> tuple[str, int]:
+    resource = DescribeConfigsResource(resource_type=TOPIC_RESOURCE, resource_name=name, configuration_keys=[key])
+    answer = await harness.ask(DescribeConfigsRequest(resources=[resource]))
+    entry = answer.results[0].configs[0]
+    return entry.value, entry.config_source
+
+
+async def delete(harness: Harness, name: str) -> int:
+    answer = await harness.ask(DeleteTopicsRequest(topics=[DeleteTopicState(name=name)], timeout_ms=1000))
+    return int(answer.responses[0].error_code)
+
+
+def test_topics_partitions_and_settings_are_as_they_were_after_a_restart(tmp_path: Path) -> None:
+    async def before() -> None:
+        async with running(tmp_path) as harness:
+            await harness.create("kept", 3, retention_ms="12345")
+            await harness.create("dropped")
+            await harness.produce("kept", [b"x"], 2)
+            grow = CreatePartitionsTopic(name="kept", count=5, assignments=None)
+            assert (await harness.ask(CreatePartitionsRequest(topics=[grow]))).results[0].error_code == 0
+            assert await alter(harness, TOPIC_RESOURCE, "kept", segment_ms="777777") == 0
+            assert await alter(harness, BROKER_RESOURCE, "", log_retention_bytes="4096") == 0
+            assert await delete(harness, "dropped") == 0
+
+    async def after() -> None:
+        async with running(tmp_path) as harness:
+            assert harness.broker.topics.names() == ["kept"]
+            topic = harness.broker.topics.get("kept")
+            assert topic is not None
+            assert len(topic.partitions) == 5
+            assert await config(harness, "kept", "retention.ms") == ("12345", 1)
+            assert await config(harness, "kept", "segment.ms") == ("777777", 1)
+            assert await config(harness, "kept", "retention.bytes") == ("4096", 2)
+            assert topic.partitions[0].log.config.retention_bytes == 4096
+            assert await harness.values("kept", 0, 2) == [b"x"]
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
+def test_a_topic_made_again_under_its_name_does_not_see_the_old_records(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            await harness.create("t")
+            await harness.produce("t", [b"old"])
+            assert await delete(harness, "t") == 0
+            await harness.create("t")
+            assert await harness.values("t") == []
+            await harness.produce("t", [b"new"])
+        async with running(tmp_path) as harness:
+            assert await harness.values("t") == [b"new"]
+
+    asyncio.run(scenario())
+
+
+def test_the_files_of_a_deleted_topic_go(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            await harness.create("t", 3)
+            await harness.produce("t", [b"x"])
+            await delete(harness, "t")
+            for _ in range(100):
+                await asyncio.sleep(0.01)
+                if not list(tmp_path.glob("*/t~*")):
+                    break
+            assert list(tmp_path.glob("*/t~*")) == []
+            assert harness.broker.state.table("deleted") == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_waiting_fetch_learns_that_its_topic_is_gone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            await harness.create("t")
+            waiting = harness.start(harness.fetch_body("t", 0, max_wait_ms=5_000), 12)
+            await delete(harness, "t")
+            answer = await asyncio.wait_for(waiting, 2)
+            code = answer.responses[0].partitions[0].error_code
+            assert code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    asyncio.run(scenario())
+
+
+def test_deleted_records_stay_deleted_after_a_restart(tmp_path: Path) -> None:
+    async def before() -> None:
+        async with running(tmp_path) as harness:
+            await harness.create("t")
+            await harness.produce("t", [b"0", b"1", b"2"])
+            ask = DeleteRecordsPartition(partition_index=0, offset=2)
+            body = DeleteRecordsRequest(topics=[DeleteRecordsTopic(name="t", partitions=[ask])], timeout_ms=1000)
+            assert (await harness.ask(body)).topics[0].partitions[0].low_watermark == 2
+
+    async def after() -> None:
+        async with running(tmp_path) as harness:
+            assert harness.broker.partition("t", 0).log.start_offset == 2
+            assert (await harness.fetch("t", 1)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
+def test_metadata_makes_a_topic_only_where_both_sides_allow_it(tmp_path: Path) -> None:
+    async def code(harness: Harness, allowed: bool) -> int:
+        body = MetadataRequest(topics=[MetadataRequestTopic(name="auto")], allow_auto_topic_creation=allowed)
+        return int((await harness.ask(body)).topics[0].error_code)
+
+    async def scenario() -> None:
+        async with running(tmp_path / "off", {"auto.create.topics.enable": "false"}) as harness:
+            assert await code(harness, True) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        async with running(tmp_path / "on", {"num.partitions": 4}) as harness:
+            assert await code(harness, False) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert await code(harness, True) == 0
+            topic = harness.broker.topics.get("auto")
+            assert topic is not None
+            assert len(topic.partitions) == 4
+
+    asyncio.run(scenario())
+
+
+def test_a_directory_that_no_topic_claims_is_reported_and_left(tmp_path: Path, caplog: object) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            await harness.create("t")
+        stray = tmp_path / "topics" / f"stray~{'ab' * 16}" / "0"
+        stray.mkdir(parents=True)
+        (stray / "00000000000000000000.log").write_bytes(b"somebody's data")
+        async with running(tmp_path):
+            assert "belongs to no topic" in caplog.text  # type: ignore[attr-defined]
+        assert (stray / "00000000000000000000.log").read_bytes() == b"somebody's data"
+
+    asyncio.run(scenario())
