@@ -1,0 +1,94 @@
+"""``python -m benchmarks [name …] [--quick] [--output table|json]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+import psutil
+
+from benchmarks import broker, codec, cold, footprint, latency, raw, scaling
+from benchmarks.brokers import Brokers, both_brokers
+from benchmarks.figures import Figure, as_json, table
+from tests.servers.kafka import KAFKA_VERSION
+
+ON_BROKERS: dict[str, Callable[..., list[Figure]]] = {
+    "broker": broker.run,
+    "raw": raw.run,
+    "latency": latency.run,
+    "cold": cold.run,
+    "footprint": footprint.run,
+    "scaling": scaling.run,
+}
+"""These take both brokers, running."""
+
+ALONE: dict[str, Callable[..., list[Figure]]] = {"codec": codec.run}
+
+NAMES = [*ALONE, *ON_BROKERS]
+
+
+def main() -> None:
+    arguments = parse()
+    names = arguments.names or NAMES
+    began = time.monotonic()
+    figures: list[Figure] = []
+    for name in [each for each in NAMES if each in names and each in ALONE]:
+        figures += report(name, ALONE[name](quick=arguments.quick), arguments.output)
+    if any(name in ON_BROKERS for name in names):
+        with both_brokers() as brokers:
+            figures += run_on(brokers, [name for name in ON_BROKERS if name in names], arguments)
+    if arguments.output == "json":
+        print(json.dumps({"machine": machine(), "figures": as_json(figures)}, indent=2))
+    missed = [figure for figure in figures if figure.met is False]
+    print(
+        f"\n{len(figures)} figures in {time.monotonic() - began:.0f} s; "
+        f"{len(missed)} of {sum(figure.goal is not None for figure in figures)} goals missed",
+        file=sys.stderr,
+    )
+
+
+def run_on(brokers: Brokers, names: list[str], arguments: argparse.Namespace) -> list[Figure]:
+    figures: list[Figure] = []
+    for name in names:
+        figures += report(name, ON_BROKERS[name](brokers, quick=arguments.quick), arguments.output)
+    return figures
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Ratios measured in one run.")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"which ones: {', '.join(NAMES)}; all when none")
+    parser.add_argument("--quick", action="store_true", help="one short round: shows that it works, proves little")
+    parser.add_argument("--output", choices=("table", "json"), default="table")
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.names) - set(NAMES))
+    if unknown:
+        parser.error(f"no benchmark {', '.join(unknown)}; there are: {', '.join(NAMES)}")
+    return arguments
+
+
+def report(name: str, figures: list[Figure], output: str) -> list[Figure]:
+    """Tables appear as they are ready; with JSON they go to stderr, so that somebody waiting sees progress."""
+    print(f"\n## {name}\n\n{table(figures)}", file=sys.stdout if output == "table" else sys.stderr, flush=True)
+    return figures
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "cores": psutil.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "apache_kafka": KAFKA_VERSION,
+        **{package: metadata.version(package) for package in ("headrace", "confluent-kafka", "kafka-python", "uvloop")},
+    }
+
+
+if __name__ == "__main__":
+    main()

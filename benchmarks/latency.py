@@ -1,0 +1,79 @@
+"""From ``produce`` in one process to ``poll`` in another, at a steady 10,000 messages a second.
+
+With librdkafka's default ``linger.ms=5`` the client's own waiting is most of it. With ``linger.ms=0`` nearly every message is
+a request of its own: that shows the broker, and a broker that syncs before it answers pays the disk in every one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.brokers import Brokers, Client, alternate, create_topic, delete_topic, run_clients, unique
+from benchmarks.figures import Figure
+from benchmarks.meters import Meter
+from tests.servers.process import RunningServer
+
+__all__ = ["run"]
+
+RATE = 10_000
+SIZE = 100
+PARTITIONS = 1
+
+
+def run(brokers: Brokers, *, quick: bool) -> list[Figure]:
+    figures: list[Figure] = []
+    seconds = 3 if quick else 6
+    for linger_ms in (5,) if quick else (5, 0):
+        turns = alternate(brokers, 1 if quick else 3, lambda broker: turn(broker, seconds, linger_ms))
+        figures += figures_of(f"{RATE:,} msg/s, linger.ms={linger_ms}", turns)
+    return figures
+
+
+def turn(broker: RunningServer, seconds: float, linger_ms: int) -> dict[str, Any]:
+    topic = unique("latency")
+    create_topic(broker, topic, PARTITIONS)
+    count = int(RATE * seconds)
+    task = {"topic": topic, "partitions": PARTITIONS, "size": SIZE, "count": count, "warm_up": RATE}
+    listener = Client(broker, work="listen", **task)
+    sender = Client(broker, work="pace", rate=RATE, seconds=seconds, settings={"linger.ms": linger_ms}, **task)
+    try:
+        with Meter(broker.pid) as meter:
+            outcome = run_clients([listener, sender])
+        clients_cpu_s = sum(each["cpu_s"] for each in outcome)
+        return {
+            **outcome[0],
+            "cpu_per_million": meter.cpu_s / count * 1e6,
+            "others": meter.others_cores(clients_cpu_s),
+        }
+    finally:
+        delete_topic(broker, topic)
+
+
+def figures_of(case: str, turns: dict[str, list[dict[str, Any]]]) -> list[Figure]:
+    ours, kafka = turns["headrace"], turns.get("apache_kafka", [])
+    others = max(each["others"] for each in ours + kafka)
+    figures = [
+        Figure(
+            hop="latency",
+            case=f"{quantile} at {case}",
+            unit="ms",
+            ours=[each[quantile] for each in ours],
+            peers=[each[quantile] for each in kafka],
+            higher_is_better=False,
+            goal=1.0 if quantile in ("p50", "p99") else None,
+            note=f"other processes up to {others:.2f} cores",
+        )
+        for quantile in ("p50", "p90", "p99", "max")
+    ]
+    figures.append(
+        Figure(
+            hop="latency",
+            case=case,
+            unit="broker CPU s per million",
+            ours=[each["cpu_per_million"] for each in ours],
+            peers=[each["cpu_per_million"] for each in kafka],
+            higher_is_better=False,
+            goal=1.0,
+        )
+    )
+    return figures
