@@ -10,12 +10,14 @@ and only then do files go. Whoever must not answer before the second step waits 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 
 from headrace.broker.partition import Partition
 from headrace.errors import HeadraceError
+from headrace.log import compaction
 from headrace.log.retention import advance_by_retention
 from headrace.ports import TimerHandle
 
@@ -36,6 +38,7 @@ class Upkeep:
         self._timers: dict[str, TimerHandle] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._waiting: list[asyncio.Future[None]] = []
+        self._everything = False
         self._stopping = False
         self.compactions = 0
 
@@ -88,7 +91,8 @@ class Upkeep:
         waiting, self._waiting = self._waiting, []
         store = self._broker.store
         shrunk = [log for log in store.logs.values() if log.has_dead_segments]
-        job = store.begin_checkpoint()
+        job = store.begin_checkpoint(everything=self._everything)
+        self._everything = False
         if not (waiting or shrunk or job.points):
             return
         loop = asyncio.get_running_loop()
@@ -139,24 +143,28 @@ class Upkeep:
 
     async def compact_once(self) -> None:
         """Compact the logs that are due, one after the other."""
-        for topic in self._broker.topics.all():
-            if topic.config.compacted:
-                for partition in topic.partitions:
-                    if not partition.removed:
-                        await self._compact(partition)
+        compacted = [topic for topic in self._broker.topics.all() if topic.config.compacted]
+        partitions = [partition for topic in compacted for partition in topic.partitions]
+        if any(each.log.segments[-1].base_offset > each.log.mark.recovery_offset for each in partitions):
+            # Only what no recovery can cut any more is rewritten.
+            self._everything = True
+            await self.checkpointed()
+        for partition in partitions:
+            if not partition.removed:
+                await self._compact(partition)
 
     async def _compact(self, partition: Partition) -> None:
-        from headrace.log import compaction
-
         memory = self._broker.settings.integer("compaction.memory.bytes")
-        job = compaction.plan(partition.log, self._broker.clock.wall_ms(), memory_bytes=memory)
+        job = compaction.plan(partition.log, self._broker.clock.wall_ms(), map_bytes_max=memory)
         if job is None:
             return
-        result = await compaction.run_in_child(job)
+        result = await _clean_in_child(job)
         if not partition.removed:
-            partition.log.swap_in(result)
+            saved_bytes = partition.log.swap_in(result.groups, result.cleaned_offset)
             self.compactions += 1
-            LOG.info("compacted %s-%d: %s", partition.topic, partition.index, result)
+            LOG.info(
+                "compacted %s-%d: %d keys, %d bytes saved", partition.topic, partition.index, result.keys, saved_bytes
+            )
 
     # ---- tasks ----
 
@@ -179,3 +187,24 @@ class Upkeep:
             self._broker.storage_failed(error)
         else:
             LOG.error("%s failed: %s", name, error, exc_info=error)
+
+
+class CompactionFailed(HeadraceError):
+    """The child that compacts could not; the log is as it was."""
+
+
+async def _clean_in_child(job: compaction.CleaningJob) -> compaction.CleaningResult:
+    """Rewriting gigabytes happens in another process, so that no request waits for it."""
+    child = await asyncio.create_subprocess_exec(
+        *compaction.command(), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        output, _ = await child.communicate(compaction.job_to_json(job).encode())
+    except asyncio.CancelledError:
+        child.kill()
+        await child.wait()
+        raise
+    answer = json.loads(output) if output else {"error": f"it ended with status {child.returncode}"}
+    if "error" in answer:
+        raise CompactionFailed(f"compaction of {job.directory} failed: {answer['error']}")
+    return compaction.CleaningResult.from_json(answer)
