@@ -1,0 +1,133 @@
+"""The disk runs full, and the disk fails: what clients see, and what is left afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.servers.headrace import COMMAND, headrace_server, kafka_address, lines_of
+from tests.servers.process import wait_until
+
+DISK_BYTES = 24 << 20
+STORAGE_FAILED = 74
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real filesystem of 24 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"a small tmpfs cannot be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=False)
+
+
+def produce_until_refused(bootstrap: str, topic: str) -> tuple[int, list[KafkaError]]:
+    """How many 100 kB messages were acknowledged before the first error, and the errors."""
+    acknowledged = 0
+    errors: list[KafkaError] = []
+
+    def done(error: KafkaError | None, _: object) -> None:
+        nonlocal acknowledged
+        if error is None:
+            acknowledged += 1
+        else:
+            errors.append(error)
+
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "message.timeout.ms": 1500, "linger.ms": 0, "retry.backoff.ms": 50}
+    )
+    deadline = time.monotonic() + 30
+    while not errors and time.monotonic() < deadline:
+        producer.produce(topic, os.urandom(100_000), on_delivery=done)
+        producer.flush(5)
+    return acknowledged, errors
+
+
+def count(bootstrap: str, topic: str) -> int:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "count", "enable.partition.eof": True})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found = 0
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        message = consumer.poll(1)
+        if message is None:
+            continue
+        if message.error():
+            assert message.error().code() == KafkaError._PARTITION_EOF
+            break
+        found += 1
+    consumer.close()
+    return found
+
+
+def test_a_full_disk_refuses_writes_serves_reads_and_recovers_when_space_returns(small_disk: Path) -> None:
+    with headrace_server(data=small_disk / "data") as server:
+        admin = AdminClient({"bootstrap.servers": server.bootstrap})
+        for future in admin.create_topics([NewTopic("fills", 1), NewTopic("ballast", 1)]).values():
+            future.result(10)
+        ballast = small_disk / "ballast"
+        ballast.write_bytes(bytes(12 << 20))
+        acknowledged, errors = produce_until_refused(server.bootstrap, "fills")
+        assert acknowledged > 20
+        assert errors, "the disk should be full by now"
+        assert count(server.bootstrap, "fills") >= acknowledged, "reads go on, and nothing acknowledged is missing"
+        ballast.unlink()
+        more, _ = produce_until_refused(server.bootstrap, "fills")
+        assert more > 20, "writes go on when there is space again"
+        assert count(server.bootstrap, "fills") >= acknowledged + more
+    with headrace_server(data=small_disk / "data") as server:
+        assert count(server.bootstrap, "fills") >= acknowledged + more, "and all of it is there after a restart"
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace injects the failure; it is not installed")
+def test_a_failed_sync_ends_the_process_with_a_message_and_acknowledges_nothing_more(tmp_path: Path) -> None:
+    log = tmp_path / "output.log"
+    command = [
+        *("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync,syncfs"),
+        *("-e", "inject=fdatasync:error=EIO:when=12+", "-e", "inject=syncfs:error=EIO:when=6+"),
+        *(str(COMMAND), "up", "--data", str(tmp_path / "data"), "--kafka", "127.0.0.1:0"),
+    ]
+    with log.open("wb") as output:
+        child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        wait_until(lambda: "ready" in lines_of(log), child, what="headrace up under strace", log=log, timeout_s=30)
+        acknowledged, errors = produce_until_refused(kafka_address(log), "t")
+        assert child.wait(10) == STORAGE_FAILED
+        assert errors
+    finally:
+        child.kill()
+        child.wait()
+    text = log.read_text()
+    assert "writing to disk failed" in text
+    assert "Traceback" not in text
+    with headrace_server(data=tmp_path / "data") as server:
+        assert count(server.bootstrap, "t") >= acknowledged
+
+
+def test_a_second_broker_on_the_same_directory_is_refused_naming_the_first(tmp_path: Path) -> None:
+    with headrace_server(data=tmp_path / "data") as server:
+        second = subprocess.run(
+            [str(COMMAND), "up", "--data", str(tmp_path / "data"), "--kafka", "127.0.0.1:0"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+        assert second.returncode != 0
+        assert str(server.pid) in second.stderr
+        assert "Traceback" not in second.stderr
