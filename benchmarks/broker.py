@@ -12,8 +12,10 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks.brokers import Brokers, Client, alternate, create_topic, delete_topic, run_metered, unique
 from benchmarks.figures import Figure
@@ -66,7 +68,7 @@ def warm_up(brokers: Brokers, count: int) -> None:
 
 
 def measure(brokers: Brokers, case: Case, rounds: int) -> list[Figure]:
-    turns = alternate(brokers, rounds, lambda broker: round_trip(broker, case))
+    turns = alternate(brokers, rounds, partial(round_trip, case=case))
     figures = []
     for number, verb in enumerate(("produce", "consume")):
         each = {name: [pair[number] for pair in pairs] for name, pairs in turns.items()}
@@ -112,13 +114,13 @@ def round_trip(broker: RunningServer, case: Case) -> tuple[Turn, Turn]:
     topic = unique("bench")
     create_topic(broker, topic, case.partitions)
     try:
-        task = {"topic": topic, "count": case.count, "partitions": case.partitions, "size": case.size}
+        task: dict[str, Any] = {"topic": topic, "count": case.count, "partitions": case.partitions, "size": case.size}
         return turn(broker, work="produce", **task), turn(broker, work="consume", **task)
     finally:
         delete_topic(broker, topic)
 
 
-def turn(broker: RunningServer, *, count: int, **task: object) -> Turn:
+def turn(broker: RunningServer, *, count: int, **task: Any) -> Turn:
     outcome, meter = run_metered(broker, Client(broker, count=count, **task))
     return Turn(
         rate=count / outcome["wall_s"],
@@ -133,7 +135,7 @@ def turn(broker: RunningServer, *, count: int, **task: object) -> Turn:
 
 
 def measure_c_client(brokers: Brokers, rounds: int) -> list[Figure]:
-    """kcat is librdkafka with almost nothing around it: twice as fast as the bindings, so it shows more of the broker."""
+    """kcat is librdkafka with almost nothing around it: twice as fast as the bindings, so the broker shows more."""
     case = Case(100, 1, 4_000_000)
     folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
     try:
@@ -141,7 +143,7 @@ def measure_c_client(brokers: Brokers, rounds: int) -> list[Figure]:
         with lines.open("wb") as file:
             for _ in range(case.count // 10_000):
                 file.write((b"x" * case.size + b"\n") * 10_000)
-        turns = alternate(brokers, rounds, lambda broker: kcat_round_trip(broker, case, lines))
+        turns = alternate(brokers, rounds, partial(kcat_round_trip, case=case, lines=lines))
     finally:
         shutil.rmtree(folder)
     figures = []

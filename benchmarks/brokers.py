@@ -1,8 +1,8 @@
 """The two brokers under test, and the children that load them.
 
-headrace runs as installed: an acknowledgement follows a sync. Apache Kafka runs as it ships: heap and collector of its own
-start script, and no sync before an acknowledgement. Both stand at the same time and take turns; before each turn the
-disk is settled (``sync``), so that neither pays for what the other left in the page cache.
+headrace runs as installed: an acknowledgement follows a sync. Apache Kafka runs as it ships: heap and collector of its
+own start script, and no sync before an acknowledgement. Both stand at the same time and take turns; before each turn
+the disk is settled (``sync``), so that neither pays for what the other left in the page cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from benchmarks.meters import Meter
 from tests.servers.headrace import headrace_server

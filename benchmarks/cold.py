@@ -1,12 +1,13 @@
 """Reading what has left the page cache: the catch-up of a consumer that was away for long.
 
-The log is written, synced and dropped from the page cache; then a client reads all of it, while a second one produces and
-consumes at a steady pace. Reading cold data should be as fast as the disk and should not be felt by the others.
+The log is written, synced and dropped from the page cache; then a client reads all of it, while others produce and
+consume at a steady pace. Reading cold data should be as fast as the disk and should not be felt by the others.
 """
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ RATE = 2_000
 
 def run(brokers: Brokers, *, quick: bool) -> list[Figure]:
     count = 20_000 if quick else 100_000
-    turns = alternate(brokers, 1 if quick else 3, lambda broker: turn(broker, count))
+    turns = alternate(brokers, 1 if quick else 3, partial(turn, count=count))
     ours, kafka = turns["headrace"], turns.get("apache_kafka", [])
     return [
         Figure(

@@ -15,7 +15,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.brokers import (
     Brokers,
@@ -59,7 +61,7 @@ def run(brokers: Brokers, *, quick: bool) -> list[Figure]:
 
 
 def under_load(brokers: Brokers, count: int) -> list[Figure]:
-    peaks = alternate(brokers, 1, lambda broker: peak_under_load(broker, count))
+    peaks = alternate(brokers, 1, partial(peak_under_load, count=count))
     return [memory_figure(f"produce and 2 × consume at once, {count:,} × 1 KB, 16 partitions", peaks)]
 
 
@@ -79,7 +81,7 @@ def memory_figure(case: str, peaks: dict[str, list[float]]) -> Figure:
 def peak_under_load(broker: RunningServer, count: int) -> float:
     topic = unique("load")
     create_topic(broker, topic, 16)
-    task = {"topic": topic, "count": count, "partitions": 16, "size": 1000}
+    task: dict[str, Any] = {"topic": topic, "count": count, "partitions": 16, "size": 1000}
     clients = [Client(broker, work=work, **task) for work in ("consume", "consume", "produce")]
     with Meter(broker.pid, sample_memory=True) as meter:
         run_clients(clients)
@@ -88,7 +90,7 @@ def peak_under_load(broker: RunningServer, count: int) -> float:
 
 
 def slow_consumers(brokers: Brokers, count: int) -> list[Figure]:
-    peaks = alternate(brokers, 1, lambda broker: peak_with_slow_consumers(broker, count))
+    peaks = alternate(brokers, 1, partial(peak_with_slow_consumers, count=count))
     return [
         memory_figure(
             f"{SLOW_CONSUMERS} consumers ask for 50 MB each and do not read, {count:,} × 1 KB produced", peaks
@@ -99,7 +101,7 @@ def slow_consumers(brokers: Brokers, count: int) -> list[Figure]:
 def peak_with_slow_consumers(broker: RunningServer, count: int) -> float:
     topic = unique("slow")
     create_topic(broker, topic, 1)
-    task = {"topic": topic, "partitions": 1, "size": 1000}
+    task: dict[str, Any] = {"topic": topic, "partitions": 1, "size": 1000}
     run_clients([Client(broker, work="produce", count=max(count, 60_000), **task)])
     ask = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=ASKED_BYTES)
     body = FetchRequest(max_bytes=ASKED_BYTES, topics=[FetchTopic(topic=topic, partitions=[ask])])
@@ -246,17 +248,23 @@ def ready_after_kill(brokers: Brokers, rounds: int, partitions: int) -> list[Fig
     for broker in brokers.all:
         start = starts[broker.name]
         with scratch() as folder:
-            start(folder, lambda address: fill(broker.name, address, partitions))
+            start(folder, partial(fill, broker.name, partitions))
             seconds[broker.name] = [
-                start(folder, lambda address: wait_for_leaders(address, "many", partitions))[0]
+                start(folder, partial(wait_for_leaders, name="many", partitions=partitions))[0]
                 for _ in range(rounds if broker.name == "headrace" else 1)
             ]
     return [ready_figure(f"ready with {partitions:,} partitions after kill -9", seconds, READY_MANY_S_MAX)]
 
 
-def fill(name: str, address: str, partitions: int) -> None:
+def fill(name: str, partitions: int, address: str) -> None:
     broker = RunningServer(name=name, bootstrap=address, pid=os.getpid(), data=Path("/"), log=Path("/"))
     create_topic(broker, "many", partitions)
     settings = {"linger.ms": 200}
-    task = {"topic": "many", "count": partitions * 100, "size": 1000, "keys": partitions * 5, "settings": settings}
+    task: dict[str, Any] = {
+        "topic": "many",
+        "count": partitions * 100,
+        "size": 1000,
+        "keys": partitions * 5,
+        "settings": settings,
+    }
     run_clients([Client(broker, work="produce", **task)])

@@ -1,11 +1,12 @@
 """From ``produce`` in one process to ``poll`` in another, at a steady 10,000 messages a second.
 
-With librdkafka's default ``linger.ms=5`` the client's own waiting is most of it. With ``linger.ms=0`` nearly every message is
-a request of its own: that shows the broker, and a broker that syncs before it answers pays the disk in every one.
+With librdkafka's default ``linger.ms=5`` the client's own waiting is most of it. With ``linger.ms=0`` nearly every
+message is a request of its own: that shows the broker, and a broker that syncs before it answers pays the disk in every one.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from benchmarks.brokers import Brokers, Client, alternate, create_topic, delete_topic, run_clients, unique
@@ -24,7 +25,7 @@ def run(brokers: Brokers, *, quick: bool) -> list[Figure]:
     figures: list[Figure] = []
     seconds = 3 if quick else 6
     for linger_ms in (5,) if quick else (5, 0):
-        turns = alternate(brokers, 1 if quick else 3, lambda broker: turn(broker, seconds, linger_ms))
+        turns = alternate(brokers, 1 if quick else 3, partial(turn, seconds=seconds, linger_ms=linger_ms))
         figures += figures_of(f"{RATE:,} msg/s, linger.ms={linger_ms}", turns)
     return figures
 
@@ -33,7 +34,7 @@ def turn(broker: RunningServer, seconds: float, linger_ms: int) -> dict[str, Any
     topic = unique("latency")
     create_topic(broker, topic, PARTITIONS)
     count = int(RATE * seconds)
-    task = {"topic": topic, "partitions": PARTITIONS, "size": SIZE, "count": count, "warm_up": RATE}
+    task: dict[str, Any] = {"topic": topic, "partitions": PARTITIONS, "size": SIZE, "count": count, "warm_up": RATE}
     listener = Client(broker, work="listen", **task)
     sender = Client(broker, work="pace", rate=RATE, seconds=seconds, settings={"linger.ms": linger_ms}, **task)
     try:

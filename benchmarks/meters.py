@@ -44,7 +44,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def cpu_clock(pid: int) -> int:
-    """The clock that clock_getcpuclockid(3) gives: the inverted process id and, in the low bits, the scheduler's clock."""
+    """The clock that clock_getcpuclockid(3) gives: the inverted process id, and in the low bits which clock."""
     return (~pid << 3) | 2
 
 

@@ -12,6 +12,7 @@ import socket
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def run(brokers: Brokers, *, quick: bool) -> list[Figure]:
     scale = 4 if quick else 1
     figures = []
     for records, requests in ((RECORDS_LARGE, 1_000 // scale), (RECORDS_SMALL, 20_000 // scale)):
-        turns = alternate(brokers, rounds, lambda broker: turn(broker, records, requests))
+        turns = alternate(brokers, rounds, partial(turn, records=records, requests=requests))
         figures += figures_of(f"batches of {records:,} × {SIZE} B", turns, records * requests)
         if records == RECORDS_LARGE:
             figures += against_hardware(turns["headrace"], requests)

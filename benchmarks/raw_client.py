@@ -1,6 +1,7 @@
-"""A client that does nothing but send and receive: frames are made before the clock starts, answers are not looked into.
+"""A client that does nothing but send and receive: frames are made before the clock starts.
 
-librdkafka spends a microsecond on each message, so it meets its own limit before the broker's. This one shows the broker's.
+librdkafka spends a microsecond on each message and so meets its own limit before the broker's. This one meets the
+broker's: answers are looked into no further than it must.
 The same protocol of lines on stdin and stdout as ``benchmarks.client``.
 """
 

@@ -1,13 +1,14 @@
 """Whether a message costs the same when there is more of everything: partitions, and bytes already in the log.
 
-The cost is the broker's CPU time per message, which other processes on the machine disturb least. A log of 50 GB is scaled
-down to what a test machine has room and time for, with the segments scaled down likewise, so that the number of segments
-is that of 50 GB in default segments of 1 GB.
+The cost is the broker's CPU time per message, which other processes on the machine disturb least. A log of 50 GB is
+scaled down to what a test machine has room and time for, and the segments likewise, so that there are as many as
+50 GB have by default.
 """
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -35,7 +36,7 @@ def run(brokers: Brokers, *, quick: bool) -> list[Figure]:
 def partitions(brokers: Brokers, rounds: int, quick: bool) -> list[Figure]:
     count = 200_000 if quick else 1_000_000
     counts = (1, 100) if quick else (1, 100, 1_000)
-    costs = {each: alternate(brokers, rounds, lambda broker: cost(broker, each, count)) for each in counts}
+    costs = {each: alternate(brokers, rounds, partial(cost, partition_count=each, count=count)) for each in counts}
     figures = []
     for verb in ("produce", "consume"):
         for each in counts:
