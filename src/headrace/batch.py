@@ -8,8 +8,8 @@
       12  leader epoch        int32   no   stamped by us
       16  magic               int8    no   2
       17  checksum            uint32       CRC-32C of everything from byte 21 to the end
-      21  attributes          int16   yes  bits 0-2 codec, 3 log append time, 4 transactional, 5 control, 6 delete horizon
-      23  last offset delta   int32   yes
+      21  attributes          int16   yes  bits 0-2 codec, 3 log append time, 4 transactional, 5 control, 6 delete
+      horizon 23  last offset delta   int32   yes
       27  base timestamp      int64   yes  (the delete horizon, when bit 6 is set)
       35  max timestamp       int64   yes
       43  producer id         int64   yes  -1 for none
@@ -18,9 +18,10 @@
       57  record count        int32   yes
       61  records                     yes  compressed as the codec says; see ``headrace.record``
 
-A batch is valid when its length lies within the bytes we have, its magic is 2 and its checksum holds. What we stamp lies
-in front of the checksum, so an append never rewrites what the producer sent: a ``Batch`` keeps the checksummed ``body`` as the producer's own
-immutable bytes, and what is written is the 21 bytes of ``prefix()`` and then that body. No buffer is shared or reused.
+A batch is valid when its length lies within the bytes we have, its magic is 2 and its checksum holds. What we stamp
+lies in front of the checksum, so an append never rewrites what the producer sent: a ``Batch`` keeps the checksummed
+``body`` as the producer's own immutable bytes, and what is written is the 21 bytes of ``prefix()`` and then that body.
+No buffer is shared or reused.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ _PREFIX = struct.Struct(">qiibI")
 _BODY_HEADER = struct.Struct(">hiqqqhii")
 _CONTROL_KEY = struct.Struct(">hh")
 _CONTROL_VALUE = struct.Struct(">hi")
-assert _HEADER.size == HEADER_BYTES and _PREFIX.size == PREFIX_BYTES
+assert _HEADER.size == HEADER_BYTES
+assert _PREFIX.size == PREFIX_BYTES
 assert PREFIX_BYTES + _BODY_HEADER.size == HEADER_BYTES
 
 _crc32c = google_crc32c.value
@@ -277,8 +279,9 @@ def _wrong_magic(magic: int) -> KafkaError:
 
 def _check(batch: Batch, from_client: bool) -> None:
     if _crc32c(batch.body) != batch.crc:
+        found = _crc32c(batch.body)
         raise CorruptBatch(
-            f"checksum {_crc32c(batch.body):#010x} of a batch of {batch.size} bytes does not match its header's {batch.crc:#010x}"
+            f"a batch of {batch.size} bytes has checksum {found:#010x}; its header says {batch.crc:#010x}"
         )
     spanned = batch.last_offset_delta + 1
     # Compaction leaves batches that span more offsets than they have records, even none; a producer may not send such.

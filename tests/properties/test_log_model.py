@@ -7,6 +7,7 @@ change, and what the log remembers of producers and transactions equals a replay
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from uuid import UUID
 
 from hypothesis import HealthCheck, settings
@@ -14,17 +15,32 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.batch import Batch, build_batch, control_batch, read_batches
+from headrace.log.compaction import CleaningJob, CleaningResult, clean, plan
 from headrace.log.config import LogConfig
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
 from headrace.log.producers import AbortedTransaction, Duplicate, ProducerStates
 from headrace.log.store import LogStore
-from headrace.record import Record
+from headrace.record import Record, decode_records
 from headrace.testing.disk import PowerLoss, SimulatedDisk
 
 TOPIC = ("orders", UUID(int=7), 0)
 BATCH_BYTES_MAX = 1 << 20
-CONFIG = LogConfig(segment_bytes_max=2500, index_interval_bytes=300, retention_ms=-1)
+CONFIG = LogConfig(
+    segment_bytes_max=2500,
+    index_interval_bytes=300,
+    retention_ms=-1,
+    cleanup_compact=True,
+    min_cleanable_dirty_ratio=0.1,
+)
+
+
+@dataclass
+class Entry:
+    """One batch of the history: as it was appended, and what it may be now. None: compaction removed it."""
+
+    original: Batch
+    allowed: set[bytes | None]
 
 
 def never(error: BaseException) -> None:
@@ -35,9 +51,9 @@ class LogMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.disk = SimulatedDisk()
-        self.history: list[bytes] = []
+        self.history: list[Entry] = []
         """Every batch that the log holds or held, stamped, in order."""
-        self.in_doubt: bytes | None = None
+        self.in_doubt: Batch | None = None
         """A batch whose append was cut short: it may be there after the crash, or not."""
         self.flushed = 0
         self.start = 0
@@ -63,30 +79,26 @@ class LogMachine(RuleBasedStateMachine):
         except PowerLoss:
             batch.base_offset = self.end
             batch.leader_epoch = 3
-            self.in_doubt = batch.data
+            self.in_doubt = batch
             raise
         assert result.base_offset == self.end
-        self.history.append(batch.data)
+        self.history.append(Entry(batch, {batch.data}))
 
     @property
     def end(self) -> int:
-        return (
-            read_batches(self.history[-1], batch_bytes_max=BATCH_BYTES_MAX, from_client=False)[0].next_offset
-            if self.history
-            else 0
-        )
+        return self.history[-1].original.next_offset if self.history else 0
 
-    @rule(count=st.integers(1, 5), size=st.integers(0, 400))
-    def append_plain(self, count: int, size: int) -> None:
+    @rule(keys=st.text("abcde", min_size=1, max_size=5), size=st.integers(0, 400))
+    def append_plain(self, keys: str, size: int) -> None:
         stamp = 1000 + len(self.history)
-        self.append(build_batch([Record(b"k", bytes(size), timestamp=stamp) for _ in range(count)]))
+        self.append(build_batch([Record(key.encode(), bytes(size), timestamp=stamp) for key in keys]))
 
     @rule(producer_id=st.integers(1, 3), transactional=st.booleans(), size=st.integers(0, 100))
     def append_with_producer(self, producer_id: int, transactional: bool, size: int) -> None:
         transactional = transactional or producer_id in self.in_transaction
         sequence = self.sequences.get(producer_id, 0)
         batch = build_batch(
-            [Record(b"k", bytes(size), timestamp=1000)] * 2,
+            [Record(b"a", bytes(size), timestamp=1000), Record(b"z", None, timestamp=1000)],
             producer_id=producer_id,
             producer_epoch=0,
             base_sequence=sequence,
@@ -135,6 +147,54 @@ class LogMachine(RuleBasedStateMachine):
         self.flushed = self.end
         self.log.remove_dead_segments()
 
+    @rule(map_bytes_max=st.sampled_from([300, 1 << 16]))
+    def compact(self, map_bytes_max: int) -> None:
+        self.checkpoint()
+        job = plan(self.log, 5000, map_bytes_max=map_bytes_max)
+        if job is None:
+            return
+        result = clean(self.disk, job)
+        new = self.cleaned_batches(result)
+        self.check_cleaning(job, result, new)
+        touched = [entry for entry in self.history if self.is_in(result, entry.original.base_offset)]
+        for entry in touched:
+            entry.allowed |= {new.get(entry.original.base_offset)}
+        self.log.swap_in(result.groups, result.cleaned_offset)
+        for entry in touched:
+            entry.allowed = {new.get(entry.original.base_offset)}
+
+    @staticmethod
+    def is_in(result: CleaningResult, offset: int) -> bool:
+        return any(group.base <= offset < group.end_offset for group in result.groups)
+
+    def cleaned_batches(self, result: CleaningResult) -> dict[int, bytes]:
+        found = {}
+        for group in result.groups:
+            data = self.disk.contents(f"{self.log.directory}/{group.base:020d}.log.cleaned")
+            batches = read_batches(data, batch_bytes_max=BATCH_BYTES_MAX, from_client=False) if data else []
+            found.update({batch.base_offset: batch.data for batch in batches})
+        return found
+
+    def check_cleaning(self, job: CleaningJob, result: CleaningResult, new: dict[int, bytes]) -> None:
+        """Of what was there before, exactly the last record of each key is left, and all that was not looked at."""
+        before = [_parse(data) for entry in self.history for data in entry.allowed if data is not None]
+        before = [batch for batch in before if self.is_in(result, batch.base_offset) and not batch.is_control]
+        aborted = self.replay()[1]
+        alive = [batch for batch in before if not _is_aborted(batch, aborted)]
+        live = [record for batch in alive for record in decode_records(batch, 1 << 20)]
+        dirty = [b for b in alive if job.first_dirty_offset <= b.last_offset and b.base_offset < result.cleaned_offset]
+        last = {record.key: record.offset for batch in dirty for record in decode_records(batch, 1 << 20)}
+        kept = [record for record in live if record.offset >= max(last.get(record.key, 0), 0)]
+        untouched = [batch for batch in before if batch.base_offset >= result.cleaned_offset]
+        expected = {record.offset for record in kept} | {
+            r.offset for b in untouched for r in decode_records(b, 1 << 20)
+        }
+        after = [_parse(data) for data in new.values()]
+        records = [r for batch in after if not batch.is_control for r in decode_records(batch, 1 << 20)]
+        assert [record.offset for record in records] == sorted(expected)
+        originals = {r.offset: r for batch in before for r in decode_records(batch, 1 << 20)}
+        assert all(record == originals[record.offset] for record in records)
+
     # Crashes.
 
     @rule(seed=st.integers(0, 2**32))
@@ -143,11 +203,11 @@ class LogMachine(RuleBasedStateMachine):
         self.disk.crash(seed)
         self.reopen()
 
-    @rule(seed=st.integers(0, 2**32), steps=st.integers(0, 12), data=st.data())
+    @rule(seed=st.integers(0, 2**32), steps=st.integers(0, 60), data=st.data())
     def crash_in_the_middle(self, seed: int, steps: int, data: st.DataObject) -> None:
         self.disk.crash_after = self.disk.operations + steps
         action = data.draw(
-            st.sampled_from(["plain", "producer", "abort", "flush", "checkpoint", "delete", "roll", "close"])
+            st.sampled_from(["plain", "producer", "abort", "flush", "checkpoint", "delete", "roll", "close", "compact"])
         )
         try:
             self.act(action)
@@ -157,7 +217,7 @@ class LogMachine(RuleBasedStateMachine):
 
     def act(self, action: str) -> None:
         if action == "plain":
-            self.append_plain(1, 900)
+            self.append_plain("a", 900)
         elif action == "producer":
             self.append_with_producer(2, True, 600)
         elif action == "abort" and self.in_transaction:
@@ -175,6 +235,8 @@ class LogMachine(RuleBasedStateMachine):
             self.log.roll()
         elif action == "close":
             self.store.close()
+        elif action == "compact":
+            self.compact(1 << 16)
 
     @rule(seed=st.integers(0, 2**32))
     def crash_while_recovering(self, seed: int) -> None:
@@ -199,11 +261,11 @@ class LogMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         self.open()
         if self.in_doubt is not None:
-            self.history.append(self.in_doubt)
+            self.history.append(Entry(self.in_doubt, {self.in_doubt.data}))
             self.in_doubt = None
         end = self.log.end_offset
         assert end >= self.flushed, f"flushed up to {self.flushed}, recovered only up to {end}"
-        self.history = [data for data in self.history if _parse(data).next_offset <= end]
+        self.history = [entry for entry in self.history if entry.original.next_offset <= end]
         assert self.end == end, f"recovered to {end}, which is no boundary of what was appended"
         assert self.durable_start <= self.log.start_offset <= max(self.start, self.durable_start)
         self.start = self.log.start_offset
@@ -221,13 +283,21 @@ class LogMachine(RuleBasedStateMachine):
 
     def replay(self) -> tuple[ProducerStates, list[AbortedTransaction]]:
         states = ProducerStates()
-        aborted = [states.apply(_parse(data)) for data in self.history]
+        aborted = [states.apply(entry.original) for entry in self.history]
         return states, [entry for entry in aborted if entry is not None]
 
     def check_content(self) -> None:
-        kept = [data for data in self.history if _parse(data).next_offset > self.log.start_offset]
-        assert _shape(read_all(self.log)) == _shape(b"".join(kept))
-        assert read_all(self.log) == b"".join(kept)
+        data = read_all(self.log)
+        batches = read_batches(data, batch_bytes_max=BATCH_BYTES_MAX, from_client=False) if data else []
+        offsets = [batch.base_offset for batch in batches]
+        assert offsets == sorted(set(offsets)), f"out of order: {offsets}"
+        found = {batch.base_offset: batch.data for batch in batches}
+        for entry in self.history:
+            if entry.original.next_offset > self.log.start_offset:
+                now = found.pop(entry.original.base_offset, None)
+                assert now in entry.allowed, f"{entry.original} is not as it was"
+                entry.allowed = {now}
+        assert not found, f"never appended: {sorted(found)}"
 
     @invariant()
     def offsets_agree(self) -> None:
@@ -254,9 +324,11 @@ def _parse(data: bytes) -> Batch:
     return batch
 
 
-def _shape(data: bytes) -> list[tuple[int, int]]:
-    batches = read_batches(data, batch_bytes_max=BATCH_BYTES_MAX, from_client=False) if data else []
-    return [(batch.base_offset, batch.size) for batch in batches]
+def _is_aborted(batch: Batch, aborted: list[AbortedTransaction]) -> bool:
+    return any(
+        entry.producer_id == batch.producer_id and entry.first_offset <= batch.base_offset <= entry.last_offset
+        for entry in aborted
+    )
 
 
 def read_all(log: PartitionLog) -> bytes:

@@ -2,10 +2,11 @@
 
 A row of 40-byte entries, big-endian, in the order of their markers::
 
-    producer id int64 · first offset int64 · marker's offset int64 · last stable offset int64 · CRC-32C of those uint32 · 0 uint32
+    producer id int64 · first offset int64 · marker's offset int64 · last stable offset int64 · CRC-32C of those uint32
+    · 0 uint32
 
-An entry lives beside the segment that holds its abort marker. Most segments have no such file. Entries are written when the
-marker is appended and flushed before the recovery point passes the marker; those behind the recovery point are
+An entry lives beside the segment that holds its abort marker. Most segments have no such file. Entries are written
+when the marker is appended and flushed before the recovery point passes the marker; those behind the recovery point are
 derived again from the log.
 """
 
@@ -80,6 +81,11 @@ class AbortedIndex:
 
     def add(self, entry: AbortedTransaction) -> None:
         self.entries().append(entry)
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether there is a file to read."""
+        return self._entries is None or self._written > 0
 
     @property
     def unwritten(self) -> bool:

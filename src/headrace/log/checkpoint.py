@@ -2,13 +2,16 @@
 
 The file is one line ``headrace-checkpoint 1 <CRC-32C of the rest, 8 hex digits>`` and then JSON::
 
-    {"clean": false, "logs": {"orders~6f1c…/0": [start offset, recovery offset, recovery position, [[epoch, start], …]]}}
+    {"clean": false, "logs": {"orders~6f1c…/0": [start offset, recovery offset, recovery position, [[epoch, start], …],
+    cleaned offset]}}
 
 *start offset*: nothing before it is served, whatever files are still there. *Recovery offset and position*: everything
-before was flushed before this file was written, its index and aborted transactions included, so it is never scanned; what follows
-is scanned after a crash. ``clean`` is written last of all at an orderly stop: then nothing follows.
+before was flushed before this file was written, its index and aborted transactions included, so it is never scanned;
+what follows is scanned after a crash. *Cleaned offset*: compaction has been through everything before it. ``clean`` is
+written last of all at an orderly stop: then nothing follows.
 
-The file is replaced atomically. If it is missing or does not check out, every log is scanned from its first byte: slow, but right.
+The file is replaced atomically. If it is missing or does not check out, every log is scanned from its first byte:
+slow, but right.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ class LogMark:
     recovery_offset: int = 0
     recovery_position: int = 0
     epochs: tuple[tuple[int, int], ...] = ()
+    cleaned_offset: int = 0
 
 
 @dataclass(slots=True)
@@ -47,7 +51,7 @@ class Checkpoint:
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
     logs = {
-        name: [mark.start_offset, mark.recovery_offset, mark.recovery_position, mark.epochs]
+        name: [mark.start_offset, mark.recovery_offset, mark.recovery_position, mark.epochs, mark.cleaned_offset]
         for name, mark in checkpoint.logs.items()
     }
     body = json.dumps({"clean": checkpoint.clean, "logs": logs}, separators=(",", ":")).encode()
@@ -60,8 +64,8 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
         return Checkpoint(problem="the checkpoint's checksum is wrong: every log is scanned from its first byte")
     content: dict[str, Any] = json.loads(body)
     logs = {
-        name: LogMark(start, offset, position, tuple((epoch, first) for epoch, first in epochs))
-        for name, (start, offset, position, epochs) in content["logs"].items()
+        name: LogMark(start, offset, position, tuple((epoch, first) for epoch, first in epochs), cleaned)
+        for name, (start, offset, position, epochs, cleaned) in content["logs"].items()
     }
     return Checkpoint(clean=bool(content["clean"]), logs=logs)
 

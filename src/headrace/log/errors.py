@@ -81,7 +81,7 @@ class OutOfOrderSequence(KafkaError):
     def __init__(self, producer_id: int, sequence: int, expected: int) -> None:
         super().__init__(
             ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-            f"producer {producer_id} sent sequence {sequence} where {expected} was expected: a batch before it is missing",
+            f"producer {producer_id} sent sequence {sequence} where {expected} was expected: one before it is missing",
         )
         self.producer_id = producer_id
         self.sequence = sequence
@@ -103,7 +103,7 @@ class InvalidTransactionState(KafkaError):
     def __init__(self, producer_id: int, first_offset: int) -> None:
         super().__init__(
             ErrorCode.INVALID_TXN_STATE,
-            f"producer {producer_id} has had a transaction open since offset {first_offset}; its writes must be transactional",
+            f"producer {producer_id} has a transaction open since offset {first_offset}: a plain write may not join it",
         )
         self.producer_id = producer_id
         self.first_offset = first_offset
@@ -113,7 +113,7 @@ class CoordinatorFenced(KafkaError):
     def __init__(self, producer_id: int, coordinator_epoch: int, current_epoch: int) -> None:
         super().__init__(
             ErrorCode.TRANSACTION_COORDINATOR_FENCED,
-            f"a marker for producer {producer_id} from coordinator epoch {coordinator_epoch}, but {current_epoch} has been seen",
+            f"a marker for producer {producer_id} from coordinator epoch {coordinator_epoch}; {current_epoch} was seen",
         )
         self.producer_id = producer_id
         self.coordinator_epoch = coordinator_epoch

@@ -3,16 +3,17 @@
 While a sync is under way, appends go on and their logs are marked; the next sync covers them all. So the number of
 syncs per second follows the disk and not the load, and an acknowledgement waits for at most two of them.
 
-What is *flushed* when a sync returns is what was written when it began: ``mark`` captures each log's end offset and its unsynced
-files on the owner's thread, before the sync, and exactly that is reported back. The thread touches no log, only files.
+What is *flushed* when a sync returns is what was written when it began: ``mark`` captures each log's end offset and
+its unsynced files on the owner's thread, before the sync, and exactly that is reported back. The thread touches no
+log, only files.
 
-For few files ``fdatasync`` of each is cheapest, for many one ``syncfs`` is: measured here with quiet disk, 1 file 0.24 ms either
-way, 16 files 4.0 against 0.8 ms, 500 files 131 against 5 ms. But ``syncfs`` also waits for what other processes have written, so
-both costs are estimated from what they took lately and the cheaper is chosen. The estimate for ``syncfs`` fades while it is not
-tested, so that it gets another chance when the other process may have gone.
+For few files ``fdatasync`` of each is cheapest, for many one ``syncfs`` is: measured here with quiet disk, 1 file 0.24
+ms either way, 16 files 4.0 against 0.8 ms, 500 files 131 against 5 ms. But ``syncfs`` also waits for what other
+processes have written, so both costs are estimated from what they took lately and the cheaper is chosen. The estimate
+for ``syncfs`` fades while it is not tested, so that it gets another chance when the other process may have gone.
 
-A failed sync is the end: the kernel may have dropped the pages it could not write and would report success next time. It is
-never repeated, nothing is reported as flushed, and ``on_failure`` is expected to stop the process.
+A failed sync is the end: the kernel may have dropped the pages it could not write and would report success next time.
+It is never repeated, nothing is reported as flushed, and ``on_failure`` is expected to stop the process.
 """
 
 from __future__ import annotations

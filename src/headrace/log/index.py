@@ -17,12 +17,13 @@ The file is a row of 4,096-byte blocks. All numbers are little-endian::
     1072  positions        252 × uint32, in the log file
     2080  timestamps       252 × int64, the latest in the bytes *before* that position
 
-About every ``index_interval_bytes`` of log one entry is made. All three columns rise, so each can be bisected: by offset
-to begin a read, by position to end one, by timestamp to find the first record at or after a time.
+About every ``index_interval_bytes`` of log one entry is made. All three columns rise, so each can be bisected: by
+offset to begin a read, by position to end one, by timestamp to find the first record at or after a time.
 
-A block is valid when its checksum, magic, number and base offset are right and it covers no more than the log has. The index is never
-the only place of a fact: a missing or invalid block is rebuilt from the log's headers. That is why it is written without
-a sync, why a full disk here is no failure of an append, and why only the newest entries are kept in memory.
+A block is valid when its checksum, magic, number and base offset are right and it covers no more than the log has. The
+index is never the only place of a fact: a missing or invalid block is rebuilt from the log's headers. That is why it
+is written without a sync, why a full disk here is no failure of an append, and why only the newest entries are kept in
+memory.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ BLOCK_ENTRIES: Final = 252
 MAGIC: Final = 0x4849
 VERSION: Final = 1
 _HEADER = struct.Struct("<IHHIIqQqq16x")
-assert _HEADER.size == 64 and 64 + 16 * BLOCK_ENTRIES == BLOCK_BYTES
+assert _HEADER.size == 64
+assert _HEADER.size + 16 * BLOCK_ENTRIES == BLOCK_BYTES
 assert sys.byteorder == "little", "index columns are used in place and need a little-endian machine"
 
 _OFFSETS: Final = 0

@@ -1,15 +1,15 @@
 """A partition's log: segments in a directory, appended at the end, read from anywhere.
 
-How a produced byte becomes an offset: ``append`` stamps each batch with the next offset, writes all batches of the call with
-one system call behind the end of the active segment, and only then counts them in. When the write fails the file is cut
-back and nothing has happened.
+How a produced byte becomes an offset: ``append`` stamps each batch with the next offset, writes all batches of the
+call with one system call behind the end of the active segment, and only then counts them in. When the write fails the
+file is cut back and nothing has happened.
 
-How an offset becomes bytes: ``read`` finds the batch that holds it (a sequential reader's place is remembered; otherwise the
-segment by bisection, the batch by the segment's index), decides at which batch boundary to end, and hands out the range
-of the file. No batch is decoded and no byte is copied.
+How an offset becomes bytes: ``read`` finds the batch that holds it (a sequential reader's place is remembered;
+otherwise the segment by bisection, the batch by the segment's index), decides at which batch boundary to end, and
+hands out the range of the file. No batch is decoded and no byte is copied.
 
-Three offsets matter. ``end_offset``: everything below is *written*. ``flushed_offset``: everything below is *flushed*, it
-survives power loss. ``visible_end_offset``: how far readers may see, which depends on the topic's flush mode.
+Three offsets matter. ``end_offset``: everything below is *written*. ``flushed_offset``: everything below is *flushed*,
+it survives power loss. ``visible_end_offset``: how far readers may see, which depends on the topic's flush mode.
 
 All of this runs on one thread. The flusher's thread only syncs files that were handed to it.
 """
@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.batch import NO_PRODUCER_ID, Batch
 from headrace.log.checkpoint import LogMark
@@ -32,6 +32,7 @@ from headrace.log.producers import AbortedTransaction, ProducerStates
 from headrace.log.recovery import RecoveryReport, check_believed, load_believed, scan_unflushed
 from headrace.log.segment import OFFSET_DELTA_MAX, FileSlice, Segment, segment_name
 from headrace.log.snapshots import producers_at, snapshot_offsets, snapshot_path, write_snapshot
+from headrace.log.swap import SwapGroup, complete_swaps, discard_cleaned, swap_files
 from headrace.ports import Disk, File
 from headrace.record import decode_records
 
@@ -39,7 +40,7 @@ __all__ = ["AppendResult", "FlushMark", "PartitionLog"]
 
 _HINTS_MAX = 64
 _CHECKPOINT_BYTES_MIN = 1 << 20
-_OWN_FILE = re.compile(r"\d{20}\.(log|index|txn|producers)(\.tmp|\.cleaned|\.swap|\.cut-\d+(\.\d+)?)?")
+_OWN_FILE = re.compile(r"\d{20}\.(log|index|txn|producers)(\.tmp|\.cut-\d+(\.\d+)?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ class PartitionLog:
         self._unsynced: dict[str, File] = {}
         self._directory_unsynced = False
         self._derived_unsynced = False
-        """Recovery shortened files beside the log. If that were undone by a crash, they would tell of a past that never was."""
+        """Recovery shortened files beside the log. If that were undone by a crash, they would tell of a past that
+        never was."""
         self._boundaries: deque[tuple[int, Segment, int]] = deque()
         """(end offset, segment, position) after each append that is not yet flushed."""
         self._flushed_at: tuple[int, Segment | None, int] = (0, None, 0)
@@ -105,8 +107,8 @@ class PartitionLog:
         """Open the log in ``directory``, creating it if there is none, and recover it from ``mark`` on.
 
         With ``sync=False`` the caller flushes what recovery accepted (one syncfs for many logs) and then calls
-        ``flushed_to_end``; until then nothing of it counts as flushed. ``gaps_allowed`` says that the mark was lost, so that
-        even old, compacted segments are scanned.
+        ``flushed_to_end``; until then nothing of it counts as flushed. ``gaps_allowed`` says that the mark was lost,
+        so that even old, compacted segments are scanned.
         """
         log = cls(disk, directory, config, cache or FileCache(disk), mark or LogMark())
         log._load(disk.list_files(directory) if disk.exists(directory) else None, gaps_allowed)
@@ -118,6 +120,8 @@ class PartitionLog:
         if files is None:
             self._disk.mkdir(self.directory)
             files = {}
+        if complete_swaps(self._disk, self.directory, files):
+            files = self._disk.list_files(self.directory)
         bases = sorted(int(name[:20]) for name in files if len(name) == 24 and name.endswith(".log"))
         for base in bases:
             name = segment_name(base)
@@ -253,9 +257,7 @@ class PartitionLog:
     @property
     def mark(self) -> LogMark:
         """What a checkpoint written now may say of this log."""
-        return LogMark(
-            self._start, self._mark.recovery_offset, self._mark.recovery_position, tuple(self._epochs_from_start())
-        )
+        return replace(self._mark, start_offset=self._start, epochs=tuple(self._epochs_from_start()))
 
     @property
     def producers(self) -> ProducerStates:
@@ -285,7 +287,8 @@ class PartitionLog:
 
         Producer checks are the caller's (``producers.check``) and come first.
         """
-        assert batches and not self._closed
+        assert batches, "an append needs a batch"
+        assert not self._closed
         total = sum(batch.size for batch in batches)
         segment = self._segment_for(batches, total, now_ms)
         base_offset = offset = self._end
@@ -440,13 +443,16 @@ class PartitionLog:
     def checkpointed(self, offset: int, position: int) -> LogMark:
         """Everything ``prepare_checkpoint`` wrote has been synced: recovery may begin here."""
         if offset >= self._mark.recovery_offset:
-            self._mark = LogMark(self._start, offset, position)
+            self._mark = replace(self._mark, recovery_offset=offset, recovery_position=position)
         return self.mark
 
     @property
     def wants_checkpoint(self) -> bool:
         """Whether the recovery point should move: there is much to scan, or removal waits for it."""
-        return self._start > self._mark.recovery_offset or self.bytes_since_checkpoint >= _CHECKPOINT_BYTES_MIN
+        recovery_offset = self._mark.recovery_offset
+        removal_waits = self._start > recovery_offset
+        compaction_waits = self.config.cleanup_compact and self._active.base_offset > recovery_offset
+        return removal_waits or compaction_waits or self.bytes_since_checkpoint >= _CHECKPOINT_BYTES_MIN
 
     @property
     def bytes_since_checkpoint(self) -> int:
@@ -461,8 +467,8 @@ class PartitionLog:
     # Reading.
 
     def read(self, offset: int, *, bytes_max: int, offset_max: int, min_one_batch: bool = True) -> list[FileSlice]:
-        """The range of whole batches from the one that holds ``offset`` on, about ``bytes_max`` long, every record in it
-        below ``offset_max``. With ``min_one_batch`` a first batch larger than ``bytes_max`` is given anyway."""
+        """The range of whole batches from the one that holds ``offset`` on, about ``bytes_max`` long, every record in
+        it below ``offset_max``. With ``min_one_batch`` a first batch larger than ``bytes_max`` is given anyway."""
         if not self._start <= offset <= self._end:
             raise OffsetOutOfRange(offset, self._start, self._end)
         if offset >= offset_max:
@@ -587,8 +593,8 @@ class PartitionLog:
     def remove_dead_segments(self, *, regardless: bool = False) -> int:
         """Unlink segments that lie wholly below the start offset; returns the bytes freed.
 
-        Only below the recovery point, that is after a checkpoint: an unlink that a crash undoes must not bring records back,
-        and what producers wrote there is remembered only by the snapshot. The oldest goes first, so that whatever
+        Only below the recovery point, that is after a checkpoint: an unlink that a crash undoes must not bring
+        records back, and what producers wrote there is remembered only by the snapshot. The oldest goes first, so that whatever
         remains is the end of the log. ``regardless`` is for a disk so full that no checkpoint can be written.
         """
         if self._start == self._end and self._active.size:
@@ -610,6 +616,38 @@ class PartitionLog:
     def truncate_all(self) -> None:
         """Drop every record; offsets go on where they are."""
         self.advance_start(self._end)
+
+    # Compaction.
+
+    def swap_in(self, groups: Sequence[SwapGroup], cleaned_offset: int) -> int:
+        """Put cleaned segments in the place of those they were made from; returns the bytes saved.
+
+        Readers that hold slices of the old files keep them. A group whose segments retention has touched meanwhile is
+        thrown away. See swap.py for why a crash at any point leaves either the old or the new.
+        """
+        usable = []
+        for group in groups:
+            present = [segment.base_offset for segment in self._segments[:-1]]
+            if all(base in present for base in group.replaces) and group.base == group.replaces[0]:
+                usable.append(group)
+            else:
+                discard_cleaned(self._disk, self.directory, group.base)
+        before = self.size_bytes
+        swap_files(self._disk, self.directory, usable)
+        for group in usable:
+            self._replace_segments(group)
+        self._bases = [segment.base_offset for segment in self._segments]
+        self._hints.clear()
+        if len(usable) == len(groups):
+            self._mark = replace(self._mark, cleaned_offset=max(cleaned_offset, self._mark.cleaned_offset))
+        return before - self.size_bytes
+
+    def _replace_segments(self, group: SwapGroup) -> None:
+        first = next(n for n, segment in enumerate(self._segments) if segment.base_offset == group.base)
+        for segment in self._segments[first : first + len(group.replaces)]:
+            segment.forget()
+            self._unsynced.pop(segment.path, None)
+        self._segments[first : first + len(group.replaces)] = [self._segment(group.base, group.size, has_aborted=True)]
 
     # Producer snapshots.
 

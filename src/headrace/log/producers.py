@@ -7,12 +7,13 @@ a retry is always of one of these), and where its open transaction began. The ru
 * an older epoch is fenced; a newer epoch starts at sequence 0; the same epoch goes on at last + 1 (wrapping at 2^31-1);
 * a producer nobody remembers (expired, or its records were removed) may start at any sequence.
 
-The state is a fold over the log's batches, so it can always be rebuilt. A snapshot (``<offset>.producers``) saves the time: it is
-the state at that offset, so recovery replays only what follows. Its bytes are one line ``headrace-producers 1 <CRC-32C of the
-rest, 8 hex digits>`` and then JSON; a snapshot that does not check out is ignored and an older one, or the log, is used.
+The state is a fold over the log's batches, so it can always be rebuilt. A snapshot (``<offset>.producers``) saves the
+time: it is the state at that offset, so recovery replays only what follows. Its bytes are one line
+``headrace-producers 1 <CRC-32C of the rest, 8 hex digits>`` and then JSON; a snapshot that does not check out is
+ignored and an older one, or the log, is used.
 
-Readers of committed data may go up to the *last stable offset*: the first offset of the earliest transaction that is open,
-or that is decided by a marker which is itself not yet visible.
+Readers of committed data may go up to the *last stable offset*: the first offset of the earliest transaction that
+is open, or that is decided by a marker which is itself not yet visible.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Opening a log: what was safely on disk is believed, what follows it is scanned, and the torn end is cut.
 
-The *recovery point* (see ``checkpoint.py``) divides a log. Segments before it are believed and not even opened. From it on
-every batch is read and its checksum checked, in order. The first bytes that are not the next batch end the log: a crash tears
-the end of what was not yet flushed, and flushed means everything before it was flushed too, so nothing acknowledged
-can stand behind a torn batch.
+The *recovery point* (see ``checkpoint.py``) divides a log. Segments before it are believed and not even opened. From
+it on every batch is read and its checksum checked, in order. The first bytes that are not the next batch end the log:
+a crash tears the end of what was not yet flushed, and flushed means everything before it was flushed too, so nothing
+acknowledged can stand behind a torn batch.
 
-Disks also decay, and then something acknowledged *can* stand behind it. So when what would be cut holds a whole batch (valid, or
-complete but with a wrong checksum), it is copied to ``<segment>.log.cut-<position>`` before it is cut, and later segments
-are renamed to ``….log.cut-0``; the report names them. Only bytes that hold no complete batch are dropped.
+Disks also decay, and then something acknowledged *can* stand behind it. So when what would be cut holds a whole batch
+(valid, or complete but with a wrong checksum), it is copied to ``<segment>.log.cut-<position>`` before it is cut, and
+later segments are renamed to ``….log.cut-0``; the report names them. Only bytes that hold no complete batch are
+dropped.
 
 What is missing *before* the recovery point is never repaired by cutting: that raises CorruptLog with file and position.
 """
@@ -61,7 +62,8 @@ class RecoveryReport:
 def scan_batches(
     file: File, position: int, end: int, next_offset: int, *, gaps_allowed: bool = False
 ) -> Iterator[tuple[int, Batch]]:
-    """(position, batch) of every valid batch from ``position`` on; ends at the first bytes that are not the next one."""
+    """(position, batch) of every valid batch from ``position`` on; ends at the first bytes that are not the next
+    one."""
     chunk = b""
     chunk_start = position
     while True:
@@ -90,7 +92,8 @@ def scan_batches(
 
 
 def load_believed(segment: Segment, end: int) -> None:
-    """Make ``segment`` ready to append at ``end``, believing its bytes: from the index, and headers where it is short."""
+    """Make ``segment`` ready to append at ``end``, believing its bytes: from the index, and headers where it is
+    short."""
     if segment.size < end:
         raise CorruptLog(segment.path, segment.size, f"{end - segment.size} flushed bytes are missing")
     known = segment.index.load_tail(end)
@@ -117,9 +120,9 @@ def scan_unflushed(
     """Scan from the recovery point, drop the torn end, and leave the last segment ready for appending.
 
     ``on_believed`` is called once with the segments that hold what is believed, each ending where belief ends; then
-    ``on_batch`` sees every batch accepted. ``segments`` loses those that lie behind a cut, or behind a gap: compaction keeps
-    away from what is not flushed, so a gap there is a lost end of the segment before. Only when the checkpoint itself was lost
-    are gaps taken for compaction's.
+    ``on_batch`` sees every batch accepted. ``segments`` loses those that lie behind a cut, or behind a gap: compaction
+    keeps away from what is not flushed, so a gap there is a lost end of the segment before. Only when the checkpoint
+    itself was lost are gaps taken for compaction's.
     """
     first = len(segments) - 1
     while first > 0 and segments[first].base_offset > mark.recovery_offset:

@@ -1,7 +1,7 @@
 """How much of a log to keep: by age, by size, always whole segments from the oldest on.
 
-A segment is old when its latest record is; records without a timestamp never grow old. Nothing that readers cannot see yet is
-removed. When even the active segment is old it is rolled first, so that an idle topic empties.
+A segment is old when its latest record is; records without a timestamp never grow old. Nothing that readers cannot see
+yet is removed. When even the active segment is old it is rolled first, so that an idle topic empties.
 
 Deciding and removing are two steps with a checkpoint between them; ``LogStore.enforce_retention`` does all three.
 """

@@ -1,11 +1,11 @@
 """One segment of a partition's log: ``<base offset, 20 digits>.log`` with its ``.index``.
 
 The log file is nothing but record batches (see ``headrace.batch``), one after the other, as they are on the wire. Base
-offsets rise; they leave gaps only where compaction removed something. Nothing is preallocated, so the size of the file is
-where the next batch goes.
+offsets rise; they leave gaps only where compaction removed something. Nothing is preallocated, so the size of the file
+is where the next batch goes.
 
-The newest segment is *active*: its size, next offset and latest timestamp are kept in memory as batches arrive. The others
-are *sealed* and cost almost nothing until somebody reads them; what must be known about them comes from the last
+The newest segment is *active*: its size, next offset and latest timestamp are kept in memory as batches arrive. The
+others are *sealed* and cost almost nothing until somebody reads them; what must be known about them comes from the last
 block of their index.
 """
 
@@ -90,17 +90,18 @@ class Segment:
         index_interval_bytes: int,
         *,
         has_aborted: bool = False,
+        suffix: str = "",
     ) -> None:
         self._cache = cache
         self.stem = stem
-        self.path = stem + ".log"
+        self.path = f"{stem}.log{suffix}"
         self.base_offset = base_offset
         self.next_offset = base_offset
         self.size = size
         self.max_timestamp = NO_TIMESTAMP
         self.first_timestamp: int | None = None
-        self.index = Index(cache, stem + ".index", base_offset)
-        self.aborted = AbortedIndex(cache, stem + ".txn", exists=has_aborted)
+        self.index = Index(cache, f"{stem}.index{suffix}", base_offset)
+        self.aborted = AbortedIndex(cache, f"{stem}.txn{suffix}", exists=has_aborted)
         self.summarised = size == 0
         self._index_interval_bytes = index_interval_bytes
         self._indexed_position = 0
@@ -110,6 +111,10 @@ class Segment:
 
     def file(self) -> File:
         return self._cache.open(self.path)
+
+    @property
+    def has_aborted_file(self) -> bool:
+        return self.aborted.on_disk
 
     # Writing.
 

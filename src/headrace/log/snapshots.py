@@ -45,7 +45,8 @@ def _read(disk: Disk, path: str) -> bytes:
 
 
 def replay_headers(states: ProducerStates, segments: Sequence[Segment], from_offset: int, to_offset: int) -> None:
-    """Fold the batches in [from_offset, to_offset) into the state; of markers the body is read, of others the header."""
+    """Fold the batches in [from_offset, to_offset) into the state; of markers the body is read, of others the
+    header."""
     for number, segment in enumerate(segments):
         is_before = number + 1 < len(segments) and segments[number + 1].base_offset <= from_offset
         if is_before or segment.base_offset >= to_offset or from_offset >= to_offset:
@@ -64,8 +65,8 @@ def write_snapshot(
 ) -> str | None:
     """Save the state at ``offset``, unsynced. Returns the path if one was written.
 
-    The newest snapshot that recovery could begin with stays whatever comes after it: later ones may not survive a crash,
-    and the batches before it may have been removed by retention.
+    The newest snapshot that recovery could begin with stays whatever comes after it: later ones may not survive a
+    crash, and the batches before it may have been removed by retention.
     """
     existing = snapshot_offsets(disk.listdir(directory))
     if not len(states) and not existing:

@@ -7,8 +7,8 @@
     <data>/topics/<name>~<topic id>/<partition>/  one PartitionLog each
     <data>/deleted/…                              topics on their way out
 
-A topic's directory carries its id, so a topic that is deleted and created again under its name never meets its old files.
-Deleting renames first and removes later: after a crash a topic is either there or not. Whatever else lies
+A topic's directory carries its id, so a topic that is deleted and created again under its name never meets its old
+files. Deleting renames first and removes later: after a crash a topic is either there or not. Whatever else lies
 in the data directory is reported and left alone.
 """
 
@@ -18,7 +18,7 @@ import errno
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from headrace.log.checkpoint import Checkpoint, LogMark, read_checkpoint, write_checkpoint
@@ -36,6 +36,9 @@ PartitionKey = tuple[str, UUID, int]
 
 _TOPIC_DIRECTORY = re.compile(r"([A-Za-z0-9._-]{1,249})~([0-9a-f]{32})")
 
+NAME_CHARACTERS_MAX = 200
+"""A directory's name has 255 bytes, a topic's 249: long ones are cut, the id tells them apart."""
+
 
 @dataclass(slots=True)
 class StoreReport:
@@ -47,7 +50,8 @@ class StoreReport:
 
 @dataclass(slots=True)
 class CheckpointJob:
-    """A checkpoint under way: ``run`` may be called on another thread, ``LogStore.finish_checkpoint`` on the owner's."""
+    """A checkpoint under way: ``run`` may be called on another thread, ``LogStore.finish_checkpoint`` on the
+    owner's."""
 
     disk: Disk
     directory: str
@@ -196,7 +200,7 @@ class LogStore:
                 with suppress(OSError):
                     offset, position = log.prepare_checkpoint()
                     points.append((log, offset, position))
-                    moved[name] = LogMark(log.start_offset, offset, position, log.mark.epochs)
+                    moved[name] = replace(log.mark, recovery_offset=offset, recovery_position=position)
         return CheckpointJob(self.disk, self.directory, points, ends, before, moved)
 
     def finish_checkpoint(self, job: CheckpointJob) -> None:
@@ -224,7 +228,8 @@ class LogStore:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            # Removing is the only way out of a full disk. A crash now might bring these segments back, never lose others.
+            # Removing is the only way out of a full disk. A crash now might bring these segments back, never lose
+            # others.
             freed = sum(log.remove_dead_segments(regardless=True) for log in doomed)
             self.checkpoint()
             return freed

@@ -1,10 +1,10 @@
 """A disk in memory that crashes, tears, reorders, fills up and fails on demand.
 
-It keeps what a real disk keeps apart: for every file the bytes that are *flushed* and the writes since; for every directory
-the entries that are durable and the creates, renames and unlinks since. ``crash(seed)`` throws a fair die over everything that
-is not durable: a write survives whole, not at all, up to some byte, or in some of its 512- or 4,096-byte blocks (the
-others read as zeros or as before); a rename or create survives or not, independently of the bytes. The same seed
-and history give the same disk.
+It keeps what a real disk keeps apart: for every file the bytes that are *flushed* and the writes since; for every
+directory the entries that are durable and the creates, renames and unlinks since. ``crash(seed)`` throws a fair die
+over everything that is not durable: a write survives whole, not at all, up to some byte, or in some of its 512- or
+4,096-byte blocks (the others read as zeros or as before); a rename or create survives or not, independently of the
+bytes. The same seed and history give the same disk.
 
 It is stricter than most filesystems: a synced file whose directory was not synced is gone after the crash.
 """

@@ -1,0 +1,135 @@
+"""When to compact a log, and the child process that does the work.
+
+The serving process only decides (``plan``) and swaps (``PartitionLog.swap_in``): reading and rewriting gigabytes
+happens in ``python -m headrace.log.compaction``, a child that runs with low priority, so that the event loop's latency
+does not notice. It takes a job as one JSON line on its input and gives the result as one JSON line on its output.
+
+Only sealed segments below the recovery point, below the last stable offset and older than ``min.compaction.lag.ms``
+are touched: what is flushed, decided and settled. A log is due when its dirty share reaches
+``min.cleanable.dirty.ratio`` or its oldest dirty record is older than ``max.compaction.lag.ms``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import TextIO
+
+from headrace.errors import HeadraceError
+from headrace.log.cleaner import CleaningJob, CleaningResult, clean
+from headrace.log.disk import OsDisk
+from headrace.log.log import PartitionLog
+from headrace.log.segment import Segment
+
+__all__ = ["MAP_BYTES_MAX", "CleaningJob", "CleaningResult", "clean", "command", "dirty_ratio", "plan"]
+
+MAP_BYTES_MAX = 64 << 20
+_NICE = 10
+
+
+def command() -> list[str]:
+    """The command line of the child process."""
+    return [sys.executable, "-m", "headrace.log.compaction"]
+
+
+def plan(log: PartitionLog, now_ms: int, *, map_bytes_max: int = MAP_BYTES_MAX) -> CleaningJob | None:
+    """The job that is due for this log, or None."""
+    config = log.config
+    if not config.cleanup_compact:
+        return None
+    segments, end_offset = _settled(log, now_ms)
+    dirty = [segment for number, segment in enumerate(segments) if _end(segments, number, end_offset) > _clean_to(log)]
+    if not dirty or not _is_due(log, segments, dirty, now_ms):
+        return None
+    return CleaningJob(
+        directory=log.directory,
+        segments=[(segment.base_offset, segment.size, segment.has_aborted_file) for segment in segments],
+        end_offset=end_offset,
+        first_dirty_offset=_clean_to(log),
+        now_ms=now_ms,
+        delete_retention_ms=config.delete_retention_ms,
+        segment_bytes_max=config.segment_bytes_max,
+        index_interval_bytes=config.index_interval_bytes,
+        map_bytes_max=map_bytes_max,
+        decompressed_bytes_max=config.decompressed_bytes_max,
+        aborted=[
+            (entry.producer_id, entry.first_offset, entry.last_offset)
+            for entry in log.aborted_transactions(segments[0].base_offset, end_offset)
+        ],
+        last_batches=sorted(log.producers.last_batch_offsets().items()),
+    )
+
+
+def _clean_to(log: PartitionLog) -> int:
+    return max(log.mark.cleaned_offset, log.start_offset)
+
+
+def _settled(log: PartitionLog, now_ms: int) -> tuple[list[Segment], int]:
+    """The sealed segments that may be rewritten, and the offset where the last of them ends."""
+    limit = min(log.mark.recovery_offset, log.last_stable_offset(log.visible_end_offset))
+    found: list[Segment] = []
+    end_offset = log.start_offset
+    segments = log.segments
+    for number, segment in enumerate(segments[:-1]):
+        end = segments[number + 1].base_offset
+        segment.summarise()
+        if end > limit or segment.max_timestamp > now_ms - log.config.min_compaction_lag_ms:
+            break
+        if end > log.start_offset:
+            found.append(segment)
+            end_offset = end
+    return found, end_offset
+
+
+def _end(segments: list[Segment], number: int, end_offset: int) -> int:
+    return segments[number + 1].base_offset if number + 1 < len(segments) else end_offset
+
+
+def _is_due(log: PartitionLog, segments: list[Segment], dirty: list[Segment], now_ms: int) -> bool:
+    dirty_bytes = sum(segment.size for segment in dirty)
+    total_bytes = sum(segment.size for segment in segments)
+    if dirty_bytes and dirty_bytes >= total_bytes * log.config.min_cleanable_dirty_ratio:
+        return True
+    oldest = next((header[7] for _, header in dirty[0].headers(0, dirty[0].size)), now_ms)
+    return now_ms - oldest > log.config.max_compaction_lag_ms
+
+
+def dirty_ratio(log: PartitionLog, now_ms: int) -> float:
+    """The share of the settled bytes that has not been compacted yet: a number for the console."""
+    segments, end_offset = _settled(log, now_ms)
+    total = sum(segment.size for segment in segments)
+    dirty = sum(
+        segment.size for number, segment in enumerate(segments) if _end(segments, number, end_offset) > _clean_to(log)
+    )
+    return dirty / total if total else 0.0
+
+
+def job_to_json(job: CleaningJob) -> str:
+    return json.dumps(asdict(job), separators=(",", ":")) + "\n"
+
+
+def job_from_json(line: str) -> CleaningJob:
+    content = json.loads(line)
+    content["segments"] = [tuple(entry) for entry in content["segments"]]
+    content["aborted"] = [tuple(entry) for entry in content["aborted"]]
+    content["last_batches"] = [tuple(entry) for entry in content["last_batches"]]
+    return CleaningJob(**content)
+
+
+def main(source: TextIO, target: TextIO) -> int:
+    """Run one job: a line in, a line out. Returns the exit status."""
+    job = job_from_json(source.readline())
+    try:
+        result = clean(OsDisk(), job)
+    except (HeadraceError, OSError) as error:
+        target.write(json.dumps({"error": str(error)}) + "\n")
+        return 1
+    target.write(json.dumps(result.to_json()) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    os.nice(_NICE)
+    sys.exit(main(sys.stdin, sys.stdout))
