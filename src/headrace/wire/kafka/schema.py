@@ -175,10 +175,29 @@ def data(
     return field(default_factory=of, metadata={"wire": spec})
 
 
+def _declared(cls: type[T]) -> type[T]:
+    """A slotted dataclass whose ``==`` and ``repr`` are shared: generating them for each of 350 classes took half of
+    the time it takes to import them."""
+    methods: dict[str, Any] = {"__eq__": _equal, "__hash__": None, "__repr__": _show}
+    for name, method in methods.items():
+        setattr(cls, name, method)
+    return dataclass(slots=True, kw_only=True, eq=False, repr=False)(cls)
+
+
+def _equal(self: Any, other: object) -> bool:
+    if type(self) is not type(other):
+        return NotImplemented
+    return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+
+def _show(self: Any) -> str:
+    return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
+
+
 @dataclass_transform(kw_only_default=True)
 def struct(cls: type[T]) -> type[T]:
     """Declare a part of a message."""
-    return dataclass(slots=True, kw_only=True)(cls)
+    return _declared(cls)
 
 
 @dataclass_transform(kw_only_default=True)
@@ -186,7 +205,7 @@ def message(*, api_key: int, versions: tuple[int, int], flexible: int = NEVER) -
     """Declare a request, a response, or (with ``api_key=-1``) data that other messages carry."""
 
     def declare(cls: type[T]) -> type[T]:
-        made = dataclass(slots=True, kw_only=True)(cls)
+        made = _declared(cls)
         _SPECS[made] = MessageSpec(api_key, versions[0], versions[1], flexible)
         return made
 
