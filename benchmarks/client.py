@@ -66,7 +66,8 @@ def produce(task: dict[str, Any]) -> dict[str, Any]:
     failures = Failures()
     producer = producer_of({**task, "settings": {"delivery.report.only.error": True, **task.get("settings", {})}})
     topic, value, keys = task["topic"], bytes(task["size"]), task.get("keys", 0)
-    key_of = [b"%d" % number for number in range(keys)] or [None]
+    key_of: list[bytes | None] = [b"%d" % number for number in range(keys)]
+    key_of = key_of or [None]
     send, poll = producer.produce, producer.poll
     began, cpu_before = wait_for_go()
     for number in range(task["count"]):
@@ -144,7 +145,7 @@ def listen(task: dict[str, Any]) -> dict[str, Any]:
     while len(delays) < task["count"] and time.monotonic() < deadline:
         message = consumer.poll(0.1)
         if message is not None and message.error() is None:
-            delays.append(time.monotonic_ns() - STAMP.unpack_from(message.value())[0])
+            delays.append(time.monotonic_ns() - STAMP.unpack_from(message.value() or b"")[0])
     outcome = result(began, cpu_before, failed=task["count"] - len(delays), error="messages did not arrive")
     consumer.close()
     measured = sorted(delays[task["warm_up"] :]) or [0]

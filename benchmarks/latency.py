@@ -1,7 +1,7 @@
 """From ``produce`` in one process to ``poll`` in another, at a steady 10,000 messages a second.
 
 With librdkafka's default ``linger.ms=5`` the client's own waiting is most of it. With ``linger.ms=0`` nearly every
-message is a request of its own: that shows the broker, and a broker that syncs before it answers pays the disk in every one.
+message is a request of its own: that shows the broker, and one that syncs before it answers pays the disk each time.
 """
 
 from __future__ import annotations
