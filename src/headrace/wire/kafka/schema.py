@@ -181,13 +181,12 @@ def _declared(cls: type[T]) -> type[T]:
     methods: dict[str, Any] = {"__eq__": _equal, "__hash__": None, "__repr__": _show}
     for name, method in methods.items():
         setattr(cls, name, method)
+    cls.__doc__ = cls.__doc__ or f"{cls.__name__} on the wire."  # or dataclass would work out a signature for it
     return dataclass(slots=True, kw_only=True, eq=False, repr=False)(cls)
 
 
-def _equal(self: Any, other: object) -> bool:
-    if type(self) is not type(other):
-        return NotImplemented
-    return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+def _equal(self: Any, other: Any) -> bool:
+    return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
 
 
 def _show(self: Any) -> str:
