@@ -147,6 +147,10 @@ class ClassicGroup:
     def is_empty(self) -> bool:
         return self.state is ClassicState.EMPTY
 
+    def is_current(self) -> bool:
+        """False after a start that found a later generation announced: nobody is told the older number any more."""
+        return self.generation == self.generation_told_max
+
     def can_rebalance(self) -> bool:
         return ClassicState.PREPARING in TRANSITIONS[self.state]
 

@@ -135,7 +135,7 @@ class Rebalancer:
         """A known member joins: part of a rebalance, the reason for one, or only unsure what it was told."""
         protocols = [(protocol.name, protocol.metadata) for protocol in request.body.protocols]
         unchanged = protocols == member.protocols
-        told_again = unchanged and (
+        told_again = (unchanged and group.is_current()) and (
             group.state is State.COMPLETING or (group.state is State.STABLE and member.member_id != group.leader)
         )
         if told_again:
@@ -170,7 +170,8 @@ class Rebalancer:
         member.join_future = member.sync_future = None
         self._rename(group, member, new_id)
         future = self._update_member(member, request)
-        if group.state is not State.STABLE or not _keeps_assignment(group, member, old_protocols):
+        unsettled = group.state is not State.STABLE or not group.is_current()
+        if unsettled or not _keeps_assignment(group, member, old_protocols):
             self._rebalance_or_complete(group)
             return future
         try:

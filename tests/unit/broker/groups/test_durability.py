@@ -75,6 +75,21 @@ async def test_a_generation_that_was_told_is_never_used_again_though_the_crash_c
 
 
 @run
+async def test_whoever_joins_after_such_a_crash_is_not_told_the_older_generation_again() -> None:
+    world = World()
+    generation, (leader, follower) = await world.stable(2)
+    waiting = world.join(leader)
+    world.join(follower)
+    await waiting
+    world.crash()
+    unchanged = world.join(follower)
+    await settle()
+    assert not unchanged.done()
+    world.join(leader)
+    assert (await unchanged).generation_id == generation + 2
+
+
+@run
 async def test_a_new_group_that_crashed_in_its_first_rebalance_goes_on_counting() -> None:
     world = World()
     joined = await (await world.new_member())
