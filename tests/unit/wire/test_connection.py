@@ -114,7 +114,7 @@ def test_an_api_that_is_not_offered_is_refused_when_its_first_bytes_are_here(api
     assert refusal(struct.pack(">ihhi", 4000, api_key, 0, 1)).startswith(f"unknown API {api_key}")
 
 
-@pytest.mark.parametrize(("api_key", "version"), [(0, 2), (0, 14), (3, 14), (3, -1), (12, 5), (24, 4)])
+@pytest.mark.parametrize(("api_key", "version"), [(0, 2), (0, 14), (3, 14), (3, -1), (12, 5), (24, 6)])
 def test_a_version_that_is_not_spoken_is_refused(api_key: int, version: int) -> None:
     assert f"version {version} is outside" in refusal(struct.pack(">ihhi", 100, api_key, version, 1))
 
@@ -255,7 +255,6 @@ def test_produce_is_advertised_from_0_and_accepted_from_3() -> None:
 def test_requests_that_only_brokers_send_are_not_offered() -> None:
     between_brokers = {4, 5, 6, 7, 27, 56, 58, 67}
     assert between_brokers & set(APIS) == set()
-    assert not APIS[24].accepts(4)
 
 
 def test_the_support_matrix_in_the_documentation_is_what_the_code_prints() -> None:
