@@ -40,6 +40,10 @@ class ReaderGone(Exception):
     """Whoever read our output has closed it; that is no failure."""
 
 
+class Interrupted(Exception):
+    """Ctrl-C, kept from click, which would print an empty line for it."""
+
+
 class LazyGroup(click.Group):
     """Knows the commands' names and summaries without importing them."""
 
@@ -75,6 +79,8 @@ class LazyGroup(click.Group):
             return result
         except BrokenPipeError as error:
             raise ReaderGone from error
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -99,7 +105,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # Python flushes stdout once more as it exits; let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (click.Abort, KeyboardInterrupt):
+    except (Interrupted, KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except click.ClickException as error:
         complain(_usage_line(error))

@@ -15,20 +15,34 @@ Errors are ``headrace.errors.KafkaError`` with the wire's code, and refinements 
     ├── RequestTimedOut        no answer in time; the same
     ├── UnsupportedByBroker    the broker does not know the request
     └── DeliveryFailed         records were given up
+
+The parts load when they are first used: a command that lists topics does not pay for the producer.
 """
 
 from __future__ import annotations
 
-from headrace.client.admin import Admin, ConfigEntry, ConfigSource, ResourceKind
-from headrace.client.client import Client, ClientOptions, PartitionInfo, TopicInfo, TopicPartition
-from headrace.client.connection import BrokerUnreachable, ConnectionLost, RequestTimedOut, UnsupportedByBroker
-from headrace.client.consumer import Consumer, ConsumerOptions, Polled
-from headrace.client.fetch import Fetched, FetchOptions, fetch
-from headrace.client.group_consumer import GroupConsumer, GroupOptions
-from headrace.client.groups import Group, GroupListing, GroupMember, Groups, PartitionLag
-from headrace.client.offsets import EARLIEST, LATEST, MAX_TIMESTAMP, OffsetAt, end_offsets, list_offsets, start_offsets
-from headrace.client.partitioner import partition_for_key
-from headrace.client.producer import Delivery, DeliveryFailed, Producer, ProducerOptions
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.client.admin import Admin, ConfigEntry, ConfigSource, ResourceKind
+    from headrace.client.client import Client, ClientOptions, PartitionInfo, TopicInfo, TopicPartition
+    from headrace.client.connection import BrokerUnreachable, ConnectionLost, RequestTimedOut, UnsupportedByBroker
+    from headrace.client.consumer import Consumer, ConsumerOptions, Polled
+    from headrace.client.fetch import Fetched, FetchOptions, fetch
+    from headrace.client.group_consumer import GroupConsumer, GroupOptions
+    from headrace.client.groups import Group, GroupListing, GroupMember, Groups, PartitionLag
+    from headrace.client.offsets import (
+        EARLIEST,
+        LATEST,
+        MAX_TIMESTAMP,
+        OffsetAt,
+        end_offsets,
+        list_offsets,
+        start_offsets,
+    )
+    from headrace.client.partitioner import partition_for_key
+    from headrace.client.producer import Delivery, DeliveryFailed, Producer, ProducerOptions
 
 __all__ = [
     "EARLIEST",
@@ -70,3 +84,75 @@ __all__ = [
     "partition_for_key",
     "start_offsets",
 ]
+
+_MODULES = {
+    "admin": (
+        "Admin",
+        "ConfigEntry",
+        "ConfigSource",
+        "ResourceKind",
+    ),
+    "client": (
+        "Client",
+        "ClientOptions",
+        "PartitionInfo",
+        "TopicInfo",
+        "TopicPartition",
+    ),
+    "connection": (
+        "BrokerUnreachable",
+        "ConnectionLost",
+        "RequestTimedOut",
+        "UnsupportedByBroker",
+    ),
+    "consumer": (
+        "Consumer",
+        "ConsumerOptions",
+        "Polled",
+    ),
+    "fetch": (
+        "Fetched",
+        "FetchOptions",
+        "fetch",
+    ),
+    "group_consumer": (
+        "GroupConsumer",
+        "GroupOptions",
+    ),
+    "groups": (
+        "Group",
+        "GroupListing",
+        "GroupMember",
+        "Groups",
+        "PartitionLag",
+    ),
+    "offsets": (
+        "EARLIEST",
+        "LATEST",
+        "MAX_TIMESTAMP",
+        "OffsetAt",
+        "end_offsets",
+        "list_offsets",
+        "start_offsets",
+    ),
+    "partitioner": ("partition_for_key",),
+    "producer": (
+        "Delivery",
+        "DeliveryFailed",
+        "Producer",
+        "ProducerOptions",
+    ),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOMES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
