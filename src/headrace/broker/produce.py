@@ -67,6 +67,7 @@ class Producing:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._last_append_ms = 0
 
     def produce(self, request: Request[ProduceRequest]) -> Reply:
         body = request.body
@@ -130,7 +131,7 @@ class Producing:
                 return self._accepted(partition, seen.base_offset, seen.timestamp)
         append_time = -1
         if topic.config.get("message.timestamp.type") == "LogAppendTime":
-            append_time = self._broker.clock.wall_ms()
+            append_time = self._append_time_ms()
             stamp_log_append_time(batch, append_time)
         elif batch.is_log_append_time:
             batch.attributes &= ~LOG_APPEND_TIME  # the producer's clock is not ours
@@ -139,6 +140,11 @@ class Producing:
         result = partition.append([batch])
         waiting.append((partition, result.last_offset))
         return self._accepted(partition, result.base_offset, append_time)
+
+    def _append_time_ms(self) -> int:
+        """The wall clock, which may be set back; timestamps that we give never are."""
+        self._last_append_ms = max(self._last_append_ms, self._broker.clock.wall_ms())
+        return self._last_append_ms
 
     @staticmethod
     def _accepted(partition: Partition, base_offset: int, append_time_ms: int) -> PartitionProduceResponse:

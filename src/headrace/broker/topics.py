@@ -262,8 +262,10 @@ class Topics:
     def settings_changed(self, topics: Iterable[Topic] | None = None) -> None:
         for topic in list(self._by_name.values()) if topics is None else topics:
             topic.config.forget()
+            config = topic.config.log_config()
             for partition in topic.partitions:
-                partition.log.config = topic.config.log_config()
+                partition.log.config = config
+                self._flusher.mark(partition.log)  # an ack topic now, perhaps: what is written must become flushed
 
     # ---- inside ----
 

@@ -23,7 +23,7 @@ from headrace.wire.kafka.messages.topics import (
     DeleteTopicsRequest,
     DeleteTopicState,
 )
-from tests.unit.broker.harness import Harness, running
+from tests.unit.broker.harness import Harness, fetched, running
 
 TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
 
@@ -170,5 +170,19 @@ def test_a_directory_that_no_topic_claims_is_reported_and_left(tmp_path: Path, c
         async with running(tmp_path):
             assert "belongs to no topic" in caplog.text  # type: ignore[attr-defined]
         assert (stray / "00000000000000000000.log").read_bytes() == b"somebody's data"
+
+    asyncio.run(scenario())
+
+
+def test_what_was_written_before_a_topic_became_an_ack_topic_stays_visible(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            await harness.create("t", headrace_flush="os")
+            await harness.produce("t", [b"quick"])
+            assert await harness.values("t") == [b"quick"]
+            assert await alter(harness, TOPIC_RESOURCE, "t", headrace_flush="ack") == 0
+            answer = await harness.fetch("t", 0, max_wait_ms=2_000)
+            assert [record.value for record in fetched(answer)] == [b"quick"]
+            assert answer.high_watermark == 1
 
     asyncio.run(scenario())
