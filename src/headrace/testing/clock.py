@@ -82,8 +82,16 @@ class VirtualClock:
         moving = asyncio.run_coroutine_threadsafe(self.advance_on_loop(ms), self._loop)
         moving.result(ADVANCE_TIMEOUT_S)
 
+    def jump(self, ms: float) -> None:
+        """Let ``ms`` milliseconds pass at once, as when a machine slept: what fell due meanwhile fires once, late.
+
+        For days and weeks: a timer that sets itself again every second fires once and not 86,400 times a day.
+        """
+        self._now_ms += ms
+        self.advance(0)
+
     async def advance_on_loop(self, ms: float) -> None:
-        """The same from a coroutine of the loop itself."""
+        """``advance`` from a coroutine of the loop itself."""
         target_ms = self._now_ms + ms
         while self._fire_next(target_ms):
             for _ in range(LOOP_TURNS_PER_TIMER):
