@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,9 @@ import google_crc32c
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 assert HEADER.size == 61
+
+NOW_MS = int(time.time() * 1000)
+"""Records are dated today: a batch from long ago beside a marker of today would make Apache Kafka roll its segment."""
 
 Key = bytes | None
 Value = bytes | None
@@ -70,7 +74,7 @@ class BatchSpec:
 
 def batch(**values: Any) -> bytes:
     spec = BatchSpec(**values)
-    timestamps = spec.timestamps or [1_000_000 + n for n in range(len(spec.records))]
+    timestamps = spec.timestamps or [NOW_MS + n for n in range(len(spec.records))]
     payload = spec.payload
     if payload is None:
         payload = b"".join(

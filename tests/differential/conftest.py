@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.differential.difference import differences
 from tests.differential.scenario import Scenario
 from tests.servers.process import RunningServer
 
@@ -91,10 +92,13 @@ def same_as_kafka(request: pytest.FixtureRequest, warm_kafka: RunningServer | No
                 recording.write(live)
                 return
             assert expected is not None, "no recording yet: run with HEADRACE_RECORD=1"
-            assert live == expected, "Apache Kafka answered differently from its recording"
+            changed = differences(expected, live)
+            assert not changed, "the recording is not what Apache Kafka says today:\n" + "\n".join(changed)
         if expected is None:
             pytest.skip("neither Apache Kafka nor a recording of it is here")
         headrace: RunningServer = request.getfixturevalue("headrace_server")
-        assert notes_of(headrace, play) == expected
+        found = differences(expected, notes_of(headrace, play))
+        if found:
+            pytest.fail("\n" + "\n".join(found), pytrace=False)
 
     return compare

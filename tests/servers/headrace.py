@@ -7,30 +7,40 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.servers.process import RunningServer, end, log_tail, wait_until
 
 COMMAND = Path(sys.executable).with_name("headrace")
+
+# As the Apache Kafka beside it: tests do not want to wait for members who never come.
+SETTINGS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+}
+
 ADDRESS = re.compile(r"(\S+:\d+)\s*$")
 
 
 @contextmanager
 def headrace_server(
-    *, data: Path | None = None, arguments: Sequence[str] = (), config: str = "", expect_exit: int | None = 0
+    *,
+    data: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
+    expect_exit: int | None = 0,
 ) -> Iterator[RunningServer]:
     """Start ``headrace up`` on a port of its choice, give it when it says "ready", see SIGTERM lead to exit 0.
 
-    ``config`` is the text of a headrace.toml. ``expect_exit=None`` is for tests that kill the broker themselves.
+    ``expect_exit=None`` is for tests that kill the broker themselves.
     """
     home = Path(tempfile.mkdtemp(prefix="headrace-test-"))
     folder = data or home / "data"
     command = [str(COMMAND), "up", "--data", str(folder), "--kafka", "127.0.0.1:0", "--amqp", "off", "--http", "off"]
-    if config:
-        (home / "headrace.toml").write_text(config)
-        command += ["--config", str(home / "headrace.toml")]
+    for name, value in {**SETTINGS, **(settings or {})}.items():
+        command += ["--set", f"{name}={value}"]
     log = home / "output.log"
     with log.open("wb") as output:
         child = subprocess.Popen([*command, *arguments], stdout=output, stderr=subprocess.STDOUT)
