@@ -96,7 +96,7 @@ class RawClient:
     ``ask`` waits for the answer; ``send`` and ``receive`` are its halves, for requests that block.
     """
 
-    def __init__(self, address: tuple[str, int], client_id: str = "differential", timeout_s: float = 30) -> None:
+    def __init__(self, address: tuple[str, int], client_id: str = "differential", timeout_s: float = 10) -> None:
         self.socket = socket.create_connection(address, timeout=timeout_s)
         self.client_id = client_id
         self.correlation_id = 0
