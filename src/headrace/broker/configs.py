@@ -95,7 +95,25 @@ class Configuring:
                     documentation=setting.doc if body.include_documentation else None,
                 )
             )
+        if asked.resource_type == TOPIC:
+            described += self._counters(asked)
         return described
+
+    def _counters(self, asked: DescribeConfigsResource) -> list[DescribeConfigsResourceResult]:
+        """What an overflow policy has cost the topic since the start: read-only entries that any admin tool can show."""
+        topic = self._topic(asked.resource_name)
+        return [
+            DescribeConfigsResourceResult(
+                name=name,
+                value=str(count),
+                read_only=True,
+                config_source=Source.DYNAMIC_BROKER,
+                config_type=Kind.LONG,
+                documentation=None,
+            )
+            for name, count in self._broker.overflow.counters(topic).items()
+            if not asked.configuration_keys or name in asked.configuration_keys
+        ]
 
     def _entries(
         self, kind: int, name: str

@@ -73,6 +73,17 @@ class Overflow:
 
     # ---- backpressure ----
 
+    def counters(self, topic: Topic) -> dict[str, int]:
+        """What the topic's policy has cost since the start, by the names under which DescribeConfigs tells them."""
+        if topic.config.get("headrace.overflow") == "buffer":
+            return {}
+        held = [keys for keys in self._held.values() if any(name == topic.name for name, _ in keys)]
+        return {
+            "headrace.overflow.dropped.records": sum(each.dropped_records for each in topic.partitions),
+            "headrace.overflow.refused.batches": sum(each.refused_batches for each in topic.partitions),
+            "headrace.overflow.held.connections": len(held),
+        }
+
     @property
     def held_connections(self) -> int:
         return len(self._held)

@@ -96,6 +96,9 @@ def test_a_topic_made_again_under_its_name_does_not_see_the_old_records(tmp_path
 
 
 def test_the_files_of_a_deleted_topic_go(tmp_path: Path) -> None:
+    def leftovers() -> list[Path]:
+        return list(tmp_path.glob("*/t~*"))
+
     async def scenario() -> None:
         async with running(tmp_path) as harness:
             await harness.create("t", 3)
@@ -103,9 +106,9 @@ def test_the_files_of_a_deleted_topic_go(tmp_path: Path) -> None:
             await delete(harness, "t")
             for _ in range(100):
                 await asyncio.sleep(0.01)
-                if not list(tmp_path.glob("*/t~*")):
+                if not leftovers():
                     break
-            assert list(tmp_path.glob("*/t~*")) == []
+            assert leftovers() == []
             assert harness.broker.state.table("deleted") == {}
 
     asyncio.run(scenario())
