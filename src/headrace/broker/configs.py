@@ -100,7 +100,7 @@ class Configuring:
         return described
 
     def _counters(self, asked: DescribeConfigsResource) -> list[DescribeConfigsResourceResult]:
-        """What an overflow policy has cost the topic since the start: read-only entries that any admin tool can show."""
+        """What an overflow policy has cost the topic since the start: read-only entries that admin tools can show."""
         topic = self._topic(asked.resource_name)
         return [
             DescribeConfigsResourceResult(

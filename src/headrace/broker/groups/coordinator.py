@@ -351,6 +351,8 @@ class GroupCoordinator:
 
     def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest]) -> Reply:
         body = request.body
+        if not body.group_id:
+            return self._commits.txn_offset_commit(request, ErrorCode.INVALID_GROUP_ID)
         refused = self.verify_producer(
             body.transactional_id, body.producer_id, body.producer_epoch, body.group_id, request.version
         )
