@@ -201,59 +201,59 @@ class _Cleaner:
     def rewrite(self) -> None:
         if self.result.cleaned_offset <= self.job.first_dirty_offset:
             return
-        for group in self._groups():
-            self._rewrite_group(group)
-
-    def _groups(self) -> Iterator[list[Segment]]:
-        """Neighbouring segments that will fit into one, so that what compaction shrinks does not stay in crumbs."""
         group: list[Segment] = []
-        size = 0
+        target: Segment | None = None
         for segment in self.segments:
             if segment.base_offset >= self.result.cleaned_offset:
                 break
-            too_wide = group and self._end_of(segment) - group[0].base_offset > OFFSET_DELTA_MAX
-            if group and (size + segment.size > self.job.segment_bytes_max or too_wide):
-                yield group
-                group, size = [], 0
+            if target is None or not self._fits(target, segment):
+                self._finish(target, group)
+                target, group = self._new_target(segment.base_offset), []
+            self._rewrite(segment, target)
             group.append(segment)
-            size += segment.size
-        if group:
-            yield group
+        self._finish(target, group)
+
+    def _fits(self, target: Segment, segment: Segment) -> bool:
+        """Neighbours are written into one segment while they fit, so that what shrinks does not stay in crumbs."""
+        too_wide = self._end_of(segment) - target.base_offset > OFFSET_DELTA_MAX
+        return target.size + segment.size <= self.job.segment_bytes_max and not too_wide
 
     def _end_of(self, segment: Segment) -> int:
         later = [other.base_offset for other in self.segments if other.base_offset > segment.base_offset]
         return min(later, default=self.job.end_offset)
 
-    def _rewrite_group(self, group: Sequence[Segment]) -> None:
-        base = group[0].base_offset
+    def _new_target(self, base: int) -> Segment:
         target = self._segment(base, 0, False, suffix=".cleaned")
         target.remove(self.disk)
         self.cache.open(target.path, create=True)
         self.cache.open(target.aborted.path, create=True)
-        dropped_markers = set()
-        for segment in group:
-            for position, batch in self.batches(segment):
-                self.result.bytes_read += batch.size
-                kept = self._keep(segment, position, batch)
-                if kept is None:
-                    dropped_markers.add(batch.base_offset)
-                    continue
-                target.write([kept.prefix(), kept.body])
-                target.admit(kept.base_offset, kept.size, kept.next_offset, kept.max_timestamp)
-            for entry in segment.aborted.entries():
-                if entry.last_offset not in dropped_markers:
-                    target.aborted.add(entry)
-        self._finish(target)
-        replaces = tuple(segment.base_offset for segment in group)
-        self.result.groups.append(SwapGroup(base, self._end_of(group[-1]), replaces, target.size))
-        self.result.bytes_written += target.size
+        return target
 
-    def _finish(self, target: Segment) -> None:
+    def _rewrite(self, segment: Segment, target: Segment) -> None:
+        dropped = set()
+        for position, batch in self.batches(segment):
+            self.result.bytes_read += batch.size
+            kept = self._keep(segment, position, batch)
+            if kept is None:
+                dropped.add(batch.base_offset)
+                continue
+            target.write([kept.prefix(), kept.body])
+            target.admit(kept.base_offset, kept.size, kept.next_offset, kept.max_timestamp)
+        for entry in segment.aborted.entries():
+            if entry.last_offset not in dropped:
+                target.aborted.add(entry)
+
+    def _finish(self, target: Segment | None, group: Sequence[Segment]) -> None:
+        if target is None:
+            return
         target.aborted.write()
         target.index.save(target.summary())
         for path in (target.path, target.index.path, target.aborted.path):
             self.cache.open(path).datasync()
         target.forget()
+        replaces = tuple(segment.base_offset for segment in group)
+        self.result.groups.append(SwapGroup(target.base_offset, self._end_of(group[-1]), replaces, target.size))
+        self.result.bytes_written += target.size
 
     def _keep(self, segment: Segment, position: int, batch: Batch) -> Batch | None:
         """The batch as it goes on, or None."""

@@ -110,7 +110,7 @@ class PartitionLog:
         ``flushed_to_end``; until then nothing of it counts as flushed. ``gaps_allowed`` says that the mark was lost,
         so that even old, compacted segments are scanned.
         """
-        log = cls(disk, directory, config, cache or FileCache(disk), mark or LogMark())
+        log = cls(disk, directory, config, FileCache(disk) if cache is None else cache, mark or LogMark())
         log._load(disk.list_files(directory) if disk.exists(directory) else None, gaps_allowed)
         if sync:
             log.sync_all()
@@ -594,8 +594,8 @@ class PartitionLog:
         """Unlink segments that lie wholly below the start offset; returns the bytes freed.
 
         Only below the recovery point, that is after a checkpoint: an unlink that a crash undoes must not bring
-        records back, and what producers wrote there is remembered only by the snapshot. The oldest goes first, so that whatever
-        remains is the end of the log. ``regardless`` is for a disk so full that no checkpoint can be written.
+        records back, and what producers wrote there is remembered only by the snapshot. The oldest goes first, so that
+        whatever remains is the end of the log. ``regardless`` is for a disk so full that no checkpoint can be written.
         """
         if self._start == self._end and self._active.size:
             self.roll()

@@ -208,6 +208,8 @@ class Segment:
         file = self.file()
         chunk = b""
         chunk_start = position
+        offset_min = self.base_offset
+        offset_max = self.base_offset + OFFSET_DELTA_MAX
         while position < end:
             relative = position - chunk_start
             if relative + HEADER_BYTES > len(chunk):
@@ -217,6 +219,9 @@ class Segment:
             header = parse_header(chunk, relative)
             if header is None or position + header[1] + LENGTH_FIELD_END > end:
                 raise CorruptLog(self.path, position, "no batch begins here")
+            if not offset_min <= header[0] <= offset_max:
+                raise CorruptLog(self.path, position, f"offset {header[0]} cannot stand here")
+            offset_min = header[0] + header[6] + 1
             yield position, header
             position += header[1] + LENGTH_FIELD_END
 

@@ -100,7 +100,7 @@ class LogStore:
         path = f"{self.directory}/checkpoint"
         checkpoint = read_checkpoint(self.disk, path)
         is_missing = not self.disk.exists(path)
-        if is_missing and self.disk.listdir(f"{self.directory}/topics"):
+        if is_missing and any(map(_TOPIC_DIRECTORY.fullmatch, self.disk.listdir(f"{self.directory}/topics"))):
             checkpoint.problem = "there is none, though there are topics: every log is scanned from its first byte"
         self.report.clean = checkpoint.clean
         self._marks = checkpoint.logs
@@ -180,6 +180,8 @@ class LogStore:
 
     def sync_recovered(self) -> None:
         """One sync for all that recovery accepted, before any of it is served."""
+        for log in self.logs.values():
+            log.take_unsynced()
         self.disk.syncfs(self.directory)
         for log in self.logs.values():
             log.flushed_to_end()

@@ -18,7 +18,7 @@ from headrace.log.dump import BadBytes, log_files, walk_file
 from headrace.log.errors import CorruptLog
 from headrace.log.index import Index, IndexDamaged
 from headrace.log.producers import AbortedTransaction, ProducerStates
-from headrace.log.segment import segment_name
+from headrace.log.segment import OFFSET_DELTA_MAX, segment_name
 from headrace.ports import Disk
 from headrace.record import decode_records
 
@@ -46,9 +46,9 @@ def verify_directory(
     verifier = _Verifier(disk, decompressed_bytes_max if check_records else 0)
     bases = log_files(disk, directory)
     files = disk.list_files(directory)
-    for base_offset in bases:
+    for base_offset, following in zip(bases, [*bases[1:], None], strict=True):
         stem = f"{directory}/{segment_name(base_offset)}"
-        yield from verifier.segment(base_offset, stem, files)
+        yield from verifier.segment(base_offset, following, stem, files)
     for name in sorted(files):
         if ".cut-" in name:
             yield Problem(f"{directory}/{name}", 0, "set aside by a recovery; it holds batches not in the log", True)
@@ -61,11 +61,12 @@ class _Verifier:
         self.next_offset = 0
         self.states = ProducerStates()
 
-    def segment(self, base_offset: int, stem: str, files: dict[str, int]) -> Iterator[Problem]:
+    def segment(self, base_offset: int, following: int | None, stem: str, files: dict[str, int]) -> Iterator[Problem]:
         if base_offset < self.next_offset:
             reason = f"the segment begins at offset {base_offset}, but the one before reaches {self.next_offset}"
             yield Problem(stem + ".log", 0, reason)
         self.next_offset = max(self.next_offset, base_offset)
+        limit = base_offset + OFFSET_DELTA_MAX if following is None else following
         starts: dict[int, int] = {}
         aborted: list[AbortedTransaction] = []
         size = 0
@@ -77,6 +78,10 @@ class _Verifier:
             size = found.position + found.batch.size
             if not found.checksum_holds:
                 reason = f"the checksum of the batch at offset {found.batch.base_offset} is wrong"
+                yield Problem(found.path, found.position, reason)
+                continue
+            if found.batch.next_offset > limit:
+                reason = f"offsets {found.batch.base_offset} to {found.batch.last_offset} do not belong here"
                 yield Problem(found.path, found.position, reason)
                 continue
             for message in self.batch(found.batch, aborted):

@@ -1,0 +1,70 @@
+"""Small things that the log's tests build again and again."""
+
+from __future__ import annotations
+
+from headrace.batch import Batch, build_batch, control_batch, read_batches
+from headrace.log.config import LogConfig
+from headrace.log.log import PartitionLog
+from headrace.record import Record
+from headrace.testing.disk import SimulatedDisk
+
+DIRECTORY = "/log"
+SMALL = LogConfig(segment_bytes_max=1000, index_interval_bytes=200, retention_ms=-1)
+
+
+def plain(*values: bytes, timestamp: int = 1000, key: bytes | None = b"k") -> Batch:
+    return build_batch([Record(key, value, timestamp=timestamp) for value in values])
+
+
+def produced(
+    producer_id: int, sequence: int, *, epoch: int = 0, count: int = 1, transactional: bool = False, key: bytes = b"k"
+) -> Batch:
+    return build_batch(
+        [Record(key, b"v%d" % (sequence + n), timestamp=1000) for n in range(count)],
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        transactional=transactional,
+    )
+
+
+def marker(producer_id: int, *, commit: bool, epoch: int = 0, coordinator_epoch: int = 0) -> Batch:
+    return control_batch(
+        commit=commit,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        coordinator_epoch=coordinator_epoch,
+        timestamp=1000,
+    )
+
+
+def append(log: PartitionLog, *batches: Batch) -> int:
+    return log.append(batches, leader_epoch=0, now_ms=1000).base_offset
+
+
+def new_log(disk: SimulatedDisk | None = None, config: LogConfig = SMALL) -> PartitionLog:
+    return PartitionLog.open(disk or SimulatedDisk(), DIRECTORY, config)
+
+
+def fill(log: PartitionLog, count: int, *, size: int = 100) -> None:
+    """``count`` batches of one record each, whose value tells its offset."""
+    for _ in range(count):
+        value = b"%d " % log.end_offset
+        append(log, plain(value.ljust(size, b"."), timestamp=1000 + log.end_offset))
+
+
+def batches_in(log: PartitionLog, offset: int | None = None, *, bytes_max: int = 1 << 20) -> list[Batch]:
+    """Everything from ``offset`` on, read the way a consumer would."""
+    found: list[Batch] = []
+    offset = log.start_offset if offset is None else offset
+    while offset < log.end_offset:
+        data = b"".join(piece.read() for piece in log.read(offset, bytes_max=bytes_max, offset_max=log.end_offset))
+        if not data:
+            break
+        found += read_batches(data, batch_bytes_max=1 << 30, from_client=False)
+        offset = found[-1].next_offset
+    return found
+
+
+def offsets_in(log: PartitionLog, **options: int) -> list[int]:
+    return [batch.base_offset for batch in batches_in(log, **options)]

@@ -1,0 +1,171 @@
+"""Group commit: what is reported as flushed was written before the sync began, and a failed sync is the end."""
+
+from __future__ import annotations
+
+import errno
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.log.config import FlushMode, LogConfig
+from headrace.log.disk import OsDisk
+from headrace.log.flush import Flusher, SyncCosts
+from headrace.log.log import PartitionLog
+from headrace.testing.disk import SimulatedDisk
+from tests.unit.log.builders import fill
+
+
+class Loop:
+    """Stands for the event loop: runs what other threads post, when told to."""
+
+    def __init__(self) -> None:
+        self.posted: queue.Queue[Callable[[], None]] = queue.Queue()
+
+    def run_one(self) -> None:
+        self.posted.get(timeout=10)()
+
+
+class SlowDisk(SimulatedDisk):
+    """Lets a test act while a sync is under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+        self.go_on = threading.Event()
+
+    def maybe_fail(self, operation: str, path: str) -> None:
+        if operation == "datasync" and threading.current_thread() is not threading.main_thread():
+            self.entered.set()
+            assert self.go_on.wait(10)
+        super().maybe_fail(operation, path)
+
+
+def make(disk: SimulatedDisk | OsDisk, *, count: int = 1, directory: str = "/data", flush: FlushMode = FlushMode.ACK):
+    loop = Loop()
+    failures: list[BaseException] = []
+    flusher = Flusher(disk, directory, post=loop.posted.put, on_failure=failures.append, monotonic=time.monotonic)
+    config = LogConfig(flush=flush, flush_interval_ms=0)
+    logs = [PartitionLog.open(disk, f"{directory}/{number}", config) for number in range(count)]
+    return loop, failures, flusher, logs
+
+
+def test_only_what_was_written_before_the_sync_counts_as_flushed() -> None:
+    disk = SlowDisk()
+    loop, _, flusher, [log] = make(disk)
+    flusher.start()
+    fill(log, 2)
+    flusher.mark(log)
+    assert disk.entered.wait(10)
+    fill(log, 3)
+    flusher.mark(log)
+    disk.go_on.set()
+    loop.run_one()
+    assert log.flushed_offset == 2
+    loop.run_one()
+    assert log.flushed_offset == 5
+    flusher.stop()
+
+
+def test_listeners_hear_of_every_advance() -> None:
+    loop, _, flusher, [log] = make(SimulatedDisk())
+    heard: list[int] = []
+    log.flush_listener = lambda which: heard.append(which.flushed_offset)
+    flusher.start()
+    fill(log, 1)
+    flusher.mark(log)
+    loop.run_one()
+    flusher.stop()
+    assert heard == [1]
+
+
+def test_a_failed_sync_is_told_once_never_repeated_and_nothing_is_flushed() -> None:
+    disk = SimulatedDisk()
+    loop, failures, flusher, [log] = make(disk)
+    fill(log, 1)
+    disk.fail_next("datasync", errno.EIO)
+    flusher.start()
+    flusher.mark(log)
+    loop.run_one()
+    assert [failure.errno for failure in failures if isinstance(failure, OSError)] == [errno.EIO]
+    assert log.flushed_offset == 0
+    fill(log, 1)
+    flusher.mark(log)
+    flusher.stop()
+    assert loop.posted.empty()
+    assert log.flushed_offset == 0
+
+
+def test_a_new_segments_directory_entry_is_synced_with_it() -> None:
+    disk = SimulatedDisk()
+    _, _, flusher, [log] = make(disk)
+    fill(log, 1)
+    log.roll()
+    fill(log, 1)
+    flusher.flush_now([log])
+    disk.crash(3)
+    assert PartitionLog.open(disk, "/data/0", LogConfig()).end_offset == 2
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_flushed_survives_the_worst_crash_by_either_kind_of_sync(count: int) -> None:
+    for seed in range(20):
+        disk = SimulatedDisk()
+        _, _, flusher, logs = make(disk, count=count)
+        for log in logs:
+            fill(log, 3)
+        flusher.flush_now(logs)
+        for log in logs:
+            fill(log, 2)
+        disk.crash(seed)
+        ends = [PartitionLog.open(disk, log.directory, LogConfig()).end_offset for log in logs]
+        assert all(3 <= end <= 5 for end in ends)
+
+
+def test_interval_logs_are_marked_by_the_tick_and_os_logs_never() -> None:
+    _, _, flusher, [log] = make(SimulatedDisk(), flush=FlushMode.INTERVAL)
+    fill(log, 1)
+    flusher.mark(log)
+    flusher.flush_now()
+    assert log.flushed_offset == 0
+    flusher.tick()
+    flusher.flush_now()
+    assert log.flushed_offset == 1
+    _, _, flusher, [log] = make(SimulatedDisk(), flush=FlushMode.OS)
+    fill(log, 1)
+    flusher.mark(log)
+    assert flusher.tick() is None
+    flusher.flush_now()
+    assert log.flushed_offset == 0
+
+
+def test_stopping_flushes_what_waits(tmp_path: Path) -> None:
+    loop, failures, flusher, logs = make(OsDisk(), count=5, directory=str(tmp_path))
+    flusher.start()
+    for log in logs:
+        fill(log, 4)
+        flusher.mark(log)
+    flusher.stop()
+    while not loop.posted.empty():
+        loop.run_one()
+    assert [log.flushed_offset for log in logs] == [4] * 5
+    assert not failures
+
+
+def test_many_files_are_synced_at_once_and_few_one_by_one() -> None:
+    costs = SyncCosts()
+    assert not costs.choose_syncfs(1, 0.0)
+    assert not costs.choose_syncfs(2, 0.0)
+    assert costs.choose_syncfs(3, 0.0)
+
+
+def test_a_filesystem_that_others_keep_busy_is_avoided_until_it_may_have_calmed() -> None:
+    costs = SyncCosts()
+    for _ in range(20):
+        costs.measured_filesystem(0.3, now=100.0)
+    assert not costs.choose_syncfs(100, 100.0)
+    assert costs.choose_syncfs(100, 160.0)
+    assert costs.choose_syncfs(5000, 100.0)

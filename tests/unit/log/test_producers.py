@@ -1,0 +1,192 @@
+"""Duplicates, gaps, zombies and transactions, by Kafka's rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.batch import SEQUENCE_MAX, Batch
+from headrace.errors import ErrorCode
+from headrace.log.errors import CoordinatorFenced, InvalidProducerEpoch, InvalidTransactionState, OutOfOrderSequence
+from headrace.log.producers import FRESH, AbortedTransaction, Duplicate, ProducerStates
+from tests.unit.log.builders import marker, plain, produced
+
+
+class Partition:
+    """A log without a disk: checks, stamps, applies."""
+
+    def __init__(self) -> None:
+        self.states = ProducerStates()
+        self.end = 0
+
+    def write(self, batch: Batch) -> AbortedTransaction | None:
+        if not batch.is_control:
+            assert self.states.check([batch]) is FRESH
+        batch.base_offset = self.end
+        self.end = batch.next_offset
+        return self.states.apply(batch)
+
+
+def test_any_of_the_last_five_batches_is_answered_with_its_first_offset() -> None:
+    partition = Partition()
+    for sequence in range(0, 14, 2):
+        partition.write(produced(1, sequence, count=2))
+    for sequence in range(4, 14, 2):
+        answer = partition.states.check([produced(1, sequence, count=2)])
+        assert answer == Duplicate(sequence, sequence + 1, 1000)
+
+
+def test_a_retry_older_than_five_batches_is_out_of_order() -> None:
+    partition = Partition()
+    for sequence in range(6):
+        partition.write(produced(1, sequence))
+    with pytest.raises(OutOfOrderSequence) as caught:
+        partition.states.check([produced(1, 0)])
+    assert caught.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_a_gap_names_the_sequence_that_was_expected() -> None:
+    partition = Partition()
+    partition.write(produced(1, 0, count=3))
+    with pytest.raises(OutOfOrderSequence) as caught:
+        partition.states.check([produced(1, 4)])
+    assert (caught.value.sequence, caught.value.expected) == (4, 3)
+
+
+def test_half_of_a_batch_is_no_duplicate() -> None:
+    partition = Partition()
+    partition.write(produced(1, 0, count=2))
+    with pytest.raises(OutOfOrderSequence):
+        partition.states.check([produced(1, 0, count=1)])
+
+
+def test_sequences_wrap_behind_the_largest() -> None:
+    partition = Partition()
+    partition.write(produced(1, SEQUENCE_MAX - 1, count=2))
+    partition.write(produced(1, 0))
+    with pytest.raises(OutOfOrderSequence):
+        partition.states.check([produced(1, 2)])
+
+
+def test_a_producer_nobody_remembers_may_start_anywhere() -> None:
+    assert ProducerStates().check([produced(1, 17)]) is FRESH
+
+
+def test_an_older_epoch_is_fenced_and_a_newer_one_begins_at_zero() -> None:
+    partition = Partition()
+    partition.write(produced(1, 0, epoch=3))
+    with pytest.raises(InvalidProducerEpoch):
+        partition.states.check([produced(1, 1, epoch=2)])
+    with pytest.raises(OutOfOrderSequence):
+        partition.states.check([produced(1, 1, epoch=4)])
+    partition.write(produced(1, 0, epoch=4))
+    with pytest.raises(InvalidProducerEpoch):
+        partition.states.check([produced(1, 0, epoch=3)])
+
+
+def test_batches_of_one_append_see_each_other() -> None:
+    states = ProducerStates()
+    assert states.check([produced(1, 0, count=2), produced(1, 2)]) is FRESH
+    with pytest.raises(OutOfOrderSequence):
+        states.check([produced(1, 0, count=2), produced(1, 3)])
+    with pytest.raises(InvalidProducerEpoch):
+        states.check([produced(1, 0, epoch=2), produced(1, 0, epoch=1)])
+
+
+def test_batches_without_a_producer_are_always_fresh() -> None:
+    assert ProducerStates().check([plain(b"a")]) is FRESH
+
+
+def test_a_plain_batch_may_not_join_its_producers_open_transaction() -> None:
+    partition = Partition()
+    partition.write(produced(1, 0, transactional=True))
+    with pytest.raises(InvalidTransactionState):
+        partition.states.check([produced(1, 1)])
+
+
+def test_an_abort_tells_where_the_transaction_was_and_how_far_is_stable() -> None:
+    partition = Partition()
+    partition.write(produced(1, 0, transactional=True))
+    partition.write(produced(2, 0, transactional=True))
+    assert partition.write(marker(2, commit=False)) == AbortedTransaction(2, 1, 2, 0)
+    assert partition.write(marker(1, commit=False)) == AbortedTransaction(1, 0, 3, 4)
+    assert partition.states.open_transactions() == {}
+
+
+def test_a_commit_aborts_nothing() -> None:
+    partition = Partition()
+    partition.write(produced(1, 0, transactional=True))
+    assert partition.write(marker(1, commit=True)) is None
+
+
+def test_a_marker_with_a_bumped_epoch_makes_the_producer_begin_at_zero() -> None:
+    partition = Partition()
+    partition.write(produced(1, 0, count=3, transactional=True))
+    partition.write(marker(1, commit=True, epoch=1))
+    with pytest.raises(InvalidProducerEpoch):
+        partition.states.check([produced(1, 3, transactional=True)])
+    with pytest.raises(OutOfOrderSequence):
+        partition.states.check([produced(1, 3, epoch=1, transactional=True)])
+    assert partition.states.check([produced(1, 0, epoch=1, transactional=True)]) is FRESH
+
+
+def test_a_late_marker_cannot_end_the_next_transaction() -> None:
+    partition = Partition()
+    partition.write(produced(1, 0, transactional=True))
+    partition.write(marker(1, commit=True, epoch=1))
+    partition.states.check_marker(1, 1, 0, transaction_version=2)
+    partition.write(produced(1, 0, epoch=1, transactional=True))
+    with pytest.raises(InvalidProducerEpoch):
+        partition.states.check_marker(1, 1, 0, transaction_version=2)
+    partition.states.check_marker(1, 1, 0, transaction_version=0)
+
+
+def test_a_replaced_coordinator_is_fenced() -> None:
+    partition = Partition()
+    partition.write(produced(1, 0, transactional=True))
+    partition.write(marker(1, commit=True, coordinator_epoch=5))
+    with pytest.raises(CoordinatorFenced):
+        partition.states.check_marker(1, 0, 4)
+
+
+def test_idle_producers_are_forgotten_unless_a_transaction_is_open() -> None:
+    partition = Partition()
+    partition.write(produced(1, 0))
+    partition.write(produced(2, 0, transactional=True))
+    assert partition.states.expire(1000 + 999, 1000) == 0
+    assert partition.states.expire(1000 + 1000, 1000) == 1
+    assert 1 not in partition.states
+    assert 2 in partition.states
+
+
+def test_a_snapshot_brings_everything_back() -> None:
+    partition = Partition()
+    for sequence in range(7):
+        partition.write(produced(1, sequence))
+    partition.write(produced(2, 0, transactional=True))
+    partition.write(produced(3, 0, transactional=True))
+    partition.write(marker(3, commit=True, coordinator_epoch=2))
+    restored = ProducerStates.from_snapshot(partition.states.snapshot(partition.end))
+    assert restored is not None
+    states, offset = restored
+    assert offset == partition.end
+    assert states.describe() == partition.states.describe()
+    assert states.open_transactions() == partition.states.open_transactions()
+    assert isinstance(states.check([produced(1, 3)]), Duplicate)
+
+
+def test_a_snapshot_with_any_byte_changed_is_not_believed() -> None:
+    partition = Partition()
+    partition.write(produced(1, 0))
+    data = partition.states.snapshot(1)
+    for position in range(len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 1
+        assert ProducerStates.from_snapshot(bytes(damaged)) is None
+
+
+def test_a_snapshot_has_exactly_these_bytes() -> None:
+    partition = Partition()
+    partition.write(produced(9, 0, transactional=True))
+    assert partition.states.snapshot(1) == (
+        b'headrace-producers 1 ea777ad0\n{"offset":1,"producers":[[9,0,-1,1000,0,[[0,0,0,0,1000]]]]}'
+    )

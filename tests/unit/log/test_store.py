@@ -1,0 +1,221 @@
+"""The data directory: one owner, checkpoints, retention, deletion, and strangers left alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from headrace.log.checkpoint import Checkpoint, LogMark, decode_checkpoint, encode_checkpoint
+from headrace.log.config import LogConfig
+from headrace.log.disk import OsDisk
+from headrace.log.errors import DataDirectoryInUse, DiskFull
+from headrace.log.store import LogStore
+from headrace.testing.disk import SimulatedDisk
+from tests.unit.log.builders import append, fill, offsets_in, plain, produced
+
+ID = UUID(int=0xABC)
+SMALL = LogConfig(segment_bytes_max=1000, index_interval_bytes=200, retention_ms=-1)
+
+
+def test_a_second_owner_is_told_who_has_the_directory(tmp_path: Path) -> None:
+    store = LogStore.open(OsDisk(), str(tmp_path))
+    with pytest.raises(DataDirectoryInUse, match=f"in use by process {os.getpid()}"):
+        LogStore.open(OsDisk(), str(tmp_path))
+    store.close()
+    LogStore.open(OsDisk(), str(tmp_path)).close()
+
+
+def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
+    program = f"""
+import os, signal
+from headrace.log.disk import OsDisk
+from headrace.log.store import LogStore
+LogStore.open(OsDisk(), {str(tmp_path)!r})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", program], check=False, timeout=30)
+    assert not LogStore.open(OsDisk(), str(tmp_path)).report.clean
+
+
+def test_after_an_orderly_stop_nothing_is_scanned(tmp_path: Path) -> None:
+    disk = OsDisk()
+    store = LogStore.open(disk, str(tmp_path))
+    for partition in range(3):
+        fill(store.open_log("t", ID, partition, SMALL), 20)
+    store.close()
+    store = LogStore.open(disk, str(tmp_path))
+    assert store.report.clean
+    assert sorted(store.partitions_on_disk()) == [("t", ID, 0), ("t", ID, 1), ("t", ID, 2)]
+    logs = [store.open_log(*key, SMALL) for key in store.partitions_on_disk()]
+    assert [(log.end_offset, log.recovery.scanned_bytes) for log in logs] == [(20, 0)] * 3
+
+
+def test_a_crash_after_an_orderly_stop_and_start_is_unclean() -> None:
+    disk = SimulatedDisk()
+    LogStore.open(disk, "/data").close()
+    LogStore.open(disk, "/data")
+    disk.crash(1)
+    assert not LogStore.open(disk, "/data").report.clean
+
+
+def test_a_corrupt_checkpoint_means_a_full_scan_and_a_note() -> None:
+    disk = SimulatedDisk()
+    store = LogStore.open(disk, "/data")
+    fill(store.open_log("t", ID, 0, SMALL), 20)
+    store.close()
+    disk.damage("/data/checkpoint", lambda content: content.__setitem__(40, content[40] ^ 1))
+    store = LogStore.open(disk, "/data")
+    log = store.open_log("t", ID, 0, SMALL)
+    assert any("checksum is wrong" in note for note in store.report.notes)
+    assert offsets_in(log) == list(range(20))
+    assert log.recovery.scanned_bytes == log.size_bytes
+
+
+def test_a_lost_checkpoint_is_noticed() -> None:
+    disk = SimulatedDisk()
+    store = LogStore.open(disk, "/data")
+    fill(store.open_log("t", ID, 0, SMALL), 2)
+    store.close()
+    disk.unlink("/data/checkpoint")
+    assert any("there is none" in note for note in LogStore.open(disk, "/data").report.notes)
+
+
+def test_a_checkpoint_has_exactly_these_bytes() -> None:
+    checkpoint = Checkpoint(clean=True, logs={"t~0a/0": LogMark(1, 5, 300, ((0, 1), (2, 4)), 3)})
+    data = encode_checkpoint(checkpoint)
+    assert data == (b"headrace-checkpoint 1 5aafa58f\n" + b'{"clean":true,"logs":{"t~0a/0":[1,5,300,[[0,1],[2,4]],3]}}')
+    assert decode_checkpoint(data) == checkpoint
+
+
+def test_old_segments_go_by_age_and_by_size() -> None:
+    disk = SimulatedDisk()
+    store = LogStore.open(disk, "/data")
+    by_age = store.open_log("age", ID, 0, LogConfig(segment_bytes_max=1000, retention_ms=10))
+    by_size = store.open_log("size", ID, 0, LogConfig(segment_bytes_max=1000, retention_ms=-1, retention_bytes=2000))
+    forever = store.open_log("forever", ID, 0, SMALL)
+    for log in (by_age, by_size, forever):
+        fill(log, 30)
+        log.sync_all()
+    assert store.enforce_retention(1025) > 0
+    assert 10 <= by_age.start_offset <= 16
+    assert by_age.segments[0].base_offset == by_age.start_offset
+    assert 2000 <= by_size.size_bytes < 3000
+    assert forever.start_offset == 0
+
+
+def test_an_idle_topic_empties_and_its_offsets_go_on() -> None:
+    store = LogStore.open(SimulatedDisk(), "/data")
+    log = store.open_log("t", ID, 0, LogConfig(retention_ms=10))
+    fill(log, 5)
+    log.sync_all()
+    store.enforce_retention(10_000)
+    assert (log.start_offset, log.end_offset, log.size_bytes) == (5, 5, 0)
+    assert append(log, plain(b"next", timestamp=20_000)) == 5
+
+
+def test_what_is_not_flushed_is_not_removed() -> None:
+    store = LogStore.open(SimulatedDisk(), "/data")
+    log = store.open_log("t", ID, 0, LogConfig(segment_bytes_max=1000, retention_ms=10))
+    fill(log, 20)
+    store.enforce_retention(10_000)
+    assert log.start_offset == 0
+
+
+def test_the_start_offset_never_goes_back_whatever_the_crash_undoes() -> None:
+    for seed in range(30):
+        disk = SimulatedDisk()
+        store = LogStore.open(disk, "/data")
+        log = store.open_log("t", ID, 0, SMALL)
+        fill(log, 20)
+        log.sync_all()
+        log.delete_records(13)
+        store.checkpoint()
+        log.remove_dead_segments()
+        disk.crash(seed)
+        assert LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL).start_offset == 13
+
+
+def test_retention_frees_a_disk_too_full_for_a_checkpoint() -> None:
+    disk = SimulatedDisk()
+    store = LogStore.open(disk, "/data")
+    log = store.open_log("t", ID, 0, LogConfig(segment_bytes_max=1000, retention_ms=10))
+    fill(log, 20)
+    append(log, produced(1, 0))
+    log.sync_all()
+    disk.capacity_bytes = disk.used_bytes()
+    with pytest.raises(DiskFull):
+        fill(log, 1)
+    assert store.enforce_retention(10_000) > 0
+    fill(log, 1)
+
+
+def test_a_deleted_topic_is_gone_at_once_and_its_name_is_free() -> None:
+    disk = SimulatedDisk()
+    store = LogStore.open(disk, "/data")
+    fill(store.open_log("t", ID, 0, SMALL), 20)
+    store.delete_topic("t", ID)
+    disk.crash(5)
+    store = LogStore.open(disk, "/data")
+    assert list(store.partitions_on_disk()) == []
+    assert store.open_log("t", UUID(int=2), 0, SMALL).end_offset == 0
+    while store.remove_deleted(2):
+        pass
+    assert disk.listdir("/data/deleted") == []
+
+
+def test_strangers_are_reported_and_left_alone() -> None:
+    disk = SimulatedDisk()
+    disk.mkdir("/data/topics/lost+found")
+    disk.mkdir("/data/photos")
+    notes = LogStore.open(disk, "/data").report.notes
+    assert len(notes) == 2
+    assert all("left alone" in note for note in notes)
+
+
+def test_many_partitions_are_open_with_few_descriptors(tmp_path: Path) -> None:
+    disk = OsDisk()
+    before = len(os.listdir("/proc/self/fd"))
+    store = LogStore.open(disk, str(tmp_path), files_max=32)
+    for partition in range(100):
+        fill(store.open_log("t", ID, partition, SMALL, sync=False), 2)
+    store.sync_recovered()
+    assert len(os.listdir("/proc/self/fd")) <= before + 32 + 2
+    assert all(log.flushed_offset == 2 for log in store.logs.values())
+
+
+def test_a_real_full_filesystem_refuses_and_recovers(tmp_path: Path) -> None:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)]
+    made = subprocess.run(command, capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"cannot mount a small filesystem: {made.stderr.decode().strip()}")
+    try:
+        store = LogStore.open(OsDisk(), str(mount))
+        log = store.open_log("t", ID, 0, LogConfig())
+        with pytest.raises(DiskFull):
+            fill(log, 100, size=5000)
+        end = log.end_offset
+        assert len(offsets_in(log)) == end > 20
+        subprocess.run(["mount", "-o", "remount,size=512k", str(mount)], check=True)
+        fill(log, 3, size=5000)
+        assert offsets_in(log) == list(range(end + 3))
+        store.close()
+        del log, store
+    finally:
+        subprocess.run(["umount", "-l", str(mount)], check=False)
+
+
+def test_errno_names_are_told_apart() -> None:
+    disk = SimulatedDisk()
+    store = LogStore.open(disk, "/data")
+    log = store.open_log("t", ID, 0, SMALL)
+    disk.fail_next("write", errno.EDQUOT)
+    with pytest.raises(DiskFull):
+        fill(log, 1)

@@ -1,0 +1,96 @@
+"""Dump and verify: everything wrong is told with file and position, and nothing is changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.log.dump import BadBytes, StoredBatch, walk_directory
+from headrace.log.log import PartitionLog
+from headrace.log.verify import verify_directory
+from headrace.testing.disk import SimulatedDisk
+from tests.unit.log.builders import DIRECTORY, SMALL, append, fill, marker, plain, produced
+
+
+def healthy() -> tuple[SimulatedDisk, PartitionLog]:
+    disk = SimulatedDisk()
+    log = PartitionLog.open(disk, DIRECTORY, SMALL)
+    fill(log, 12)
+    for sequence in range(3):
+        append(log, produced(1, sequence, transactional=True))
+        append(log, marker(1, commit=sequence == 1))
+    fill(log, 12)
+    log.close()
+    return disk, log
+
+
+def test_a_healthy_log_has_no_problems() -> None:
+    disk, _ = healthy()
+    assert list(verify_directory(disk, DIRECTORY)) == []
+
+
+def test_a_dump_walks_every_batch_in_order() -> None:
+    disk, log = healthy()
+    found = list(walk_directory(disk, DIRECTORY))
+    assert all(isinstance(each, StoredBatch) and each.checksum_holds for each in found)
+    assert [each.batch.base_offset for each in found if isinstance(each, StoredBatch)] == list(range(log.end_offset))
+
+
+@pytest.mark.parametrize("position", [3, 10, 16, 18, 25, 70, 150])
+def test_a_flipped_bit_is_told_with_its_batchs_position(position: int) -> None:
+    disk, log = healthy()
+    path = log.segments[1].path
+    disk.damage(path, lambda content: content.__setitem__(position, content[position] ^ 0x20))
+    [first, *_] = verify_directory(disk, DIRECTORY)
+    assert not first.is_warning
+    assert (first.path, first.position) == (path, 0)
+
+
+def test_a_torn_end_is_told() -> None:
+    disk, log = healthy()
+    path = log.segments[-1].path
+    disk.damage(path, lambda content: content.__delitem__(slice(-5, None)))
+    last = list(walk_directory(disk, DIRECTORY))[-1]
+    assert isinstance(last, BadBytes)
+    assert any(problem.position == last.position for problem in verify_directory(disk, DIRECTORY))
+
+
+def test_swapped_segments_are_told() -> None:
+    disk, log = healthy()
+    first, second = log.segments[0].path, log.segments[1].path
+    contents = disk.contents(first), disk.contents(second)
+    disk.damage(first, lambda content: content.__setitem__(slice(None), contents[1]))
+    disk.damage(second, lambda content: content.__setitem__(slice(None), contents[0]))
+    assert any("offset" in problem.message for problem in verify_directory(disk, DIRECTORY))
+
+
+def test_a_wrong_index_is_a_warning() -> None:
+    disk, log = healthy()
+    disk.damage(log.segments[0].index.path, lambda content: content.__setitem__(100, content[100] ^ 1))
+    problems = list(verify_directory(disk, DIRECTORY))
+    assert problems
+    assert all(problem.is_warning for problem in problems)
+
+
+def test_a_missing_aborted_transaction_is_told() -> None:
+    disk, _ = healthy()
+    [name] = [name for name in disk.listdir(DIRECTORY) if name.endswith(".txn")][:1]
+    disk.unlink(f"{DIRECTORY}/{name}")
+    assert any("aborted transaction" in problem.message for problem in verify_directory(disk, DIRECTORY))
+
+
+def test_a_gap_in_a_producers_sequences_is_told() -> None:
+    disk = SimulatedDisk()
+    log = PartitionLog.open(disk, DIRECTORY, SMALL)
+    append(log, produced(1, 0))
+    append(log, produced(1, 5))
+    append(log, plain(b"x"))
+    [problem] = verify_directory(disk, DIRECTORY)
+    assert "sequence 5 where 1 was expected" in problem.message
+
+
+def test_verifying_changes_nothing() -> None:
+    disk, log = healthy()
+    disk.damage(log.segments[0].index.path, lambda content: content.__setitem__(100, content[100] ^ 1))
+    before = {name: disk.contents(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)}
+    list(verify_directory(disk, DIRECTORY))
+    assert {name: disk.contents(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)} == before
