@@ -182,7 +182,7 @@ def _targets(
 
     if place is not None:
         return resolve(client, partitions, parse_place(place, int(time.time() * 1000)))
-    if shift is None or not re.fullmatch(r"[+-]?\d+", shift):
+    if shift is None or not re.fullmatch(r"[+-]?[0-9]+", shift):
         raise UsageError(f"--by {shift!r} is not a number", "for example --by -100")
     starts, ends = start_offsets(client, partitions), end_offsets(client, partitions)
     return {

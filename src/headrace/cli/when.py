@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Place", "parse_place", "parse_time_ms", "resolve"]
 
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_AGO = re.compile(r"-(\d+)(ms|s|m|h|d|w)")
+_AGO = re.compile(r"-([0-9]+)(ms|s|m|h|d|w)")
 
 HINT = (
     "use beginning, end, an offset, -N (N before the end), or @TIME such as @2026-01-31T12:00:00Z, @-15m, @MILLISECONDS"
@@ -38,16 +38,16 @@ def parse_place(text: str, now_ms: int) -> Place:
         return Place("end")
     if text.startswith("@"):
         return Place("time", parse_time_ms(text[1:], now_ms))
-    if re.fullmatch(r"-\d+", text):
+    if re.fullmatch(r"-[0-9]+", text):
         return Place("before_end", int(text[1:]))
-    if text.isdecimal():
+    if re.fullmatch(r"[0-9]+", text):
         return Place("offset", int(text))
     raise UsageError(f"{text!r} is not a place in a topic", HINT)
 
 
 def parse_time_ms(text: str, now_ms: int) -> int:
     """Milliseconds since 1970, an ISO 8601 time (local when it names no zone), or a time ago such as ``-15m``."""
-    if text.isdecimal():
+    if re.fullmatch(r"[0-9]+", text):
         return int(text)
     ago = _AGO.fullmatch(text)
     if ago:

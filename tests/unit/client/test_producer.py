@@ -135,7 +135,7 @@ def test_a_topic_that_does_not_exist_fails_the_send(client: Client) -> None:
 def test_with_acks_0_nobody_answers_and_the_records_arrive_all_the_same(client: Client, make_topic: MakeTopic) -> None:
     (partition,) = make_topic()
     told: list[Delivery] = []
-    producer = Producer(client, ProducerOptions(acks=0), on_delivery=told.append)
+    producer = Producer(client, ProducerOptions(acks=0, linger_ms=60_000), on_delivery=told.append)
     for index in range(10):
         producer.send(partition.topic, b"%d" % index)
     producer.flush()

@@ -1,0 +1,238 @@
+"""``headrace log``: a data directory's files, read without a broker and without changing them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.cli.record_text import json_line, time_text
+from headrace.cli.shared import output_option
+from headrace.errors import KafkaError, UsageError
+
+if TYPE_CHECKING:
+    from headrace.batch import Batch
+    from headrace.log.dump import BadBytes, StoredBatch
+
+__all__ = ["command"]
+
+DEFAULT_DATA = "headrace-data"
+DECOMPRESSED_BYTES_MAX = 128 << 20
+SEGMENT = re.compile(r"[0-9]{20}\.log")
+
+
+@click.group("log")
+def command() -> None:
+    """Look at the files of a stopped broker."""
+
+
+PATH = click.argument("path", type=click.Path(exists=True, path_type=Path), default=DEFAULT_DATA)
+
+
+@command.command("dump")
+@PATH
+@click.option("-t", "--topic", metavar="TOPIC", help="Only this topic.")
+@click.option("-p", "--partition", type=click.IntRange(min=0), help="Only this partition.")
+@click.option("-r", "--records", is_flag=True, help="Print the records too.")
+@click.option("--from", "first", type=click.IntRange(min=0), default=0, help="Only batches that reach this offset.")
+@click.option("-c", "--count", type=click.IntRange(min=1), help="Stop after this many batches.")
+@output_option
+def dump(
+    path: Path,
+    topic: str | None,
+    partition: int | None,
+    records: bool,
+    first: int,
+    count: int | None,
+    output: str,
+) -> int:
+    """Print the batches in a data directory, a partition's folder, or one segment file.
+
+    PATH is headrace-data where it is left out. Exits 1 when bytes were found that are no batch.
+    """
+    render = _batch_json if output == "json" else _batch_line
+    bad = False
+    for name, found in _walk(path, topic, partition, first, count):
+        click.echo(render(name, found))
+        sound = getattr(found, "batch", None) if getattr(found, "checksum_holds", False) else None
+        bad = bad or sound is None
+        if records and sound is not None:
+            _print_records(name, sound)
+    return 1 if bad else 0
+
+
+@command.command("verify")
+@PATH
+@click.option("--headers-only", is_flag=True, help="Check batches but do not decode their records.")
+@output_option
+def verify(path: Path, headers_only: bool, output: str) -> int:
+    """Check every checksum, offset, sequence and index in a data directory or a partition's folder.
+
+    PATH is headrace-data where it is left out. Warnings are about what the broker rebuilds by itself; errors are about
+    records, and make it exit 1.
+    """
+    from headrace.log.disk import OsDisk
+    from headrace.log.verify import verify_directory
+
+    problems = []
+    folders = _folders(path)
+    for name, folder in folders:
+        for problem in verify_directory(OsDisk(), str(folder), check_records=not headers_only):
+            problems.append(problem)
+            if output == "table":
+                click.echo(f"{name}: {problem}")
+    errors = sum(not problem.is_warning for problem in problems)
+    if output == "json":
+        rows = [
+            {
+                "file": problem.path,
+                "position": problem.position,
+                "kind": "warning" if problem.is_warning else "error",
+                "message": problem.message,
+            }
+            for problem in problems
+        ]
+        click.echo(json.dumps({"partitions": len(folders), "errors": errors, "problems": rows}, indent=2))
+    else:
+        click.echo(f"{len(folders)} partitions checked: {errors} errors, {len(problems) - errors} warnings")
+    return 1 if errors else 0
+
+
+# ---- finding --------------------------------------------------------------------------------------------------------
+
+
+def _folders(path: Path) -> list[tuple[str, Path]]:
+    """The folders with segments in a data directory, a topic's folder, or a partition's, with their names."""
+    if path.is_file():
+        raise UsageError(f"{path} is a file", "give the partition's folder or the data directory")
+    pattern = "topics/*/*" if (path / "topics").is_dir() else "*"
+    folders = [folder for folder in [path, *sorted(path.glob(pattern))] if _has_segments(folder)]
+    if not folders:
+        raise UsageError(f"{path} holds no log", "give the data directory of a broker, or a partition's folder")
+    return [(_name(folder), folder) for folder in folders]
+
+
+def _has_segments(folder: Path) -> bool:
+    return folder.is_dir() and any(SEGMENT.fullmatch(file.name) for file in folder.iterdir())
+
+
+def _name(folder: Path) -> str:
+    """``orders[3]`` for <data>/topics/orders~ID/3; whatever else keeps its folder's name."""
+    topic, tilde, _ = folder.absolute().parent.name.rpartition("~")
+    return f"{topic}[{folder.name}]" if tilde and folder.name.isdecimal() else folder.absolute().name
+
+
+def _walk(
+    path: Path, topic: str | None, partition: int | None, first: int, count: int | None
+) -> Iterator[tuple[str, StoredBatch | BadBytes]]:
+    from headrace.log.disk import OsDisk
+    from headrace.log.dump import BadBytes, walk_directory, walk_file
+
+    disk = OsDisk()
+    if path.is_file():
+        walks = [(_name(path.parent), walk_file(disk, str(path)))]
+    else:
+        walks = [(name, walk_directory(disk, str(folder))) for name, folder in _folders(path)]
+    left = count
+    for name, walk in walks:
+        if topic is not None and name.rpartition("[")[0] != topic:
+            continue
+        if partition is not None and not name.endswith(f"[{partition}]"):
+            continue
+        for found in walk:
+            if not isinstance(found, BadBytes) and found.batch.last_offset < first:
+                continue
+            if left == 0:
+                return
+            left = None if left is None else left - 1
+            yield name, found
+
+
+# ---- printing -------------------------------------------------------------------------------------------------------
+
+
+def _fields(name: str, found: StoredBatch) -> dict[str, Any]:
+    batch = found.batch
+    return {
+        "partition": name,
+        "first_offset": batch.base_offset,
+        "last_offset": batch.last_offset,
+        "records": batch.record_count,
+        "bytes": batch.size,
+        "codec": batch.codec.name.lower(),
+        "first_timestamp": batch.base_timestamp,
+        "max_timestamp": batch.max_timestamp,
+        "producer_id": batch.producer_id,
+        "producer_epoch": batch.producer_epoch,
+        "first_sequence": batch.base_sequence,
+        "transactional": batch.is_transactional,
+        "control": batch.is_control,
+        "leader_epoch": batch.leader_epoch,
+        "checksum_holds": found.checksum_holds,
+        "file": found.path,
+        "position": found.position,
+    }
+
+
+def _batch_json(name: str, found: StoredBatch | BadBytes) -> str:
+    from headrace.log.dump import BadBytes
+
+    if isinstance(found, BadBytes):
+        fields = {"partition": name, "file": found.path, "position": found.position, "bytes": found.size}
+        return json.dumps(fields | {"error": found.reason})
+    return json.dumps(_fields(name, found))
+
+
+def _batch_line(name: str, found: StoredBatch | BadBytes) -> str:
+    """One line per batch: where, what, who, and what is special about it."""
+    from headrace.log.dump import BadBytes
+
+    place = f"{Path(found.path).name} byte {found.position}"
+    if isinstance(found, BadBytes):
+        return f"{name}  bad bytes: {found.reason}; {found.size} bytes  {place}"
+    batch = found.batch
+    parts = [
+        f"{name} {batch.base_offset}–{batch.last_offset}",
+        f"{batch.record_count} records",
+        f"{batch.size} bytes",
+        batch.codec.name.lower(),
+        time_text(batch.max_timestamp),
+    ]
+    if batch.has_producer:
+        parts.append(f"producer {batch.producer_id} epoch {batch.producer_epoch} sequence {batch.base_sequence}")
+    if batch.is_control:
+        parts.append(_marker(found))
+    elif batch.is_transactional:
+        parts.append("in a transaction")
+    if not found.checksum_holds:
+        parts.append("WRONG CHECKSUM")
+    return "  ".join([*parts, place])
+
+
+def _marker(found: StoredBatch) -> str:
+    from headrace.batch import control_type
+
+    kind = control_type(found.batch) if found.checksum_holds else None
+    if kind is None:
+        return "marker"
+    return "commit" if kind[0] else "abort"
+
+
+def _print_records(name: str, batch: Batch) -> None:
+    """The records as ``consume --json`` prints them; a batch that does not decode says so in their place."""
+    from headrace.client import TopicPartition
+    from headrace.record import decode_records
+
+    topic, bracket, index = name.rstrip("]").rpartition("[")
+    partition = TopicPartition(topic if bracket else name, int(index) if bracket else 0)
+    try:
+        records = decode_records(batch, DECOMPRESSED_BYTES_MAX)
+    except KafkaError as error:
+        click.echo(f"  {error.message}")
+        return
+    for record in records:
+        click.echo(b"  " + json_line(partition, record), nl=False)

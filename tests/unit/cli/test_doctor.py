@@ -1,0 +1,114 @@
+"""What the doctor finds, and that each finding that is not fine names what mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from headrace import testing
+from headrace.cli import doctor
+from headrace.cli.doctor import Finding, check_folder, check_port, check_space, check_sync, examine, java_version
+from headrace.cli.main import run
+from headrace.config import Settings
+
+
+def test_a_sound_machine_gets_a_finding_per_check_and_exit_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["doctor", "--data", str(tmp_path / "data"), "--kafka", "127.0.0.1:0", "--output", "json"]) == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert [each["check"] for each in findings] == [
+        "python",
+        "packages",
+        "java",
+        "kafka",
+        "data",
+        "space",
+        "sync",
+        "memory",
+        "files",
+    ]
+    assert not (tmp_path / "data").exists(), "looking changes nothing"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whatever_is_not_fine_names_what_mends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("DISK_FREE_BYTES_MIN", "MEMORY_BYTES_MIN", "FILES_MIN"):
+        monkeypatch.setattr(doctor, limit, 1 << 60)
+    monkeypatch.setattr(doctor, "SYNC_MS_MAX", 0.0)
+    monkeypatch.setattr(doctor, "JAVA_GOOD", ())
+    findings = examine(Settings({"data": str(tmp_path), "kafka": "off"}))
+    wrong = [each for each in findings if each.status != "ok"]
+    assert {"java", "space", "sync", "memory"} <= {each.check for each in wrong}
+    assert all(each.mend for each in wrong)
+
+
+def test_something_wrong_is_shown_with_its_mend_and_exit_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "DISK_FREE_BYTES_MIN", 1 << 60)
+    assert run(["doctor", "--data", str(tmp_path), "--kafka", "off"]) == 1
+    assert "→ free some space" in capsys.readouterr().out
+
+
+def test_a_port_that_somebody_else_uses_is_wrong() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        finding = check_port(f"127.0.0.1:{taken.getsockname()[1]}")
+    assert finding.status == "wrong"
+    assert "already in use" in finding.found
+
+
+def test_a_port_where_a_broker_serves_is_fine() -> None:
+    with testing.broker() as broker:
+        finding = check_port(broker.bootstrap)
+    assert finding.status == "ok"
+    assert "served by cluster" in finding.found
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_wrong(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert check_folder(tmp_path / "data").status == "wrong"
+    assert check_sync(tmp_path / "data").status == "wrong"
+
+
+def test_a_folder_in_memory_is_worth_a_note() -> None:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("there is no /dev/shm here")
+    assert check_folder(Path("/dev/shm/headrace")).status == "note"
+
+
+def test_a_file_where_the_folder_should_be_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    assert check_folder(tmp_path / "data").status == "wrong"
+
+
+def test_space_is_that_of_the_nearest_folder_that_exists(tmp_path: Path) -> None:
+    assert check_space(tmp_path / "a" / "b" / "c").status in ("ok", "wrong")
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', (17, 0, 15)),
+        ('openjdk version "21" 2023-09-19', (21, 0, 0)),
+        ('java version "1.8.0_401"', (1, 8, 0)),
+        ("command not found", None),
+    ],
+)
+def test_java_versions_are_read_as_javas_print_them(text: str, version: tuple[int, ...] | None) -> None:
+    assert java_version(text) == version
+
+
+def test_a_java_that_corrupts_data_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "java"
+    fake.write_text("#!/bin/sh\necho 'openjdk version \"25.0.1\"' >&2\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.check_java() == Finding(
+        "java", "wrong", "25.0.1 corrupts data (fixed in 25.0.3)", doctor.check_java().mend
+    )
