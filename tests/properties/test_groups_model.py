@@ -1,0 +1,451 @@
+"""Groups under joins, leaves, silence, broker crashes and slow disks, with members that follow their protocol honestly.
+
+After every step: no partition has two members that both believe it is theirs; generations and epochs do not go back;
+neither do committed offsets, though processes that were replaced try. At the end every rebalance comes to rest, and
+each partition has exactly one owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import struct
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from headrace.errors import ErrorCode
+from headrace.wire.kafka.codec import read_message, write_message
+from headrace.wire.kafka.messages.consumer_groups import ConsumerGroupHeartbeatRequest, TopicPartitions
+from headrace.wire.kafka.messages.consumer_protocol import ConsumerProtocolSubscription
+from headrace.wire.kafka.messages.groups import JoinGroupResponse
+from tests.unit.broker.fakes import FakeTopics, settle
+from tests.unit.broker.groups.world import World
+
+TOPIC = "orders"
+PARTITIONS = 5
+CLIENTS_MAX = 4
+TICK_S = 3.0
+REBALANCE_MS = 1_800_000
+"""Beyond what a run lasts: a member dropped for being slow would believe in its partitions until its next heartbeat."""
+
+GONE = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_MEMBER_EPOCH)
+
+
+class Client:
+    """A member's process. ``owned`` is what it believes is its own."""
+
+    def __init__(self, world: World, number: int, instance: str | None) -> None:
+        self.world = world
+        self.number = number
+        self.instance = instance
+        self.owned: set[int] = set()
+        self.waiting: asyncio.Future[Any] | None = None
+        self.member_id = ""
+        self.epoch = 0
+        self.last_commit: dict[int, int] = {}
+
+    async def step(self) -> None:
+        """Look at the answer that was waited for, or else say the next thing."""
+        if self.waiting is None:
+            self.say()
+            await settle()
+        if self.waiting is not None and self.waiting.done():
+            answered, self.waiting = self.waiting.result(), None
+            self.hear(answered)
+            await settle()
+
+    def say(self) -> None:
+        raise NotImplementedError
+
+    def hear(self, answered: Any) -> None:
+        raise NotImplementedError
+
+    def connection_lost(self) -> None:
+        self.waiting = None
+
+    async def leave(self) -> None:
+        raise NotImplementedError
+
+    def settled(self) -> bool:
+        raise NotImplementedError
+
+
+class ClassicClient(Client):
+    """Eager: gives up everything before it joins. Cooperative: keeps what it has, and joins again if it gave up some."""
+
+    def __init__(self, world: World, number: int, instance: str | None, *, cooperative: bool) -> None:
+        super().__init__(world, number, instance)
+        self.cooperative = cooperative
+        self.joining = True
+        self.synced_generation = -1
+        self.seen_generation = 0
+        self.assignments: dict[str, bytes] | None = None
+        self.syncing = False
+
+    def say(self) -> None:
+        if self.syncing:
+            self.waiting = self.world.sync(self.member_id, self.epoch, self.assignments, instance=self.instance)
+        elif self.joining:
+            self.waiting = self.world.join(
+                self.member_id,
+                instance=self.instance,
+                protocols=[("sticky", self._metadata())],
+                rebalance_ms=REBALANCE_MS,
+            )
+        else:
+            self.waiting = asyncio.ensure_future(self.world.beat(self.member_id, self.epoch, instance=self.instance))
+
+    def hear(self, answered: Any) -> None:
+        if isinstance(answered, JoinGroupResponse):
+            self._joined(answered)
+        elif self.syncing:
+            self._synced(ErrorCode(answered.error_code), answered.assignment)
+        elif answered != ErrorCode.NONE:
+            self._rejoin(answered)
+
+    def _joined(self, answered: JoinGroupResponse) -> None:
+        code = ErrorCode(answered.error_code)
+        if code is ErrorCode.MEMBER_ID_REQUIRED:
+            self.member_id = answered.member_id
+            return
+        if code is not ErrorCode.NONE:
+            self._rejoin(code)
+            return
+        self.member_id, self.epoch = answered.member_id, answered.generation_id
+        self.seen_generation = answered.generation_id
+        self.joining, self.syncing = False, True
+        leads = answered.leader == answered.member_id and not answered.skip_assignment
+        self.assignments = _share({each.member_id: each.metadata for each in answered.members}) if leads else None
+
+    def _synced(self, code: ErrorCode, assignment: bytes) -> None:
+        self.syncing = False
+        if code is not ErrorCode.NONE:
+            self._rejoin(code)
+            return
+        given = set(json.loads(assignment)) if assignment else set()
+        gives_up = self.owned - given
+        self.owned = given
+        self.synced_generation = self.epoch
+        if gives_up:
+            assert self.cooperative, "an eager member has nothing when it syncs"
+            self.joining = True
+
+    def _rejoin(self, code: ErrorCode) -> None:
+        self.joining, self.syncing = True, False
+        if code in GONE or not self.cooperative:
+            self.owned = set()
+        if code is ErrorCode.UNKNOWN_MEMBER_ID:
+            self.member_id = ""
+
+    def connection_lost(self) -> None:
+        if self.waiting is not None and (self.joining or self.syncing):
+            self.joining, self.syncing = True, False
+            if not self.cooperative:
+                self.owned = set()
+        super().connection_lost()
+
+    def _metadata(self) -> bytes:
+        owned = sorted(self.owned) if self.cooperative else []
+        claim = json.dumps({"owned": owned, "generation": self.synced_generation}).encode()
+        message = ConsumerProtocolSubscription(topics=[TOPIC], user_data=claim)
+        return struct.pack(">h", 0) + b"".join(bytes(each) for each in write_message(message, 0))
+
+    async def leave(self) -> None:
+        self.owned = set()
+        if self.member_id:
+            await self.world.leave((self.member_id, self.instance))
+
+    def settled(self) -> bool:
+        return not self.joining and not self.syncing and self.waiting is None
+
+
+def _share(members: dict[str, bytes]) -> dict[str, bytes]:
+    """A sticky assignor that gives nobody what another member still has; that comes in the next rebalance."""
+    claims: dict[int, tuple[int, str]] = {}
+    for member_id, metadata in members.items():
+        message, _ = read_message(ConsumerProtocolSubscription, 0, metadata, 2)
+        claim = json.loads(message.user_data or b"{}")
+        for partition in claim["owned"]:
+            claims[partition] = max(claims.get(partition, (-2, "")), (claim["generation"], member_id))
+    shares: dict[str, list[int]] = {member_id: [] for member_id in members}
+    room = -(-PARTITIONS // len(members))
+    for partition in sorted(range(PARTITIONS), key=lambda each: each not in claims):
+        holder = claims.get(partition, (0, ""))[1]
+        if holder in shares and len(shares[holder]) < room:
+            shares[holder].append(partition)
+        elif not holder:
+            least = min(shares, key=lambda each: len(shares[each]))
+            shares[least].append(partition)
+    return {member_id: json.dumps(share).encode() for member_id, share in shares.items()}
+
+
+class ConsumerClient(Client):
+    """KIP-848. It may take its time between being told what to have and having it; then it says what it has."""
+
+    def __init__(self, world: World, number: int, instance: str | None) -> None:
+        super().__init__(world, number, instance)
+        self.member_id = f"process-{number}"
+        self.told: set[int] = set()
+        self.said: set[int] | None = None
+        self.full = True
+        self.slow = False
+
+    def say(self) -> None:
+        if self.epoch == 0:
+            self.owned = self.told = set()
+            self.full = True
+        if not self.slow:
+            self.owned = set(self.told)
+        tells = self.full or self.owned != self.said
+        body = ConsumerGroupHeartbeatRequest(
+            group_id="g", member_id=self.member_id, member_epoch=self.epoch, instance_id=self.instance
+        )
+        if self.full:
+            body.rebalance_timeout_ms = REBALANCE_MS
+            body.subscribed_topic_names = [TOPIC]
+        if tells:
+            topic = self.world.topics.get(TOPIC)
+            assert topic is not None
+            partitions = sorted(self.owned)
+            body.topic_partitions = (
+                [TopicPartitions(topic_id=topic.topic_id, partitions=partitions)] if partitions else []
+            )
+        self.said = set(self.owned)
+        self.waiting = self.world.call("consumer_group_heartbeat", body, 1)
+
+    def hear(self, answered: Any) -> None:
+        code = ErrorCode(answered.error_code)
+        if code in GONE or code is ErrorCode.GROUP_ID_NOT_FOUND:
+            self.epoch = 0
+            self.owned = self.told = set()
+        elif code is ErrorCode.NONE:
+            assert answered.member_epoch >= self.epoch, "a member's epoch went back"
+            self.epoch = answered.member_epoch
+            self.full = False
+            if answered.assignment is not None:
+                self.told = {each for topic in answered.assignment.topic_partitions for each in topic.partitions}
+        else:
+            assert code in (ErrorCode.UNRELEASED_INSTANCE_ID, ErrorCode.COORDINATOR_NOT_AVAILABLE), code
+            self.full = True
+
+    def connection_lost(self) -> None:
+        super().connection_lost()
+        self.full = True
+
+    async def leave(self) -> None:
+        self.owned = set()
+        await self.world.consumer_beat(self.member_id, -1, instance_id=self.instance)
+
+    def settled(self) -> bool:
+        return self.epoch > 0 and self.owned == self.told == self.said and self.waiting is None
+
+
+class Groups(RuleBasedStateMachine):
+    """One group of one kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.clients: list[Client] = []
+        self.zombies: list[Client] = []
+        self.numbers = itertools.count(1)
+        self.issued = [0] * PARTITIONS
+        self.acknowledged = [0] * PARTITIONS
+        self.generation_max = 0
+
+    def run(self, work: Any) -> Any:
+        return self.loop.run_until_complete(work)
+
+    @initialize(kind=st.sampled_from(["eager", "cooperative", "consumer"]), delay_ms=st.sampled_from([0, 3000]))
+    def begin(self, kind: str, delay_ms: int) -> None:
+        self.kind = kind
+        self.world = World(
+            topics=FakeTopics(**{TOPIC: PARTITIONS}),
+            group_initial_rebalance_delay_ms=delay_ms,
+            offsets_retention_check_interval_ms=10**9,
+        )
+
+    def client(self, index: int) -> Client:
+        return self.clients[index % len(self.clients)]
+
+    def start(self, instance: str | None) -> None:
+        number = next(self.numbers)
+        if self.kind == "consumer":
+            self.clients.append(ConsumerClient(self.world, number, instance))
+        else:
+            cooperative = self.kind == "cooperative"
+            self.clients.append(ClassicClient(self.world, number, instance, cooperative=cooperative))
+
+    # ---- what happens ----
+
+    @precondition(lambda self: len(self.clients) < CLIENTS_MAX)
+    @rule(static=st.booleans())
+    def a_process_starts(self, static: bool) -> None:
+        number = len(self.clients) + len(self.zombies)
+        self.start(f"instance-{number}" if static else None)
+
+    @precondition(lambda self: self.clients)
+    @rule(index=st.integers(0, 9), times=st.integers(1, 4))
+    def a_member_goes_on(self, index: int, times: int) -> None:
+        for _ in range(times):
+            self.run(self.client(index).step())
+
+    @rule(rounds=st.integers(1, 3))
+    def everybody_goes_on(self, rounds: int) -> None:
+        for _ in range(rounds):
+            for client in self.clients:
+                self.run(client.step())
+
+    @precondition(lambda self: self.clients)
+    @rule(index=st.integers(0, 9))
+    def a_process_dies(self, index: int) -> None:
+        dead = self.client(index)
+        self.clients.remove(dead)
+        self.zombies.append(dead)
+
+    @precondition(lambda self: any(each.instance for each in self.zombies))
+    @rule()
+    def a_static_member_is_started_again(self) -> None:
+        before = next(each for each in self.zombies if each.instance)
+        self.zombies.remove(before)
+        self.start(before.instance)
+
+    @precondition(lambda self: self.clients)
+    @rule(index=st.integers(0, 9))
+    def a_member_leaves(self, index: int) -> None:
+        gone = self.client(index)
+        self.clients.remove(gone)
+        self.world.state.auto_flush = True
+        self.world.state.flush()
+        self.run(gone.leave())
+
+    @rule(slow=st.booleans())
+    def the_disk_is_slow_or_not(self, slow: bool) -> None:
+        self.world.state.auto_flush = not slow
+        if not slow:
+            self.world.state.flush()
+        self.run(settle())
+
+    @precondition(lambda self: self.kind == "consumer" and self.clients)
+    @rule(index=st.integers(0, 9), slow=st.booleans())
+    def a_member_takes_its_time(self, index: int, slow: bool) -> None:
+        client = self.client(index)
+        assert isinstance(client, ConsumerClient)
+        client.slow = slow
+
+    @precondition(lambda self: self.clients)
+    @rule(index=st.integers(0, 9))
+    def an_answer_is_lost(self, index: int) -> None:
+        self.client(index).connection_lost()
+
+    @rule()
+    def the_broker_is_killed_and_starts_again(self) -> None:
+        self.run(self._crash())
+
+    async def _crash(self) -> None:
+        self.world.crash()
+        for client in self.clients:
+            client.connection_lost()
+        await settle()
+
+    @rule(ticks=st.integers(1, 5))
+    def time_passes(self, ticks: int) -> None:
+        for _ in range(ticks):
+            self.run(self._tick())
+
+    async def _tick(self) -> None:
+        self.world.state.flush()
+        await settle()
+        await self.world.clock.advance(TICK_S)
+        for client in self.clients:
+            await client.step()
+
+    # ---- commits ----
+
+    @precondition(lambda self: any(client.owned for client in self.clients))
+    @rule(index=st.integers(0, 9))
+    def an_owner_commits(self, index: int) -> None:
+        owners = [client for client in self.clients if client.owned]
+        client = owners[index % len(owners)]
+        partition = min(client.owned)
+        self.issued[partition] += 1
+        offset = self.issued[partition]
+        self.world.state.auto_flush = True
+        codes = self.run(self._commit(client, partition, offset))
+        if codes == [ErrorCode.NONE]:
+            self.acknowledged[partition] = offset
+            client.last_commit[partition] = offset
+
+    @precondition(lambda self: any(zombie.last_commit for zombie in self.zombies))
+    @rule(index=st.integers(0, 9))
+    def a_process_that_was_thought_dead_commits_what_it_had(self, index: int) -> None:
+        able = [zombie for zombie in self.zombies if zombie.last_commit]
+        zombie = able[index % len(able)]
+        partition, offset = next(iter(zombie.last_commit.items()))
+        self.world.state.auto_flush = True
+        self.run(self._commit(zombie, partition, offset))
+
+    async def _commit(self, client: Client, partition: int, offset: int) -> list[ErrorCode]:
+        return await self.world.commit(
+            {(TOPIC, partition): offset},
+            member=client.member_id,
+            generation=client.epoch,
+            group_instance_id=client.instance,
+        )
+
+    # ---- what must hold ----
+
+    @invariant()
+    def no_partition_has_two_owners(self) -> None:
+        owned = [partition for client in self.clients for partition in client.owned]
+        assert len(owned) == len(set(owned)), [(each.member_id, each.epoch, each.owned) for each in self.clients]
+
+    @invariant()
+    def generations_do_not_go_back(self) -> None:
+        for client in self.clients:
+            if isinstance(client, ClassicClient) and client.syncing:
+                assert client.seen_generation >= client.synced_generation
+        if hasattr(self, "world"):
+            told = self.world.state.durable.get("group_generations", {}).get("g", 0)
+            row = self.world.state.durable.get("groups", {}).get("g", {})
+            now = max(told, row.get("generation", 0), row.get("epoch", 0))
+            assert now >= self.generation_max, "the journal went back"
+            self.generation_max = now
+            assert all(client.epoch <= now for client in self.clients), "a member was told what is not durable"
+
+    @invariant()
+    def committed_offsets_do_not_go_back(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        for partition in range(PARTITIONS):
+            found = self.world.groups.committed_offset("g", TOPIC, partition) or 0
+            assert self.acknowledged[partition] <= found <= self.issued[partition]
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.run(self._come_to_rest())
+        self.loop.close()
+
+    async def _come_to_rest(self) -> None:
+        self.world.state.auto_flush = True
+        for client in self.clients:
+            if isinstance(client, ConsumerClient):
+                client.slow = False
+        for _ in range(60):
+            await self._tick()
+            self.no_partition_has_two_owners()
+        if self.clients:
+            assert all(client.settled() for client in self.clients), "a rebalance does not end"
+            assert sorted(each for client in self.clients for each in client.owned) == list(range(PARTITIONS))
+        self.world.groups.close()
+        assert self.world.clock.pending() == 0
+
+
+Groups.TestCase.settings = settings(
+    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+test_members_that_follow_the_protocol_never_share_a_partition = Groups.TestCase
