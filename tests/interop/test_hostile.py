@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from headrace import testing
 from headrace.batch import build_batch
@@ -30,6 +32,7 @@ from headrace.wire.kafka.messages.fetch import FetchPartition, FetchRequest, Fet
 from headrace.wire.kafka.messages.metadata import ApiVersionsRequest, ApiVersionsResponse
 from headrace.wire.kafka.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from headrace.wire.kafka.messages.topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from tests.unit.wire.strategies import instances
 
 TIMEOUT_S = 10.0
 HANDSHAKE_MS = 1_500
@@ -42,6 +45,7 @@ SETTINGS = {"connection.handshake.ms": HANDSHAKE_MS}
 def broker() -> Iterator[ChildBroker]:
     with testing.broker(in_process=False, settings=SETTINGS) as started:
         yield started
+        assert "Traceback" not in started.errors(), started.errors()
 
 
 def rss_bytes(broker: ChildBroker) -> int:
@@ -330,6 +334,26 @@ def test_frames_with_some_bytes_changed_are_answered_or_refused(broker: ChildBro
                 answered_or_closed(wire, bytes(raw))
             if number % 100 == 0:
                 neighbour.is_served()
+
+
+def test_requests_that_are_well_formed_and_senseless_are_answered_or_refused(
+    broker: ChildBroker, neighbour: Neighbour
+) -> None:
+    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.sampled_from(sorted(APIS.values(), key=lambda api: api.key)).flatmap(requests_of))
+    def check(raw: bytes) -> None:
+        with Wire(broker) as wire:
+            answered_or_closed(wire, raw)
+
+    with memory_within(broker, 64 * MIB):
+        check()
+
+
+def requests_of(api: Api) -> st.SearchStrategy[bytes]:
+    versions = st.integers(api.version_min, api.version_max)
+    return versions.flatmap(
+        lambda version: instances(api.request, version).map(lambda message: request(message, version))
+    )
 
 
 def test_frames_cut_short_leave_nothing_behind(broker: ChildBroker, neighbour: Neighbour) -> None:

@@ -20,6 +20,7 @@ from headrace.server.limits import PIECE_BYTES
 
 __all__ = ["Output", "Slice"]
 
+_BYTES = (bytes, bytearray, memoryview)
 _NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
 _NOT_NOW = {errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
@@ -91,7 +92,7 @@ class Output:
         chunks = self._chunks
         while chunks and not self._paused and self._reading is None:
             chunk = chunks[0]
-            if isinstance(chunk, bytes | bytearray | memoryview):
+            if isinstance(chunk, _BYTES):
                 chunks.popleft()
                 self._transport.write(chunk)
             elif chunk.size == 0:

@@ -30,6 +30,7 @@ __all__ = ["Connection", "Event", "Limits", "PeerErred", "ReplyTo", "RequestRece
 _SIZE = struct.Struct(">i")
 _HEAD = struct.Struct(">hhi")
 _I16 = struct.Struct(">h")
+_BYTES = (bytes, bytearray, memoryview)
 
 FRAME_BYTES_MIN = _HEAD.size
 """API key, version and correlation id."""
@@ -269,7 +270,7 @@ def _joined(chunks: list[Any]) -> list[Any]:
     joined: list[Any] = []
     run: list[Any] = []
     for chunk in chunks:
-        if isinstance(chunk, bytes | bytearray | memoryview):
+        if isinstance(chunk, _BYTES):
             run.append(chunk)
             continue
         joined.append(b"".join(run))
