@@ -1,0 +1,287 @@
+"""Those who read: members of groups in both protocols, readers of both isolation levels, and observers of offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
+from aiokafka.errors import KafkaError as AioKafkaError
+from aiokafka.structs import TopicPartition as AioPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from tests.chaos.history import Recorder, Worker
+
+__all__ = ["AioMember", "Member", "Observer", "Reader", "drain"]
+
+OBSERVE_TIMEOUT_S = 5.0
+COMMIT_EVERY_S = 0.4
+LIFE_S = (4.0, 20.0)
+
+
+class Member(Worker):
+    """A group member that comes and goes, and commits where it is."""
+
+    def __init__(self, *args: Any, group: str, topic: str, protocol: dict[str, Any], seed: int) -> None:
+        super().__init__(*args)
+        self.group = group
+        self.topic = topic
+        self.protocol = protocol
+        self.chance = random.Random(seed)
+        self.lives = 0
+        self.owned: set[tuple[str, int]] = set()
+
+    @property
+    def member(self) -> str:
+        return f"{self.name}.{self.lives}"
+
+    def work(self) -> None:
+        while not self.stopping.is_set():
+            self.lives += 1
+            self.live(time.monotonic() + self.chance.uniform(*LIFE_S))
+
+    def live(self, until: float) -> None:
+        consumer = Consumer(
+            {**self.common(), **self.protocol, "group.id": self.group}
+            | {"auto.offset.reset": "earliest", "enable.auto.commit": False}
+        )
+        consumer.subscribe([self.topic], on_assign=self.gained, on_revoke=self.revoked, on_lost=self.lost)
+        positions: dict[int, int] = {}
+        commit_at = 0.0
+        while not self.stopping.is_set() and time.monotonic() < until:
+            for each in consumer.consume(500, 0.2):
+                if each.error() is None:
+                    positions[each.partition() or 0] = (each.offset() or 0) + 1
+            if time.monotonic() > commit_at:
+                commit_at = time.monotonic() + COMMIT_EVERY_S
+                self.commit(consumer, positions)
+        self.commit(consumer, positions)
+        consumer.close()
+        self.release(self.owned)
+
+    def commit(self, consumer: Consumer, positions: dict[int, int]) -> None:
+        """Commit what is owned; the answer counts for each partition."""
+        offsets = [
+            TopicPartition(self.topic, partition, offset)
+            for partition, offset in positions.items()
+            if (self.topic, partition) in self.owned
+        ]
+        positions.clear()
+        if not offsets:
+            return
+        began = self.recorder.now()
+        try:
+            answers = consumer.commit(offsets=offsets, asynchronous=False) or []
+        except KafkaException:
+            answers = []
+        fine = {each.partition for each in answers if each.error is None}
+        for each in offsets:
+            self.recorder.write(
+                "commit",
+                type="ok" if each.partition in fine else "info",
+                group=self.group,
+                topic=self.topic,
+                began=began,
+                partition=each.partition,
+                offset=each.offset,
+            )
+
+    def gained(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        places = [(each.topic, each.partition) for each in partitions]
+        self.owned.update(places)
+        self.recorder.write("own", group=self.group, member=self.member, partitions=places)
+
+    def revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self.release({(each.topic, each.partition) for each in partitions})
+
+    lost = revoked
+
+    def release(self, places: Iterable[tuple[str, int]]) -> None:
+        gone = list(places)
+        self.owned.difference_update(gone)
+        if gone:
+            self.recorder.write("release", group=self.group, member=self.member, partitions=gone)
+
+
+class AioMember(Member):
+    """The same with aiokafka, which shares no code with librdkafka."""
+
+    def live(self, until: float) -> None:
+        asyncio.run(self.live_async(until))
+
+    async def live_async(self, until: float) -> None:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self.bootstrap,
+            group_id=self.group,
+            client_id=self.name,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            retry_backoff_ms=100,
+        )
+        try:
+            await start_patiently(consumer, self.stopping.is_set)
+            consumer.subscribe([self.topic], listener=AioListener(self))
+            while not self.stopping.is_set() and time.monotonic() < until:
+                await self.poll_and_commit(consumer)
+        finally:
+            try:
+                await asyncio.wait_for(consumer.stop(), 15)
+            except (AioKafkaError, TimeoutError, asyncio.CancelledError):
+                pass  # the broker is away: its end of the membership times out
+            self.release(self.owned)
+
+    async def poll_and_commit(self, consumer: AIOKafkaConsumer) -> None:
+        try:
+            batches = await consumer.getmany(timeout_ms=int(COMMIT_EVERY_S * 1000), max_records=500)
+        except AioKafkaError:
+            await asyncio.sleep(0.2)
+            return
+        offsets = {place: records[-1].offset + 1 for place, records in batches.items() if records}
+        offsets = {place: offset for place, offset in offsets.items() if (place.topic, place.partition) in self.owned}
+        if not offsets:
+            return
+        began = self.recorder.now()
+        try:
+            await consumer.commit(offsets)
+            outcome = "ok"
+        except (AioKafkaError, ValueError):
+            outcome = "info"
+        for place, offset in offsets.items():
+            self.recorder.write(
+                "commit",
+                type=outcome,
+                group=self.group,
+                topic=place.topic,
+                partition=place.partition,
+                offset=offset,
+                began=began,
+            )
+
+
+async def start_patiently(consumer: AIOKafkaConsumer, stopped: Any) -> None:
+    while not stopped():
+        try:
+            await consumer.start()
+            return
+        except AioKafkaError:
+            await asyncio.sleep(0.2)
+
+
+class AioListener(ConsumerRebalanceListener):  # type: ignore[misc]
+    def __init__(self, owner: AioMember) -> None:
+        self.owner = owner
+
+    async def on_partitions_revoked(self, revoked: set[AioPartition]) -> None:
+        self.owner.release({(each.topic, each.partition) for each in revoked})
+
+    async def on_partitions_assigned(self, assigned: set[AioPartition]) -> None:
+        places = [(each.topic, each.partition) for each in assigned]
+        self.owner.owned.update(places)
+        if places:
+            self.owner.recorder.write("own", group=self.owner.group, member=self.owner.member, partitions=places)
+
+
+class Reader(Worker):
+    """Follows whole topics without a group, at one isolation level."""
+
+    def __init__(self, *args: Any, topics: dict[str, int], isolation: str) -> None:
+        super().__init__(*args)
+        self.topics = topics
+        self.isolation = isolation
+
+    def work(self) -> None:
+        consumer = Consumer(
+            {**self.common(), "group.id": self.name, "isolation.level": f"read_{self.isolation}"}
+            | {"auto.offset.reset": "error", "enable.auto.commit": False}
+        )
+        consumer.assign(beginning(self.topics))
+        while not self.stopping.is_set():
+            messages = [each for each in consumer.consume(2000, 0.3) if each.error() is None]
+            record(self.recorder, self.name, self.isolation, messages, final=False)
+        consumer.close()
+
+
+def beginning(topics: dict[str, int]) -> list[TopicPartition]:
+    return [TopicPartition(topic, index, 0) for topic, count in topics.items() for index in range(count)]
+
+
+def record(recorder: Recorder, reader: str, isolation: str, messages: list[Any], *, final: bool) -> None:
+    by_place: dict[tuple[str, int], list[tuple[int, str]]] = {}
+    for each in messages:
+        text = (each.value() or b"").decode(errors="replace")
+        by_place.setdefault((each.topic(), each.partition()), []).append((each.offset(), text))
+    for (topic, partition), records in by_place.items():
+        recorder.write(
+            "read", reader=reader, isolation=isolation, topic=topic, partition=partition, records=records, final=final
+        )
+
+
+class Observer(Worker):
+    """Asks the broker again and again what a group has committed."""
+
+    def __init__(self, *args: Any, group: str, topic: str, partitions: int) -> None:
+        super().__init__(*args)
+        self.group = group
+        self.topic = topic
+        self.partitions = partitions
+
+    def work(self) -> None:
+        consumer = Consumer({**self.common(), "group.id": self.group, "enable.auto.commit": False})
+        places = [TopicPartition(self.topic, index) for index in range(self.partitions)]
+        while not self.stopping.is_set():
+            self.observe(consumer, places)
+            self.stopping.wait(0.25)
+        self.observe(consumer, places)
+        consumer.close()
+
+    def observe(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        began = self.recorder.now()
+        try:
+            found = consumer.committed(places, OBSERVE_TIMEOUT_S)
+        except KafkaException:
+            return
+        for each in found:
+            if each.error is None:
+                self.recorder.write(
+                    "observe",
+                    group=self.group,
+                    topic=each.topic,
+                    partition=each.partition,
+                    began=began,
+                    offset=max(each.offset, -1),
+                )
+
+
+def drain(
+    recorder: Recorder, common: dict[str, Any], topics: dict[str, int], isolation: str, timeout_s: float
+) -> dict[tuple[str, int], int]:
+    """Read everything from the beginning to the end with a fresh consumer; the end of each partition."""
+    consumer = Consumer(
+        {
+            **common,
+            "group.id": f"drain-{isolation}",
+            "isolation.level": f"read_{isolation}",
+            "enable.partition.eof": True,
+        }
+        | {"auto.offset.reset": "error", "enable.auto.commit": False}
+    )
+    places = beginning(topics)
+    consumer.assign(places)
+    ends: dict[tuple[str, int], int] = {}
+    deadline = time.monotonic() + timeout_s
+    while len(ends) < len(places) and time.monotonic() < deadline:
+        messages = []
+        for each in consumer.consume(5000, 0.5):
+            error = each.error()
+            if error is None:
+                messages.append(each)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ends[each.topic(), each.partition()] = each.offset()
+        record(recorder, f"drain-{isolation}", isolation, messages, final=True)
+    consumer.close()
+    if len(ends) < len(places):
+        recorder.fail(f"drain-{isolation}", f"only {len(ends)} of {len(places)} partitions were read to their end")
+    return ends

@@ -1,0 +1,294 @@
+"""Kill -9 under load: ``python -m tests.chaos.run --kills 200 --seed 7``.
+
+A broker runs as a child on a real disk. Producers, transactions, a transformation, groups in both protocols and readers
+work without pause while it is killed every few seconds and started again on the same data. In the end everything is
+drained, and the judge of ``checker`` looks at all that anybody saw. The seed decides when it is killed and what clients
+do; the threads of this process and of librdkafka add what no seed decides, so a run is repeated by its seed in kind and
+not to the letter. History and data are kept when something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import logging
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.chaos.checker import check, read_lines
+from tests.chaos.consumers import AioMember, Member, Observer, Reader, drain
+from tests.chaos.history import Recorder, Worker
+from tests.chaos.producers import IdempotentProducer, TransactionalProducer, Transformer
+from tests.servers.process import log_tail, spare_port
+
+COMMAND = Path(sys.executable).with_name("headrace")
+READY_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 60.0
+TOPICS = {"plain": 4, "mixed": 3, "results": 2}
+CONFIG = """
+"group.initial.rebalance.delay.ms" = 100
+"transaction.abort.timed.out.transaction.cleanup.interval.ms" = 1000
+"""
+
+EAGER = {"partition.assignment.strategy": "range", "session.timeout.ms": 45000}
+COOPERATIVE = {"partition.assignment.strategy": "cooperative-sticky", "session.timeout.ms": 45000}
+CONSUMER_PROTOCOL = {"group.protocol": "consumer"}
+
+
+class KilledBroker:
+    """``headrace up`` on one port and one data directory, life after life."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.port = spare_port()
+        self.bootstrap = f"127.0.0.1:{self.port}"
+        self.lives = 0
+        self.starts_s: list[float] = []
+        (home / "headrace.toml").write_text(CONFIG)
+
+    def start(self) -> None:
+        self.lives += 1
+        began = time.monotonic()
+        self.log = self.home / f"broker-{self.lives}.log"
+        command = [
+            COMMAND,
+            "up",
+            "--data",
+            self.home / "data",
+            "--kafka",
+            self.bootstrap,
+            "--amqp",
+            "off",
+            "--http",
+            "off",
+        ]
+        command += ["--config", self.home / "headrace.toml"]
+        with self.log.open("wb") as output:
+            self.child = subprocess.Popen([str(each) for each in command], stdout=output, stderr=subprocess.STDOUT)
+        while "ready" not in self.log.read_text(errors="replace"):
+            if self.child.poll() is not None or time.monotonic() - began > READY_TIMEOUT_S:
+                raise RuntimeError(f"life {self.lives} of the broker did not get ready:\n{log_tail(self.log)}")
+            time.sleep(0.02)
+        self.starts_s.append(time.monotonic() - began)
+
+    def kill(self) -> None:
+        if self.child.poll() is not None:
+            raise RuntimeError(f"life {self.lives} of the broker ended by itself:\n{log_tail(self.log)}")
+        os.kill(self.child.pid, signal.SIGKILL)
+        self.child.wait()
+
+    def stop(self) -> int:
+        self.child.terminate()
+        try:
+            return self.child.wait(READY_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            return self.child.wait()
+
+
+class Load:
+    """All clients of a run."""
+
+    def __init__(self, bootstrap: str, recorder: Recorder, seed: int, per_second: int) -> None:
+        chance = random.Random(seed)
+        self.bootstrap = bootstrap
+        self.recorder = recorder
+
+        def make(kind: Any, name: str, **options: Any) -> Any:
+            if kind in (IdempotentProducer, TransactionalProducer, Transformer, Member, AioMember):
+                options["seed"] = chance.randrange(1 << 32)
+            return kind(name, bootstrap, recorder, **options)
+
+        self.writers: list[Worker] = [
+            make(IdempotentProducer, f"plain{n}", topic="plain", partitions=TOPICS["plain"], per_second=per_second)
+            for n in range(3)
+        ]
+        self.writers.append(
+            make(IdempotentProducer, "aside", topic="mixed", partitions=TOPICS["mixed"], per_second=per_second // 4)
+        )
+        self.writers += [
+            make(TransactionalProducer, f"txn{n}", topic="mixed", partitions=TOPICS["mixed"]) for n in range(2)
+        ]
+        self.transformer: Transformer = make(
+            Transformer, "etl", source="mixed", target="results", partitions=TOPICS["results"]
+        )
+        self.readers: list[Worker] = [
+            make(Reader, f"reader-{isolation}", topics=TOPICS, isolation=isolation)
+            for isolation in ("committed", "uncommitted")
+        ]
+        for group, protocol in (("eager", EAGER), ("cooperative", COOPERATIVE), ("kip848", CONSUMER_PROTOCOL)):
+            self.readers += [
+                make(Member, f"{group}{n}", group=group, topic="plain", protocol=protocol) for n in range(3)
+            ]
+        self.readers += [make(AioMember, f"aio{n}", group="aio", topic="plain", protocol={}) for n in range(2)]
+        self.readers += [
+            make(Observer, f"observer-{group}", group=group, topic="plain", partitions=TOPICS["plain"])
+            for group in ("eager", "cooperative", "kip848", "aio")
+        ]
+        self.readers.append(make(Observer, "observer-etl", group="etl", topic="mixed", partitions=TOPICS["mixed"]))
+
+    def start(self) -> None:
+        for worker in [*self.writers, self.transformer, *self.readers]:
+            worker.start()
+
+    def stop(self) -> None:
+        """Writers first, then the transformation when it has caught up, then those who only look."""
+        self.end(self.writers)
+        self.catch_up()
+        self.end([self.transformer])
+        self.end(self.readers)
+
+    def end(self, workers: list[Worker]) -> None:
+        for worker in workers:
+            worker.stop()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for worker in workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
+            if worker.is_alive():
+                self.recorder.fail(worker.name, f"did not stop within {STOP_TIMEOUT_S:g} s")
+
+    def catch_up(self) -> None:
+        """Wait until the transformation has committed everything there is to read."""
+        consumer = Consumer({**self.transformer.common(), "group.id": "etl", "isolation.level": "read_committed"})
+        places = [TopicPartition("mixed", index) for index in range(TOPICS["mixed"])]
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while True:
+            ends = {each.partition: consumer.get_watermark_offsets(each, 10, False)[1] for each in places}
+            behind = {
+                each.partition: ends[each.partition] - max(each.offset, 0) for each in consumer.committed(places, 10)
+            }
+            # A partition may end in markers, which are never read and so never committed past.
+            if all(lag <= 0 for lag in behind.values()) or self.only_markers(behind, ends):
+                break
+            if time.monotonic() > deadline:
+                self.recorder.fail("etl", f"did not catch up within {STOP_TIMEOUT_S:g} s; behind by {behind}")
+                break
+            time.sleep(0.3)
+        consumer.close()
+
+    def only_markers(self, behind: dict[int, int], ends: dict[int, int]) -> bool:
+        """Whether nothing but markers lies between what is committed and the end."""
+        common = self.transformer.common()
+        consumer = Consumer(
+            {**common, "group.id": "peek", "isolation.level": "read_committed", "enable.partition.eof": True}
+        )
+        consumer.assign([TopicPartition("mixed", index, ends[index] - lag) for index, lag in behind.items()])
+        finished = 0
+        while finished < len(behind):
+            for each in consumer.consume(100, 1.0):
+                if each.error() is None:
+                    consumer.close()
+                    return False
+                finished += 1
+        consumer.close()
+        return True
+
+
+def create_topics(bootstrap: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    futures = admin.create_topics([NewTopic(topic, count) for topic, count in TOPICS.items()])
+    for future in futures.values():
+        future.result(30)
+
+
+def drain_all(load: Load) -> None:
+    """Read everything at both levels; with all transactions ended both must come to the same end."""
+    common = load.transformer.common()
+    ends = {level: drain(load.recorder, common, TOPICS, level, 120) for level in ("uncommitted", "committed")}
+    for place, end in ends["uncommitted"].items():
+        if ends["committed"].get(place) != end:
+            where = f"{place[0]}-{place[1]}"
+            load.recorder.fail(where, f"readers of committed data stop at {ends['committed'].get(place)}, not {end}")
+
+
+def kill_loop(broker: KilledBroker, options: argparse.Namespace) -> None:
+    chance = random.Random(options.seed)
+    for number in range(1, options.kills + 1):
+        time.sleep(chance.uniform(options.least_s, options.most_s))
+        broker.kill()
+        time.sleep(chance.choice([0.0, 0.0, 0.3, 1.0]))
+        broker.start()
+        if options.verbose:
+            print(f"kill {number}: ready again after {broker.starts_s[-1]:.2f} s", flush=True)
+
+
+def run(options: argparse.Namespace, home: Path) -> int:
+    recorder = Recorder(home / "history.jsonl")
+    broker = KilledBroker(home)
+    broker.start()
+    create_topics(broker.bootstrap)
+    load = Load(broker.bootstrap, recorder, options.seed, options.per_second)
+    began = time.monotonic()
+    load.start()
+    try:
+        kill_loop(broker, options)
+        time.sleep(1.0)
+        load.stop()
+        drain_all(load)
+    except RuntimeError as error:
+        recorder.fail("broker", str(error))
+    status = broker.stop()
+    if status != 0:
+        recorder.fail("broker", f"ended with {status} after SIGTERM:\n{log_tail(broker.log)}")
+    recorder.close()
+    return judge(options, broker, load, time.monotonic() - began)
+
+
+def judge(options: argparse.Namespace, broker: KilledBroker, load: Load, took_s: float) -> int:
+    recorder = load.recorder
+    with recorder.path.open() as lines:
+        problems = check(read_lines(lines))
+    lives = sum(worker.lives for worker in load.readers if isinstance(worker, Member))
+    for why, count in recorder.restarts.items():
+        print(f"  {count} × {why}")
+    for line in recorder.failures + [str(problem) for problem in problems]:
+        print(f"  {line}")
+    counts, restarts = recorder.counts, sum(recorder.restarts.values())
+    print(
+        f"seed {options.seed}, {options.kills} kills in {took_s:.0f} s, slowest restart {max(broker.starts_s):.2f} s; "
+        f"{counts['produce ok']} values acknowledged, {counts['produce info']} unknown, "
+        f"{counts['end ok']} transactions ended, {counts['end info']} unknown, {restarts} transactional restarts; "
+        f"{counts['commit ok']} commits, {counts['observe']} observations, {lives} members, {counts['own']} assignments"
+    )
+    sound = not problems and not recorder.failures
+    print("result: sound" if sound else f"result: {len(problems)} problems, {len(recorder.failures)} failures")
+    return 0 if sound else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--least-s", type=float, default=1.0, help="shortest life of a broker")
+    parser.add_argument("--most-s", type=float, default=6.0, help="longest life of a broker")
+    parser.add_argument("--per-second", type=int, default=300, help="values per second of each plain producer")
+    parser.add_argument("--keep", action="store_true", help="keep data and history in any case")
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    logging.disable(logging.CRITICAL)  # clients complain of a broker that is away, and it often is
+    faulthandler.register(signal.SIGUSR1)  # where does a client hang? kill -USR1 tells
+    print(f"seed {options.seed}", flush=True)
+    home = Path(tempfile.mkdtemp(prefix="headrace-chaos-"))
+    status = run(options, home)
+    if status == 0 and not options.keep:
+        shutil.rmtree(home, ignore_errors=True)
+    else:
+        print(f"kept: {home}")
+    return status
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # a client that hangs on a broker that is gone must not keep the verdict waiting
