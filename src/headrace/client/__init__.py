@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headrace.client.client import Client, ClientOptions, PartitionInfo, TopicInfo, TopicPartition
     from headrace.client.connection import BrokerUnreachable, ConnectionLost, RequestTimedOut, UnsupportedByBroker
     from headrace.client.consumer import Consumer, ConsumerOptions, Polled
-    from headrace.client.fetch import Fetched, FetchOptions, fetch
+    from headrace.client.fetch import Fetched, FetchOptions, fetch_batches
     from headrace.client.group_consumer import GroupConsumer, GroupOptions
     from headrace.client.groups import Group, GroupListing, GroupMember, Groups, PartitionLag
     from headrace.client.offsets import (
@@ -79,7 +79,7 @@ __all__ = [
     "TopicPartition",
     "UnsupportedByBroker",
     "end_offsets",
-    "fetch",
+    "fetch_batches",
     "list_offsets",
     "partition_for_key",
     "start_offsets",
@@ -113,7 +113,7 @@ _MODULES = {
     "fetch": (
         "Fetched",
         "FetchOptions",
-        "fetch",
+        "fetch_batches",
     ),
     "group_consumer": (
         "GroupConsumer",

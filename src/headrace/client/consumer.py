@@ -10,7 +10,7 @@ from typing import Literal
 
 from headrace.batch import Batch, control_type
 from headrace.client.client import Client, TopicPartition
-from headrace.client.fetch import Fetched, FetchOptions, fetch
+from headrace.client.fetch import Fetched, FetchOptions, fetch_batches
 from headrace.client.offsets import EARLIEST, LATEST, list_offsets
 from headrace.errors import ErrorCode, KafkaError
 from headrace.record import Record, decode_records
@@ -93,7 +93,7 @@ class Consumer:
         wait_ms = min(wait_ms, self.options.wait_ms_max)
         polled: Polled = {}
         failure: KafkaError | None = None
-        for fetched in fetch(self._client, turned, wait_ms=wait_ms, options=self.options.fetch):
+        for fetched in fetch_batches(self._client, turned, wait_ms=wait_ms, options=self.options.fetch):
             if fetched.error is not None:
                 failure = self._recover(fetched) or failure
                 continue

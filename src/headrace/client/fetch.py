@@ -23,7 +23,7 @@ from headrace.wire.kafka.messages.fetch import (
 )
 from headrace.wire.kafka.schema import NO_ID
 
-__all__ = ["FetchOptions", "Fetched", "fetch", "split_batches"]
+__all__ = ["FetchOptions", "Fetched", "fetch_batches", "split_batches"]
 
 FETCH_VERSION_BY_NAME_MAX = 12
 
@@ -52,7 +52,7 @@ class Fetched:
     error: KafkaError | None = None
 
 
-def fetch(
+def fetch_batches(
     client: Client, positions: Mapping[TopicPartition, int], *, wait_ms: int, options: FetchOptions
 ) -> list[Fetched]:
     """Ask every leader once, all at the same time; each waits up to ``wait_ms`` for ``bytes_min``."""

@@ -34,7 +34,7 @@ def dumped(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0)
 def test_every_batch_of_a_topic_is_printed(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     batches = dumped(capsys, str(data), "--topic", "orders")
     assert {each["partition"] for each in batches} == {"orders[1]"}
-    assert len(batches) > 2
+    assert len(batches) >= 2
     assert sum(int(str(each["records"])) for each in batches) == 20
     assert {each["codec"] for each in batches} == {"zstd"}
     assert all(each["checksum_holds"] for each in batches)

@@ -18,7 +18,7 @@ from headrace.client import (
     Producer,
     ProducerOptions,
     TopicPartition,
-    fetch,
+    fetch_batches,
 )
 from headrace.client.consumer import committed_batches
 from headrace.client.fetch import Fetched, split_batches
@@ -124,7 +124,7 @@ def test_offsets_are_found_by_time(client: Client, make_topic: MakeTopic) -> Non
 def test_raw_batches_come_as_they_were_sent(client: Client, make_topic: MakeTopic) -> None:
     (partition,) = make_topic()
     produce(client, partition, 10)
-    (found,) = fetch(client, {partition: 0}, wait_ms=1000, options=FetchOptions())
+    (found,) = fetch_batches(client, {partition: 0}, wait_ms=1000, options=FetchOptions())
     assert found.error is None
     assert [(each.base_offset, each.record_count) for each in found.batches] == [(0, 10)]
     assert (found.log_start_offset, found.high_watermark) == (0, 10)
