@@ -73,7 +73,7 @@ class BlockSummary:
 class Index:
     """Entries of one segment; the newest block in memory, the others in the file."""
 
-    __slots__ = ("_base_offset", "_block_number", "_cache", "_columns", "path")
+    __slots__ = ("_base_offset", "_block_number", "_cache", "_columns", "_recent", "path")
 
     def __init__(self, cache: FileCache, path: str, base_offset: int) -> None:
         self._cache = cache
@@ -81,6 +81,8 @@ class Index:
         self._base_offset = base_offset
         self._block_number = 0
         self._columns = (array("I"), array("I"), array("q"))
+        self._recent: tuple[int, int, bytes] | None = None
+        """(number, entry count, bytes) of the block that was read last."""
 
     def add(self, offset: int, position: int, max_timestamp_before: int) -> None:
         """Note that the batch with base ``offset`` starts at ``position``."""
@@ -127,6 +129,7 @@ class Index:
             data = column[:count].tobytes()
             block[start : start + len(data)] = data
         struct.pack_into("<I", block, 0, google_crc32c.value(bytes(block[4:])))
+        self._recent = None
         self._cache.open(self.path, create=True).write([bytes(block)], self._block_number * BLOCK_BYTES)
 
     def save(self, summary: BlockSummary) -> None:
@@ -148,6 +151,7 @@ class Index:
         """Start over, to be rebuilt from the log."""
         self._block_number = 0
         self._columns = (array("I"), array("I"), array("q"))
+        self._recent = None
         self._cache.open(self.path, create=True).truncate(0)
 
     def load_summary(self, covered_bytes_max: int) -> BlockSummary | None:
@@ -229,19 +233,31 @@ class Index:
             return self._base_offset + offsets[place - 1], positions[place - 1]
         low, high = 0, self._block_number
         best: tuple[int, int] = (self._base_offset, 0)
+        # A sequential reader asks for the block of last time or the one after it, so those are tried before bisecting.
+        guesses = [] if self._recent is None else [self._recent[0] + 1, self._recent[0]]
         while low < high:
-            middle = (low + high) // 2
-            count, _, block = self._read_block(middle)
+            guess = guesses.pop() if guesses else -1
+            middle = guess if low <= guess < high else (low + high) // 2
+            count, block = self._block(middle)
             place = bisect(_column(block, column, count), value)
             if place == 0:
                 high = middle
                 continue
-            low = middle + 1
-            relative = _column(block, _OFFSETS, count)[place - 1]
-            best = (self._base_offset + relative, _column(block, _POSITIONS, count)[place - 1])
+            best = self._entry(block, place - 1, count)
             if place < count:
                 break
+            low = middle + 1
         return best
+
+    def _block(self, number: int) -> tuple[int, bytes]:
+        if self._recent is None or self._recent[0] != number:
+            count, _, block = self._read_block(number)
+            self._recent = (number, count, block)
+        return self._recent[1:]
+
+    def _entry(self, block: bytes, number: int, count: int) -> tuple[int, int]:
+        relative = _column(block, _OFFSETS, count)[number]
+        return self._base_offset + relative, _column(block, _POSITIONS, count)[number]
 
     def entries(self) -> list[tuple[int, int, int]]:
         """Every entry as (offset, position, latest timestamp before it): for ``verify``."""

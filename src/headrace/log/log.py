@@ -305,7 +305,6 @@ class PartitionLog:
             if batch.producer_id != NO_PRODUCER_ID:
                 self._apply_producer(segment, batch)
         self._end = offset
-        self._unsynced[segment.path] = segment.file()
         if self.config.flush is FlushMode.ACK:
             self._boundaries.append((offset, segment, segment.size))
         if not self._epochs or self._epochs[-1][0] != leader_epoch:
@@ -314,12 +313,14 @@ class PartitionLog:
 
     def _write(self, segment: Segment, chunks: list[bytes], total: int) -> None:
         try:
-            segment.write(chunks)
+            file = segment.file()
+            file.write(chunks, segment.size)
         except OSError as error:
             # If even this fails, the next append overwrites the rest, and recovery cuts it.
             with suppress(OSError):
                 segment.cut_back()
             raise storage_error(error, segment.path, total) from error
+        self._unsynced[segment.path] = file
 
     def _apply_producer(self, segment: Segment, batch: Batch) -> None:
         aborted = self.producers.apply(batch)

@@ -97,7 +97,14 @@ def load_believed(segment: Segment, end: int) -> None:
     if segment.size < end:
         raise CorruptLog(segment.path, segment.size, f"{end - segment.size} flushed bytes are missing")
     known = segment.index.load_tail(end)
-    segment.load_from(known or BlockSummary(0, segment.base_offset, NO_TIMESTAMP), end)
+    if known is not None:
+        try:
+            segment.load_from(known, end)
+            return
+        except CorruptLog:
+            # The index leads nowhere, perhaps because it was copied here from another log. The log itself decides.
+            segment.index.reset()
+    segment.load_from(BlockSummary(0, segment.base_offset, NO_TIMESTAMP), end)
 
 
 def check_believed(segment: Segment, mark: LogMark) -> None:

@@ -71,6 +71,7 @@ class Segment:
         "_indexed_position",
         "aborted",
         "base_offset",
+        "corruption",
         "first_timestamp",
         "index",
         "max_timestamp",
@@ -103,6 +104,8 @@ class Segment:
         self.index = Index(cache, f"{stem}.index{suffix}", base_offset)
         self.aborted = AbortedIndex(cache, f"{stem}.txn{suffix}", exists=has_aborted)
         self.summarised = size == 0
+        self.corruption: CorruptLog | None = None
+        """Set when the headers could not be walked to the end; what lies before that place is still served."""
         self._index_interval_bytes = index_interval_bytes
         self._indexed_position = 0
 
@@ -176,9 +179,17 @@ class Segment:
         self.summarised = True
 
     def rebuild_index(self) -> None:
-        """Walk the headers of the whole segment and write the index anew."""
+        """Walk the headers of the whole segment and write the index anew. Raises CorruptLog once: then the index
+        reaches as far as the headers do, and nobody tries again."""
+        size, next_offset, first_timestamp = self.size, self.next_offset, self.first_timestamp
         self.index.reset()
-        self.load_from(BlockSummary(0, self.base_offset, NO_TIMESTAMP), self.size)
+        try:
+            self.load_from(BlockSummary(0, self.base_offset, NO_TIMESTAMP), size)
+        except CorruptLog as error:
+            self.size, self.next_offset, self.first_timestamp = size, next_offset, first_timestamp
+            self.corruption = error
+            self.summarised = True
+            raise
         self.seal()
 
     def load_from(self, known: BlockSummary, end: int) -> None:
@@ -225,8 +236,22 @@ class Segment:
             yield position, header
             position += header[1] + LENGTH_FIELD_END
 
+    def search(self, ask: Callable[[], _T]) -> _T:
+        """Ask something that follows the index into the log. If that leads nowhere, the index may be of another log
+        (restored from a copy, say): it is rebuilt, and if the log is at fault that says so."""
+        try:
+            return ask()
+        except CorruptLog:
+            if self.corruption is not None:
+                raise
+            self.rebuild_index()
+            return ask()
+
     def position_of(self, offset: int) -> int:
         """Where the batch that holds ``offset``, or the first one after it, begins; ``size`` when there is none."""
+        return self.search(lambda: self._position_of(offset))
+
+    def _position_of(self, offset: int) -> int:
         _, start = self.with_index(lambda index: index.floor_offset(offset))
         for position, header in self.headers(start, self.size, self._index_interval_bytes + HEADER_BYTES):
             if header[0] + header[6] >= offset:
@@ -236,6 +261,9 @@ class Segment:
     def end_within(self, start: int, limit: int, offset_max: int) -> tuple[int, int]:
         """(position, offset) where a read from ``start`` must end: a batch boundary at most at ``limit``, with every
         batch before it wholly below ``offset_max``. Headers are read over about one index interval only."""
+        return self.search(lambda: self._end_within(start, limit, offset_max))
+
+    def _end_within(self, start: int, limit: int, offset_max: int) -> tuple[int, int]:
         _, by_position = self.with_index(lambda index: index.floor_position(limit))
         if offset_max < self.next_offset:
             _, by_offset = self.with_index(lambda index: index.floor_offset(offset_max))
@@ -265,6 +293,9 @@ class Segment:
 
     def first_at_or_after(self, timestamp: int) -> tuple[int, tuple[int, ...]] | None:
         """(position, header) of the first batch that holds a record at or after ``timestamp``."""
+        return self.search(lambda: self._first_at_or_after(timestamp))
+
+    def _first_at_or_after(self, timestamp: int) -> tuple[int, tuple[int, ...]] | None:
         self.summarise()
         if self.max_timestamp < timestamp:
             return None

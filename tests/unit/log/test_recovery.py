@@ -279,3 +279,37 @@ def test_a_lost_checkpoint_lets_compacted_gaps_stand() -> None:
     disk.crash(0)
     again = PartitionLog.open(disk, DIRECTORY, ONE_SEGMENT, gaps_allowed=True)
     assert offsets_in(again) == [0, 2]
+
+
+def test_a_valid_index_of_another_log_is_noticed_and_rebuilt() -> None:
+    disk, log = synced(400, LogConfig(index_interval_bytes=100))
+    mark = log.close()
+    other = SimulatedDisk()
+    stranger = new_log(other, LogConfig(index_interval_bytes=100))
+    fill(stranger, 400, size=40)
+    stranger.close()
+    foreign = other.contents(f"{FIRST}.index")
+    disk.damage(f"{FIRST}.index", lambda content: content.__setitem__(slice(None), foreign))
+    again = reopen(disk, LogConfig(index_interval_bytes=100), mark)
+    for offset in (0, 100, 399):
+        [piece] = again.read(offset, bytes_max=1, offset_max=400)
+        assert b"%d ." % offset in piece.read()
+
+
+def test_a_corrupt_header_is_told_with_its_place_and_what_lies_before_it_is_served() -> None:
+    disk, log = synced(60, SMALL)
+    mark = log.close()
+    second = log.segments[1]
+    offset = second.base_offset + 2
+    [piece] = log.read(offset, bytes_max=1, offset_max=60)
+    disk.damage(second.path, flip(piece.position + 16))
+    disk.unlink(second.index.path)
+    disk.syncfs("/")
+    again = reopen(disk, SMALL, mark)
+    for _ in range(2):
+        with pytest.raises(CorruptLog) as caught:
+            again.read(offset, bytes_max=1, offset_max=60)
+        assert (caught.value.path, caught.value.position) == (second.path, piece.position)
+    assert again.read(second.base_offset, bytes_max=1, offset_max=60)
+    assert again.read(offset + 10, bytes_max=1, offset_max=60)
+    assert again.segments[1].size == second.size
