@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from headrace.log.index import Index
 from headrace.log.log import PartitionLog
 
 __all__ = ["bytes_from", "offset_keeping_bytes"]
@@ -25,7 +28,7 @@ def offset_keeping_bytes(log: PartitionLog, keep_bytes: int) -> int:
     for segment in reversed(log.segments):
         if segment.size > left:
             boundary = segment.size - left
-            _, position = segment.with_index(lambda index: index.floor_position(boundary))
+            _, position = segment.with_index(partial(Index.floor_position, position=boundary))
             for at, header in segment.headers(position, segment.size):
                 if at >= boundary:
                     return max(header[0], log.start_offset)
