@@ -128,7 +128,7 @@ class Producer:
     ) -> TopicPartition:
         """Take one record. Errors of earlier batches are raised here or by ``flush``."""
         now = time.time()
-        target = TopicPartition(topic, self._partition(topic, key) if partition is None else partition)
+        target = TopicPartition(topic, self._partition(topic, key, partition))
         size = (len(key) if key else 0) + (len(value) if value else 0)
         batch = self._open.get(target)
         if batch is not None and len(batch) + size > self.options.batch_bytes:
@@ -161,9 +161,11 @@ class Producer:
 
     # ---- gathering --------------------------------------------------------------------------------------------------
 
-    def _partition(self, topic: str, key: bytes | None) -> int:
+    def _partition(self, topic: str, key: bytes | None, wanted: int | None) -> int:
         """By key as the Java client does; records without a key stay with one partition until its batch is full."""
         count = len(self._client.topic(topic, create=self.options.create_topics).partitions)
+        if wanted is not None:
+            return wanted
         if key is not None:
             return partition_for_key(key, count)
         chosen = self._sticky.get(topic)

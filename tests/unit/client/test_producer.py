@@ -132,6 +132,14 @@ def test_a_topic_that_does_not_exist_fails_the_send(client: Client) -> None:
         Producer(client, ProducerOptions(create_topics=False)).send("never-made", b"x")
 
 
+@pytest.mark.parametrize("partition", [None, 0])
+def test_a_missing_topic_is_made_where_the_broker_allows_it(partition: int | None) -> None:
+    with testing.broker() as broker, Client(broker.bootstrap, PATIENCE) as client:
+        with Producer(client) as producer:
+            producer.send("new", b"x", partition=partition)
+        assert len(read_all(client, [TopicPartition("new", 0)])[TopicPartition("new", 0)]) == 1
+
+
 def test_with_acks_0_nobody_answers_and_the_records_arrive_all_the_same(client: Client, make_topic: MakeTopic) -> None:
     (partition,) = make_topic()
     told: list[Delivery] = []
