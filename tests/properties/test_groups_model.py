@@ -29,6 +29,7 @@ TOPIC = "orders"
 PARTITIONS = 5
 CLIENTS_MAX = 4
 TICK_S = 3.0
+SESSION_TICKS = 20
 REBALANCE_MS = 1_800_000
 """Beyond what a run lasts: a member dropped for being slow would believe in its partitions until its next heartbeat."""
 
@@ -75,7 +76,7 @@ class Client:
 
 
 class ClassicClient(Client):
-    """Eager: gives up everything before it joins. Cooperative: keeps what it has, and joins again if it gave up some."""
+    """Eager: gives up everything before it joins. Cooperative: keeps what it has, and joins again after giving up."""
 
     def __init__(self, world: World, number: int, instance: str | None, *, cooperative: bool) -> None:
         super().__init__(world, number, instance)
@@ -285,8 +286,7 @@ class Groups(RuleBasedStateMachine):
     @precondition(lambda self: len(self.clients) < CLIENTS_MAX)
     @rule(static=st.booleans())
     def a_process_starts(self, static: bool) -> None:
-        number = len(self.clients) + len(self.zombies)
-        self.start(f"instance-{number}" if static else None)
+        self.start(f"instance-{next(self.numbers)}" if static else None)
 
     @precondition(lambda self: self.clients)
     @rule(index=st.integers(0, 9), times=st.integers(1, 4))
@@ -371,14 +371,7 @@ class Groups(RuleBasedStateMachine):
     def an_owner_commits(self, index: int) -> None:
         owners = [client for client in self.clients if client.owned]
         client = owners[index % len(owners)]
-        partition = min(client.owned)
-        self.issued[partition] += 1
-        offset = self.issued[partition]
-        self.world.state.auto_flush = True
-        codes = self.run(self._commit(client, partition, offset))
-        if codes == [ErrorCode.NONE]:
-            self.acknowledged[partition] = offset
-            client.last_commit[partition] = offset
+        self._commits(client, min(client.owned))
 
     @precondition(lambda self: any(zombie.last_commit for zombie in self.zombies))
     @rule(index=st.integers(0, 9))
@@ -388,6 +381,30 @@ class Groups(RuleBasedStateMachine):
         partition, offset = next(iter(zombie.last_commit.items()))
         self.world.state.auto_flush = True
         self.run(self._commit(zombie, partition, offset))
+
+    @precondition(lambda self: len(self.clients) > 1 and any(client.owned for client in self.clients))
+    @rule(index=st.integers(0, 9))
+    def a_process_hangs_until_another_has_its_part_and_then_commits(self, index: int) -> None:
+        owners = [client for client in self.clients if client.owned]
+        sleeper = owners[index % len(owners)]
+        partition = min(sleeper.owned)
+        self._commits(sleeper, partition)
+        self.clients.remove(sleeper)
+        self.zombies.append(sleeper)
+        self.time_passes(SESSION_TICKS)
+        heirs = [client for client in self.clients if partition in client.owned]
+        if heirs and self._commits(heirs[0], partition):
+            late = self.run(self._commit(sleeper, partition, sleeper.last_commit.get(partition, 0)))
+            assert late != [ErrorCode.NONE]
+
+    def _commits(self, client: Client, partition: int) -> bool:
+        self.issued[partition] += 1
+        self.world.state.auto_flush = True
+        self.world.state.flush()
+        if self.run(self._commit(client, partition, self.issued[partition])) != [ErrorCode.NONE]:
+            return False
+        self.acknowledged[partition] = client.last_commit[partition] = self.issued[partition]
+        return True
 
     async def _commit(self, client: Client, partition: int, offset: int) -> list[ErrorCode]:
         return await self.world.commit(
@@ -446,6 +463,6 @@ class Groups(RuleBasedStateMachine):
 
 
 Groups.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 test_members_that_follow_the_protocol_never_share_a_partition = Groups.TestCase
