@@ -36,6 +36,9 @@ log = logging.getLogger("headrace.server")
 
 HANDSHAKE_GRACE_S = 0.05
 
+REQUESTS_PER_TURN = 64
+"""One read can carry thousands of small requests: after so many of one connection the others have their turn."""
+
 WAITS_FOR_OTHERS = frozenset({1, 11, 14})
 """Fetch, JoinGroup, SyncGroup: what they wait for may never come, so nobody waits for them when a connection ends."""
 
@@ -108,6 +111,7 @@ class Session(asyncio.BufferedProtocol):
                 timer.cancel()
         self._connection.close()
         self._received.clear()
+        self._received_bytes = 0
         self._pending.clear()
         self._output.abandon()
         self._listener.budget.leave(self)
@@ -137,12 +141,17 @@ class Session(asyncio.BufferedProtocol):
 
     def _execute(self) -> None:
         """Run what may run now, and settle whether the socket is to be read."""
-        if self._executing:
-            return  # an answer that was ready at once led back here; the loop below goes on
+        if self._executing or self.peer.closed:
+            return  # a handler, or an answer that was ready at once, led back here; the loop below goes on
         self._executing = True
         try:
+            executed = 0
             while self._received and self._may_execute():
+                if executed == REQUESTS_PER_TURN:
+                    self._loop.call_soon(self._execute)
+                    break
                 self._execute_one(self._received.popleft())
+                executed += 1
         finally:
             self._executing = False
         self._mind_the_budget()
@@ -151,6 +160,7 @@ class Session(asyncio.BufferedProtocol):
     def _may_execute(self) -> bool:
         return (
             not self._ending
+            and not self._held
             and self._parked is None
             and not self._output.blocked
             and len(self._pending) < self._limits.requests_in_flight_max
@@ -265,7 +275,7 @@ class Session(asyncio.BufferedProtocol):
 
     def _hold(self, held: bool) -> None:
         self._held = held
-        self._mind_reading()
+        self._execute()
 
     def _hang_up(self, reason: str) -> None:
         log.info("%s closed: %s", self._address, reason)

@@ -6,16 +6,18 @@ import asyncio
 import logging
 import socket
 import struct
+import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from headrace.broker.request import Request
+from headrace.server.session import REQUESTS_PER_TURN
 from headrace.wire.kafka.connection import Limits
 from headrace.wire.kafka.messages.groups import HeartbeatRequest, HeartbeatResponse
 from headrace.wire.kafka.messages.metadata import ApiVersionsResponse
-from headrace.wire.kafka.messages.produce import ProduceResponse
+from headrace.wire.kafka.messages.produce import ProduceRequest, ProduceResponse
 from tests.unit.server.harness import HEARTBEAT, LIMITS, PRODUCE, Client, Held, at_once, request_bytes, serving
 
 
@@ -81,6 +83,27 @@ def test_thousands_of_small_requests_in_one_go_are_all_answered_in_order() -> No
     with serving(at_once, replace(LIMITS, requests_in_flight_max=2)) as server, Client(server.address) as client:
         client.socket.sendall(b"".join(request_bytes(HeartbeatRequest(), HEARTBEAT, 3, n) for n in range(5000)))
         assert [client.answered() for _ in range(5000)] == list(range(5000))
+
+
+def test_thousands_of_requests_of_one_connection_do_not_keep_another_waiting() -> None:
+    other_has_asked = threading.Event()
+    seen: list[int] = []
+
+    def handle(request: Request[Any]) -> Any:
+        if seen == [0]:
+            other_has_asked.wait(10)
+        seen.append(request.correlation_id)
+        return HeartbeatResponse()
+
+    with serving(handle) as server, Client(server.address) as flood, Client(server.address) as other:
+        other.heartbeat(0)
+        other.answered()
+        flood.socket.sendall(b"".join(request_bytes(HeartbeatRequest(), HEARTBEAT, 3, 1) for _ in range(1500)))
+        other.heartbeat(2)
+        other_has_asked.set()
+        assert other.answered() == 2
+        assert [flood.answered() for _ in range(1500)] == [1] * 1500
+    assert seen.index(2) <= 4 * REQUESTS_PER_TURN, "the loop may go round a few times before it looks at the other"
 
 
 def test_an_exception_in_a_handler_closes_its_connection_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
@@ -161,6 +184,59 @@ def test_the_peer_is_known_by_address_and_numbered() -> None:
             client.heartbeat(9)
             client.answered()
     assert seen == [(1, "127.0.0.1", "kafka", 9), (2, "127.0.0.1", "kafka", 9), (1, "127.0.0.1", "kafka", 9)]
+
+
+# ---- what the broker asks of a connection ---------------------------------------------------------------------------
+
+
+def test_a_peer_that_is_held_is_neither_read_nor_served_until_it_is_let_go() -> None:
+    seen: list[Request[Any]] = []
+
+    def handle(request: Request[Any]) -> Any:
+        seen.append(request)
+        if request.correlation_id == 1:
+            request.peer.hold(True)
+        return ProduceResponse()
+
+    with serving(handle) as server, Client(server.address) as client, Client(server.address) as other:
+        client.socket.sendall(b"".join(request_bytes(ProduceRequest(acks=1), PRODUCE, 8, n) for n in (1, 2, 3)))
+        assert client.answered() == 1, "what was taken is answered"
+        client.produce(4)
+        other.produce(9)
+        assert other.answered() == 9, "nobody else is held"
+        assert [request.correlation_id for request in seen] == [1, 9]
+        server.on_loop(lambda: seen[0].peer.hold(False))
+        assert [client.answered() for _ in range(3)] == [2, 3, 4]
+
+
+def test_letting_go_of_a_peer_that_is_gone_is_harmless() -> None:
+    held = Held()
+    with serving(held) as server:
+        with Client(server.address) as client:
+            client.fetch(1)
+            server.until(lambda: len(held.requests) == 1)
+        server.until(lambda: held.requests[0].peer.closed)
+        server.on_loop(lambda: held.requests[0].peer.hold(False))
+        assert server.on_loop(lambda: server.listener.budget.held_bytes) == 0
+
+
+def test_hanging_up_sends_the_answers_that_are_due_and_closes() -> None:
+    held = Held()
+
+    def handle(request: Request[Any]) -> Any:
+        if request.correlation_id == 2:
+            request.peer.hang_up("the test wants it")
+            return None
+        return held(request)
+
+    with serving(handle) as server, Client(server.address) as client:
+        for number in (1, 2, 3):
+            client.produce(number)
+        server.until(lambda: len(held.requests) == 1)
+        server.on_loop(lambda: held.let_go(1))
+        assert client.answered() == 1
+        assert client.is_closed()
+        assert held.executed == [1]
 
 
 # ---- protocol errors ------------------------------------------------------------------------------------------------
