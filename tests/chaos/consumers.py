@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
@@ -19,7 +20,8 @@ __all__ = ["AioMember", "Member", "Observer", "Reader", "drain"]
 
 OBSERVE_TIMEOUT_S = 5.0
 COMMIT_EVERY_S = 0.4
-LIFE_S = (4.0, 20.0)
+LIFE_S = (5.0, 30.0)
+CALM_FAREWELLS = 0.85
 
 
 class Member(Worker):
@@ -59,8 +61,13 @@ class Member(Worker):
                 commit_at = time.monotonic() + COMMIT_EVERY_S
                 self.commit(consumer, positions)
         self.commit(consumer, positions)
-        consumer.close()
+        with self.farewell():
+            consumer.close()
         self.release(self.owned)
+
+    def farewell(self) -> AbstractContextManager[Any]:
+        """Most members leave while the broker can hear it: one that it does not hear is a ghost in its group for long."""
+        return self.recorder.calm if self.chance.random() < CALM_FAREWELLS else nullcontext()
 
     def commit(self, consumer: Consumer, positions: dict[int, int]) -> None:
         """Commit what is owned; the answer counts for each partition."""
@@ -120,6 +127,9 @@ class AioMember(Member):
             auto_offset_reset="earliest",
             enable_auto_commit=False,
             retry_backoff_ms=100,
+            session_timeout_ms=10_000,
+            heartbeat_interval_ms=1000,
+            rebalance_timeout_ms=20_000,
         )
         try:
             await start_patiently(consumer, self.stopping.is_set)
@@ -127,10 +137,11 @@ class AioMember(Member):
             while not self.stopping.is_set() and time.monotonic() < until:
                 await self.poll_and_commit(consumer)
         finally:
-            try:
-                await asyncio.wait_for(consumer.stop(), 15)
-            except (AioKafkaError, TimeoutError, asyncio.CancelledError):
-                pass  # the broker is away: its end of the membership times out
+            with self.farewell():
+                try:
+                    await asyncio.wait_for(consumer.stop(), 15)
+                except (AioKafkaError, TimeoutError, asyncio.CancelledError):
+                    pass  # the broker is away: its end of the membership times out
             self.release(self.owned)
 
     async def poll_and_commit(self, consumer: AIOKafkaConsumer) -> None:

@@ -21,6 +21,8 @@ class Recorder:
         self.counts: Counter[str] = Counter()
         self.restarts: Counter[str] = Counter()
         self.failures: list[str] = []
+        self.calm = threading.Lock()
+        """Held while the broker is killed and started; whoever holds it knows that the broker stays."""
         self._lock = threading.Lock()
         self._file = path.open("w")
 

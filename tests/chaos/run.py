@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,17 @@ STOP_TIMEOUT_S = 60.0
 TOPICS = {"plain": 4, "mixed": 3, "results": 2}
 CONFIG = """
 "group.initial.rebalance.delay.ms" = 100
+"group.consumer.session.timeout.ms" = 10000
+"group.consumer.heartbeat.interval.ms" = 1000
 "transaction.abort.timed.out.transaction.cleanup.interval.ms" = 1000
 """
-
-EAGER = {"partition.assignment.strategy": "range", "session.timeout.ms": 45000}
-COOPERATIVE = {"partition.assignment.strategy": "cooperative-sticky", "session.timeout.ms": 45000}
+# A member whose farewell met a dead broker is missed after its session timeout, counted anew from each restart: short,
+# so that groups do not spend the run waiting for ghosts; long enough that no living client is taken for one.
+CLASSIC = {"session.timeout.ms": 10000, "heartbeat.interval.ms": 1000}
+GHOSTS_GONE_S = 12.0
+"""Now and then a broker lives so much longer, so that ghosts go and classic groups rebalance."""
+EAGER = {**CLASSIC, "partition.assignment.strategy": "range"}
+COOPERATIVE = {**CLASSIC, "partition.assignment.strategy": "cooperative-sticky"}
 CONSUMER_PROTOCOL = {"group.protocol": "consumer"}
 
 
@@ -212,13 +219,14 @@ def drain_all(load: Load) -> None:
             load.recorder.fail(where, f"readers of committed data stop at {ends['committed'].get(place)}, not {end}")
 
 
-def kill_loop(broker: KilledBroker, options: argparse.Namespace) -> None:
+def kill_loop(broker: KilledBroker, calm: threading.Lock, options: argparse.Namespace) -> None:
     chance = random.Random(options.seed)
     for number in range(1, options.kills + 1):
-        time.sleep(chance.uniform(options.least_s, options.most_s))
-        broker.kill()
-        time.sleep(chance.choice([0.0, 0.0, 0.3, 1.0]))
-        broker.start()
+        time.sleep(chance.uniform(options.least_s, options.most_s) + (GHOSTS_GONE_S if chance.random() < 0.08 else 0.0))
+        with calm:
+            broker.kill()
+            time.sleep(chance.choice([0.0, 0.0, 0.3, 1.0]))
+            broker.start()
         if options.verbose:
             print(f"kill {number}: ready again after {broker.starts_s[-1]:.2f} s", flush=True)
 
@@ -232,7 +240,7 @@ def run(options: argparse.Namespace, home: Path) -> int:
     began = time.monotonic()
     load.start()
     try:
-        kill_loop(broker, options)
+        kill_loop(broker, recorder.calm, options)
         time.sleep(1.0)
         load.stop()
         drain_all(load)
