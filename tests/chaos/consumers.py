@@ -66,7 +66,7 @@ class Member(Worker):
         self.release(self.owned)
 
     def farewell(self) -> AbstractContextManager[Any]:
-        """Most members leave while the broker can hear it: one that it does not hear is a ghost in its group for long."""
+        """Most members leave while the broker can hear it: one that it does not hear stays as a ghost for long."""
         return self.recorder.calm if self.chance.random() < CALM_FAREWELLS else nullcontext()
 
     def commit(self, consumer: Consumer, positions: dict[int, int]) -> None:
