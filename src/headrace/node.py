@@ -175,7 +175,8 @@ class Node:
     async def stop(self) -> None:
         """Undo ``start``, as far as it came. After a storage failure nothing is written any more."""
         self._stopping.set()
-        await asyncio.gather(*(listener.drain() for listener in self._listeners))
+        drain_s = None if self.failed is None else 0.0  # what waits for the disk will not be answered
+        await asyncio.gather(*(listener.drain(drain_s) for listener in self._listeners))
         self._listeners.clear()
         if hasattr(self, "broker"):
             await self.broker.stop()

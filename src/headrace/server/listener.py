@@ -53,8 +53,10 @@ class Listener:
         self.host, self.port = self._server.sockets[0].getsockname()[:2]
         self._schedule_sweep()
 
-    async def drain(self) -> None:
-        """Accept no more, finish what is in flight within ``drain_s``, close everything."""
+    async def drain(self, drain_s: float | None = None) -> None:
+        """Accept no more, finish what is in flight within ``drain_s`` (by default the limits'), close everything."""
+        if drain_s is None:
+            drain_s = self.limits.drain_s
         if self._server is not None:
             self._server.close()
         if self._sweep is not None:
@@ -62,9 +64,9 @@ class Listener:
         for session in list(self._sessions):
             session.end()
         try:
-            await asyncio.wait_for(self._all_gone(), self.limits.drain_s)
+            await asyncio.wait_for(self._all_gone(), drain_s)
         except TimeoutError:
-            log.warning("%d connections did not finish within %.1f s", len(self._sessions), self.limits.drain_s)
+            log.warning("%d connections did not finish within %.1f s", len(self._sessions), drain_s)
             for session in list(self._sessions):
                 session.abort()
             await asyncio.sleep(0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -145,6 +146,8 @@ def _read_at_once(file: File, size: int, position: int) -> bytearray | memoryvie
     piece = bytearray(size)
     try:
         count = os.preadv(file.fileno(), [piece], position, _NO_WAIT)
+    except io.UnsupportedOperation:
+        return None  # a file without descriptor: a simulated one
     except OSError as error:
         if error.errno in _NOT_NOW:
             return None

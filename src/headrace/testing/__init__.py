@@ -10,5 +10,6 @@ from __future__ import annotations
 
 from headrace.testing.broker import ChildBroker, InProcessBroker, TestBroker, broker
 from headrace.testing.clock import VirtualClock
+from headrace.testing.disk import SimulatedDisk
 
-__all__ = ["ChildBroker", "InProcessBroker", "TestBroker", "VirtualClock", "broker"]
+__all__ = ["ChildBroker", "InProcessBroker", "SimulatedDisk", "TestBroker", "VirtualClock", "broker"]

@@ -23,6 +23,7 @@ from typing import IO, Any, Literal, TypeVar, overload
 
 from headrace.config import Settings
 from headrace.errors import HeadraceError
+from headrace.ports import Disk
 from headrace.testing.clock import VirtualClock
 
 __all__ = ["ChildBroker", "InProcessBroker", "TestBroker", "broker"]
@@ -79,9 +80,16 @@ class TestBroker(ABC):
 class InProcessBroker(TestBroker):
     """On a thread of this process, with an event loop of its own."""
 
-    def __init__(self, data: Path, settings: Mapping[str, Any], clock: VirtualClock | None = None) -> None:
+    def __init__(
+        self,
+        data: Path,
+        settings: Mapping[str, Any],
+        clock: VirtualClock | None = None,
+        disk: Disk | None = None,
+    ) -> None:
         super().__init__(data, settings)
         self.clock = clock
+        self.disk = disk
         self.failed: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -103,7 +111,8 @@ class InProcessBroker(TestBroker):
         from headrace.node import Node, new_event_loop
 
         async def main() -> None:
-            node = Node(Settings(self.settings, "the test"), clock=self.clock, on_failure=self._storage_failed)
+            settings = Settings(self.settings, "the test")
+            node = Node(settings, clock=self.clock, disk=self.disk, on_failure=self._storage_failed)
             await node.start()
             self._node, self._loop = node, asyncio.get_running_loop()
             if self.clock is not None:
@@ -224,6 +233,7 @@ def broker(
     in_process: Literal[True] = True,
     data: Path | str | None = None,
     clock: VirtualClock | None = None,
+    disk: Disk | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> AbstractContextManager[InProcessBroker]: ...
 
@@ -239,16 +249,18 @@ def broker(
     in_process: bool = True,
     data: Path | str | None = None,
     clock: VirtualClock | None = None,
+    disk: Disk | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> AbstractContextManager[InProcessBroker] | AbstractContextManager[ChildBroker]:
     """Start a broker and stop it at the end of the ``with``. Without ``data`` its directory is temporary.
 
-    ``settings`` are broker settings by their names, such as ``{"num.partitions": 4}``.
+    ``settings`` are broker settings by their names, such as ``{"num.partitions": 4}``. A ``VirtualClock`` lets the test
+    move time, a ``SimulatedDisk`` lets it fill up or fail; both need a broker in this process.
     """
     if in_process:
-        return _running(lambda folder: InProcessBroker(folder, settings or {}, clock), data)
-    if clock is not None:
-        raise HeadraceError("a virtual clock needs a broker in this process: broker(in_process=True)")
+        return _running(lambda folder: InProcessBroker(folder, settings or {}, clock, disk), data)
+    if clock is not None or disk is not None:
+        raise HeadraceError("a clock or disk of the test's own needs a broker in this process: broker(in_process=True)")
     return _running(lambda folder: ChildBroker(folder, settings or {}), data)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from pathlib import Path
 
 import pytest
 
 from headrace import testing
-from headrace.batch import build_batch
+from headrace.batch import build_batch, read_batches
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.record import Record
-from headrace.testing import TestBroker, VirtualClock
+from headrace.testing import SimulatedDisk, TestBroker, VirtualClock
+from headrace.wire.kafka.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from headrace.wire.kafka.messages.groups import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -134,6 +136,38 @@ def test_stopping_twice_is_harmless() -> None:
     with testing.broker() as broker:
         broker.stop()
         broker.stop()
+
+
+# ---- the disk -------------------------------------------------------------------------------------------------------
+
+
+def test_a_broker_on_a_simulated_disk_serves_and_keeps_its_data_over_a_restart() -> None:
+    with testing.broker(disk=SimulatedDisk()) as broker:
+        create(broker, "t")
+        assert [produce(broker, "t") for _ in range(3)] == [0, 1, 2]
+        broker.restart()
+        assert produce(broker, "t") == 3
+        with connect(broker) as client:
+            partition = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+            topics = [FetchTopic(topic="t", partitions=[partition])]
+            client.send(FetchRequest(max_wait_ms=100, min_bytes=1, max_bytes=1 << 20, topics=topics), 1, 11, 1)
+            fetched = client.answer(FetchResponse, 11).responses[0].partitions[0]
+        assert len(read_batches(bytes(fetched.records), batch_bytes_max=1 << 20, from_client=False)) == 4
+        assert not list(broker.data.iterdir()), "nothing is on the real disk"
+
+
+def test_a_sync_that_fails_stops_a_broker_in_this_process_and_nothing_is_acknowledged() -> None:
+    disk = SimulatedDisk()
+    with testing.broker(disk=disk) as broker:
+        create(broker, "t")
+        produce(broker, "t")
+        for operation in ("datasync", "syncfs"):
+            disk.fail_next(operation, errno.EIO)
+        with pytest.raises(EOFError):
+            produce(broker, "t")
+        broker.stop()
+        assert isinstance(broker.failed, OSError)
+        assert broker.failed.errno == errno.EIO
 
 
 # ---- the clock ------------------------------------------------------------------------------------------------------
