@@ -7,10 +7,10 @@ What is *flushed* when a sync returns is what was written when it began: ``mark`
 its unsynced files on the owner's thread, before the sync, and exactly that is reported back. The thread touches no
 log, only files.
 
-For one file ``fdatasync`` is cheapest, for many one ``syncfs`` is: measured on a quiet disk, 1 file 0.24 ms either
-way, 16 files 4.0 against 0.8 ms, 500 files 131 against 5 ms. ``syncfs`` also waits for what other processes have written; still,
-with another process writing 200 MB/s, the medians were 31 against 2.2 ms for 16 files and 200 against 5 ms for 100,
-because each ``fdatasync`` waits for a commit of the same journal. That need not hold on every filesystem, so both
+For one file ``fdatasync`` is cheapest, for many one ``syncfs`` is: measured on a quiet disk, 1 file 0.24 ms either way,
+16 files 4.0 against 0.8 ms, 500 files 131 against 5 ms. ``syncfs`` also waits for what other processes have written;
+still, with another process writing 200 MB/s, the medians were 31 against 2.2 ms for 16 files and 200 against 5 ms for
+100, because each ``fdatasync`` waits for a commit of the same journal. That need not hold on every filesystem, so both
 costs are estimated from what they took lately and the cheaper is chosen. The estimate for ``syncfs`` fades while it is
 not tested, so that it gets another chance.
 

@@ -65,7 +65,7 @@ class PartitionLog:
 
     def __init__(self, disk: Disk, directory: str, config: LogConfig, cache: FileCache, mark: LogMark) -> None:
         self.directory = directory
-        self.config = config
+        self._config = config
         self.recovery = RecoveryReport()
         self.flush_listener: Callable[[PartitionLog], None] | None = None
         """Called on the owner's thread whenever ``flushed_offset`` has advanced."""
@@ -154,7 +154,7 @@ class PartitionLog:
 
     def _segment(self, base: int, size: int, *, has_aborted: bool = False) -> Segment:
         stem = f"{self.directory}/{segment_name(base)}"
-        return Segment(self._cache, stem, base, size, self.config.index_interval_bytes, has_aborted=has_aborted)
+        return Segment(self._cache, stem, base, size, self._config.index_interval_bytes, has_aborted=has_aborted)
 
     def _recover(self, gaps_allowed: bool) -> None:
         last = self._segments[-1]
@@ -195,7 +195,7 @@ class PartitionLog:
         if self.recovery.touched or self._derived_unsynced:
             self._take_recovered()
         mark = self.take_unsynced()
-        if self.config.flush is FlushMode.OS:
+        if self._config.flush is FlushMode.OS:
             self._disk.syncfs(self.directory)
         elif mark is not None:
             for file in mark.files.values():
@@ -216,11 +216,26 @@ class PartitionLog:
             with suppress(OSError):
                 self._active.index.save(self._active.summary())
             if sync:
-                self.sync_all()
+                self._disk.syncfs(self.directory)
+                self.flushed_to_end()
             self._closed = True
         return self.checkpointed(self._end, self._active.size)
 
     # Knowing.
+
+    @property
+    def config(self) -> LogConfig:
+        return self._config
+
+    @config.setter
+    def config(self, config: LogConfig) -> None:
+        """New settings hold from the next append on. What was left to the operating system so far is taken over."""
+        if self._config.flush is FlushMode.OS and config.flush is not FlushMode.OS:
+            for segment in self._segments:
+                if self._end_of(segment) > self._flushed:
+                    self._unsynced[segment.path] = segment.file()
+            self._directory_unsynced = True
+        self._config = config
 
     @property
     def _active(self) -> Segment:
@@ -244,7 +259,7 @@ class PartitionLog:
     @property
     def visible_end_offset(self) -> int:
         """How far readers may see: what is flushed for ``flush=ack``, what is written otherwise."""
-        return self._flushed if self.config.flush is FlushMode.ACK else self._end
+        return self._flushed if self._config.flush is FlushMode.ACK else self._end
 
     @property
     def size_bytes(self) -> int:
@@ -305,7 +320,7 @@ class PartitionLog:
             if batch.producer_id != NO_PRODUCER_ID:
                 self._apply_producer(segment, batch)
         self._end = offset
-        if self.config.flush is FlushMode.ACK:
+        if self._config.flush is FlushMode.ACK:
             self._boundaries.append((offset, segment, segment.size))
         if not self._epochs or self._epochs[-1][0] != leader_epoch:
             self._note_epoch(leader_epoch, base_offset)
@@ -320,7 +335,8 @@ class PartitionLog:
             with suppress(OSError):
                 segment.cut_back()
             raise storage_error(error, segment.path, total) from error
-        self._unsynced[segment.path] = file
+        if self._config.flush is not FlushMode.OS:
+            self._unsynced[segment.path] = file
 
     def _apply_producer(self, segment: Segment, batch: Batch) -> None:
         aborted = self.producers.apply(batch)
@@ -348,13 +364,13 @@ class PartitionLog:
         return self._epochs[first:]
 
     def _segment_for(self, batches: Sequence[Batch], total: int, now_ms: int) -> Segment:
-        if total > self.config.segment_bytes_max:
-            raise RecordListTooLarge(total, self.config.segment_bytes_max)
+        if total > self._config.segment_bytes_max:
+            raise RecordListTooLarge(total, self._config.segment_bytes_max)
         active = self._active
         if active.size == 0:
             return active
         records = sum(batch.last_offset_delta + 1 for batch in batches)
-        too_long = active.size + total > self.config.segment_bytes_max
+        too_long = active.size + total > self._config.segment_bytes_max
         too_wide = self._end + records - active.base_offset > OFFSET_DELTA_MAX
         if too_long or too_wide or self._is_old(active, batches[-1].max_timestamp, now_ms):
             return self.roll()
@@ -365,7 +381,7 @@ class PartitionLog:
         if segment.first_timestamp is None:
             segment.first_timestamp = next((header[8] for _, header in segment.headers(0, segment.size)), now_ms)
         reached = timestamp if timestamp >= 0 else now_ms
-        return reached - segment.first_timestamp > self.config.segment_ms_max
+        return reached - segment.first_timestamp > self._config.segment_ms_max
 
     def roll(self) -> Segment:
         """Seal the active segment and begin the next at the end offset."""
@@ -378,9 +394,6 @@ class PartitionLog:
         sealed.seal()
         with suppress(OSError):
             self._write_snapshot()
-        if self.config.flush is FlushMode.OS:
-            # Nobody comes to take these; holding them would keep every sealed segment's descriptor open.
-            self._unsynced.clear()
         return active
 
     def _add_segment(self, base_offset: int) -> Segment:
@@ -392,7 +405,8 @@ class PartitionLog:
         except OSError as error:
             raise storage_error(error, segment.path) from error
         self._segments.append(segment)
-        self._unsynced[segment.path] = file
+        if self._config.flush is not FlushMode.OS:
+            self._unsynced[segment.path] = file
         self._directory_unsynced = True
         return segment
 
@@ -432,7 +446,7 @@ class PartitionLog:
     def prepare_checkpoint(self) -> tuple[int, int]:
         """Write what must be durable beside the log so that recovery may begin at (offset, position) from now on.
 
-        The caller syncs everything and then calls ``checkpointed`` with the same numbers. Raises OSError.
+        The caller syncs the whole filesystem and then calls ``checkpointed`` with the same numbers. Raises OSError.
         """
         for segment in self._segments:
             if segment.aborted.unwritten:
@@ -452,7 +466,7 @@ class PartitionLog:
         """Whether the recovery point should move: there is much to scan, or removal waits for it."""
         recovery_offset = self._mark.recovery_offset
         removal_waits = self._start > recovery_offset
-        compaction_waits = self.config.cleanup_compact and self._active.base_offset > recovery_offset
+        compaction_waits = self._config.cleanup_compact and self._active.base_offset > recovery_offset
         return removal_waits or compaction_waits or self.bytes_since_checkpoint >= _CHECKPOINT_BYTES_MIN
 
     @property
@@ -550,7 +564,7 @@ class PartitionLog:
         for segment in self._segments:
             found = segment.first_at_or_after(timestamp)
             while found is not None:
-                for record in decode_records(segment.read_batch(found[0]), self.config.decompressed_bytes_max):
+                for record in decode_records(segment.read_batch(found[0]), self._config.decompressed_bytes_max):
                     if record.timestamp >= timestamp and record.offset >= self._start:
                         return record.timestamp, record.offset
                 found = segment.next_at_or_after(found[0], timestamp)
@@ -655,12 +669,8 @@ class PartitionLog:
     def _write_snapshot(self) -> None:
         """Save the producers at the end offset, if anybody has loaded them; else the older snapshot still serves."""
         if self._producers is not None:
-            path = write_snapshot(
-                self._disk, self.directory, self._producers, self._end, recovery_offset=self._mark.recovery_offset
-            )
-            if path is not None:
-                self._unsynced[path] = self._disk.open(path)
-                self._directory_unsynced = True
+            recovery_offset = self._mark.recovery_offset
+            write_snapshot(self._disk, self.directory, self._producers, self._end, recovery_offset=recovery_offset)
 
     def _drop_snapshots_after(self, offset: int, files: dict[str, int]) -> None:
         """Snapshots of a future that was cut off are wrong, not merely old."""

@@ -60,17 +60,15 @@ def replay_headers(states: ProducerStates, segments: Sequence[Segment], from_off
                 states.apply(segment.read_batch(position) if batch.is_control else batch)
 
 
-def write_snapshot(
-    disk: Disk, directory: str, states: ProducerStates, offset: int, *, recovery_offset: int
-) -> str | None:
-    """Save the state at ``offset``, unsynced. Returns the path if one was written.
+def write_snapshot(disk: Disk, directory: str, states: ProducerStates, offset: int, *, recovery_offset: int) -> None:
+    """Save the state at ``offset``, unsynced.
 
     The newest snapshot that recovery could begin with stays whatever comes after it: later ones may not survive a
     crash, and the batches before it may have been removed by retention.
     """
     existing = snapshot_offsets(disk.listdir(directory))
     if not len(states) and not existing:
-        return None
+        return
     path = snapshot_path(directory, offset)
     data = states.snapshot(offset)
     if offset not in existing:
@@ -81,4 +79,3 @@ def write_snapshot(
     usable = [at for at in existing if at <= recovery_offset]
     for old in usable[:-_KEPT]:
         disk.unlink(snapshot_path(directory, old))
-    return path

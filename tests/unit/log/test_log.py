@@ -100,6 +100,19 @@ def test_written_is_visible_at_once_where_nobody_waits_for_a_sync() -> None:
     assert (log.flushed_offset, log.visible_end_offset) == (0, 2)
 
 
+def test_leaving_syncs_to_the_system_ends_with_everything_taken_over() -> None:
+    disk = SimulatedDisk()
+    log = new_log(disk, LogConfig(flush=FlushMode.OS, segment_bytes_max=1000))
+    fill(log, 20)
+    log.config = LogConfig(segment_bytes_max=1000)
+    assert (log.visible_end_offset, log.take_unsynced() is not None) == (0, True)
+    log.config = LogConfig(flush=FlushMode.OS, segment_bytes_max=1000)
+    log.config = LogConfig(segment_bytes_max=1000)
+    log.sync_all()
+    disk.crash(2)
+    assert new_log(disk).end_offset == 20
+
+
 def test_a_segment_rolls_by_size_and_by_the_records_time() -> None:
     by_size = new_log()
     fill(by_size, 12)
