@@ -22,8 +22,8 @@ DEFAULT_FILE = Path("headrace.toml")
 _OPTIONS = [
     click.option("--data", metavar="DIR", help="Where everything is kept."),
     click.option("--kafka", metavar="HOST:PORT", help="Where to listen for Kafka clients; port 0 chooses one."),
-    click.option("--amqp", metavar="HOST:PORT|off", help="Where to listen for AMQP clients."),
-    click.option("--http", metavar="HOST:PORT|off", help="Where to serve the web console."),
+    click.option("--amqp", metavar="off", help="This version serves no AMQP; off is all it takes."),
+    click.option("--http", metavar="off", help="This version has no web console; off is all it takes."),
     click.option(
         "--config",
         "file",
