@@ -48,6 +48,8 @@ class Client:
         self.member_id = ""
         self.epoch = 0
         self.last_commit: dict[int, int] = {}
+        self.slow = False
+        """Slow to give up what it is told to (in the consumer protocol)."""
 
     async def step(self) -> None:
         """Look at the answer that was waited for, or else say the next thing."""
@@ -193,14 +195,13 @@ class ConsumerClient(Client):
         self.told: set[int] = set()
         self.said: set[int] | None = None
         self.full = True
-        self.slow = False
 
     def say(self) -> None:
         if self.epoch == 0:
             self.owned = self.told = set()
             self.full = True
         if not self.slow:
-            self.owned = set(self.told)
+            self.owned = set(self.told)  # what it must give up it gives up now, and says so
         tells = self.full or self.owned != self.said
         body = ConsumerGroupHeartbeatRequest(
             group_id="g", member_id=self.member_id, member_epoch=self.epoch, instance_id=self.instance
@@ -229,6 +230,8 @@ class ConsumerClient(Client):
             self.full = False
             if answered.assignment is not None:
                 self.told = {each for topic in answered.assignment.topic_partitions for each in topic.partitions}
+                if self.owned <= self.told:
+                    self.owned = set(self.told)
         else:
             assert code in (ErrorCode.UNRELEASED_INSTANCE_ID, ErrorCode.COORDINATOR_NOT_AVAILABLE), code
             self.full = True
@@ -246,7 +249,9 @@ class ConsumerClient(Client):
 
 
 class Groups(RuleBasedStateMachine):
-    """One group of one kind."""
+    """One group; the subclasses say of which kind."""
+
+    kind = ""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,14 +266,17 @@ class Groups(RuleBasedStateMachine):
     def run(self, work: Any) -> Any:
         return self.loop.run_until_complete(work)
 
-    @initialize(kind=st.sampled_from(["eager", "cooperative", "consumer"]), delay_ms=st.sampled_from([0, 3000]))
-    def begin(self, kind: str, delay_ms: int) -> None:
-        self.kind = kind
+    @initialize(slow=st.lists(st.booleans(), min_size=1, max_size=3), delay_ms=st.sampled_from([0, 3000]))
+    def begin(self, slow: list[bool], delay_ms: int) -> None:
+        """A few members are there from the start, and so is their first rebalance."""
         self.world = World(
             topics=FakeTopics(**{TOPIC: PARTITIONS}),
             group_initial_rebalance_delay_ms=delay_ms,
             offsets_retention_check_interval_ms=10**9,
         )
+        for each in slow:
+            self.a_process_starts(static=False, slow=each)
+            self.everybody_goes_on(rounds=3)
 
     def client(self, index: int) -> Client:
         return self.clients[index % len(self.clients)]
@@ -284,9 +292,10 @@ class Groups(RuleBasedStateMachine):
     # ---- what happens ----
 
     @precondition(lambda self: len(self.clients) < CLIENTS_MAX)
-    @rule(static=st.booleans())
-    def a_process_starts(self, static: bool) -> None:
+    @rule(static=st.booleans(), slow=st.booleans())
+    def a_process_starts(self, static: bool, slow: bool) -> None:
         self.start(f"instance-{next(self.numbers)}" if static else None)
+        self.clients[-1].slow = slow
 
     @precondition(lambda self: self.clients)
     @rule(index=st.integers(0, 9), times=st.integers(1, 4))
@@ -333,9 +342,7 @@ class Groups(RuleBasedStateMachine):
     @precondition(lambda self: self.kind == "consumer" and self.clients)
     @rule(index=st.integers(0, 9), slow=st.booleans())
     def a_member_takes_its_time(self, index: int, slow: bool) -> None:
-        client = self.client(index)
-        assert isinstance(client, ConsumerClient)
-        client.slow = slow
+        self.client(index).slow = slow
 
     @precondition(lambda self: self.clients)
     @rule(index=st.integers(0, 9))
@@ -450,8 +457,7 @@ class Groups(RuleBasedStateMachine):
     async def _come_to_rest(self) -> None:
         self.world.state.auto_flush = True
         for client in self.clients:
-            if isinstance(client, ConsumerClient):
-                client.slow = False
+            client.slow = False
         for _ in range(60):
             await self._tick()
             self.no_partition_has_two_owners()
@@ -462,7 +468,23 @@ class Groups(RuleBasedStateMachine):
         assert self.world.clock.pending() == 0
 
 
-Groups.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-test_members_that_follow_the_protocol_never_share_a_partition = Groups.TestCase
+class Eager(Groups):
+    kind = "eager"
+
+
+class Cooperative(Groups):
+    kind = "cooperative"
+
+
+class Consumer(Groups):
+    kind = "consumer"
+
+
+test_eager_members_never_share_a_partition = Eager.TestCase
+test_cooperative_members_never_share_a_partition = Cooperative.TestCase
+test_consumers_never_share_a_partition = Consumer.TestCase
+
+for case in (Eager.TestCase, Cooperative.TestCase, Consumer.TestCase):
+    case.settings = settings(
+        max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
