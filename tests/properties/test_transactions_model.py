@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from headrace.broker.request import Peer
 from headrace.errors import ErrorCode
+from tests.unit.broker.txn_disk import DiskWorld
 from tests.unit.broker.txn_fakes import FakePartition, Producer, World
 
 IN_FLIGHT_MAX = 5
@@ -223,13 +224,11 @@ def check_one(told: Told, committed: dict[tuple[str, int], list[str]], stored_of
             assert stored_offset >= told.offset, f"{told.name} is there without its offset"
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(seed=st.integers(0, 2**32), steps=st.integers(20, 120))
-def test_whatever_crashes_a_transaction_is_whole_or_nowhere(seed: int, steps: int) -> None:
+def run_model(world: Any, seed: int, steps: int) -> None:
+    """``world`` is a ``World``, or whatever takes its place."""
     chance = random.Random(seed)
-    world = World()
     clients = [Client(name, bumps=bumps, peer=Peer(id=1)) for name, bumps in (("old", False), ("new", True))]
-    ids: list[tuple[str, int, int]] = []
+    ids: list[tuple[str, int]] = []
     try:
         for number in range(steps):
             event = chance.random()
@@ -245,12 +244,24 @@ def test_whatever_crashes_a_transaction_is_whole_or_nowhere(seed: int, steps: in
                 world.advance(chance.randint(100, 30_000))
             else:
                 chance.choice(clients).step(world, chance)
-            ids += [(each.name, each.producer.id, each.producer.epoch) for each in clients if each.producer]
+            ids += [(each.name, each.producer.id) for each in clients if each.producer]
         world = world.crash(chance.randint)
         world.advance(200_000)
         world.flush()
         check(world, clients)
-        owners = {producer_id: name for name, producer_id, _ in ids}
-        assert all(owners[producer_id] == name for name, producer_id, _ in ids), "two clients shared a producer id"
+        owners = {producer_id: name for name, producer_id in ids}
+        assert all(owners[producer_id] == name for name, producer_id in ids), "two clients shared a producer id"
     finally:
         world.close()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 2**32), steps=st.integers(20, 120))
+def test_whatever_crashes_a_transaction_is_whole_or_nowhere(seed: int, steps: int) -> None:
+    run_model(World(), seed, steps)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 2**32), steps=st.integers(20, 120))
+def test_the_same_holds_for_the_whole_broker_on_a_disk_that_tears_and_forgets(seed: int, steps: int) -> None:
+    run_model(DiskWorld(), seed, steps)

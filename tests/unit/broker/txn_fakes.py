@@ -8,7 +8,7 @@ other, as on a real disk. Batches and producer states are the real ones.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -135,20 +135,27 @@ class FakePartition:
                 found.append((batch.producer_id, batch.producer_epoch, kind[0]))
         return found
 
-    def outcome(self) -> tuple[list[str], list[str], list[str]]:
-        """The values that are committed, aborted, open: as a reader of committed data would sort them."""
-        open_: dict[int, list[str]] = {}
-        committed: list[str] = []
-        aborted: list[str] = []
-        for batch in self.batches:
-            if batch.is_control:
-                kind = control_type(batch)
-                assert kind is not None
-                (committed if kind[0] else aborted).extend(open_.pop(batch.producer_id, []))
-            else:
-                values = [(record.value or b"").decode() for record in decode_records(batch, 1 << 20)]
-                open_.setdefault(batch.producer_id, []).extend(values)
-        return committed, aborted, [value for values in open_.values() for value in values]
+    def outcome(self) -> Outcome:
+        return outcome(self.batches)
+
+
+Outcome = tuple[list[str], list[str], list[str]]
+
+
+def outcome(batches: Iterable[Batch]) -> Outcome:
+    """The values that are committed, aborted, open: as a reader of committed data would sort them."""
+    open_: dict[int, list[str]] = {}
+    committed: list[str] = []
+    aborted: list[str] = []
+    for batch in batches:
+        if batch.is_control:
+            kind = control_type(batch)
+            assert kind is not None
+            (committed if kind[0] else aborted).extend(open_.pop(batch.producer_id, []))
+        else:
+            values = [(record.value or b"").decode() for record in decode_records(batch, 1 << 20)]
+            open_.setdefault(batch.producer_id, []).extend(values)
+    return committed, aborted, [value for values in open_.values() for value in values]
 
 
 class FakeTopics:
@@ -213,31 +220,12 @@ class FakeSettings:
         return self.values[name]
 
 
-class World:
-    """A coordinator and all it stands on. Every call runs the loop until nothing moves any more."""
+class Asking:
+    """Requests as clients send them, to whatever coordinator there is. Every call runs until nothing moves any more."""
 
-    def __init__(
-        self,
-        state: FakeState | None = None,
-        partitions: Sequence[FakePartition] | None = None,
-        clock: VirtualClock | None = None,
-        runner: asyncio.Runner | None = None,
-    ) -> None:
-        self.runner = runner or asyncio.Runner()
-        self.clock = clock or VirtualClock()
-        self.state = state or FakeState()
-        self.partitions = list(partitions or [FakePartition("a", 0), FakePartition("a", 1), FakePartition("b", 0)])
-        self.topics = FakeTopics(self.partitions)
-        self.groups = FakeGroups(self.state)
-        self.coordinator = TransactionCoordinator(
-            self.state,  # type: ignore[arg-type]
-            self.clock,
-            FakeSettings(),  # type: ignore[arg-type]
-            self.topics,  # type: ignore[arg-type]
-            self.groups,
-        )
-        self.do(self.coordinator.load)
-        self.advance(0)
+    coordinator: TransactionCoordinator
+    clock: VirtualClock
+    runner: asyncio.Runner
 
     # ---- running ----
 
@@ -257,36 +245,6 @@ class World:
                 await asyncio.sleep(0)
 
         self.runner.run(run())
-
-    def flush_state(self) -> None:
-        self.do(self.state.flush)
-
-    def flush_partitions(self, *which: FakePartition) -> None:
-        self.do(lambda: [each.flush() for each in which or self.partitions])
-
-    def flush(self) -> None:
-        """Flush until nobody writes any more."""
-        while True:
-            before = (len(self.state.journal), [each.end_offset for each in self.partitions])
-            self.flush_state()
-            self.flush_partitions()
-            if before == (len(self.state.journal), [each.end_offset for each in self.partitions]):
-                return
-
-    def crash(self, choose: Callable[[int, int], int] = lambda least, most: least) -> World:
-        """Power fails. ``choose(least, most)`` says how many entries of a file survive."""
-        self.do(self.coordinator.close)
-        state = FakeState(self.state.journal[: choose(self.state.waiters.flushed, len(self.state.journal))])
-        partitions = [
-            FakePartition(each.topic, each.index, each.batches[: choose(each.flushed_batches(), len(each.batches))])
-            for each in self.partitions
-            if not each.removed
-        ]
-        return World(state, partitions, self.clock, self.runner)
-
-    def close(self) -> None:
-        self.do(self.coordinator.close)
-        self.runner.close()
 
     # ---- asking ----
 
@@ -334,6 +292,63 @@ class World:
         if code is ErrorCode.NONE:
             producer.append(partition, value)
         return code
+
+
+class World(Asking):
+    """A coordinator and all it stands on."""
+
+    def __init__(
+        self,
+        state: FakeState | None = None,
+        partitions: Sequence[FakePartition] | None = None,
+        clock: VirtualClock | None = None,
+        runner: asyncio.Runner | None = None,
+    ) -> None:
+        self.runner = runner or asyncio.Runner()
+        self.clock = clock or VirtualClock()
+        self.state = state or FakeState()
+        self.partitions = list(partitions or [FakePartition("a", 0), FakePartition("a", 1), FakePartition("b", 0)])
+        self.topics = FakeTopics(self.partitions)
+        self.groups = FakeGroups(self.state)
+        self.coordinator = TransactionCoordinator(
+            self.state,  # type: ignore[arg-type]
+            self.clock,
+            FakeSettings(),  # type: ignore[arg-type]
+            self.topics,  # type: ignore[arg-type]
+            self.groups,
+        )
+        self.do(self.coordinator.load)
+        self.advance(0)
+
+    def flush_state(self) -> None:
+        self.do(self.state.flush)
+
+    def flush_partitions(self, *which: FakePartition) -> None:
+        self.do(lambda: [each.flush() for each in which or self.partitions])
+
+    def flush(self) -> None:
+        """Flush until nobody writes any more."""
+        while True:
+            before = (len(self.state.journal), [each.end_offset for each in self.partitions])
+            self.flush_state()
+            self.flush_partitions()
+            if before == (len(self.state.journal), [each.end_offset for each in self.partitions]):
+                return
+
+    def crash(self, choose: Callable[[int, int], int] = lambda least, most: least) -> World:
+        """Power fails. ``choose(least, most)`` says how many entries of a file survive."""
+        self.do(self.coordinator.close)
+        state = FakeState(self.state.journal[: choose(self.state.waiters.flushed, len(self.state.journal))])
+        partitions = [
+            FakePartition(each.topic, each.index, each.batches[: choose(each.flushed_batches(), len(each.batches))])
+            for each in self.partitions
+            if not each.removed
+        ]
+        return World(state, partitions, self.clock, self.runner)
+
+    def close(self) -> None:
+        self.do(self.coordinator.close)
+        self.runner.close()
 
     def state_of(self, name: str = "t") -> str:
         body = messages.DescribeTransactionsRequest(transactional_ids=[name])
