@@ -11,6 +11,7 @@ so nothing may be acknowledged any more, and the next start recovers from what t
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -100,7 +101,7 @@ class Node:
         wanted = self._wanted_addresses()
         try:
             self._open()
-            self.broker.start()
+            self.broker.start()  # groups and transactions are loaded before the first request can come
             for name, (host, port) in wanted.items():
                 await self._listen(name, host, port)
         except BaseException:
@@ -216,6 +217,9 @@ def serve(settings: Settings, say: Callable[[str], None]) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, node.request_stop)
         await node.start()
+        # What is here now stays: the collector need not look at it again. With 1,000 partitions each look took 25 ms.
+        gc.collect()
+        gc.freeze()
         for address in node.addresses:
             say(f"{address.protocol:<7} {address}")
         say("ready")
