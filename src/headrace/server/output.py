@@ -118,10 +118,10 @@ class Output:
 
     def _cold_piece_read(self, reading: asyncio.Future[bytes]) -> None:
         self._reading = None
+        error = None if reading.cancelled() else reading.exception()
         if not self._chunks or reading.cancelled():
             return
         chunk = self._chunks[0]
-        error = reading.exception()
         if error is not None:
             self._break_off(f"{chunk.file.path} at {chunk.position + self._slice_sent}: {error}")
             return
