@@ -42,7 +42,7 @@ EXIT_STORAGE_FAILED = 74
 """EX_IOERR of sysexits.h."""
 
 FILES_MAX = 1 << 20
-SEGMENT_FILES_MAX = 512
+SEGMENT_FILES_MAX = 4096
 OTHER_FILES = 64
 """Descriptors for the loop, the lock, directories, a compaction's pipes."""
 

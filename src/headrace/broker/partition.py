@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.batch import Batch, control_batch
 from headrace.log.flush import Flusher
@@ -55,6 +55,8 @@ class Partition:
         self.dropped_records = 0
         self.refused_batches = 0
         self.removed = False
+        self.nothing_new: dict[bool, Any] = {}
+        """Fetch's answer to a reader at the end, by whether it reads committed data only."""
         self._flusher = flusher
         self._clock = clock
         self._waiting: deque[tuple[int, Countdown]] = deque()

@@ -236,6 +236,8 @@ class ProducerStates:
     def first_unstable_offset(self, high_watermark: int) -> int | None:
         """The first offset that readers of committed data must not pass, or None."""
         deciding = self._deciding
+        if not deciding and not self._open:
+            return None
         while deciding and deciding[0][1] < high_watermark:
             deciding.popleft()
         firsts = [start for start, _ in deciding]
