@@ -27,6 +27,7 @@ from headrace.batch import NO_PRODUCER_ID, Batch
 from headrace.log.checkpoint import LogMark
 from headrace.log.config import FlushMode, LogConfig
 from headrace.log.disk import FileCache
+from headrace.log.epochs import EpochHistory
 from headrace.log.errors import CorruptLog, OffsetOutOfRange, RecordListTooLarge, storage_error
 from headrace.log.producers import AbortedTransaction, ProducerStates
 from headrace.log.recovery import RecoveryReport, check_believed, load_believed, scan_unflushed
@@ -77,7 +78,7 @@ class PartitionLog:
         self._end = 0
         self._flushed = 0
         self._mark = mark
-        self._epochs = list(mark.epochs)
+        self._epochs = EpochHistory(mark.epochs)
         self._producers: ProducerStates | None = None
         self._unsynced: dict[str, File] = {}
         self._directory_unsynced = False
@@ -151,6 +152,10 @@ class PartitionLog:
         for name in files:
             if not _OWN_FILE.fullmatch(name):
                 self.recovery.notes.append(f"{self.directory}/{name} is not headrace's; it is left alone")
+            elif name.endswith((".index", ".txn")) and f"{name[:20]}.log" not in files:
+                # Removal takes the log first, so a companion may be left over; but not of what should still be here.
+                if self._mark.start_offset <= int(name[:20]) < self._mark.recovery_offset:
+                    self.recovery.notes.append(f"{self.directory}/{name[:20]}.log was here and is gone")
 
     def _segment(self, base: int, size: int, *, has_aborted: bool = False) -> Segment:
         stem = f"{self.directory}/{segment_name(base)}"
@@ -184,7 +189,7 @@ class PartitionLog:
         self._producers = producers_at(self._disk, self.directory, segments, self._mark.recovery_offset)
 
     def _replay(self, segment: Segment, batch: Batch) -> None:
-        self._note_epoch(batch.leader_epoch, batch.base_offset)
+        self._epochs.note(batch.leader_epoch, batch.base_offset)
         assert self._producers is not None
         aborted = self._producers.apply(batch)
         if aborted is not None:
@@ -272,7 +277,7 @@ class PartitionLog:
     @property
     def mark(self) -> LogMark:
         """What a checkpoint written now may say of this log."""
-        return replace(self._mark, start_offset=self._start, epochs=tuple(self._epochs_from_start()))
+        return replace(self._mark, start_offset=self._start, epochs=self._epochs.since(self._start))
 
     @property
     def producers(self) -> ProducerStates:
@@ -287,13 +292,7 @@ class PartitionLog:
 
     def epoch_end_offset(self, epoch: int) -> tuple[int, int] | None:
         """(largest epoch not above ``epoch``, where it ended), for OffsetForLeaderEpoch; None when none is known."""
-        found = None
-        for number, (own, _) in enumerate(self._epochs):
-            if own > epoch:
-                break
-            following = self._epochs[number + 1 :]
-            found = (own, following[0][1] if following else self._end)
-        return found
+        return self._epochs.end_offset(epoch, self._end)
 
     # Appending.
 
@@ -322,8 +321,8 @@ class PartitionLog:
         self._end = offset
         if self._config.flush is FlushMode.ACK:
             self._boundaries.append((offset, segment, segment.size))
-        if not self._epochs or self._epochs[-1][0] != leader_epoch:
-            self._note_epoch(leader_epoch, base_offset)
+        if leader_epoch > self._epochs.latest:
+            self._epochs.note(leader_epoch, base_offset)
         return AppendResult(base_offset, offset - 1)
 
     def _write(self, segment: Segment, chunks: list[bytes], total: int) -> None:
@@ -351,17 +350,6 @@ class PartitionLog:
                 segment.aborted.write()
                 self._unsynced[segment.aborted.path] = self._cache.open(segment.aborted.path)
                 self._directory_unsynced = True
-
-    def _note_epoch(self, epoch: int, offset: int) -> None:
-        if not self._epochs or epoch > self._epochs[-1][0]:
-            self._epochs.append((epoch, offset))
-
-    def _epochs_from_start(self) -> list[tuple[int, int]]:
-        """Epochs that still have records; the earliest begins at the start offset at the latest."""
-        first = 0
-        while first + 1 < len(self._epochs) and self._epochs[first + 1][1] <= self._start:
-            first += 1
-        return self._epochs[first:]
 
     def _segment_for(self, batches: Sequence[Batch], total: int, now_ms: int) -> Segment:
         if total > self._config.segment_bytes_max:
@@ -493,6 +481,7 @@ class PartitionLog:
             following = self._following(segment)
             if following is None:
                 return []
+            self._check_joint(segment, following)
             segment, position = following, 0
         end, end_offset = self._read_end(segment, position, bytes_max, offset_max, min_one_batch)
         if end <= position:
@@ -526,6 +515,15 @@ class PartitionLog:
                 return position + header[1] + 12, header[0] + header[6] + 1
             break
         return position, end_offset
+
+    def _check_joint(self, segment: Segment, following: Segment) -> None:
+        """A reader must not step over a lost segment unawares. In a log that is compacted, gaps are no news."""
+        if self._config.cleanup_compact or self._mark.cleaned_offset:
+            return
+        segment.summarise()
+        if segment.size and segment.next_offset < following.base_offset:
+            lost = f"offsets {segment.next_offset} to {following.base_offset - 1} are missing behind it"
+            raise CorruptLog(segment.path, segment.size, lost)
 
     def _hint(self, offset: int, segment: Segment, position: int) -> None:
         """Remember where a sequential reader will go on."""
@@ -625,7 +623,7 @@ class PartitionLog:
             self._directory_unsynced = True
         if freed:
             self._hints.clear()
-            self._epochs = self._epochs_from_start()
+            self._epochs = EpochHistory(self._epochs.since(self._start))
         return freed
 
     def truncate_all(self) -> None:

@@ -10,6 +10,9 @@ Disks also decay, and then something acknowledged *can* stand behind it. So when
 later segments are renamed to ``….log.cut-0``; the report names them. Only bytes that hold no complete batch are
 dropped.
 
+One loss cannot be told from a crash: when somebody deletes a whole last segment that lies behind the recovery point,
+the log looks as if it had never been flushed.
+
 What is missing *before* the recovery point is never repaired by cutting: that raises CorruptLog with file and position.
 """
 

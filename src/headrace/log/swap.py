@@ -98,8 +98,8 @@ def complete_swaps(disk: Disk, directory: str, files: dict[str, int]) -> bool:
     for name in leftovers:
         disk.unlink(f"{directory}/{name}")
     for base, end_offset in decided.items():
-        present = sorted(int(name[:20]) for name in files if len(name) == 24 and name.endswith(".log"))
-        _replace_companions(disk, directory, base, [other for other in present if base < other < end_offset])
+        present = {int(name[:20]) for name in files if name[20:] in (".log", ".index", ".txn")}
+        _replace_companions(disk, directory, base, sorted(other for other in present if base < other < end_offset))
     disk.sync_dir(directory)
     for base, end_offset in decided.items():
         _replace_log(disk, directory, base, end_offset)

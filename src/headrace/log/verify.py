@@ -59,12 +59,17 @@ class _Verifier:
         self.disk = disk
         self.decompressed_bytes_max = decompressed_bytes_max
         self.next_offset = 0
+        self.is_first = True
         self.states = ProducerStates()
 
     def segment(self, base_offset: int, following: int | None, stem: str, files: dict[str, int]) -> Iterator[Problem]:
         if base_offset < self.next_offset:
             reason = f"the segment begins at offset {base_offset}, but the one before reaches {self.next_offset}"
             yield Problem(stem + ".log", 0, reason)
+        elif self.next_offset < base_offset and not self.is_first:
+            reason = f"offsets {self.next_offset} to {base_offset - 1} are missing: by compaction, or by a lost segment"
+            yield Problem(stem + ".log", 0, reason, is_warning=True)
+        self.is_first = False
         self.next_offset = max(self.next_offset, base_offset)
         limit = base_offset + OFFSET_DELTA_MAX if following is None else following
         starts: dict[int, int] = {}
