@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 from headrace.errors import ErrorCode, KafkaError
 from headrace.wire.kafka.schema import Field, fields_of, spec_of
 
-__all__ = ["ELEMENTS_MAX", "MalformedMessage", "read_message", "read_uvarint", "uvarint", "write_message"]
+__all__ = ["ELEMENTS_MAX", "MalformedMessage", "blank", "read_message", "read_uvarint", "uvarint", "write_message"]
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
@@ -44,7 +44,7 @@ def read_message(cls: type[T], version: int, data: Buffer, position: int = 0) ->
     """Decode one message; returns it and the position behind it."""
     view = data if type(data) is memoryview else memoryview(data)
     try:
-        return cast("tuple[T, int]", _reader(cls, version)(view, position, [ELEMENTS_MAX]))
+        return cast("tuple[T, int]", _reader(cast("Any", cls), version)(view, position, [ELEMENTS_MAX]))
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise MalformedMessage(f"{cls.__name__} v{version}: {error}") from None
 
@@ -52,8 +52,18 @@ def read_message(cls: type[T], version: int, data: Buffer, position: int = 0) ->
 def write_message(message: object, version: int) -> list[Any]:
     """Encode one message as chunks: bytes, and whatever its ``records`` fields hold."""
     out: list[Any] = []
-    _writer(type(message), version)(message, out.append)
+    _writer(cast("Any", type(message)), version)(message, out.append)
     return out
+
+
+@cache
+def blank(cls: Any) -> Any:
+    """The shared instance of a struct that has all its defaults; nobody may change it.
+
+    A tagged field that holds it is left out without being compared: a Fetch answer saves that for three fields in
+    each of its partitions, of which there may be a thousand.
+    """
+    return cls()
 
 
 # ---- primitives -----------------------------------------------------------------------------------------------------
@@ -108,13 +118,20 @@ def _span(view: memoryview, position: int, length: int) -> int:
     """The position behind ``length`` bytes, if there are as many."""
     end = position + length
     if length < 0 or end > len(view):
-        raise MalformedMessage(f"a length of {length} at byte {position} of {len(view)}")
+        raise _too_long(length, position, view)
     return end
+
+
+def _too_long(length: int, position: int, view: memoryview) -> MalformedMessage:
+    return MalformedMessage(f"a length of {length} at byte {position} of {len(view)}")
 
 
 def _read_size(view: memoryview, position: int, flexible: bool, wide: bool) -> tuple[int, int]:
     """A length prefix; -1 is null."""
     if flexible:
+        length = view[position]
+        if length < 0x80:
+            return length - 1, position + 1
         length, position = read_uvarint(view, position)
         return length - 1, position
     if wide:
@@ -127,7 +144,9 @@ def _read_string(view: memoryview, position: int, flexible: bool, nullable: bool
     if length < 0:
         _null("string", nullable, length)
         return None, position
-    end = _span(view, position, length)
+    end = position + length
+    if end > len(view):
+        raise _too_long(length, position, view)
     return str(view[position:end], "utf-8"), end
 
 
@@ -136,7 +155,9 @@ def _read_bytes(view: memoryview, position: int, flexible: bool, nullable: bool)
     if length < 0:
         _null("bytes", nullable, length)
         return None, position
-    end = _span(view, position, length)
+    end = position + length
+    if end > len(view):
+        raise _too_long(length, position, view)
     return bytes(view[position:end]), end
 
 
@@ -145,7 +166,9 @@ def _read_records(view: memoryview, position: int, flexible: bool, nullable: boo
     length, position = _read_size(view, position, flexible, wide=True)
     if length < 0:
         return None, position
-    end = _span(view, position, length)
+    end = position + length
+    if end > len(view):
+        raise _too_long(length, position, view)
     return view[position:end], end
 
 
@@ -168,13 +191,6 @@ def _read_count(
     if budget[0] < 0:
         raise MalformedMessage(f"more than {ELEMENTS_MAX} array elements")
     return count, position
-
-
-def _skip_tags(view: memoryview, position: int) -> int:
-    count = view[position]
-    if count == 0:
-        return position + 1
-    return _read_tags(view, position, {}, {})
 
 
 def _read_tags(
@@ -242,7 +258,6 @@ class _Source:
             "read_records": _read_records,
             "read_count": _read_count,
             "read_tags": _read_tags,
-            "skip_tags": _skip_tags,
             "span": _span,
             "uvarint": uvarint,
             "string_bytes": _string_bytes,
@@ -308,23 +323,38 @@ def _compile_reader(cls: type, version: int, flexible: bool) -> Any:
             assert wire.tag is not None
             tags[wire.tag] = (name, _compile_value_reader(wire, version, flexible))
             continue
-        given.append(f"{name}=f_{name}")
+        given.append(name)
         if wire.kind in _FIXED:
             run.append((name, wire.kind))
             continue
         end_run()
         _read_variable(source, f"f_{name}", wire, version, flexible)
     end_run()
-    made = source.bind(cls)
-    if tags:
+    _make(source, cls, given)
+    if flexible:
+        # Nearly every struct ends with no tagged field at all.
+        source.add("if not view[at]: return made, at + 1")
         source.add("extra = {}")
         source.add(f"at = read_tags(view, at, {source.bind(tags)}, extra)")
-        source.add(f"return {made}({', '.join([*given, '**extra'])}), at")
-    else:
-        if flexible:
-            source.add("at = skip_tags(view, at)")
-        source.add(f"return {made}({', '.join(given)}), at")
+        source.add("for name in extra: setattr(made, name, extra[name])")
+    source.add("return made, at")
     return source.compile("read(view, at, budget)")
+
+
+def _make(source: _Source, cls: type, given: list[str]) -> None:
+    """The instance, field by field: calling a dataclass with as many keywords takes twice as long."""
+    source.add(f"made = {source.bind(cls.__new__)}({source.bind(cls)})")
+    for name, _, default in fields_of(cls):
+        if name in given:
+            source.add(f"made.{name} = f_{name}")
+        elif default is MISSING:
+            source.add(f"made.{name} = {source.bind(_default_factory(cls, name))}()")
+        else:
+            source.add(f"made.{name} = {source.bind(default)}")
+
+
+def _default_factory(cls: Any, name: str) -> Any:
+    return cls.__dataclass_fields__[name].default_factory
 
 
 def _read_variable(source: _Source, target: str, wire: Field, version: int, flexible: bool) -> None:
@@ -353,7 +383,7 @@ def _read_array(source: _Source, target: str, wire: Field, version: int, flexibl
         code = _FIXED[item.kind]
         unpack = source.bind(struct.unpack_from)
         shape = f"'>' + '{code}' * n" if item.kind == "uuid" else f"f'>{{n}}{code}'"
-        source.add(f"{target} = None if n < 0 else list({unpack}({shape}, view, at))")
+        source.add(f"{target} = list({unpack}({shape}, view, at)) if n > 0 else None if n < 0 else []")
         source.add(f"at += max(n, 0) * {least}")
         return
     source.add(f"{target} = None if n < 0 else []")
@@ -485,7 +515,8 @@ def _write_tags(source: _Source, tagged: list[tuple[str, Field, Any]], version: 
             differs = f"m.{name}"
         elif default is MISSING:
             assert wire.type is not None
-            differs = f"m.{name} != {source.bind(wire.type())}"
+            default_name = source.bind(blank(wire.type))
+            differs = f"m.{name} is not {default_name} and m.{name} != {default_name}"
         else:
             differs = f"m.{name} != {source.bind(default)}"
         source.add(f"if {differs}:")
