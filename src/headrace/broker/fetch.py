@@ -25,6 +25,7 @@ from headrace.broker.partition import Partition
 from headrace.broker.request import Reply, Request
 from headrace.errors import ErrorCode, KafkaError
 from headrace.ports import TimerHandle
+from headrace.wire.kafka.codec import blank
 from headrace.wire.kafka.messages.fetch import (
     AbortedTransaction,
     EpochEndOffset,
@@ -32,7 +33,9 @@ from headrace.wire.kafka.messages.fetch import (
     FetchPartition,
     FetchRequest,
     FetchResponse,
+    LeaderIdAndEpoch,
     PartitionData,
+    SnapshotId,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +48,10 @@ READ_COMMITTED = 1
 FINAL_EPOCH = -1
 INITIAL_EPOCH = 0
 EPOCH_MAX = 2**31 - 1
+
+NO_EPOCH = blank(EpochEndOffset)
+NO_LEADER = blank(LeaderIdAndEpoch)
+NO_SNAPSHOT = blank(SnapshotId)
 
 Key = tuple[str, bytes, int]
 """Topic name, topic id (one of the two as the version has it), partition."""
@@ -146,12 +153,17 @@ class Fetching:
         log = partition.log
         high_watermark = partition.high_watermark
         stable = log.last_stable_offset(high_watermark)
+        if ask.fetch_offset == high_watermark and _is_up_to_date(partition, ask):
+            return self._nothing_new(partition, high_watermark, stable, committed)
         answer = PartitionData(
             partition_index=partition.index,
             high_watermark=high_watermark,
             last_stable_offset=stable,
             log_start_offset=log.start_offset,
             records=b"",
+            diverging_epoch=NO_EPOCH,
+            current_leader=NO_LEADER,
+            snapshot_id=NO_SNAPSHOT,
         )
         if (code := _epoch_error(partition, ask.current_leader_epoch)) != ErrorCode.NONE:
             return _failed(partition.index, code)
@@ -181,6 +193,28 @@ class Fetching:
             answer.aborted_transactions = None
         return answer
 
+    def _nothing_new(self, partition: Partition, high_watermark: int, stable: int, committed: bool) -> PartitionData:
+        """The answer to a reader at the end: most partitions of most fetches, so it is made once and kept."""
+        known = partition.nothing_new.get(committed)
+        start = partition.log.start_offset
+        if known is None or (known.high_watermark, known.last_stable_offset, known.log_start_offset) != (
+            high_watermark,
+            stable,
+            start,
+        ):
+            known = partition.nothing_new[committed] = PartitionData(
+                partition_index=partition.index,
+                high_watermark=high_watermark,
+                last_stable_offset=stable,
+                log_start_offset=start,
+                records=b"",
+                aborted_transactions=[] if committed else None,
+                diverging_epoch=NO_EPOCH,
+                current_leader=NO_LEADER,
+                snapshot_id=NO_SNAPSHOT,
+            )
+        return known
+
     def _diverges(self, partition: Partition, ask: FetchPartition, answer: PartitionData) -> bool:
         """Whether the reader has records that a crash took from this log; acks that wait for the disk rule it out."""
         epoch, end = partition.log.epoch_end_offset(ask.last_fetched_epoch) or (-1, -1)
@@ -191,7 +225,11 @@ class Fetching:
 
 
 class PendingFetch:
-    """A fetch that may have to wait. It watches its partitions; whoever wakes it first wins, and it cleans up once."""
+    """A fetch that may have to wait. It watches its partitions; whoever wakes it first wins, and it cleans up once.
+
+    A reader of a thousand partitions waits for the one that advances: what was found out about the others stays true
+    until they advance too (``_idle``), so a wake looks at one partition and not at a thousand.
+    """
 
     def __init__(
         self,
@@ -210,6 +248,7 @@ class PendingFetch:
         self._future: asyncio.Future[FetchResponse] | None = None
         self._timer: TimerHandle | None = None
         self._watched: list[Partition] = []
+        self._idle: dict[Partition, PartitionData] = {}
         self._woken = False
 
     def attempt(self, *, final: bool = False) -> FetchResponse | None:
@@ -247,9 +286,14 @@ class PendingFetch:
                 answer = _missing(key[2], partition)
             elif follower:
                 answer = _failed(key[2], ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            elif (idle := self._idle.get(partition)) is not None:
+                answers.append((key, wanted, idle))
+                continue
             else:
                 bytes_max = min(left, wanted.ask.partition_max_bytes)
                 answer = self._fetching.read(partition, wanted.ask, committed, bytes_max, first=total == 0)
+                if not answer.records and not answer.error_code and bytes_max > 0:
+                    self._idle[partition] = answer
             size = _length(answer.records)
             total += size
             left -= size
@@ -270,6 +314,7 @@ class PendingFetch:
 
     def partition_advanced(self, partition: Partition) -> None:
         """Several partitions advance in one flush: look once, after all of them have."""
+        self._idle.pop(partition, None)
         if not self._woken:
             self._woken = True
             asyncio.get_running_loop().call_soon(self._look_again)
@@ -312,6 +357,12 @@ def _failed(index: int, code: ErrorCode) -> PartitionData:
     answer = _missing(index, code)
     answer.aborted_transactions = None
     return answer
+
+
+def _is_up_to_date(partition: Partition, ask: FetchPartition) -> bool:
+    """Whether the reader knows this leader, and no earlier one whose records could have been lost."""
+    epoch = partition.leader_epoch
+    return ask.current_leader_epoch in (-1, epoch) and ask.last_fetched_epoch in (-1, epoch)
 
 
 def _epoch_error(partition: Partition, current: int) -> ErrorCode:
