@@ -181,6 +181,9 @@ class Node:
         self._listeners.clear()
         if hasattr(self, "broker"):
             await self.broker.stop()
+            # Cancelling a task does not end the thread it waits for: a checkpoint under way there would write its file
+            # beside, or after, the one that closes the store.
+            await asyncio.get_running_loop().shutdown_default_executor()
         flusher, self._flusher = self._flusher, None
         store, self._store = self._store, None
         if flusher is not None:
