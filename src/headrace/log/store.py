@@ -193,7 +193,9 @@ class LogStore:
         """Collect what a checkpoint will say; logs with little to recover keep their old recovery point."""
         points = []
         ends = []
-        before = {}
+        # A log that could not be opened keeps its mark: without one, the next start would scan it from its first byte
+        # and cut it at the very damage for which it was refused.
+        before = dict(self._marks)
         moved = {}
         for key, log in self.logs.items():
             name = self._name(*key)
@@ -211,7 +213,8 @@ class LogStore:
             log.checkpointed(offset, position)
         for log, end_offset in job.ends:
             log.on_flushed(end_offset)
-        self._marks = {**job.before, **job.moved}
+        live = {self._name(*key) for key in self.logs} | self._marks.keys()
+        self._marks = {name: mark for name, mark in {**job.before, **job.moved}.items() if name in live}
 
     def checkpoint(self, *, everything: bool = False) -> None:
         """All three steps at once, on this thread."""
@@ -243,6 +246,7 @@ class LogStore:
         for key in [key for key in self.logs if key[0] == topic and key[1] == topic_id]:
             del self.logs[key]
         name = self._topic_name(topic, topic_id)
+        self._marks = {key: mark for key, mark in self._marks.items() if not key.startswith(name + "/")}
         path = f"{self.directory}/topics/{name}"
         if self.disk.exists(path):
             self.cache.forget_under(path)
@@ -266,10 +270,19 @@ class LogStore:
         return False
 
     def close(self) -> None:
-        """An orderly stop: everything durable, nothing to scan at the next start."""
-        marks = {}
+        """An orderly stop: everything durable, nothing to scan at the next start. On a full disk what could not be
+        written beside a log is left out, and the next start scans that log's end."""
+        marks = dict(self._marks)
+        clean = True
         for key, log in self.logs.items():
-            marks[self._name(*key)] = log.close(sync=False)
+            name = self._name(*key)
+            marks[name] = log.mark
+            try:
+                marks[name] = log.close(sync=False)
+            except OSError:
+                clean = False
         self.disk.syncfs(self.directory)
-        write_checkpoint(self.disk, f"{self.directory}/checkpoint", Checkpoint(clean=True, logs=marks))
-        self._lock.release()
+        try:
+            write_checkpoint(self.disk, f"{self.directory}/checkpoint", Checkpoint(clean=clean, logs=marks))
+        finally:
+            self._lock.release()

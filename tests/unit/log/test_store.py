@@ -14,7 +14,7 @@ import pytest
 from headrace.log.checkpoint import Checkpoint, LogMark, decode_checkpoint, encode_checkpoint
 from headrace.log.config import LogConfig
 from headrace.log.disk import OsDisk
-from headrace.log.errors import DataDirectoryInUse, DiskFull
+from headrace.log.errors import CorruptLog, DataDirectoryInUse, DiskFull
 from headrace.log.store import LogStore
 from headrace.testing.disk import SimulatedDisk
 from tests.unit.log.builders import append, fill, offsets_in, plain, produced
@@ -219,3 +219,53 @@ def test_errno_names_are_told_apart() -> None:
     disk.fail_next("write", errno.EDQUOT)
     with pytest.raises(DiskFull):
         fill(log, 1)
+
+
+def test_a_log_that_was_refused_is_refused_again_and_never_cut() -> None:
+    disk = SimulatedDisk()
+    store = LogStore.open(disk, "/data")
+    healthy, broken = (store.open_log("t", ID, partition, SMALL) for partition in range(2))
+    fill(healthy, 3)
+    fill(broken, 20)
+    store.close()
+    victim = broken.segments[-1].path
+    disk.damage(victim, lambda content: content.__delitem__(slice(50, None)))
+    for _ in range(3):
+        store = LogStore.open(disk, "/data")
+        fill(store.open_log("t", ID, 0, SMALL), 1)
+        with pytest.raises(CorruptLog):
+            store.open_log("t", ID, 1, SMALL)
+        store.checkpoint(everything=True)
+        store.close()
+    assert disk.file_size(victim) == 50
+    assert not [name for name in disk.listdir(broken.directory) if ".cut-" in name]
+
+
+def test_a_deleted_topic_leaves_the_checkpoint() -> None:
+    disk = SimulatedDisk()
+    store = LogStore.open(disk, "/data")
+    fill(store.open_log("gone", ID, 0, SMALL), 1)
+    fill(store.open_log("kept", ID, 0, SMALL), 1)
+    store.checkpoint(everything=True)
+    job = store.begin_checkpoint(everything=True)
+    store.delete_topic("gone", ID)
+    job.run()
+    store.finish_checkpoint(job)
+    store.checkpoint()
+    assert b"kept" in disk.contents("/data/checkpoint")
+    assert b"gone" not in disk.contents("/data/checkpoint")
+
+
+def test_a_full_disk_at_the_stop_loses_nothing() -> None:
+    disk = SimulatedDisk()
+    store = LogStore.open(disk, "/data")
+    log = store.open_log("t", ID, 0, SMALL)
+    append(log, produced(1, 0))
+    log.sync_all()
+    disk.capacity_bytes = disk.used_bytes()
+    with pytest.raises(OSError, match="space"):
+        store.close()
+    disk.capacity_bytes = None
+    store = LogStore.open(disk, "/data")
+    assert not store.report.clean
+    assert store.open_log("t", ID, 0, SMALL).end_offset == 1
