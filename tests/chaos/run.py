@@ -238,25 +238,27 @@ def run(options: argparse.Namespace, home: Path) -> int:
     create_topics(broker.bootstrap)
     load = Load(broker.bootstrap, recorder, options.seed, options.per_second)
     began = time.monotonic()
+    complete = False
     load.start()
     try:
         kill_loop(broker, recorder.calm, options)
         time.sleep(1.0)
         load.stop()
         drain_all(load)
+        complete = True
     except RuntimeError as error:
         recorder.fail("broker", str(error))
     status = broker.stop()
     if status != 0:
         recorder.fail("broker", f"ended with {status} after SIGTERM:\n{log_tail(broker.log)}")
     recorder.close()
-    return judge(options, broker, load, time.monotonic() - began)
+    return judge(options, broker, load, time.monotonic() - began, complete=complete)
 
 
-def judge(options: argparse.Namespace, broker: KilledBroker, load: Load, took_s: float) -> int:
+def judge(options: argparse.Namespace, broker: KilledBroker, load: Load, took_s: float, *, complete: bool) -> int:
     recorder = load.recorder
     with recorder.path.open() as lines:
-        problems = check(read_lines(lines))
+        problems = check(read_lines(lines), complete=complete)
     lives = sum(worker.lives for worker in load.readers if isinstance(worker, Member))
     for why, count in recorder.restarts.items():
         print(f"  {count} × {why}")

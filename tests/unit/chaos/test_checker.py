@@ -319,6 +319,12 @@ def test_many_faults_of_one_kind_are_cut_short(history: list[Operation]) -> None
 # ---- what must not be reported ----
 
 
+def test_a_run_that_broke_off_is_not_blamed_for_what_nobody_drained(history: list[Operation]) -> None:
+    leak_an_aborted_value(history)
+    broken_off = [each for each in history if not each.get("final")]
+    assert kinds(check(broken_off, complete=False)) == {"uncommitted read"}
+
+
 def test_a_value_without_an_answer_may_be_there_or_not(history: list[Operation]) -> None:
     unsure = make_value("v", "p0", 7)
     history.append(
