@@ -27,18 +27,19 @@ class Watcher(Protocol):
 
 
 class Countdown:
-    """A future that is done when every partition it waits for is flushed."""
+    """A future that gives ``value`` when every partition it waits for is flushed."""
 
-    __slots__ = ("future", "left")
+    __slots__ = ("future", "left", "value")
 
-    def __init__(self, future: asyncio.Future[None], left: int) -> None:
+    def __init__(self, future: asyncio.Future[Any], left: int, value: Any = None) -> None:
         self.future = future
         self.left = left
+        self.value = value
 
     def one_done(self) -> None:
         self.left -= 1
         if self.left == 0 and not self.future.done():
-            self.future.set_result(None)
+            self.future.set_result(self.value)
 
 
 class Partition:

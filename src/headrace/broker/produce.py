@@ -32,7 +32,7 @@ from headrace.batch import (
     stamp_log_append_time,
 )
 from headrace.broker.partition import Countdown, Partition
-from headrace.broker.request import Reply, Request, after
+from headrace.broker.request import Reply, Request
 from headrace.broker.topics import Topic
 from headrace.config import INT_MAX
 from headrace.errors import ErrorCode, KafkaError
@@ -78,11 +78,11 @@ class Producing:
         response = ProduceResponse(responses=responses)
         if not waiting:
             return response
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        countdown = Countdown(future, len(waiting))
+        future: asyncio.Future[ProduceResponse] = asyncio.get_running_loop().create_future()
+        countdown = Countdown(future, len(waiting), response)
         for partition, offset in waiting:
             partition.count_down(offset, countdown)
-        return response if future.done() else after(future, response)
+        return response if future.done() else future
 
     @staticmethod
     def _without_answer(request: Request[ProduceRequest], responses: list[TopicProduceResponse]) -> None:
