@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ from headrace import testing
 from headrace.batch import build_batch
 from headrace.config import Settings
 from headrace.errors import HeadraceError, UsageError
+from headrace.log.disk import OsDisk, OsFile
+from headrace.log.store import LogStore
 from headrace.node import EXIT_STORAGE_FAILED, Node
 from headrace.record import Record
+from headrace.testing import VirtualClock
 from headrace.wire.kafka.apis import APIS
 from headrace.wire.kafka.messages.metadata import ApiVersionsRequest, ApiVersionsResponse
 from headrace.wire.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -171,12 +175,44 @@ def test_a_failed_sync_ends_the_process_with_a_message_and_acknowledges_nothing(
         assert "writing to disk failed" in child.stderr.read()
 
 
-def produce_request(topic: str) -> ProduceRequest:
-    record = Record(offset=0, timestamp=0, key=None, value=b"v", headers=())
+def produce_request(topic: str, value: bytes = b"v") -> ProduceRequest:
+    record = Record(offset=0, timestamp=0, key=None, value=value, headers=())
     partition = PartitionProduceData(index=0, records=bytes(build_batch([record]).data))
     return ProduceRequest(
         acks=-1, timeout_ms=5000, topic_data=[TopicProduceData(name=topic, partition_data=[partition])]
     )
+
+
+class SlowCheckpointDisk(OsDisk):
+    """The real disk, but a checkpoint in a thread is slow to write its file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> OsFile:
+        if path.endswith("checkpoint.tmp") and threading.current_thread().name != "headrace-broker":
+            self.begun.set()
+            self.may_go_on.wait(10)
+        return super().open(path, create=create, writable=writable)
+
+
+def test_a_checkpoint_that_is_under_way_at_the_end_does_not_undo_the_clean_close(tmp_path: Path) -> None:
+    clock, disk = VirtualClock(), SlowCheckpointDisk()
+    with testing.broker(data=tmp_path, clock=clock, disk=disk) as broker, Client((broker.host, broker.port)) as client:
+        topic = CreatableTopic(name="t", num_partitions=1, replication_factor=1)
+        client.send(CreateTopicsRequest(topics=[topic], timeout_ms=5000), 19, 4, 1)
+        assert client.answer(CreateTopicsResponse, 4).topics[0].error_code == 0
+        for number in range(4):
+            client.send(produce_request("t", bytes(500_000)), 0, 8, number)
+            assert client.answered() == number
+        clock.advance(10_000)
+        assert disk.begun.wait(10), "a checkpoint was due"
+        threading.Timer(0.3, disk.may_go_on.set).start()
+    store = LogStore.open(OsDisk(), str(tmp_path))
+    assert store.report.clean
+    store.close()
 
 
 def test_a_broker_that_cannot_start_as_a_child_says_why(tmp_path: Path) -> None:
