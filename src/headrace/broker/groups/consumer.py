@@ -17,6 +17,7 @@ that moves one member writes one row. An answer leaves when what it says is flus
 from __future__ import annotations
 
 import asyncio
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -27,6 +28,7 @@ from headrace.errors import ErrorCode, KafkaError
 
 __all__ = [
     "LEFT_STATIC",
+    "ClassicSide",
     "ConsumerGroup",
     "ConsumerMember",
     "ConsumerState",
@@ -67,6 +69,23 @@ class MemberState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClassicSide:
+    """What a consumer group keeps of a member that speaks the classic protocol (see ``mixed.py``)."""
+
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+
+    def to_row(self) -> dict[str, Any]:
+        protocols = [[name, b64encode(metadata).decode()] for name, metadata in self.protocols]
+        return {"session_timeout_ms": self.session_timeout_ms, "protocols": protocols}
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> ClassicSide:
+        protocols = tuple((name, b64decode(metadata)) for name, metadata in row["protocols"])
+        return cls(session_timeout_ms=row["session_timeout_ms"], protocols=protocols)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerMember:
     """One member, as a value: a heartbeat makes the next one."""
 
@@ -84,6 +103,7 @@ class ConsumerMember:
     state: MemberState = MemberState.STABLE
     assigned: Owned = field(default_factory=dict)
     revoking: Owned = field(default_factory=dict)
+    classic: ClassicSide | None = None
 
     def at_epoch(self, epoch: int) -> ConsumerMember:
         return self if epoch == self.epoch else replace(self, epoch=epoch, previous_epoch=self.epoch)
@@ -114,6 +134,7 @@ class ConsumerMember:
             "state": self.state.value,
             "assigned": _owned_row(self.assigned),
             "revoking": _owned_row(self.revoking),
+            "classic": None if self.classic is None else self.classic.to_row(),
             "target": {topic_id.hex(): sorted(partitions) for topic_id, partitions in target.items()},
         }
 
@@ -134,6 +155,7 @@ class ConsumerMember:
             state=MemberState(row["state"]),
             assigned=_read_owned(row["assigned"]),
             revoking=_read_owned(row["revoking"]),
+            classic=None if row["classic"] is None else ClassicSide.from_row(row["classic"]),
         )
         return member, {bytes.fromhex(topic_id): frozenset(each) for topic_id, each in row["target"].items()}
 
@@ -254,7 +276,7 @@ class ConsumerGroup:
         if epoch < 0 and not self.members:
             return
         member = self.member(member_id)
-        if version < COMMITS_SINCE:
+        if version < COMMITS_SINCE and member.classic is None:
             raise KafkaError(
                 ErrorCode.UNSUPPORTED_VERSION,
                 "OffsetCommit version 9 or above must be used by members using the consumer group protocol",
@@ -284,9 +306,17 @@ class ConsumerGroup:
         if epoch != member.epoch:
             raise self._stale(epoch, member)
 
+    def waits_for_others(self, member: ConsumerMember) -> bool:
+        """Whether some of what the member should have is still with others."""
+        return any(
+            self.owners.get((topic_id, partition), member.member_id) != member.member_id
+            for topic_id, partitions in self.targets.get(member.member_id, {}).items()
+            for partition in partitions
+        )
+
     def _stale(self, epoch: int, member: ConsumerMember) -> KafkaError:
         return KafkaError(
-            ErrorCode.STALE_MEMBER_EPOCH,
+            ErrorCode.STALE_MEMBER_EPOCH if member.classic is None else ErrorCode.ILLEGAL_GENERATION,
             f"The received member epoch {epoch} does not match the expected member epoch {member.epoch}.",
         )
 

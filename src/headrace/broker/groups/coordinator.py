@@ -1,9 +1,9 @@
 """The group coordinator: every request about groups and offsets comes here.
 
 It finds the group, decides which protocol it speaks, and hands on: classic groups to ``rebalance``, consumer groups to
-``heartbeats``, offsets to ``commits``. A group of one protocol that has no members may become one of the other; its
-offsets stay. A group with members keeps its protocol: a member of the other one is told what Apache Kafka tells it when
-migration is disabled (GROUP_ID_NOT_FOUND to a consumer heartbeat, INCONSISTENT_GROUP_PROTOCOL to a classic join).
+``heartbeats``, classic members of consumer groups to ``mixed``, offsets to ``commits``. A group without members takes
+the protocol of whoever joins it next. A group with members changes while it runs if ``group.consumer.migration.policy``
+lets it; if not, a new member of the other protocol is told what Apache Kafka tells it (GROUP_ID_NOT_FOUND).
 
 Groups without a row of their own exist too: those that only ever committed offsets.
 """
@@ -15,11 +15,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.groups.answers import storage_refused
-from headrace.broker.groups.classic import ClassicGroup, ClassicState
+from headrace.broker.groups.classic import CONSUMER_PROTOCOL, ClassicGroup, ClassicState
 from headrace.broker.groups.commits import Commits
 from headrace.broker.groups.consumer import LEFT_STATIC, ConsumerGroup, member_key
 from headrace.broker.groups.describe import describe_classic, describe_consumer, list_groups
 from headrace.broker.groups.heartbeats import LEAVE, Heartbeats, check_heartbeat
+from headrace.broker.groups.mixed import Mixed, cannot_upgrade, to_classic, to_consumer
 from headrace.broker.groups.offsets import Change, Offsets
 from headrace.broker.groups.rebalance import Rebalancer
 from headrace.broker.request import Reply, Request, after
@@ -92,6 +93,8 @@ class GroupCoordinator:
         self._offsets = Offsets(state)
         self._rebalancer = Rebalancer(state, clock, settings, new_id)
         self._heartbeats = Heartbeats(state, clock, settings, topics, new_id, self._group_setting)
+        self._heartbeats.only_classic_left = self._downgrade
+        self._mixed = Mixed(self._heartbeats, topics, new_id)
         self._commits = Commits(
             state=state,
             clock=clock,
@@ -163,9 +166,9 @@ class GroupCoordinator:
             return _join_error(refused, body)
         group = self._groups.get(body.group_id)
         if isinstance(group, ConsumerGroup):
-            if not group.is_empty():
-                return _join_error(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, body)
             try:
+                if not group.is_empty():
+                    return self._mixed.join(group, request)
                 group = self._to_classic(group)
             except KafkaError as error:
                 return _join_error(storage_refused(error), body)
@@ -199,8 +202,12 @@ class GroupCoordinator:
         if refused is not ErrorCode.NONE:
             return SyncGroupResponse(error_code=refused)
         group = self._groups[body.group_id]
-        assert isinstance(group, ClassicGroup)
-        return self._rebalancer.sync(group, body)
+        if isinstance(group, ClassicGroup):
+            return self._rebalancer.sync(group, body)
+        try:
+            return self._mixed.sync(group, body)
+        except KafkaError as error:
+            return SyncGroupResponse(error_code=error.code)
 
     def heartbeat(self, request: Request[HeartbeatRequest]) -> Reply:
         body = request.body
@@ -208,8 +215,12 @@ class GroupCoordinator:
         if refused is not ErrorCode.NONE:
             return HeartbeatResponse(error_code=refused)
         group = self._groups[body.group_id]
-        assert isinstance(group, ClassicGroup)
-        return self._rebalancer.heartbeat(group, body)
+        if isinstance(group, ClassicGroup):
+            return self._rebalancer.heartbeat(group, body)
+        try:
+            return self._mixed.heartbeat(group, body)
+        except KafkaError as error:
+            return HeartbeatResponse(error_code=error.code)
 
     def leave_group(self, request: Request[LeaveGroupRequest]) -> Reply:
         body = request.body
@@ -218,12 +229,11 @@ class GroupCoordinator:
             return LeaveGroupResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
         if not _is_group_id(body.group_id):
             return LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
-        group = self._groups.get(body.group_id)
         left = [
             MemberResponse(
                 member_id=identity.member_id,
                 group_instance_id=identity.group_instance_id,
-                error_code=self._leave(group, identity),
+                error_code=self._leave(self._groups.get(body.group_id), identity),
             )
             for identity in identities
         ]
@@ -258,7 +268,7 @@ class GroupCoordinator:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if not _is_group_id(group_id):
             return ErrorCode.INVALID_GROUP_ID
-        if not isinstance(self._groups.get(group_id), ClassicGroup):
+        if group_id not in self._groups:
             return ErrorCode.UNKNOWN_MEMBER_ID
         return ErrorCode.NONE
 
@@ -285,19 +295,52 @@ class GroupCoordinator:
             return self._heartbeats.heartbeat(self._consumer_group(body.group_id), request)
         if len(body.group_id) > GROUP_ID_CHARS_MAX or (known is None and len(self._groups) >= GROUPS_MAX):
             raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId is too long, or there are too many groups.")
+        group = ConsumerGroup(body.group_id)
         first: list[Change] = []
         if known is not None:
-            if not known.is_empty() or known.pending:
-                raise KafkaError(
-                    ErrorCode.GROUP_ID_NOT_FOUND,
-                    f"Cannot upgrade classic group {body.group_id} to consumer group because online upgrade is "
-                    "disabled.",
-                )
             first = self._rows_of(known)
-        group = ConsumerGroup(body.group_id)
+            if not known.is_empty():
+                group = self._upgraded(known)
+                first += self._heartbeats.rows_of(group)
         reply = self._heartbeats.heartbeat(group, request, first)
+        if known is not None:
+            self._shut(known, ErrorCode.REBALANCE_IN_PROGRESS)
+        for member in group.members.values():
+            self._heartbeats.watch(group, member)
         self._groups[body.group_id] = group
         return reply
+
+    def _upgraded(self, group: ClassicGroup) -> ConsumerGroup:
+        """The consumer group that a classic group with members becomes when one of the new protocol joins it."""
+        if self._settings.text("group.consumer.migration.policy") not in ("upgrade", "bidirectional"):
+            raise cannot_upgrade(group.group_id, "online upgrade is disabled")
+        if group.protocol_type != CONSUMER_PROTOCOL:
+            raise cannot_upgrade(group.group_id, "the group does not use the consumer embedded protocol")
+        if len(group.members) > self._settings.integer("group.consumer.max.size"):
+            raise cannot_upgrade(group.group_id, "the group size exceeds the consumer group maximum size")
+        try:
+            return to_consumer(group, self._topics)
+        except KafkaError as error:
+            if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+                raise
+            raise cannot_upgrade(group.group_id, "the embedded consumer protocol is malformed") from None
+
+    def _downgrade(self, group: ConsumerGroup) -> None:
+        """Only classic members are left: if they may, they become a classic group again, and rebalance."""
+        allowed = self._settings.text("group.consumer.migration.policy") in ("downgrade", "bidirectional")
+        if not allowed or len(group.members) > self._settings.integer("group.max.size"):
+            return
+        classic = to_classic(group, self._topics, self._rebalancer, self._clock.wall_ms())
+        try:
+            offset = self._state.put_many([*self._rows_of(group), ("groups", group.group_id, classic.to_row())])
+        except KafkaError:
+            return  # The disk is full: it stays a consumer group of classic members, which works as well.
+        classic.flushed = self._state.when_flushed(offset)
+        self._heartbeats.shut(group)
+        self._groups[group.group_id] = classic
+        for member in classic.members.values():
+            self._rebalancer.touch(member)
+        self._rebalancer.prepare(classic)
 
     def _consumer_group(self, group_id: str) -> ConsumerGroup:
         group = self._groups.get(group_id)

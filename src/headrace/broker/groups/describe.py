@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["describe_classic", "describe_consumer", "list_groups"]
 
 Group = ClassicGroup | ConsumerGroup
+MEMBER_TYPE_CLASSIC = 0
 MEMBER_TYPE_CONSUMER = 1
 
 NOT_ASKED = -(2**31)
@@ -116,7 +117,7 @@ def _consumer_member(group: ConsumerGroup, member: ConsumerMember, topics: Topic
         subscribed_topic_regex=member.pattern,
         assignment=_assignment(member.assigned.items(), topics),
         target_assignment=_assignment(target.items(), topics),
-        member_type=MEMBER_TYPE_CONSUMER,
+        member_type=MEMBER_TYPE_CONSUMER if member.classic is None else MEMBER_TYPE_CLASSIC,
     )
 
 

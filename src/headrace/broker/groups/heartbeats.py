@@ -87,6 +87,8 @@ class Heartbeats:
         self._topics = topics
         self._new_id = new_id
         self._group_setting = group_setting
+        self.only_classic_left: Callable[[ConsumerGroup], None] = lambda group: None
+        """Called when the last member of the consumer protocol left those of the classic one alone."""
 
     # ---- a heartbeat ----
 
@@ -96,20 +98,9 @@ class Heartbeats:
         """``first`` are changes that must be written with this one, such as the end of the classic group before it."""
         body = request.body
         owned = _read_owned(body.topic_partitions)
-        self._refuse_when_full(group, body.member_id)
+        self.refuse_when_full(group, body.member_id)
         before, replaced = self._member(group, body, owned)
-        member = self._updated(before, request)
-        draft = self._draft(group, before, member, replaced)
-        draft.member = reconcile(
-            draft.member,
-            target_epoch=draft.target_epoch,
-            target=draft.targets.get(member.member_id, group.targets.get(replaced or member.member_id, {})),
-            owners=_owners_seen_by(group, replaced, member.member_id),
-            owned=owned,
-        )
-        self._write(group, draft, first)
-        member = draft.member
-        self._watch(group, member)
+        member = self.advance(group, before, self._updated(before, request), replaced, owned, first)
         response = ConsumerGroupHeartbeatResponse(
             member_id=member.member_id,
             member_epoch=member.epoch,
@@ -119,7 +110,29 @@ class Heartbeats:
             response.assignment = _assignment(member.assigned)
         return once_flushed(group.flushed, response)
 
-    def _refuse_when_full(self, group: ConsumerGroup, member_id: str) -> None:
+    def advance(
+        self,
+        group: ConsumerGroup,
+        before: ConsumerMember,
+        member: ConsumerMember,
+        replaced: str | None,
+        owned: Owned | None,
+        first: Sequence[Change] = (),
+    ) -> ConsumerMember:
+        """Bring a member that said ``owned`` one step on, and the group with it; the member as it is then."""
+        draft = self._draft(group, before, member, replaced)
+        draft.member = reconcile(
+            draft.member,
+            target_epoch=draft.target_epoch,
+            target=draft.targets.get(member.member_id, group.targets.get(replaced or member.member_id, {})),
+            owners=_owners_seen_by(group, replaced, member.member_id),
+            owned=owned,
+        )
+        self._write(group, draft, first)
+        self.watch(group, draft.member)
+        return draft.member
+
+    def refuse_when_full(self, group: ConsumerGroup, member_id: str) -> None:
         size_max = self._settings.integer("group.consumer.max.size")
         if member_id not in group.members and len(group.members) >= size_max:
             raise KafkaError(
@@ -149,7 +162,7 @@ class Heartbeats:
         member_id = body.member_id or self._new_id()
         if known is None:
             return group.members.get(member_id) or ConsumerMember(member_id=member_id), None
-        if known.epoch != LEFT_STATIC:
+        if known.epoch != LEFT_STATIC and known.classic is None:
             raise KafkaError(
                 ErrorCode.UNRELEASED_INSTANCE_ID,
                 f"Static member {member_id} with instance id {body.instance_id} cannot join the group because the "
@@ -160,7 +173,11 @@ class Heartbeats:
     def _updated(self, member: ConsumerMember, request: Request[ConsumerGroupHeartbeatRequest]) -> ConsumerMember:
         """With what the request says; what it leaves out stays."""
         body = request.body
-        changes: dict[str, Any] = {"client_id": request.client_id or "", "client_host": request.peer.host}
+        changes: dict[str, Any] = {
+            "client_id": request.client_id or "",
+            "client_host": request.peer.host,
+            "classic": None,
+        }
         if body.instance_id is not None:
             changes["instance_id"] = body.instance_id
         if body.rack_id is not None:
@@ -259,6 +276,17 @@ class Heartbeats:
         group.topics_stale = False
         self._forget_patterns(group)
 
+    def rows_of(self, group: ConsumerGroup) -> list[Change]:
+        """The changes that write the whole group."""
+        return [("groups", group.group_id, group.to_row())] + [
+            (
+                "group_members",
+                member_key(group.group_id, member.member_id),
+                member.to_row(group.group_id, group.targets.get(member.member_id, {})),
+            )
+            for member in group.members.values()
+        ]
+
     # ---- leaving ----
 
     def leave(self, group: ConsumerGroup, body: ConsumerGroupHeartbeatRequest) -> Reply:
@@ -304,19 +332,29 @@ class Heartbeats:
         for member_id in member_ids:
             group.drop_member(member_id)
         self._forget_patterns(group)
+        if group.members and all(member.classic is not None for member in group.members.values()):
+            self.only_classic_left(group)
 
     # ---- time ----
 
-    def _watch(self, group: ConsumerGroup, member: ConsumerMember) -> None:
+    def watch(self, group: ConsumerGroup, member: ConsumerMember) -> None:
         """Silence ends a session; holding on to partitions longer than the member itself asked for ends it too."""
         session = group.sessions.get(member.member_id)
         if session is None:
             session = Deadline(self._clock, partial(self._session_expired, group, member.member_id))
             group.sessions[member.member_id] = session
-        session.move(self._group_setting(group.group_id, "consumer.session.timeout.ms"))
-        if member.state is not MemberState.UNREVOKED:
+        if member.classic is not None:
+            session.move(member.classic.session_timeout_ms)
+        else:
+            session.move(self._group_setting(group.group_id, "consumer.session.timeout.ms"))
+        if member.state is MemberState.UNREVOKED:
+            self.hurry(group, member)
+        else:
             self._stop_revocation(group, member.member_id)
-        elif member.member_id not in group.revocations:
+
+    def hurry(self, group: ConsumerGroup, member: ConsumerMember) -> None:
+        """The member was told to give something up, or to join again, and has its rebalance timeout to do so."""
+        if member.member_id not in group.revocations:
             deadline = Deadline(self._clock, partial(self._session_expired, group, member.member_id))
             group.revocations[member.member_id] = deadline
             deadline.move(member.rebalance_timeout_ms)
@@ -379,7 +417,7 @@ class Heartbeats:
             group.targets[member.member_id] = target
             if member.pattern:
                 group.matches[member.pattern] = self._matching(member.pattern)
-            self._watch(group, member)
+            self.watch(group, member)
         return group
 
     def shut(self, group: ConsumerGroup) -> None:

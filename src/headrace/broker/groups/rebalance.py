@@ -334,6 +334,7 @@ class Rebalancer:
 
     def _install(self, group: ClassicGroup, assignments: dict[str, bytes]) -> None:
         """The leader has spoken: write the generation down; when it is durable everybody gets their part."""
+        before = {member: member.assignment for member in group.members.values()}
         for member in group.members.values():
             member.assignment = assignments.get(member.member_id, b"")
         group.enter(State.STABLE, self._clock.wall_ms())
@@ -342,6 +343,8 @@ class Rebalancer:
                 [("groups", group.group_id, group.to_row()), ("group_generations", group.group_id, None)]
             )
         except KafkaError as error:
+            for member, assignment in before.items():
+                member.assignment = assignment
             self._refuse_syncs(group, storage_refused(error))
             self.prepare(group)
             return
@@ -356,7 +359,6 @@ class Rebalancer:
 
     def _refuse_syncs(self, group: ClassicGroup, code: ErrorCode) -> None:
         for member in group.members.values():
-            member.assignment = b""
             if member.sync_future is not None:
                 answer(member.sync_future, SyncGroupResponse(error_code=code))
                 member.sync_future = None

@@ -454,21 +454,16 @@ async def test_fetching_with_a_member_checks_its_epoch() -> None:
 
 @run
 async def test_an_empty_classic_group_becomes_a_consumer_group_and_keeps_its_offsets() -> None:
-    world = World()
+    world = World(group_consumer_migration_policy="disabled")
     generation, (leader,) = await world.stable(1)
     await world.commit({("orders", 0): 7}, member=leader, generation=generation)
     one = Consumer(world, "one")
-    world_settings_disable_upgrade(world)
     assert (await one.beat()).error_code == ErrorCode.GROUP_ID_NOT_FOUND, "it still has a classic member"
     await world.leave((leader, None))
     assert (await one.beat()).member_epoch == 2
     world.crash()
     assert await world.fetched("orders", 0) == 7
     assert (await one.beat()).error_code == ErrorCode.NONE
-
-
-def world_settings_disable_upgrade(world: World) -> None:
-    world.settings.give("group.consumer.migration.policy", "disabled", "test")
 
 
 @run
