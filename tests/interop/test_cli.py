@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,9 +43,9 @@ class Shell:
         return done.stdout
 
     def topic(self, name: str, partitions: int = 1) -> None:
-        """Make a topic without a process for it: hundreds of them add up."""
+        """Make a topic without a process for it: hundreds of them add up. Its records may be of any age."""
         with Client(self.bootstrap) as client:
-            Admin(client).create_topic(name, partitions=partitions)
+            Admin(client).create_topic(name, partitions=partitions, config={"retention.ms": "-1"})
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self(*arguments, "--output", "json"))
@@ -349,7 +348,11 @@ def test_a_group_is_moved_by_place_time_and_distance_and_a_dry_run_moves_nothing
     assert group not in [each["group"] for each in shell.json("group", "list")]
 
 
-def test_a_group_that_is_being_read_shows_its_member_and_cannot_be_moved(shell: Shell, unique: Unique) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_group_that_is_being_read_shows_its_member_and_cannot_be_moved(
+    shell: Shell, unique: Unique, number: signal.Signals, status: int
+) -> None:
+    """When the reader is told to end it leaves, and the group can be moved at once."""
     name, group = unique("t"), unique("g")
     shell.topic(name)
     shell("produce", name, stdin=b"1\n")
@@ -360,11 +363,8 @@ def test_a_group_that_is_being_read_shows_its_member_and_cannot_be_moved(shell: 
         (found,) = shell.json("group", "describe", group)
         assert [each["partitions"] for each in found["members"]] == [[f"{name}[0]"]]
         assert b"members" in shell("group", "reset", group, "--to", "earliest", status=1)
-        reading.send_signal(signal.SIGINT)
-        assert reading.wait(20) == 130
-        deadline = time.monotonic() + 20
-        while shell.json("group", "describe", group)[0]["members"] and time.monotonic() < deadline:
-            time.sleep(0.1)
+        reading.send_signal(number)
+        assert reading.wait(20) == status
         shell("group", "reset", group, "--to", "earliest")
     finally:
         close(reading)
@@ -379,3 +379,33 @@ def test_names_are_completed_from_the_broker(shell: Shell, unique: Unique) -> No
         "COMP_CWORD": "2",
     }
     assert shell("consume").decode().split(",")[-1].strip() == name
+
+
+# ---- up -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_broker_on_the_same_directory_is_refused_and_names_the_first(headrace_server: RunningServer) -> None:
+    told = Shell("")("up", "--data", str(headrace_server.data), "--kafka", "127.0.0.1:0", status=1)
+    assert f"in use by process {headrace_server.pid}".encode() in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("--kafka", "0.0.0.0:0"), b"--insecure"),
+        (("--kafka", "nonsense"), b"HOST:PORT"),
+        (("--amqp", "127.0.0.1:0"), b"serves no amqp"),
+        (("--set", "num.partitons=3"), b"did you mean num.partitions"),
+        (("--config", "/no/such/file.toml"), b"/no/such/file.toml"),
+    ],
+)
+def test_up_refuses_what_it_cannot_do_and_leaves_nothing_behind(
+    arguments: tuple[str, ...], hint: bytes, tmp_path: Path
+) -> None:
+    assert hint in Shell("")("up", "--data", str(tmp_path / "data"), *arguments, status=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_up_refuses_a_port_that_is_taken(headrace_server: RunningServer, tmp_path: Path) -> None:
+    told = Shell("")("up", "--data", str(tmp_path / "data"), "--kafka", headrace_server.bootstrap, status=1)
+    assert headrace_server.bootstrap.encode() in told
