@@ -346,5 +346,5 @@ def read_all(log: PartitionLog) -> bytes:
 
 TestLogModel = LogMachine.TestCase
 TestLogModel.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -89,6 +89,7 @@ class PartitionLog:
         """(end offset, segment, position) after each append that is not yet flushed."""
         self._flushed_at: tuple[int, Segment | None, int] = (0, None, 0)
         self._hints: dict[int, tuple[Segment, int]] = {}
+        self._gaps_allowed = False
         self._closed = False
 
     # Opening and closing.
@@ -118,6 +119,7 @@ class PartitionLog:
         return log
 
     def _load(self, files: dict[str, int] | None, gaps_allowed: bool) -> None:
+        self._gaps_allowed = gaps_allowed
         if files is None:
             self._disk.mkdir(self.directory)
             files = {}
@@ -518,7 +520,7 @@ class PartitionLog:
 
     def _check_joint(self, segment: Segment, following: Segment) -> None:
         """A reader must not step over a lost segment unawares. In a log that is compacted, gaps are no news."""
-        if self._config.cleanup_compact or self._mark.cleaned_offset:
+        if self._config.cleanup_compact or self._mark.cleaned_offset or self._gaps_allowed:
             return
         segment.summarise()
         if segment.size and segment.next_offset < following.base_offset:
