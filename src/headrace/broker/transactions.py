@@ -21,7 +21,8 @@ different files and are flushed together, so a crash may keep the records and lo
 logs are evidence too: ``load`` looks for open transactions that no row knows, and gives them back to their owner if
 they carry its current epoch. (They must not be aborted: the client would repeat its batch, hear "duplicate", and
 commit a transaction whose records are marked aborted.) What carries no current epoch has no owner any more and is
-aborted.
+aborted. That also ends the wait of readers where a power failure took a marker from a topic whose ``headrace.flush``
+is not ``ack``; the records in front of it are then lost to them, as that setting accepts.
 
 **The delayed EndTxn.** A client sends EndTxn, loses patience, reconnects, repeats it and goes on; then the first one
 arrives and ends the *next* transaction in the middle. From EndTxn 5 on every end bumps the epoch, so the late one is
