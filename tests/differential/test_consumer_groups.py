@@ -211,8 +211,11 @@ def test_a_subscription_by_pattern(same_as_kafka: Compare) -> None:
         member = Member(s, ready(s))
         # Apache Kafka resolves patterns in the background, so the first answer is not compared.
         member.join("", subscribed_topic_names=[], subscribed_topic_regex=f"orders-.*-{s.run}")
-        member.until_assigned(3)
-        s.note("described", "ConsumerGroupDescribe", group_ids=[member.group])
+        held = member.until_assigned(3)
+        answer = s.ask("ConsumerGroupDescribe", group_ids=[member.group])["groups"][0]
+        described = answer["members"][0]
+        s.notes.append([answer["group_state"], described["subscribed_topic_names"], len(held)])
+        s.write("pattern", {"subscribed_topic_regex": described["subscribed_topic_regex"]})
         member.beat("a broken pattern", subscribed_topic_regex="[")
         member.beat("a back reference, which RE2 does not know", subscribed_topic_regex=r"(a)\1")
 
