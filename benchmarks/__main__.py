@@ -36,6 +36,8 @@ NAMES = [*ALONE, *ON_BROKERS]
 def main() -> None:
     arguments = parse()
     names = arguments.names or NAMES
+    if arguments.output == "table":
+        print(" · ".join(f"{what} {value}" for what, value in machine().items()))
     began = time.monotonic()
     figures: list[Figure] = []
     for name in [each for each in NAMES if each in names and each in ALONE]:
@@ -82,6 +84,7 @@ def machine() -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "cores": psutil.cpu_count(),
+        "load_before": round(psutil.getloadavg()[0], 1),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),

@@ -34,8 +34,8 @@ def run(brokers: Brokers, *, quick: bool) -> list[Figure]:
 
 
 def partitions(brokers: Brokers, rounds: int, quick: bool) -> list[Figure]:
-    count = 200_000 if quick else 1_000_000
-    counts = (1, 100) if quick else (1, 100, 1_000)
+    count = 200_000 if quick else 2_000_000
+    counts = (1, 100) if quick else (1, 1_000)
     costs = {each: alternate(brokers, rounds, partial(cost, partition_count=each, count=count)) for each in counts}
     figures = []
     for verb in ("produce", "consume"):
