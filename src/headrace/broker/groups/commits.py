@@ -87,14 +87,18 @@ class Commits:
         body = request.body
         response = OffsetCommitResponse()
         refused = self._commit_refusal(request)
-        expires_ms = self._clock.wall_ms() + body.retention_time_ms if body.retention_time_ms >= 0 else None
+        now_ms = self._clock.wall_ms()
+        expires_ms = now_ms + body.retention_time_ms if body.retention_time_ms >= 0 else None
+        metadata_max = self._settings.integer("offset.metadata.max.bytes")
         rows: dict[Place, Row] = {}
         for asked in body.topics:
             topic, unknown = self._topic(request, asked.name, asked.topic_id)
             answers = [
                 OffsetCommitResponsePartition(
                     partition_index=partition.partition_index,
-                    error_code=refused or unknown or self._take(rows, topic, partition, expires_ms),
+                    error_code=refused
+                    or unknown
+                    or self._take(rows, topic, partition, metadata_max, now_ms, expires_ms),
                 )
                 for partition in asked.partitions
             ]
@@ -107,13 +111,15 @@ class Commits:
         body = request.body
         response = TxnOffsetCommitResponse()
         refused = refused or self._txn_refusal(request)
+        now_ms = self._clock.wall_ms()
+        metadata_max = self._settings.integer("offset.metadata.max.bytes")
         rows: dict[Place, Row] = {}
         for asked in body.topics:
             topic, unknown = self._topic(request, asked.name, asked.topic_id)
             answers = [
                 TxnOffsetCommitResponsePartition(
                     partition_index=partition.partition_index,
-                    error_code=refused or unknown or self._take(rows, topic, partition, None),
+                    error_code=refused or unknown or self._take(rows, topic, partition, metadata_max, now_ms, None),
                 )
                 for partition in asked.partitions
             ]
@@ -138,16 +144,25 @@ class Commits:
         self._found(group_id)
         return after(self._state.when_flushed(journal_offset), response)
 
-    def _take(self, rows: dict[Place, Row], topic: Topic | None, partition: Any, expires_ms: int | None) -> ErrorCode:
+    def _take(
+        self,
+        rows: dict[Place, Row],
+        topic: Topic | None,
+        partition: Any,
+        metadata_max: int,
+        now_ms: int,
+        expires_ms: int | None,
+    ) -> ErrorCode:
+        """Note one offset to be committed, or why it cannot be."""
         assert topic is not None
         index = partition.partition_index
         if not 0 <= index < len(topic.partitions):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         metadata = partition.committed_metadata or ""
-        if len(metadata) > self._settings.integer("offset.metadata.max.bytes"):
+        if len(metadata) > metadata_max:
             return ErrorCode.OFFSET_METADATA_TOO_LARGE
         rows[topic.name, index] = self._offsets.row(
-            partition.committed_offset, partition.committed_leader_epoch, metadata, self._clock.wall_ms(), expires_ms
+            partition.committed_offset, partition.committed_leader_epoch, metadata, now_ms, expires_ms
         )
         return ErrorCode.NONE
 
