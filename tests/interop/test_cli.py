@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pytest
 
 from headrace.client import Admin, Client
@@ -312,6 +313,25 @@ def test_whole_files_are_records(shell: Shell, unique: Unique, tmp_path: Path) -
     assert shell("consume", name, "-e", "-D", "|") == b"one\ntwo\n|\x00\xff|"
     shell("produce", name, str(tmp_path / "a"))
     assert shell("consume", name, "-e", "-o", "2") == b"one\ntwo\n"
+
+
+def test_the_end_of_a_committed_read_is_where_the_first_open_transaction_begins(shell: Shell, unique: Unique) -> None:
+    name = unique("open")
+    shell.topic(name)
+    producer = confluent_kafka.Producer({"bootstrap.servers": shell.bootstrap, "transactional.id": name})
+    producer.init_transactions()
+    for value, end in (("kept", producer.commit_transaction), ("taken back", producer.abort_transaction)):
+        producer.begin_transaction()
+        producer.produce(name, value)
+        producer.flush()
+        end()
+    producer.begin_transaction()
+    producer.produce(name, "open")
+    producer.flush()
+    assert shell("consume", name, "-e") == b"kept\n"
+    assert shell("consume", name, "-e", "-i", "uncommitted") == b"kept\ntaken back\nopen\n"
+    producer.commit_transaction()
+    assert shell("consume", name, "-e") == b"kept\nopen\n"
 
 
 # ---- groups ---------------------------------------------------------------------------------------------------------

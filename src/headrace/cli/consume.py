@@ -101,7 +101,7 @@ def command(
     committed = isolation == "committed"
     with connect(bootstrap, timeout) as client:
         if group is None:
-            places = _places(client, topics, partition, offset, "end" if exit_at_end else until)
+            places = _places(client, topics, partition, offset, "end" if exit_at_end else until, committed)
             _read(client, *places, writer, committed)
         elif partition is not None or until is not None:
             raise UsageError("a group divides partitions itself", "leave --partition and --until out, or --group")
@@ -157,14 +157,16 @@ def _formatter(text: str | None, key_delimiter: str | None, delimiter: str, null
 
 
 def _places(
-    client: Client, topics: tuple[str, ...], partition: str | None, offset: str, until: str | None
+    client: Client, topics: tuple[str, ...], partition: str | None, offset: str, until: str | None, committed: bool
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int] | None]:
     from headrace.cli.when import parse_place, resolve
 
     now_ms = int(time.time() * 1000)
     wanted = [each for topic in topics for each in partitions_of(client, topic, partition)]
-    starts = resolve(client, wanted, parse_place(offset, now_ms))
-    return starts, None if until is None else resolve(client, wanted, parse_place(until, now_ms))
+    starts = resolve(client, wanted, parse_place(offset, now_ms), read_committed=committed)
+    if until is None:
+        return starts, None
+    return starts, resolve(client, wanted, parse_place(until, now_ms), read_committed=committed)
 
 
 def _read(

@@ -58,14 +58,16 @@ def parse_time_ms(text: str, now_ms: int) -> int:
         raise UsageError(f"{text!r} is not a time", "use 2026-01-31T12:00:00Z, -15m, or milliseconds") from None
 
 
-def resolve(client: Client, partitions: Iterable[TopicPartition], place: Place) -> dict[TopicPartition, int]:
-    """The offset of a place in each partition, within what the partition holds."""
+def resolve(
+    client: Client, partitions: Iterable[TopicPartition], place: Place, *, read_committed: bool = False
+) -> dict[TopicPartition, int]:
+    """The offset of a place in each partition, within what the partition holds and, if asked, what is committed."""
     from headrace.client import end_offsets, list_offsets, start_offsets
 
     wanted = list(partitions)
     if place.kind == "beginning":
         return start_offsets(client, wanted)
-    ends = end_offsets(client, wanted)
+    ends = end_offsets(client, wanted, read_committed=read_committed)
     if place.kind == "end":
         return ends
     if place.kind == "time":

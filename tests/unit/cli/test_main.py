@@ -160,3 +160,18 @@ def test_what_cannot_be_undone_needs_a_yes_from_a_script(monkeypatch: pytest.Mon
         monkeypatch.setattr("sys.stdin", nobody)
         with pytest.raises(UsageError, match="--yes"):
             confirm("sure?", yes=False)
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
+def test_colours_are_for_terminals_and_no_color_turns_them_off(no_color: str, coloured: bool) -> None:
+    reading, terminal = os.openpty()
+    environment = {**os.environ, "NO_COLOR": no_color}
+    command = [sys.executable, "-c", "from headrace.cli import main; main(['config', 'num.partitions'])"]
+    try:
+        subprocess.run(command, stdout=terminal, env=environment, timeout=60, check=True)
+        printed = os.read(reading, 10_000)
+    finally:
+        os.close(terminal)
+        os.close(reading)
+    assert b"num.partitions" in printed
+    assert (b"\x1b[" in printed) is coloured
