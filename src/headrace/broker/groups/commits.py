@@ -83,10 +83,10 @@ class Commits:
 
     # ---- committing ----
 
-    def offset_commit(self, request: Request[OffsetCommitRequest]) -> Reply:
+    def offset_commit(self, request: Request[OffsetCommitRequest], refused: ErrorCode) -> Reply:
         body = request.body
         response = OffsetCommitResponse()
-        refused = self._commit_refusal(request)
+        refused = refused or self._commit_refusal(request)
         now_ms = self._clock.wall_ms()
         expires_ms = now_ms + body.retention_time_ms if body.retention_time_ms >= 0 else None
         metadata_max = self._settings.integer("offset.metadata.max.bytes")

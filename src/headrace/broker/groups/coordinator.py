@@ -68,7 +68,7 @@ __all__ = ["GroupCoordinator"]
 Group = ClassicGroup | ConsumerGroup
 
 GROUP_ID_CHARS_MAX = 10_000
-GROUPS_MAX = 1_000_000
+GROUPS_MAX = 100_000
 
 PROTOCOL_NAMED_SINCE = 5
 """The version of SyncGroup from which a member must say which protocol it thinks was chosen."""
@@ -190,9 +190,14 @@ class GroupCoordinator:
         most = self._settings.integer("group.max.session.timeout.ms")
         if not least <= body.session_timeout_ms <= most:
             return ErrorCode.INVALID_SESSION_TIMEOUT
-        if body.group_id not in self._groups and len(self._groups) >= GROUPS_MAX:
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        return ErrorCode.NONE
+        return self._growth_refusal(body.group_id)
+
+    def _growth_refusal(self, group_id: str) -> ErrorCode:
+        """Nothing grows without a limit: neither ids nor the number of groups."""
+        if len(group_id) > GROUP_ID_CHARS_MAX:
+            return ErrorCode.INVALID_GROUP_ID
+        full = group_id not in self._groups and len(self._groups) >= GROUPS_MAX
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE if full else ErrorCode.NONE
 
     def sync_group(self, request: Request[SyncGroupRequest]) -> Reply:
         body = request.body
@@ -293,8 +298,9 @@ class GroupCoordinator:
         known = self._groups.get(body.group_id)
         if body.member_epoch != 0 or isinstance(known, ConsumerGroup):
             return self._heartbeats.heartbeat(self._consumer_group(body.group_id), request)
-        if len(body.group_id) > GROUP_ID_CHARS_MAX or (known is None and len(self._groups) >= GROUPS_MAX):
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId is too long, or there are too many groups.")
+        refused = self._growth_refusal(body.group_id)
+        if refused is not ErrorCode.NONE:
+            raise KafkaError(refused, "The group id is too long, or there are too many groups.")
         group = ConsumerGroup(body.group_id)
         first: list[Change] = []
         if known is not None:
@@ -384,7 +390,7 @@ class GroupCoordinator:
     # ---- offsets ----
 
     def offset_commit(self, request: Request[OffsetCommitRequest]) -> Reply:
-        return self._commits.offset_commit(request)
+        return self._commits.offset_commit(request, self._growth_refusal(request.body.group_id))
 
     def offset_fetch(self, request: Request[OffsetFetchRequest]) -> Reply:
         return self._commits.offset_fetch(request)
@@ -396,7 +402,7 @@ class GroupCoordinator:
         body = request.body
         if not body.group_id:
             return self._commits.txn_offset_commit(request, ErrorCode.INVALID_GROUP_ID)
-        refused = self.verify_producer(
+        refused = self._growth_refusal(body.group_id) or self.verify_producer(
             body.transactional_id, body.producer_id, body.producer_epoch, body.group_id, request.version
         )
         return self._commits.txn_offset_commit(request, refused)

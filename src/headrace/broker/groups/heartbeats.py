@@ -52,6 +52,9 @@ JOIN = 0
 LEAVE = -1
 STORAGE_RETRY_MS = 1000
 PATTERN_CHARS_MAX = 10_000
+MEMBER_CHARS_MAX = 1 << 20
+"""Ids and topic names of one member, all together: they are kept for as long as it is a member."""
+
 MEMBER_ID_REQUIRED_SINCE = 1
 
 
@@ -435,6 +438,8 @@ def check_heartbeat(body: ConsumerGroupHeartbeatRequest, version: int, assignors
             raise KafkaError(ErrorCode.INVALID_REQUEST, message)
 
     joins = body.member_epoch == JOIN
+    given = [body.member_id, body.instance_id, body.rack_id, *(body.subscribed_topic_names or ())]
+    refuse(sum(len(text or "") for text in given) > MEMBER_CHARS_MAX, "The member's names are too long.")
     refuse(not body.group_id.strip(), "GroupId can't be empty.")
     refuse(body.instance_id == "", "InstanceId can't be empty.")
     refuse(body.rack_id == "", "RackId can't be empty.")

@@ -65,7 +65,8 @@ class Rebalancer:
         if not self._accepts(group, body.member_id):
             group.remove(body.member_id)
             return _join_error(ErrorCode.GROUP_MAX_SIZE_REACHED)
-        if sum(len(protocol.metadata) for protocol in body.protocols) > MEMBER_METADATA_BYTES_MAX:
+        given = sum(len(protocol.name) + len(protocol.metadata) for protocol in body.protocols)
+        if given + len(body.group_instance_id or "") > MEMBER_METADATA_BYTES_MAX:
             return _join_error(ErrorCode.INVALID_REQUEST, body.member_id)
         if not group.supports(body.protocol_type, [protocol.name for protocol in body.protocols]):
             return _join_error(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, body.member_id)

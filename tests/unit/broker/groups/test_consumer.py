@@ -249,6 +249,7 @@ async def test_a_pattern_that_re2_does_not_take_is_refused(pattern: str) -> None
         ({"owned": {b"1" * 16: [0]}}, "TopicPartitions"),
         ({"topics": None}, "SubscribedTopicNames"),
         ({"epoch": -3}, "MemberEpoch"),
+        ({"topics": ["x" * 1_050_000]}, "too long"),
         ({"epoch": -2}, "InstanceId"),
     ],
 )

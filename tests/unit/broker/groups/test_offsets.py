@@ -149,6 +149,27 @@ async def test_a_full_disk_refuses_a_commit_and_the_offset_before_stays() -> Non
 
 
 @run
+async def test_a_group_id_that_is_far_too_long_is_refused() -> None:
+    world = World()
+    assert await world.commit({("orders", 0): 2}, group="g" * 10_001) == [ErrorCode.INVALID_GROUP_ID]
+    assert (await world.join(group="g" * 10_001)).error_code == ErrorCode.INVALID_GROUP_ID
+    beat = await world.consumer_beat("one", 0, topics=["orders"], group="g" * 10_001)
+    assert beat.error_code == ErrorCode.INVALID_GROUP_ID
+
+
+@run
+async def test_there_is_a_most_of_groups_and_those_that_are_there_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.broker.groups.coordinator.GROUPS_MAX", 1)
+    world = World()
+    refused = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert await world.commit({("orders", 0): 1}) == [ErrorCode.NONE]
+    assert await world.commit({("orders", 0): 2}) == [ErrorCode.NONE]
+    assert await world.commit({("orders", 0): 1}, group="h") == [refused]
+    assert (await world.join(group="h")).error_code == refused
+    assert (await world.consumer_beat("one", 0, topics=["orders"], group="h")).error_code == refused
+
+
+@run
 async def test_an_offset_nobody_committed_is_minus_one_and_no_error() -> None:
     world = World()
     found = await world.fetch("orders", 0, group="unheard-of")
