@@ -305,3 +305,56 @@ def test_new_partitions_are_assigned(same_as_kafka: Compare) -> None:
         s.notes.append(["held", sum(len(each["partitions"]) for each in held), s.epoch(member.epoch)])
 
     same_as_kafka(play)
+
+
+def subscription(*topics: str) -> bytes:
+    """What a classic consumer says it wants, version 0."""
+    names = b"".join(len(name).to_bytes(2, "big") + name.encode() for name in topics)
+    return bytes(2) + len(topics).to_bytes(4, "big") + names + b"\xff" * 4
+
+
+def classic_join(s: Scenario, label: str, group: str, member: str, name: str) -> Answer:
+    return s.note(
+        label,
+        "JoinGroup",
+        group_id=group,
+        member_id=member,
+        session_timeout_ms=30_000,
+        rebalance_timeout_ms=10_000,
+        protocol_type="consumer",
+        protocols=[{"name": "range", "metadata": subscription(name)}],
+    )
+
+
+def test_a_classic_member_may_live_in_a_consumer_group(same_as_kafka: Compare) -> None:
+    def play(s: Scenario) -> None:
+        name, group = s.topic("topic", partitions=2), ready(s)
+        member = Member(s, group)
+        member.join("a member of the new kind", name)
+        member.until_assigned(2)
+        given = classic_join(s, "a classic one asks for its id", group, "", name)
+        joined = classic_join(s, "and joins", group, given["member_id"], name)
+        s.notes.append([joined["error_code"], joined["protocol_name"]])
+        answer = s.ask("ConsumerGroupDescribe", group_ids=[group])["groups"][0]
+        s.notes.append([answer["error_code"], sorted(each["member_type"] for each in answer["members"])])
+
+    def compare_without_epochs(s: Scenario) -> None:
+        play(s)
+        for note in s.notes:
+            if isinstance(note[1], dict):
+                note[1].pop("generation_id", None)
+
+    same_as_kafka(compare_without_epochs)
+
+
+def test_an_empty_classic_group_becomes_a_consumer_group(same_as_kafka: Compare) -> None:
+    def play(s: Scenario) -> None:
+        name, group = s.topic("topic", partitions=2), ready(s)
+        commit(s, "a classic commit", group, name, partition(7))
+        member = Member(s, group)
+        member.join("join", name)
+        member.until_assigned(2)
+        s.note("described", "ConsumerGroupDescribe", group_ids=[group])
+        fetch(s, "the position is kept", group, None)
+
+    same_as_kafka(play)

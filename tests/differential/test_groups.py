@@ -300,3 +300,31 @@ def test_every_version_of_find_coordinator(same_as_kafka: Compare, version: int)
             find("unknown type", "key", 9)
 
     same_as_kafka(play)
+
+
+def expired(group: Group) -> bool:
+    answer = group.s.ask("DescribeGroups", groups=[group.id])["groups"][0]
+    return answer["members"] == [] and answer["group_state"] == "Empty"
+
+
+def test_a_member_that_falls_silent_is_removed(same_as_kafka: Compare) -> None:
+    def play(s: Scenario) -> None:
+        group, c = Group(s), s.main
+        member, generation = group.alone(c, session_timeout_ms=6000)
+        s.until(lambda: expired(group), timeout_s=20)
+        s.write("beat", group.beat(c, member, generation))
+        group.describe("empty")
+
+    same_as_kafka(play)
+
+
+def test_members_who_do_not_rejoin_in_time_are_left_behind(same_as_kafka: Compare) -> None:
+    def play(s: Scenario) -> None:
+        group, one, two = Group(s), s.main, s.connect("second")
+        first, generation = group.alone(one, rebalance_timeout_ms=1000)
+        second = group.member(two, rebalance_timeout_ms=1000)
+        joined = s.note_answer("the second joins alone", two, group.join(two, second, rebalance_timeout_ms=1000))
+        s.write("the first is a stranger", group.beat(one, first, generation))
+        s.notes.append(["generation", joined["generation_id"] - generation])
+
+    same_as_kafka(play)
