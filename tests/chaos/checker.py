@@ -95,6 +95,7 @@ class History:
     owning: list[Operation] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     _values: dict[str, str] = field(default_factory=dict)
+    _parsed: dict[str, Value | None] = field(default_factory=dict)
     final: dict[str, dict[Place, dict[int, str]]] = field(
         default_factory=lambda: {"committed": defaultdict(dict), "uncommitted": defaultdict(dict)}
     )
@@ -132,6 +133,11 @@ class History:
         """One object per value: a long history is read by several readers, and memory is bounded."""
         return self._values.setdefault(value, value)
 
+    def parsed(self, value: str) -> Value | None:
+        if value not in self._parsed:
+            self._parsed[value] = parse_value(value)
+        return self._parsed[value]
+
     def outcome(self, txn: str) -> str:
         """``committed``, ``aborted`` or ``unknown``, as its client knows it."""
         end = self.ends.get(txn)
@@ -161,7 +167,7 @@ def place_of(operation: Operation) -> Place:
 def checksums(history: History) -> Iterator[str]:
     """Every value read is one that its own checksum fits."""
     for read, offset, value in history.records():
-        if parse_value(value) is None:
+        if history.parsed(value) is None:
             yield f"{where(place_of(read), offset)}: {value!r}"
 
 
@@ -209,7 +215,7 @@ def order(history: History) -> Iterator[str]:
     for place, records in history.final["uncommitted"].items():
         last: dict[str, int] = {}
         for offset, text in sorted(records.items()):
-            value = parse_value(text)
+            value = history.parsed(text)
             if value is None:
                 continue
             if last.get(value.producer, -1) >= value.number:
@@ -235,7 +241,7 @@ def stable_offsets(history: History) -> Iterator[str]:
 def uncommitted_reads(history: History) -> Iterator[str]:
     """A reader of committed data sees nothing of a transaction that is aborted or not yet asked to commit."""
     for read, offset, text in history.records():
-        value = parse_value(text)
+        value = history.parsed(text)
         if read["isolation"] != "committed" or value is None or not value.txn:
             continue
         if history.outcome(value.txn) == "aborted":
@@ -298,7 +304,7 @@ def transformations(history: History) -> Iterator[str]:
     results: dict[str, list[str]] = defaultdict(list)
     for records in history.final["committed"].values():
         for text in records.values():
-            value = parse_value(text)
+            value = history.parsed(text)
             if value is not None and value.source:
                 results[value.source].append(text)
     for source, found in results.items():

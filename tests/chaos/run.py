@@ -282,7 +282,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--least-s", type=float, default=1.0, help="shortest life of a broker")
     parser.add_argument("--most-s", type=float, default=6.0, help="longest life of a broker")
-    parser.add_argument("--per-second", type=int, default=300, help="values per second of each plain producer")
+    parser.add_argument("--per-second", type=int, default=150, help="values per second of each plain producer")
     parser.add_argument("--keep", action="store_true", help="keep data and history in any case")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
