@@ -255,14 +255,16 @@ _NODE = [
     Setting("flush.interval.ms", Kind.INT, 1000, "for topics with headrace.flush=interval", least=1),
     Setting("compaction.memory.bytes", Kind.LONG, 64 << 20, "memory for one compaction's keys", least=1 << 20),
     Setting("records.decoded.bytes.max", Kind.INT, 64 << 20, "bound on a decompressed batch", least=1 << 16),
+    Setting("request.elements.max", Kind.INT, 25_000, "array elements in one request", least=100),
     Setting("request.other.bytes.max", Kind.INT, 16 << 20, "largest request that is not Produce", least=1024),
     Setting("connection.requests.max", Kind.INT, 64, "requests of one connection under way at once", least=1),
     Setting("connection.handshake.ms", Kind.INT, 10_000, "time a new connection has for its first request", least=1),
-    Setting("connection.write.buffer.bytes", Kind.INT, 1 << 20, "answers buffered per connection", least=1 << 14),
+    Setting("connection.write.buffer.bytes", Kind.INT, 256 << 10, "answers buffered per connection", least=1 << 14),
     Setting("shutdown.drain.ms", Kind.INT, 5_000, "time in-flight requests have at shutdown", least=0),
 ]  # fmt: skip
 
 _KAFKA = [
+    Setting("auto.create.topics.per.request", Kind.INT, 100, "topics that one Metadata request may make", least=1),
     Setting("auto.create.topics.enable", Kind.BOOLEAN, True, "make a topic when a client asks for it"),
     Setting("broker.id", Kind.INT, 1, "the node's id", least=0),
     Setting("connections.max.idle.ms", Kind.LONG, 600_000, "a silent connection is closed after this", least=1),

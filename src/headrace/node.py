@@ -190,6 +190,8 @@ class Node:
             flusher.stop()
         if store is not None and self.failed is None:
             store.close()
+        elif store is not None:
+            store.abandon()
 
 
 def raise_file_limit() -> int:

@@ -90,9 +90,11 @@ class Describing:
             topics = [self._topic(each, body) for each in broker.topics.all()]
         else:
             topics = []
+            may_make = broker.settings.integer("auto.create.topics.per.request")
             for asked in body.topics or []:
-                answer, offset = self._asked_topic(asked, body)
+                answer, offset = self._asked_topic(asked, body, may_make > 0)
                 topics.append(answer)
+                may_make -= offset >= 0
                 state_offset = max(state_offset, offset)
         host, port = broker.address_for(request.peer)
         response = MetadataResponse(
@@ -105,7 +107,9 @@ class Describing:
             response.cluster_authorized_operations = CLUSTER_OPERATIONS
         return response if state_offset < 0 else after(broker.state.when_flushed(state_offset), response)
 
-    def _asked_topic(self, asked: MetadataRequestTopic, body: MetadataRequest) -> tuple[MetadataResponseTopic, int]:
+    def _asked_topic(
+        self, asked: MetadataRequestTopic, body: MetadataRequest, may_make: bool
+    ) -> tuple[MetadataResponseTopic, int]:
         topics = self._broker.topics
         if asked.name is None:
             topic = topics.by_id(asked.topic_id)
@@ -117,7 +121,8 @@ class Describing:
             return self._topic(topic, body), -1
         try:
             check_name(asked.name)
-            if not (body.allow_auto_topic_creation and self._broker.settings.boolean("auto.create.topics.enable")):
+            enabled = self._broker.settings.boolean("auto.create.topics.enable")
+            if not (may_make and enabled and body.allow_auto_topic_creation):
                 return _no_topic(asked.name, NO_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), -1
             made, offset = topics.create(asked.name, self._broker.settings.integer("num.partitions"))
         except KafkaError as error:

@@ -29,6 +29,8 @@ __all__ = ["NAME_LENGTH_MAX", "PARTITIONS_PER_TOPIC_MAX", "Topic", "TopicConfig"
 
 NAME_LENGTH_MAX = 249
 PARTITIONS_PER_TOPIC_MAX = 10_000
+SYNC_TOGETHER_ABOVE = 3
+"""New partitions take about three syncs each; from here on one sync of the filesystem serves them all."""
 _NAME = re.compile(r"[A-Za-z0-9._-]+\Z")
 
 
@@ -281,8 +283,11 @@ class Topics:
 
     def _open_partitions(self, topic: Topic, count: int, *, sync: bool = True) -> None:
         config = topic.config.log_config()
+        together = sync and count - len(topic.partitions) > SYNC_TOGETHER_ABOVE
         for index in range(len(topic.partitions), count):
-            log = self._store.open_log(topic.name, UUID(bytes=topic.topic_id), index, config, sync=sync)
+            log = self._store.open_log(
+                topic.name, UUID(bytes=topic.topic_id), index, config, sync=sync and not together
+            )
             topic.partitions.append(
                 Partition(
                     topic=topic.name,
@@ -293,6 +298,9 @@ class Topics:
                     leader_epoch=self._leader_epoch,
                 )
             )
+
+        if together:
+            self._store.sync_recovered()
 
     def _register(self, topic: Topic) -> None:
         self._by_name[topic.name] = topic

@@ -28,7 +28,6 @@ __all__ = ["Upkeep"]
 
 LOG = logging.getLogger("headrace.upkeep")
 CHECKPOINT_INTERVAL_S = 5.0
-FLUSH_TICK_S = 0.1
 FILES_REMOVED_PER_STEP = 50
 
 
@@ -44,7 +43,7 @@ class Upkeep:
 
     def start(self) -> None:
         settings = self._broker.settings
-        self._every("flush", FLUSH_TICK_S, self._broker.flusher.tick)
+        self._broker.flusher.on_waiting = self._tick_later
         self._every("checkpoint", CHECKPOINT_INTERVAL_S, lambda: self._spawn("checkpoint", self._checkpoints))
         self._every("retention", settings.integer("log.retention.check.interval.ms") / 1000, self.apply_retention)
         if settings.boolean("log.cleaner.enable"):
@@ -56,9 +55,12 @@ class Upkeep:
         self._stopping = True
         for timer in self._timers.values():
             timer.cancel()
+        checkpoint = self._tasks.pop("checkpoint", None)
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if checkpoint is not None:
+            await asyncio.gather(checkpoint, return_exceptions=True)  # its thread writes a file: let it end
 
     def _every(self, name: str, interval_s: float, action: Callable[[], object]) -> None:
         def run() -> None:
@@ -72,6 +74,17 @@ class Upkeep:
 
         self._timers[name] = self._broker.clock.call_later(interval_s, run)
 
+    def _tick_later(self, delay_s: float) -> None:
+        """Logs with headrace.flush=interval are synced when they are due; nothing ticks while none waits."""
+        if "flush" not in self._timers and not self._stopping:
+            self._timers["flush"] = self._broker.clock.call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timers.pop("flush", None)
+        delay_s = self._broker.flusher.tick()
+        if delay_s is not None:
+            self._tick_later(delay_s)
+
     # ---- checkpoints ----
 
     def checkpointed(self) -> asyncio.Future[None]:
@@ -84,14 +97,14 @@ class Upkeep:
     async def _checkpoints(self) -> None:
         """One checkpoint, and another while somebody has begun to wait meanwhile."""
         await self._checkpoint()
-        while self._waiting:
+        while self._waiting and not self._stopping:
             await self._checkpoint()
 
     async def _checkpoint(self) -> None:
         waiting, self._waiting = self._waiting, []
         store = self._broker.store
         shrunk = [log for log in store.logs.values() if log.has_dead_segments]
-        job = store.begin_checkpoint(everything=self._everything)
+        job = store.begin_checkpoint(everything=self._everything or bool(shrunk))
         self._everything = False
         if not (waiting or shrunk or job.points):
             return
@@ -101,6 +114,8 @@ class Upkeep:
             await loop.run_in_executor(None, job.write)
         except OSError as error:
             LOG.error("the checkpoint could not be written: %s; the older one stands", error)
+            for log in shrunk:
+                log.remove_dead_segments(regardless=True)  # the only way out of a full disk
             self._waiting = [*waiting, *self._waiting]
             await asyncio.sleep(1.0)
             return

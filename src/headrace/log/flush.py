@@ -91,6 +91,8 @@ class Flusher:
         self.sync_count = 0
         self.sync_seconds = 0.0
         self.failed: BaseException | None = None
+        self.on_waiting: Callable[[float], None] = lambda _: None
+        """Called when an interval log is appended to: ``tick`` is wanted after so many seconds."""
 
     # On the owner's thread.
 
@@ -116,7 +118,9 @@ class Flusher:
         if mode is FlushMode.ACK:
             self._mark_now(log)
         elif mode is FlushMode.INTERVAL and log not in self._later:
-            self._later[log] = self._monotonic() + log.config.flush_interval_ms / 1000
+            delay_s = log.config.flush_interval_ms / 1000
+            self._later[log] = self._monotonic() + delay_s
+            self.on_waiting(delay_s)
 
     def tick(self) -> float | None:
         """Mark the interval logs that are due; returns the seconds until the next one. Call it from a timer."""

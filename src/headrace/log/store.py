@@ -269,6 +269,10 @@ class LogStore:
             self.disk.rmdir(topic)
         return False
 
+    def abandon(self) -> None:
+        """Give up the directory without a word about its state: after a failure, the next owner recovers it."""
+        self._lock.release()
+
     def close(self) -> None:
         """An orderly stop: everything durable, nothing to scan at the next start. On a full disk what could not be
         written beside a log is left out, and the next start scans that log's end."""

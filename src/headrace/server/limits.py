@@ -58,6 +58,7 @@ class ServerLimits:
             frames=Limits(
                 produce_bytes_max=settings.integer("socket.request.max.bytes"),
                 other_bytes_max=settings.integer("request.other.bytes.max"),
+                elements_max=settings.integer("request.elements.max"),
             ),
             connections_max=settings.integer("max.connections"),
             connections_per_ip_max=settings.integer("max.connections.per.ip"),

@@ -40,11 +40,13 @@ class MalformedMessage(KafkaError):
         super().__init__(ErrorCode.INVALID_REQUEST, f"malformed message: {reason}")
 
 
-def read_message(cls: type[T], version: int, data: Buffer, position: int = 0) -> tuple[T, int]:
+def read_message(
+    cls: type[T], version: int, data: Buffer, position: int = 0, *, elements_max: int = ELEMENTS_MAX
+) -> tuple[T, int]:
     """Decode one message; returns it and the position behind it."""
     view = data if type(data) is memoryview else memoryview(data)
     try:
-        return cast("tuple[T, int]", _reader(cast("Any", cls), version)(view, position, [ELEMENTS_MAX]))
+        return cast("tuple[T, int]", _reader(cast("Any", cls), version)(view, position, [elements_max]))
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise MalformedMessage(f"{cls.__name__} v{version}: {error}") from None
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.apis import API_VERSIONS, APIS, PRODUCE, Api
-from headrace.wire.kafka.codec import MalformedMessage, _reader, read_uvarint, write_message
+from headrace.wire.kafka.codec import MalformedMessage, read_message, read_uvarint, write_message
 from headrace.wire.kafka.messages.metadata import ApiVersion, ApiVersionsResponse
 
 __all__ = ["Connection", "Event", "Limits", "PeerErred", "ReplyTo", "RequestReceived", "UnsupportedVersion"]
@@ -201,7 +201,8 @@ class Connection:
         try:
             client_id, position = _read_rest_of_header(view, api.request_header_version(version))
             # Bytes behind the body are let pass, as in Kafka: librdkafka 2.16 leaves three behind Metadata version 13.
-            body, _ = _reader(api.request, version)(view, position, [self._limits.elements_max])
+            body: Any
+            body, _ = read_message(api.request, version, view, position, elements_max=self._limits.elements_max)
         except (MalformedMessage, struct.error, IndexError, UnicodeDecodeError) as error:
             self._refuse(f"{api.name} version {version}: {error}", events)
             return
