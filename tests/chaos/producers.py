@@ -99,8 +99,8 @@ class TransactionalProducer(Worker):
                 retried(lambda producer=producer: producer.init_transactions(PATIENCE_S))
                 while not self.stopping.is_set():
                     self.one(producer)
-            except KafkaException as error:
-                self.recorder.restarted(self.name, error.args[0].str())
+            except (KafkaException, SystemError) as error:
+                self.recorder.restarted(self.name, reason(error))
             finally:
                 self.sending.drop()
         # Nothing may stay open behind us: whoever takes over the id aborts what the last instance left.
@@ -125,6 +125,18 @@ def transactional(common: dict[str, Any], name: str) -> Producer:
     return Producer(
         {**common, "transactional.id": name, "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS, "linger.ms": 2}
     )
+
+
+def reason(error: BaseException) -> str:
+    """Why a producer is of no more use, without its numbers.
+
+    librdkafka drops messages that it may have sent when a transaction is aborted, and numbers the next ones as if it
+    had not; the broker then refuses them, and the instance is lost. A fatal error in a callback comes as SystemError.
+    """
+    while error.__cause__ is not None:
+        error = error.__cause__
+    found = error.args[0] if error.args else error
+    return found.name() if isinstance(found, KafkaError) else str(found)
 
 
 def retried(call: Any) -> None:
@@ -181,8 +193,8 @@ class Transformer(Worker):
                 consumer.subscribe([self.source])
                 while not self.stopping.is_set():
                     self.one(producer, consumer)
-            except KafkaException as error:
-                self.recorder.restarted(self.name, error.args[0].str())
+            except (KafkaException, SystemError) as error:
+                self.recorder.restarted(self.name, reason(error))
             finally:
                 self.sending.drop()
                 consumer.close()
