@@ -18,6 +18,7 @@ COMMAND = Path(sys.executable).with_name("headrace")
 # As the Apache Kafka beside it: tests do not want to wait for members who never come.
 SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
+    "log.cleaner.backoff.ms": "500",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
 }
 

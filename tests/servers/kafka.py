@@ -70,6 +70,7 @@ SETTINGS = {
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
+    "log.cleaner.backoff.ms": "500",
     "group.consumer.assignment.interval.ms": "0",
     "group.consumer.assignor.offload.enable": "false",  # an answer would depend on whether a thread was quick enough
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
