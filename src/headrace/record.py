@@ -106,7 +106,9 @@ def compress(codec: Codec, data: bytes) -> bytes:
         block = bytes(cramjam.snappy.compress_raw(data))
         return _XERIAL_MAGIC + struct.pack(">iii", 1, 1, len(block)) + block
     if codec is Codec.LZ4:
-        return bytes(cramjam.lz4.compress(data))
+        stream = cramjam.lz4.Compressor(level=4, block_linked=False)  # Java refuses blocks that refer to each other
+        stream.compress(data)
+        return bytes(stream.finish())
     return bytes(cramjam.zstd.compress(data, level=3))
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import cramjam
-
 from headrace.batch import NO_PRODUCER_ID, Batch, reseal
 from headrace.client.client import TopicPartition
 from headrace.record import Codec, compress
@@ -53,15 +51,6 @@ def _encode_headers(headers: Headers) -> bytes:
         parts.append(_counted(name.encode()))
         parts.append(_counted(value))
     return b"".join(parts)
-
-
-def _compress(codec: Codec, data: bytes) -> bytes:
-    """As ``headrace.record`` does, but lz4 in independent blocks: Java refuses linked ones."""
-    if codec is not Codec.LZ4:
-        return compress(codec, data)
-    stream = cramjam.lz4.Compressor(level=4, block_linked=False)
-    stream.compress(data)
-    return bytes(stream.finish())
 
 
 class OpenBatch:
@@ -121,5 +110,5 @@ class OpenBatch:
         attributes = int(self.codec)
         fields = (0, 0, -1, MAGIC, 0, attributes, self.count - 1, self.base_timestamp, self.max_timestamp)
         batch = Batch((*fields, producer_id, epoch, sequence, self.count), b"")
-        reseal(batch, _compress(self.codec, bytes(self.data)))
+        reseal(batch, compress(self.codec, bytes(self.data)))
         return batch.data
