@@ -18,7 +18,7 @@ from headrace.broker.transaction_states import Transaction
 from headrace.errors import KafkaError
 from headrace.ports import Clock
 
-__all__ = ["RETRY_S", "MarkerWriter", "OpenTransaction", "open_transactions", "pause"]
+__all__ = ["RETRY_S", "MarkerWriter", "OpenTransaction", "open_transactions_in_recovered_logs", "pause"]
 
 RETRY_S = 0.25
 _log = logging.getLogger(__name__)
@@ -33,11 +33,16 @@ class OpenTransaction:
     producer_epoch: int
 
 
-def open_transactions(topics: Topics) -> Iterator[OpenTransaction]:
-    """Every transaction that has no marker yet, over all partitions."""
+def open_transactions_in_recovered_logs(topics: Topics) -> Iterator[OpenTransaction]:
+    """Every transaction without a marker in the partitions whose end had to be recovered.
+
+    What lies below a partition's recovery point was flushed together with the whole data directory, and so with the rows
+    that were written before it. A thousand partitions that were closed in good order are not even looked into.
+    """
     for topic in topics.all():
         for partition in topic.partitions:
-            yield from _open_in(partition)
+            if partition.log.recovery.scanned_bytes:
+                yield from _open_in(partition)
 
 
 def _open_in(partition: Partition) -> Iterator[OpenTransaction]:

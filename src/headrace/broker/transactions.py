@@ -53,7 +53,13 @@ from headrace.broker.request import Peer, Reply, Request, after
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
 from headrace.broker.transaction_listing import describe, list_matching
-from headrace.broker.transaction_markers import RETRY_S, MarkerWriter, OpenTransaction, open_transactions, pause
+from headrace.broker.transaction_markers import (
+    RETRY_S,
+    MarkerWriter,
+    OpenTransaction,
+    open_transactions_in_recovered_logs,
+    pause,
+)
 from headrace.broker.transaction_states import (
     END_WITH_BUMP,
     END_WITHOUT_BUMP,
@@ -461,7 +467,7 @@ class TransactionCoordinator:
         owners = {each.producer_id: name for name, each in self._transactions.items()}
         owners.update({each.next_producer_id: name for name, each in self._transactions.items()})
         later: dict[str | None, list[OpenTransaction]] = {}
-        for found in open_transactions(self._topics):
+        for found in open_transactions_in_recovered_logs(self._topics):
             name = owners.get(found.producer_id)
             if name is None or self._transactions[name].state.decided:
                 later.setdefault(name, []).append(found)

@@ -93,7 +93,7 @@ class FakePartition:
         self.removed = False
         self.full = False
         self.waiters = Waiters()
-        self.log = SimpleNamespace(producers=ProducerStates())
+        self.log = SimpleNamespace(producers=ProducerStates(), recovery=SimpleNamespace(scanned_bytes=1))
         for batch in batches:
             self.append(batch)
         self.flush()
