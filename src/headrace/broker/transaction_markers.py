@@ -36,8 +36,8 @@ class OpenTransaction:
 def open_transactions_in_recovered_logs(topics: Topics) -> Iterator[OpenTransaction]:
     """Every transaction without a marker in the partitions whose end had to be recovered.
 
-    What lies below a partition's recovery point was flushed together with the whole data directory, and so with the rows
-    that were written before it. A thousand partitions that were closed in good order are not even looked into.
+    What lies below a partition's recovery point was flushed together with the whole data directory, and so with the
+    rows that were written before it. A thousand partitions that were closed in good order are not even looked into.
     """
     for topic in topics.all():
         for partition in topic.partitions:
