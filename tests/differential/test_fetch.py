@@ -203,3 +203,42 @@ def test_a_fetch_waits_for_the_bytes_it_asked_for(same_as_kafka: Compare) -> Non
         s.note_answer("answered by the clock, with what there is", consumer, asked)
 
     same_as_kafka(play)
+
+
+def test_a_topic_deleted_under_a_waiting_fetch(same_as_kafka: Compare) -> None:
+    def play(s: Scenario) -> None:
+        name = s.topic()
+        identifier = s.topic_id(name)
+        s.ask("DeleteTopics", topics=[{"name": name}], timeout_ms=10_000)
+        asked = {"topics": [{"name": name}], "allow_auto_topic_creation": False}
+        s.until(lambda: s.ask("Metadata", **asked)["topics"][0]["error_code"] == 3)
+        s.note_fetch("by name", name, 0)
+        partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
+        topics = [{"topic_id": identifier, "partitions": [partition]}]
+        s.note("by id", "Fetch", 17, max_wait_ms=0, min_bytes=0, max_bytes=1000, topics=topics)
+
+    same_as_kafka(play)
+
+
+def test_fetch_sessions_with_topic_ids(same_as_kafka: Compare) -> None:
+    def play(s: Scenario) -> None:
+        name = s.topic()
+        identifier = s.topic_id(name)
+        s.produce(name, batch())
+        partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
+        limits = {"max_wait_ms": 100, "min_bytes": 0, "max_bytes": 1 << 20}
+
+        def ask(label: str, session: int, epoch: int, *ids: bytes, **more: Any) -> int:
+            topics = [{"topic_id": each, "partitions": [partition]} for each in ids]
+            values = {"session_id": session, "session_epoch": epoch, "topics": topics}
+            answer = s.note(label, "Fetch", 17, **limits, **values, **more)
+            given: int = answer["session_id"]
+            return given
+
+        session = ask("full", 0, 0, identifier)
+        ask("nothing named", session, 1)
+        ask("an unknown id joins", session, 2, b"\x09" * 16)
+        forgotten = [{"topic_id": identifier, "partitions": [0]}]
+        ask("one is forgotten", session, 3, forgotten_topics_data=forgotten)
+
+    same_as_kafka(play)
