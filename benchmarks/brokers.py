@@ -83,7 +83,7 @@ def unique(what: str) -> str:
 
 
 def create_topic(broker: RunningServer, name: str, partitions: int, config: dict[str, str] | None = None) -> None:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
     topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config or {})
     admin.create_topics([topic], operation_timeout=60)[name].result(timeout=90)
     wait_for_leaders(broker.bootstrap, name, partitions)
@@ -103,7 +103,7 @@ def wait_for_leaders(bootstrap: str, name: str, partitions: int, timeout_s: floa
 
 
 def delete_topic(broker: RunningServer, name: str) -> None:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
     admin.delete_topics([name], operation_timeout=30)[name].result(timeout=60)
 
 

@@ -6,7 +6,12 @@ message is a request of its own: that shows the broker, and one that syncs befor
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from benchmarks.brokers import Brokers, Client, alternate, create_topic, delete_topic, run_clients, unique
@@ -27,7 +32,7 @@ def run(brokers: Brokers, *, quick: bool) -> list[Figure]:
     for linger_ms in (5,) if quick else (5, 0):
         turns = alternate(brokers, 1 if quick else 3, partial(turn, seconds=seconds, linger_ms=linger_ms))
         figures += figures_of(f"{RATE:,} msg/s, linger.ms={linger_ms}", turns)
-    return figures
+    return [*figures, *disk_figures(1 if quick else 3)]
 
 
 def turn(broker: RunningServer, seconds: float, linger_ms: int) -> dict[str, Any]:
@@ -48,6 +53,44 @@ def turn(broker: RunningServer, seconds: float, linger_ms: int) -> dict[str, Any
         }
     finally:
         delete_topic(broker, topic)
+
+
+def disk_figures(rounds: int) -> list[Figure]:
+    """What an acknowledgement waits for: how long this disk takes, now, to make a small append durable.
+
+    Kafka waits for none of it. On a machine where others write and sync as well, this is the tail of our latency.
+    """
+    syncs = [sync_times_ms() for _ in range(rounds)]
+    return [
+        Figure(
+            hop="latency",
+            case=f"{quantile} of fdatasync, 5 KB appended every 5 ms",
+            unit="ms",
+            ours=[each[quantile] for each in syncs],
+            peer="none: this is the disk itself",
+            higher_is_better=False,
+        )
+        for quantile in ("p50", "p99")
+    ]
+
+
+def sync_times_ms(count: int = 400) -> dict[str, float]:
+    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
+    descriptor = os.open(folder / "file", os.O_WRONLY | os.O_CREAT, 0o600)
+    data = os.urandom(5_000)
+    times = []
+    try:
+        for number in range(count):
+            os.pwrite(descriptor, data, number * len(data))
+            began = time.monotonic()
+            os.fdatasync(descriptor)
+            times.append((time.monotonic() - began) * 1000)
+            time.sleep(0.005)
+    finally:
+        os.close(descriptor)
+        shutil.rmtree(folder)
+    times.sort()
+    return {"p50": times[count // 2], "p99": times[count * 99 // 100]}
 
 
 def figures_of(case: str, turns: dict[str, list[dict[str, Any]]]) -> list[Figure]:
