@@ -300,7 +300,7 @@ class Administering:
     def _producers(self, name: str, index: int) -> PartitionResponse:
         try:
             check_name(name)
-            partition = self._broker.partition(name, index)
+            producers = self._broker.partition(name, index).log.producers.describe()
         except KafkaError as error:
             return PartitionResponse(partition_index=index, error_code=error.code, error_message=error.message)
         return PartitionResponse(
@@ -314,7 +314,7 @@ class Administering:
                     coordinator_epoch=each.coordinator_epoch,
                     current_txn_start_offset=each.transaction_start_offset,
                 )
-                for each in partition.log.producers.describe()
+                for each in producers
             ],
         )
 
@@ -322,13 +322,13 @@ class Administering:
         asked = request.body.topics
         chosen: list[tuple[Topic, list[Partition]]] = []
         if asked is None:
-            chosen = [(topic, topic.partitions) for topic in self._broker.topics.all()]
+            chosen = [(topic, topic.served) for topic in self._broker.topics.all()]
         else:
             for each in asked:
                 topic = self._broker.topics.get(each.topic)
                 if topic is not None:
                     found = [topic.partition(index) for index in each.partitions]
-                    chosen.append((topic, [partition for partition in found if partition is not None]))
+                    chosen.append((topic, [each for each in found if each is not None and each.fault is None]))
         store = self._broker.store
         return DescribeLogDirsResponse(
             results=[

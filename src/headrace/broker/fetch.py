@@ -284,6 +284,8 @@ class PendingFetch:
             partition = self._fetching.partition_of(key, self._by_id)
             if isinstance(partition, ErrorCode):
                 answer = _missing(key[2], partition)
+            elif partition.fault is not None:
+                answer = _failed(key[2], partition.fault.code)
             elif follower:
                 answer = _failed(key[2], ErrorCode.NOT_LEADER_OR_FOLLOWER)
             elif (idle := self._idle.get(partition)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.broker.partition import Partition
 from headrace.broker.request import Reply, Request, after
 from headrace.broker.topics import Topic, check_name
 from headrace.errors import ErrorCode, KafkaError
@@ -45,6 +46,7 @@ OPERATIONS_UNKNOWN = -(2**31)
 TOPIC_OPERATIONS = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 BROKER_ENDPOINTS = 1
+NO_LEADER = -1
 
 
 class Describing:
@@ -137,11 +139,13 @@ class Describing:
             is_internal=topic.internal,
             partitions=[
                 MetadataResponsePartition(
+                    error_code=_leaderless(each),
                     partition_index=each.index,
-                    leader_id=self._broker.node_id,
+                    leader_id=self._broker.node_id if each.fault is None else NO_LEADER,
                     leader_epoch=each.leader_epoch,
                     replica_nodes=node,
-                    isr_nodes=node,
+                    isr_nodes=node if each.fault is None else [],
+                    offline_replicas=[] if each.fault is None else node,
                 )
                 for each in topic.partitions
             ],
@@ -214,7 +218,7 @@ class Describing:
                 response.next_cursor = DescribeTopicPartitionsResponseCursor(topic_name=name, partition_index=first)
                 break
             page = topic.partitions[first : first + limit]
-            response.topics.append(self._described(topic, [each.index for each in page]))
+            response.topics.append(self._described(topic, page))
             limit -= len(page)
             if first + len(page) < len(topic.partitions):
                 response.next_cursor = DescribeTopicPartitionsResponseCursor(
@@ -224,7 +228,7 @@ class Describing:
             first = 0
         return response
 
-    def _described(self, topic: Topic, indexes: list[int]) -> DescribeTopicPartitionsResponseTopic:
+    def _described(self, topic: Topic, page: list[Partition]) -> DescribeTopicPartitionsResponseTopic:
         node = [self._broker.node_id]
         return DescribeTopicPartitionsResponseTopic(
             name=topic.name,
@@ -233,17 +237,24 @@ class Describing:
             topic_authorized_operations=TOPIC_OPERATIONS,
             partitions=[
                 DescribeTopicPartitionsResponsePartition(
-                    partition_index=index,
-                    leader_id=self._broker.node_id,
-                    leader_epoch=topic.partitions[index].leader_epoch,
+                    error_code=_leaderless(each),
+                    partition_index=each.index,
+                    leader_id=self._broker.node_id if each.fault is None else NO_LEADER,
+                    leader_epoch=each.leader_epoch,
                     replica_nodes=node,
-                    isr_nodes=node,
+                    isr_nodes=node if each.fault is None else [],
                     eligible_leader_replicas=[],
                     last_known_elr=[],
+                    offline_replicas=[] if each.fault is None else node,
                 )
-                for index in indexes
+                for each in page
             ],
         )
+
+
+def _leaderless(partition: Partition) -> ErrorCode:
+    """A damaged partition has nobody to lead it."""
+    return ErrorCode.NONE if partition.fault is None else ErrorCode.LEADER_NOT_AVAILABLE
 
 
 def _software(text: str) -> bool:

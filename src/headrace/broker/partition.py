@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from headrace.batch import Batch, control_batch
+from headrace.errors import ErrorCode, KafkaError
 from headrace.log.flush import Flusher
 from headrace.log.log import AppendResult, PartitionLog
 from headrace.ports import Clock
 
-__all__ = ["Countdown", "Partition", "Watcher"]
+__all__ = ["Countdown", "DamagedPartition", "Partition", "Watcher"]
 
 
 class Watcher(Protocol):
@@ -44,6 +45,8 @@ class Countdown:
 
 class Partition:
     """One partition of a topic."""
+
+    fault: KafkaError | None = None
 
     def __init__(
         self, *, topic: str, index: int, log: PartitionLog, flusher: Flusher, clock: Clock, leader_epoch: int
@@ -128,3 +131,26 @@ class Partition:
         for _, countdown in self._waiting:
             countdown.one_done()
         self._waiting.clear()
+
+
+class DamagedPartition(Partition):
+    """A partition whose log cannot be served as it is: whoever asks is told why, and nothing is repaired by guesswork.
+
+    The others go on. Restoring the file from a copy and restarting brings it back; deleting the topic ends it.
+    """
+
+    def __init__(self, *, topic: str, index: int, fault: KafkaError, leader_epoch: int) -> None:
+        self.topic = topic
+        self.index = index
+        self.leader_epoch = leader_epoch
+        self.fault = fault
+        self.watchers = {}
+        self.dropped_records = 0
+        self.refused_batches = 0
+        self.removed = False
+        self._waiting = deque()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "log":
+            raise self.fault or KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
+        raise AttributeError(name)

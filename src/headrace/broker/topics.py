@@ -8,6 +8,7 @@ removed.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -15,17 +16,19 @@ from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
-from headrace.broker.partition import Partition
+from headrace.broker.partition import DamagedPartition, Partition
 from headrace.broker.state import StateStore
 from headrace.config import TOPIC_SETTINGS, Settings, parse_value
 from headrace.errors import ErrorCode, KafkaError
 from headrace.log.config import FlushMode, LogConfig
-from headrace.log.errors import storage_error
+from headrace.log.errors import CorruptLog, storage_error
 from headrace.log.flush import Flusher
 from headrace.log.store import LogStore
 from headrace.ports import Clock
 
 __all__ = ["NAME_LENGTH_MAX", "PARTITIONS_PER_TOPIC_MAX", "Topic", "TopicConfig", "Topics", "check_name", "new_id"]
+
+LOG = logging.getLogger("headrace.topics")
 
 NAME_LENGTH_MAX = 249
 PARTITIONS_PER_TOPIC_MAX = 10_000
@@ -122,6 +125,11 @@ class Topic:
         self.config = config
         self.partitions: list[Partition] = []
         self.internal = False
+
+    @property
+    def served(self) -> list[Partition]:
+        """The partitions whose logs are whole."""
+        return [each for each in self.partitions if each.fault is None]
 
     def partition(self, index: int) -> Partition | None:
         return self.partitions[index] if 0 <= index < len(self.partitions) else None
@@ -244,6 +252,7 @@ class Topics:
         del self._by_id[topic.topic_id]
         for partition in topic.partitions:
             partition.remove()
+        for partition in topic.served:
             self._flusher.forget(partition.log)
         self._state.when_flushed(offset).add_done_callback(lambda _: self._remove_files(key))
         self._notify()
@@ -265,7 +274,7 @@ class Topics:
         for topic in list(self._by_name.values()) if topics is None else topics:
             topic.config.forget()
             config = topic.config.log_config()
-            for partition in topic.partitions:
+            for partition in topic.served:
                 partition.log.config = config
                 self._flusher.mark(partition.log)  # an ack topic now, perhaps: what is written must become flushed
 
@@ -285,22 +294,24 @@ class Topics:
         config = topic.config.log_config()
         together = sync and count - len(topic.partitions) > SYNC_TOGETHER_ABOVE
         for index in range(len(topic.partitions), count):
-            log = self._store.open_log(
-                topic.name, UUID(bytes=topic.topic_id), index, config, sync=sync and not together
-            )
-            topic.partitions.append(
-                Partition(
-                    topic=topic.name,
-                    index=index,
-                    log=log,
-                    flusher=self._flusher,
-                    clock=self._clock,
-                    leader_epoch=self._leader_epoch,
-                )
-            )
-
+            topic.partitions.append(self._open_partition(topic, index, config, sync=sync and not together))
         if together:
             self._store.sync_recovered()
+
+    def _open_partition(self, topic: Topic, index: int, config: LogConfig, *, sync: bool) -> Partition:
+        try:
+            log = self._store.open_log(topic.name, UUID(bytes=topic.topic_id), index, config, sync=sync)
+        except CorruptLog as error:
+            LOG.error("%s-%d is not served: %s", topic.name, index, error)
+            return DamagedPartition(topic=topic.name, index=index, fault=error, leader_epoch=self._leader_epoch)
+        return Partition(
+            topic=topic.name,
+            index=index,
+            log=log,
+            flusher=self._flusher,
+            clock=self._clock,
+            leader_epoch=self._leader_epoch,
+        )
 
     def _register(self, topic: Topic) -> None:
         self._by_name[topic.name] = topic

@@ -40,7 +40,7 @@ def open_transactions_in_recovered_logs(topics: Topics) -> Iterator[OpenTransact
     rows that were written before it. A thousand partitions that were closed in good order are not even looked into.
     """
     for topic in topics.all():
-        for partition in topic.partitions:
+        for partition in topic.served:
             if partition.log.recovery.scanned_bytes:
                 yield from _open_in(partition)
 

@@ -138,7 +138,7 @@ class Upkeep:
         expiration_ms = self._broker.settings.integer("producer.id.expiration.ms")
         moved = False
         for topic in self._broker.topics.all():
-            for partition in topic.partitions:
+            for partition in topic.served:
                 partition.log.producers.expire(now_ms, expiration_ms)
                 moved = advance_by_retention(partition.log, now_ms) or moved
         if moved:
@@ -159,7 +159,7 @@ class Upkeep:
     async def compact_once(self) -> None:
         """Compact the logs that are due, one after the other."""
         compacted = [topic for topic in self._broker.topics.all() if topic.config.compacted]
-        partitions = [partition for topic in compacted for partition in topic.partitions]
+        partitions = [partition for topic in compacted for partition in topic.served]
         if any(each.log.segments[-1].base_offset > each.log.mark.recovery_offset for each in partitions):
             # Only what no recovery can cut any more is rewritten.
             self._everything = True

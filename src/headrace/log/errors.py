@@ -61,7 +61,7 @@ class DiskFull(StorageError):
 
 class CorruptLog(StorageError):
     def __init__(self, path: str, position: int, reason: str) -> None:
-        super().__init__(f"{path} is corrupt at byte {position}: {reason}; inspect it with 'headrace log verify'; to go on without it, move the partition's directory away")
+        super().__init__(f"{path} is corrupt at byte {position}: {reason}; inspect it with 'headrace log verify'")
         self.path = path
         self.position = position
         self.reason = reason

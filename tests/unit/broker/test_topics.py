@@ -189,3 +189,34 @@ def test_what_was_written_before_a_topic_became_an_ack_topic_stays_visible(tmp_p
             assert answer.high_watermark == 1
 
     asyncio.run(scenario())
+
+
+def test_a_damaged_partition_is_not_served_and_the_others_are(tmp_path: Path) -> None:
+    def damage() -> Path:
+        (log,) = tmp_path.glob("topics/t~*/1/*.log")
+        log.write_bytes(log.read_bytes()[:20])
+        return log
+
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            await harness.create("t", 2)
+            await harness.produce("t", [b"fine"], 0)
+            await harness.produce("t", [b"x" * 500], 1)
+        damaged = damage()
+        async with running(tmp_path) as harness:
+            assert await harness.values("t", 0, 0) == [b"fine"]
+            assert (await harness.produce("t", [b"more"], 0)).error_code == 0
+            assert (await harness.fetch("t", 0, 1)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            assert (await harness.produce("t", [b"lost?"], 1)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            metadata = await harness.ask(MetadataRequest(topics=[MetadataRequestTopic(name="t")]))
+            codes = [each.error_code for each in metadata.topics[0].partitions]
+            assert codes == [0, ErrorCode.LEADER_NOT_AVAILABLE]
+            harness.broker.upkeep.apply_retention()
+        assert damaged.stat().st_size == 20, "nothing was cut, nothing was repaired by guesswork"
+        async with running(tmp_path) as harness:
+            assert (await harness.fetch("t", 0, 1)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            assert await delete(harness, "t") == 0
+            await harness.create("t", 2)
+            assert (await harness.produce("t", [b"anew"], 1)).base_offset == 0
+
+    asyncio.run(scenario())
