@@ -53,18 +53,11 @@ CASES_QUICK = (Case(100, 1, 500_000), Case(1000, 16, 200_000))
 
 def run(brokers: Brokers, *, quick: bool) -> list[Figure]:
     figures: list[Figure] = []
-    warm_up(brokers, 100_000 if quick else 500_000)
     for case in CASES_QUICK if quick else CASES:
         figures += measure(brokers, case, 1 if quick else 3)
     if not quick and shutil.which("kcat"):
         figures += measure_c_client(brokers, 3)
     return figures
-
-
-def warm_up(brokers: Brokers, count: int) -> None:
-    """Kafka's compiler needs to have seen the code; both get the same."""
-    for broker in brokers.all:
-        round_trip(broker, Case(100, 4, count))
 
 
 def measure(brokers: Brokers, case: Case, rounds: int) -> list[Figure]:
