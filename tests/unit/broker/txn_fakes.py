@@ -164,6 +164,7 @@ class FakeTopics:
         for each in partitions:
             self.topics.setdefault(each.topic, SimpleNamespace(name=each.topic, partitions=[])).partitions.append(each)
         for topic in self.topics.values():
+            topic.served = topic.partitions
             topic.partition = lambda index, topic=topic: (
                 topic.partitions[index] if 0 <= index < len(topic.partitions) else None
             )
