@@ -14,7 +14,8 @@ Errors are ``headrace.errors.KafkaError`` with the wire's code, and refinements 
     ├── ConnectionLost         an open connection ended; whether the request took effect is unknown
     ├── RequestTimedOut        no answer in time; the same
     ├── UnsupportedByBroker    the broker does not know the request
-    └── DeliveryFailed         records were given up
+    ├── DeliveryFailed         records were given up
+    └── TransactionLost        a transaction timed out, or its id was taken over
 
 The parts load when they are first used: a command that lists topics does not pay for the producer.
 """
@@ -25,6 +26,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.client.accumulator import PreparedRecords
     from headrace.client.admin import Admin, ConfigEntry, ConfigSource, ResourceKind
     from headrace.client.client import Client, ClientOptions, PartitionInfo, TopicInfo, TopicPartition
     from headrace.client.connection import BrokerUnreachable, ConnectionLost, RequestTimedOut, UnsupportedByBroker
@@ -43,6 +45,18 @@ if TYPE_CHECKING:
     )
     from headrace.client.partitioner import partition_for_key
     from headrace.client.producer import Delivery, DeliveryFailed, Producer, ProducerOptions
+    from headrace.client.transactional import TransactionalProducer
+    from headrace.client.transactions import (
+        Outcome,
+        ProducerIdentity,
+        TransactionInfo,
+        TransactionLost,
+        add_partitions,
+        describe_transaction,
+        end_transaction,
+        init_producer_id,
+        list_transactions,
+    )
 
 __all__ = [
     "EARLIEST",
@@ -68,24 +82,36 @@ __all__ = [
     "GroupOptions",
     "Groups",
     "OffsetAt",
+    "Outcome",
     "PartitionInfo",
     "PartitionLag",
     "Polled",
+    "PreparedRecords",
     "Producer",
+    "ProducerIdentity",
     "ProducerOptions",
     "RequestTimedOut",
     "ResourceKind",
     "TopicInfo",
     "TopicPartition",
+    "TransactionInfo",
+    "TransactionLost",
+    "TransactionalProducer",
     "UnsupportedByBroker",
+    "add_partitions",
+    "describe_transaction",
     "end_offsets",
+    "end_transaction",
     "fetch_batches",
+    "init_producer_id",
     "list_offsets",
+    "list_transactions",
     "partition_for_key",
     "start_offsets",
 ]
 
 _MODULES = {
+    "accumulator": ("PreparedRecords",),
     "admin": (
         "Admin",
         "ConfigEntry",
@@ -141,6 +167,18 @@ _MODULES = {
         "DeliveryFailed",
         "Producer",
         "ProducerOptions",
+    ),
+    "transactional": ("TransactionalProducer",),
+    "transactions": (
+        "Outcome",
+        "ProducerIdentity",
+        "TransactionInfo",
+        "TransactionLost",
+        "add_partitions",
+        "describe_transaction",
+        "end_transaction",
+        "init_producer_id",
+        "list_transactions",
     ),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

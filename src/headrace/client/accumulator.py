@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from headrace.batch import NO_PRODUCER_ID, Batch, reseal
+from headrace.batch import NO_PRODUCER_ID, TRANSACTIONAL, Batch, reseal
 from headrace.client.client import TopicPartition
-from headrace.record import Codec, compress
+from headrace.record import Codec, Record, compress, encode_records
 
-__all__ = ["OpenBatch"]
+__all__ = ["OpenBatch", "PreparedRecords"]
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -53,6 +54,26 @@ def _encode_headers(headers: Headers) -> bytes:
     return b"".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedRecords:
+    """Records that somebody else has encoded (``headrace.record`` has the bytes), uncompressed, for one batch.
+
+    Offset deltas must count 0, 1, 2 … and timestamps be relative to ``base_timestamp``.
+    """
+
+    data: bytes | bytearray | memoryview
+    count: int
+    base_timestamp: int
+    max_timestamp: int
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> PreparedRecords:
+        assert records, "a batch has at least one record"
+        base_timestamp = records[0].timestamp
+        data = encode_records(records, base_timestamp=base_timestamp)
+        return cls(data, len(records), base_timestamp, max(record.timestamp for record in records))
+
+
 class OpenBatch:
     """Records for one partition. After ``identify`` it keeps its producer and sequence, however often it is resent."""
 
@@ -66,13 +87,19 @@ class OpenBatch:
         "max_timestamp",
         "partition",
         "pause_ms",
+        "prepared",
+        "transactional",
     )
 
-    def __init__(self, partition: TopicPartition, codec: Codec, retry_pause_ms: int) -> None:
+    def __init__(
+        self, partition: TopicPartition, codec: Codec, retry_pause_ms: int, *, transactional: bool = False
+    ) -> None:
         self.partition = partition
         self.codec = codec
         self.created = time.monotonic()
+        self.transactional = transactional
         self.data = bytearray()
+        self.prepared: bytes | bytearray | memoryview | None = None
         self.count = 0
         self.base_timestamp = 0
         self.max_timestamp = 0
@@ -104,11 +131,19 @@ class OpenBatch:
         self.data += body
         self.count = count + 1
 
+    def fill(self, prepared: PreparedRecords) -> None:
+        """Take a whole batch's records as they are."""
+        assert self.count == 0, "prepared records are a batch of their own"
+        self.prepared = prepared.data
+        self.count = prepared.count
+        self.base_timestamp = prepared.base_timestamp
+        self.max_timestamp = prepared.max_timestamp
+
     def seal(self) -> bytes:
         """The batch as it goes onto the wire."""
         producer_id, epoch, sequence = self.identity or (NO_PRODUCER_ID, -1, -1)
-        attributes = int(self.codec)
+        attributes = int(self.codec) | (TRANSACTIONAL if self.transactional else 0)
         fields = (0, 0, -1, MAGIC, 0, attributes, self.count - 1, self.base_timestamp, self.max_timestamp)
         batch = Batch((*fields, producer_id, epoch, sequence, self.count), b"")
-        reseal(batch, compress(self.codec, bytes(self.data)))
+        reseal(batch, compress(self.codec, bytes(self.data if self.prepared is None else self.prepared)))
         return batch.data

@@ -8,7 +8,8 @@ batches being filled. ``flush`` returns when everything is acknowledged.
 An idempotent producer (the default) stamps each batch with its id and a sequence before the first attempt; the broker
 recognises a resent batch by them, so a lost answer does not become a duplicate.
 
-Transactions would add an id to ``ProducerOptions``, their state beside ``_Identity``, and a flag to ``OpenBatch.seal``.
+Whoever has encoded records already gives them as ``PreparedRecords``, a batch at a time. ``transactional.py`` builds on
+this with transactions.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from headrace.client.accumulator import Headers, OpenBatch
+from headrace.client.accumulator import Headers, OpenBatch, PreparedRecords
 from headrace.client.client import ANY, Client, TopicPartition, check, error_of
 from headrace.client.connection import Connection, Pending
 from headrace.client.partitioner import partition_for_key
@@ -136,12 +137,24 @@ class Producer:
             self._pump()
             batch = None
         if batch is None:
-            batch = self._open[target] = OpenBatch(target, self.options.codec, self._client.options.retry_pause_ms)
+            batch = self._open[target] = self._new_batch(target)
             self._linger_until = min(self._linger_until, now + self.options.linger_ms / 1000)
         batch.add(key, value, headers, int(now * 1000) if timestamp is None else timestamp)
         if now >= self._linger_until:
             self._linger_passed(now)
         return target
+
+    def send_prepared(self, partition: TopicPartition, records: PreparedRecords) -> None:
+        """Take a batch of encoded records, behind what was sent to the partition before."""
+        if partition in self._open:
+            self._seal(partition)
+        batch = self._new_batch(partition)
+        batch.fill(records)
+        self._ready.setdefault(partition, deque()).append(batch)
+        self._pump()
+
+    def _new_batch(self, partition: TopicPartition) -> OpenBatch:
+        return OpenBatch(partition, self.options.codec, self._client.options.retry_pause_ms)
 
     def flush(self) -> None:
         """Return when every record is acknowledged; raise when one cannot be."""
@@ -243,9 +256,13 @@ class Producer:
             self._sequences.clear()
         for partition, batch in batches.items():
             if batch.identity is None:
-                sequence = self._sequences.get(partition, 0)
+                sequence = self._take_sequences(partition, batch.count)
                 batch.identity = self._identity.producer_id, self._identity.epoch, sequence
-                self._sequences[partition] = (sequence + batch.count) % SEQUENCES
+
+    def _take_sequences(self, partition: TopicPartition, count: int) -> int:
+        sequence = self._sequences.get(partition, 0)
+        self._sequences[partition] = (sequence + count) % SEQUENCES
+        return sequence
 
     def _ask_identity(self) -> _Identity:
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=NO_TRANSACTION_TIMEOUT_MS)
@@ -282,7 +299,7 @@ class Producer:
         except KafkaError as lost:
             self._retry_all(flight.batches, lost)
             return
-        failures: list[DeliveryFailed] = []
+        failures: list[KafkaError] = []
         retried: dict[TopicPartition, OpenBatch] = {}
         reason = KafkaError(ErrorCode.NONE)
         for topic in answer.responses:
@@ -311,7 +328,7 @@ class Producer:
             return None
         return error_of(answer.error_code, answer.error_message, "the broker answered")
 
-    def _give_up(self, partition: TopicPartition, batch: OpenBatch, error: KafkaError) -> DeliveryFailed:
+    def _give_up(self, partition: TopicPartition, batch: OpenBatch, error: KafkaError) -> KafkaError:
         """Report records as lost. Later batches get a new producer id, since their sequences would show a gap."""
         self._identity = None
         self._report(Delivery(partition, -1, batch.count, error))
@@ -325,7 +342,7 @@ class Producer:
         """Put batches back in front of their queues and pause; give up those that have waited too long."""
         self._client.learn_from(error.code)
         now = time.monotonic()
-        failure: DeliveryFailed | None = None
+        failure: KafkaError | None = None
         pause_ms = 0.0
         for partition, batch in batches.items():
             if not error.retriable or (now - batch.created) * 1000 > self.options.delivery_timeout_ms:

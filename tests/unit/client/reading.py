@@ -1,0 +1,20 @@
+"""What a reader of committed records finds."""
+
+from __future__ import annotations
+
+from headrace.client import Client, Consumer, ConsumerOptions, FetchOptions, TopicPartition, start_offsets
+
+
+def read_values(
+    client: Client, partitions: list[TopicPartition], *, read_committed: bool = True
+) -> dict[TopicPartition, list[bytes | None]]:
+    """Every value that is there, partition by partition."""
+    options = ConsumerOptions(fetch=FetchOptions(read_committed=read_committed), wait_ms_max=50)
+    consumer = Consumer(client, options)
+    consumer.assign(start_offsets(client, partitions))
+    found: dict[TopicPartition, list[bytes | None]] = {each: [] for each in partitions}
+    while True:
+        for partition, records in consumer.poll(20).items():
+            found[partition] += [record.value for record in records]
+        if consumer.at_end():
+            return found
