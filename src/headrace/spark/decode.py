@@ -81,7 +81,7 @@ class _Fields:
 
 
 def grouped(batches: Iterable[Batch], *, bytes_max: int) -> Iterator[list[Batch]]:
-    """Batches in groups worth decoding together, so that memory follows ``bytes_max`` and not the range that is read."""
+    """Batches in groups worth decoding together, so that memory follows ``bytes_max`` and not the range read."""
     group: list[Batch] = []
     size = 0
     for batch in batches:
