@@ -259,7 +259,7 @@ _NODE = [
     Setting("request.other.bytes.max", Kind.INT, 16 << 20, "largest request that is not Produce", least=1024),
     Setting("connection.requests.max", Kind.INT, 64, "requests of one connection under way at once", least=1),
     Setting("connection.handshake.ms", Kind.INT, 10_000, "time a new connection has for its first request", least=1),
-    Setting("connection.write.buffer.bytes", Kind.INT, 256 << 10, "answers buffered per connection", least=1 << 14),
+    Setting("connection.write.buffer.bytes", Kind.INT, 128 << 10, "answers buffered per connection", least=1 << 14),
     Setting("shutdown.drain.ms", Kind.INT, 5_000, "time in-flight requests have at shutdown", least=0),
 ]  # fmt: skip
 

@@ -264,7 +264,11 @@ class Segment:
         return self.search(lambda: self._end_within(start, limit, offset_max))
 
     def _end_within(self, start: int, limit: int, offset_max: int) -> tuple[int, int]:
-        _, by_position = self.with_index(lambda index: index.floor_position(limit))
+        boundary_offset, by_position = self.with_index(lambda index: index.floor_position(limit))
+        if limit < self.size and by_position > start and boundary_offset <= offset_max:
+            # The index knows a boundary: a little less than asked for, and the log's own pages, which may be cold, are
+            # left alone. What is left of the last interval comes with the next read.
+            return by_position, boundary_offset
         if offset_max < self.next_offset:
             _, by_offset = self.with_index(lambda index: index.floor_offset(offset_max))
             by_position = min(by_position, by_offset)

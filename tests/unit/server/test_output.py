@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ def test_a_peer_that_does_not_read_has_little_of_the_file_read_for_it_and_is_not
         seen.append(request.correlation_id)
         return fetched([Slice(file, 0, 1 << 30)])
 
-    with serving(handle, replace(LIMITS, write_buffer_bytes_max=256 << 10)) as server, Client(server.address) as client:
+    with serving(handle, LIMITS) as server, Client(server.address) as client:
         client.fetch(1)
         server.until(lambda: sent_of(server) > 0)
         before = -1
