@@ -14,6 +14,8 @@ Errors are ``headrace.errors.KafkaError`` with the wire's code, and refinements 
     ├── ConnectionLost         an open connection ended; whether the request took effect is unknown
     ├── RequestTimedOut        no answer in time; the same
     ├── UnsupportedByBroker    the broker does not know the request
+    ├── OffsetOutOfRange       the log has it no more; ``earliest`` and ``latest`` tell what it has
+    ├── TopicReplaced          a topic was deleted and made again while it was read
     ├── DeliveryFailed         records were given up
     └── TransactionLost        a transaction timed out, or its id was taken over
 
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     )
     from headrace.client.partitioner import partition_for_key
     from headrace.client.producer import Delivery, DeliveryFailed, Producer, ProducerOptions
+    from headrace.client.ranges import OffsetOutOfRange, RangeOptions, RawBatch, TopicReplaced, fetch_range, raw_batches
     from headrace.client.transactional import TransactionalProducer
     from headrace.client.transactions import (
         Outcome,
@@ -82,6 +85,7 @@ __all__ = [
     "GroupOptions",
     "Groups",
     "OffsetAt",
+    "OffsetOutOfRange",
     "Outcome",
     "PartitionInfo",
     "PartitionLag",
@@ -90,10 +94,13 @@ __all__ = [
     "Producer",
     "ProducerIdentity",
     "ProducerOptions",
+    "RangeOptions",
+    "RawBatch",
     "RequestTimedOut",
     "ResourceKind",
     "TopicInfo",
     "TopicPartition",
+    "TopicReplaced",
     "TransactionInfo",
     "TransactionLost",
     "TransactionalProducer",
@@ -103,10 +110,12 @@ __all__ = [
     "end_offsets",
     "end_transaction",
     "fetch_batches",
+    "fetch_range",
     "init_producer_id",
     "list_offsets",
     "list_transactions",
     "partition_for_key",
+    "raw_batches",
     "start_offsets",
 ]
 
@@ -167,6 +176,14 @@ _MODULES = {
         "DeliveryFailed",
         "Producer",
         "ProducerOptions",
+    ),
+    "ranges": (
+        "OffsetOutOfRange",
+        "RangeOptions",
+        "RawBatch",
+        "TopicReplaced",
+        "fetch_range",
+        "raw_batches",
     ),
     "transactional": ("TransactionalProducer",),
     "transactions": (

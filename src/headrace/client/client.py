@@ -113,6 +113,7 @@ class ClientOptions:
     connect_timeout_ms: int = 10_000
     request_timeout_ms: int = 30_000
     retry_timeout_ms: int = 30_000
+    first_contact_timeout_ms: int = 0  # before any broker was ever reached; 0 tells a wrong address at once
     retry_pause_ms: int = 50
     retry_pause_ms_max: int = 1_000
     metadata_age_ms_max: int = 300_000
@@ -368,7 +369,7 @@ class Client:
                 missing = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 bound_ms = min(limit_ms, missing_ms) if missing else limit_ms
                 if isinstance(error, BrokerUnreachable):
-                    bound_ms = 0 if not self._connections else bound_ms
+                    bound_ms = bound_ms if self._connections else min(bound_ms, options.first_contact_timeout_ms)
                 if not error.retriable or (time.monotonic() - start) * 1000 + pause_ms > bound_ms:
                     raise
             time.sleep(pause_ms * random.uniform(0.8, 1.2) / 1000)

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Self
 
 from headrace.client.accumulator import Headers, OpenBatch, PreparedRecords
 from headrace.client.client import ANY, Client, TopicPartition, check, error_of
@@ -108,7 +109,7 @@ class Producer:
         self._sticky: dict[str, int] = {}
         self._linger_until = float("inf")
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -213,7 +213,7 @@ def advertised(proxy: LossyProxy) -> dict[str, object]:
 
 
 def test_an_abort_after_a_commit_that_nobody_answered_says_that_the_commit_had_worked(unique: Unique) -> None:
-    lost = []
+    lost: list[int] = []
 
     def end_once(key: int) -> bool:
         if key == END and not lost:
