@@ -31,10 +31,8 @@ COMPATIBILITY = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md
 SETTINGS = {"num.partitions": "4", "broker.id": "0", "group.min.session.timeout.ms": "1000"}
 
 OWN_BROKER = "starts an Apache Kafka of its own, with TLS, from files that the source package lacks"
-OTHER_NAME = "looks for advertised.listeners, which is advertised.kafka here"
 LEFT_OUT = {
     "test_create_describe_delete_acls": "access control lists are not part of headrace yet",
-    "test_describe_configs_broker_resource_returns_configs": OTHER_NAME,
     "test_ssl_handshake": OWN_BROKER,
     "test_legacy_kafka_client_ssl": OWN_BROKER,
 }

@@ -96,24 +96,16 @@ class Configuring:
                 )
             )
         if asked.resource_type == TOPIC:
-            described += self._counters(asked)
+            topic = self._topic(asked.resource_name)
+            described += _facts(asked, self._broker.overflow.counters(topic), Kind.LONG, Source.DYNAMIC_BROKER)
+        elif asked.resource_type == BROKER:
+            described += _facts(asked, self._addresses(), Kind.LIST, Source.STATIC)
         return described
 
-    def _counters(self, asked: DescribeConfigsResource) -> list[DescribeConfigsResourceResult]:
-        """What an overflow policy has cost the topic since the start: read-only entries that admin tools can show."""
-        topic = self._topic(asked.resource_name)
-        return [
-            DescribeConfigsResourceResult(
-                name=name,
-                value=str(count),
-                read_only=True,
-                config_source=Source.DYNAMIC_BROKER,
-                config_type=Kind.LONG,
-                documentation=None,
-            )
-            for name, count in self._broker.overflow.counters(topic).items()
-            if not asked.configuration_keys or name in asked.configuration_keys
-        ]
+    def _addresses(self) -> dict[str, str]:
+        """Where the broker is, by the names under which Kafka's tools look for it."""
+        found = [f"PLAINTEXT://{host}:{port}" for host, port in self._broker.addresses.values()]
+        return {"advertised.listeners": ",".join(found), "log.dirs": self._broker.store.directory}
 
     def _entries(
         self, kind: int, name: str
@@ -277,6 +269,19 @@ class Configuring:
 
     def _when_durable(self, offset: int, response: object) -> Reply:
         return response if offset < 0 else after(self._broker.state.when_flushed(offset), response)
+
+
+def _facts(
+    asked: DescribeConfigsResource, facts: Mapping[str, object], kind: Kind, source: Source
+) -> list[DescribeConfigsResourceResult]:
+    """Read-only entries: what is so rather than what was set, where any admin tool can see it."""
+    return [
+        DescribeConfigsResourceResult(
+            name=name, value=str(value), read_only=True, config_source=source, config_type=kind, documentation=None
+        )
+        for name, value in facts.items()
+        if not asked.configuration_keys or name in asked.configuration_keys
+    ]
 
 
 def _changed(

@@ -85,6 +85,10 @@ class FakeState:
     def table(self, name: str) -> dict[str, Any]:
         return self.tables.setdefault(name, {})
 
+    @property
+    def end_offset(self) -> int:
+        return len(self.batches)
+
     def put(self, table: str, key: str, value: Any | None) -> int:
         return self.put_many([(table, key, value)])
 

@@ -155,7 +155,7 @@ class ConsumerMember:
             state=MemberState(row["state"]),
             assigned=_read_owned(row["assigned"]),
             revoking=_read_owned(row["revoking"]),
-            classic=None if row["classic"] is None else ClassicSide.from_row(row["classic"]),
+            classic=None if row.get("classic") is None else ClassicSide.from_row(row["classic"]),
         )
         return member, {bytes.fromhex(topic_id): frozenset(each) for topic_id, each in row["target"].items()}
 

@@ -393,7 +393,10 @@ class GroupCoordinator:
         return self._commits.offset_commit(request, self._growth_refusal(request.body.group_id))
 
     def offset_fetch(self, request: Request[OffsetFetchRequest]) -> Reply:
-        return self._commits.offset_fetch(request)
+        """What is told is durable: an offset that a power failure could take back would be seen to go back."""
+        response = self._commits.offset_fetch(request)
+        flushed = self._state.when_flushed(self._state.end_offset - 1)
+        return response if flushed.done() else after(flushed, response)
 
     def offset_delete(self, request: Request[OffsetDeleteRequest]) -> Reply:
         return self._commits.offset_delete(request.body)
