@@ -1,0 +1,49 @@
+"""Spark reads and writes the log: ``import headrace.spark as hr``.
+
+    spark = hr.session()
+    orders = hr.stream(spark, "orders", schema="id long, amount decimal(12,2), placed_at timestamp")
+
+The parts load when they are first used, and only they load PySpark.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.spark.reading import batch, stream, table
+    from headrace.spark.session import register, session
+    from headrace.spark.source import HeadraceDataSource
+
+__all__ = ["HeadraceDataSource", "batch", "register", "session", "stream", "table"]
+
+_HOMES = {
+    "HeadraceDataSource": "source",
+    "batch": "reading",
+    "register": "session",
+    "session": "session",
+    "stream": "reading",
+    "table": "reading",
+}
+_NEEDED = ("pyspark", "pyarrow", "numpy", "pandas")
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOMES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        home = importlib.import_module(f"{__name__}.{module}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _NEEDED:
+            raise
+        raise UsageError(f"headrace.spark needs {error.name}", "pip install 'headrace[spark]'") from error
+    value = globals()[name] = getattr(home, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -39,6 +39,7 @@ BUFFER_BYTES_MAX = 2**31 - 64
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 """As Spark's Kafka source declares it: ``array<struct<key:string,value:binary>>``."""
 
+_EMPTY = pa.array([], pa.binary())
 _PADDING = bytes(64)  # varints and views may be read past the end before their check says that they may not
 _VARINT_BYTES_MAX = 10
 _VIEW_INLINE_BYTES = 12
@@ -100,10 +101,15 @@ def decode(
     *,
     start: int = 0,
     end: int = 2**63 - 1,
+    keys: bool = True,
+    values: bool = True,
     headers: bool = False,
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> Decoded:
-    """All records with ``start <= offset < end``; markers of transactions are no records."""
+    """All records with ``start <= offset < end``; markers of transactions are no records.
+
+    Columns that nobody asked for are left empty: copying them is most of the work.
+    """
     readable = [batch for batch in batches if batch.record_count > 0 and not batch.is_control]
     if not readable:
         return _nothing(headers)
@@ -126,16 +132,15 @@ def decode(
         offsets=offsets,
         timestamps_ms=times,
         timestamp_types=types,
-        keys=binary_column(data, fields.key_starts, fields.key_sizes),
-        values=binary_column(data, fields.value_starts, fields.value_sizes),
+        keys=binary_column(data, fields.key_starts, fields.key_sizes) if keys else _EMPTY,
+        values=binary_column(data, fields.value_starts, fields.value_sizes) if values else _EMPTY,
         headers=_read_headers(data, raw, fields) if headers else None,
     )
 
 
 def _nothing(headers: bool) -> Decoded:
     none = np.zeros(0, np.int64)
-    empty = pa.array([], pa.binary())
-    return Decoded(none, none, none.astype(np.int32), empty, empty, pa.array([], HEADERS_TYPE) if headers else None)
+    return Decoded(none, none, none.astype(np.int32), _EMPTY, _EMPTY, pa.array([], HEADERS_TYPE) if headers else None)
 
 
 def _payload(batch: Batch, decompressed_bytes_max: int) -> bytes | memoryview:
@@ -284,7 +289,7 @@ def binary_column(data: bytes, starts: Ints, sizes: Ints) -> pa.BinaryArray:
     """
     count = len(starts)
     if count == 0:
-        return pa.array([], pa.binary())
+        return _EMPTY
     null = sizes < 0
     lengths = np.maximum(sizes, 0)
     raw = np.frombuffer(data, np.uint8)

@@ -1,0 +1,320 @@
+"""The options of the source: their names, types and defaults. An unknown one is an error that lists those that exist.
+
+The names are those of Spark's own Kafka source, so that a program changes ``format("kafka")`` to ``format("headrace")``
+and nothing else. Spark hands options over in lower case and takes them in any case; errors show them as documented.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from headrace.client import Client, ClientOptions
+from headrace.errors import UsageError
+
+__all__ = ["KAFKA_OPTIONS", "Option", "Role", "Selection", "SourceOptions", "client_options", "connect", "parse"]
+
+FORMATS = ("json", "debezium", "text")
+BAD_RECORD_CHOICES = ("fail", "null", "deadletter")
+DURATION = re.compile(r"\s*(\d+)\s*(ms|s|m|min|h|d)?\s*", re.IGNORECASE)
+DURATION_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+KAFKA_OPTIONS = (
+    "kafka.bootstrap.servers",
+    "kafka.client.id",
+    "kafka.fetch.max.bytes",
+    "kafka.group.id",
+    "kafka.isolation.level",
+    "kafka.max.partition.fetch.bytes",
+    "kafka.request.timeout.ms",
+    "kafka.sasl.jaas.config",
+    "kafka.sasl.mechanism",
+    "kafka.sasl.password",
+    "kafka.sasl.username",
+    "kafka.security.protocol",
+    "kafka.ssl.ca.location",
+    "kafka.ssl.certificate.location",
+    "kafka.ssl.endpoint.identification.algorithm",
+    "kafka.ssl.key.location",
+    "kafka.ssl.key.password",
+    "kafka.ssl.keystore.certificate.chain",
+    "kafka.ssl.keystore.key",
+    "kafka.ssl.keystore.location",
+    "kafka.ssl.keystore.password",
+    "kafka.ssl.keystore.type",
+    "kafka.ssl.truststore.certificates",
+    "kafka.ssl.truststore.location",
+    "kafka.ssl.truststore.password",
+    "kafka.ssl.truststore.type",
+)
+"""Settings of the client by Kafka's own names; source and sink take the same."""
+
+_OWN_SETTINGS = (
+    "bootstrap.servers",
+    "client.id",
+    "fetch.max.bytes",
+    "group.id",
+    "isolation.level",
+    "max.partition.fetch.bytes",
+    "request.timeout.ms",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: its documented name, how its text is read, and what it means."""
+
+    name: str
+    read: Callable[[str], Any]
+    default: Any
+    meaning: str
+
+
+def _number(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise ValueError("a whole number of at least 1")
+    return int(text)
+
+
+def _milliseconds(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError("milliseconds since 1970 as a whole number")
+    return int(text)
+
+
+def _flag(text: str) -> bool:
+    if text.strip().lower() not in ("true", "false"):
+        raise ValueError("true or false")
+    return text.strip().lower() == "true"
+
+
+def _duration_ms(text: str) -> int:
+    found = DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError("a duration such as 15m, 30s or 500ms")
+    return int(found[1]) * DURATION_MS[(found[2] or "ms").lower()]
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise ValueError("a text that is not empty")
+    return text.strip()
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text.strip().lower() not in choices:
+            raise ValueError("one of " + ", ".join(choices))
+        return text.strip().lower()
+
+    return read
+
+
+SOURCE: tuple[Option, ...] = (
+    Option("subscribe", _text, None, "topics, separated by commas"),
+    Option("subscribePattern", _text, None, "a regular expression that whole topic names match"),
+    Option("assign", _text, None, 'partitions as JSON: {"orders":[0,1]}'),
+    Option("startingOffsets", _text, None, "earliest, latest, or JSON with -2 for earliest and -1 for latest"),
+    Option("startingOffsetsByTimestamp", _text, None, 'times in ms as JSON: {"orders":{"0":1700000000000}}'),
+    Option("startingTimestamp", _milliseconds, None, "one time in ms for all partitions"),
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        _one_of("error", "latest"),
+        "error",
+        "what to do where nothing is as young as the time asked for",
+    ),
+    Option("endingOffsets", _text, None, "as startingOffsets; batch only"),
+    Option("endingOffsetsByTimestamp", _text, None, "as startingOffsetsByTimestamp; batch only"),
+    Option("endingTimestamp", _milliseconds, None, "as startingTimestamp; batch only"),
+    Option("maxOffsetsPerTrigger", _number, None, "the most offsets of one micro-batch, over all partitions"),
+    Option("minOffsetsPerTrigger", _number, None, "a micro-batch waits for so many offsets"),
+    Option("maxTriggerDelay", _duration_ms, 900_000, "but no longer than this"),
+    Option("minPartitions", _number, None, "split partitions until there are so many tasks"),
+    Option("maxRecordsPerPartition", _number, None, "split ranges that are longer than this"),
+    Option("includeHeaders", _flag, False, "whether there is a column of headers"),
+    Option("failOnDataLoss", _flag, True, "whether records that are gone before they were read end the query"),
+    Option("groupIdPrefix", _text, "headrace-spark", "beginning of the group's name when kafka.group.id is not given"),
+    Option("commitGroupOffsets", _flag, True, "whether positions are shown to the broker as a consumer group's"),
+    Option("valueFormat", _one_of(*FORMATS), None, "how values become typed columns"),
+    Option("valueSchema", _text, None, "the columns of a value, as DDL: id long, name string"),
+    Option("onBadRecord", _one_of(*BAD_RECORD_CHOICES), "fail", "what becomes of a value that does not fit"),
+    Option("deadLetterTopic", _text, None, "where bad records go with onBadRecord=deadletter"),
+    Option("timeZone", _text, "UTC", "the zone of times that do not name one"),
+    Option("bytesPerBatch", _number, 8 * 1024 * 1024, "fetched bytes that are decoded together"),
+    Option("retryTimeoutMs", _number, 120_000, "how long a task waits for a broker that is away"),
+)
+
+
+def parse(
+    given: Mapping[str, str], declared: Iterable[Option], *, what: str, also: Iterable[str] = KAFKA_OPTIONS
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """(options by their documented name with defaults filled in, settings of the client without ``kafka.``)."""
+    by_key = {option.name.lower(): option for option in declared}
+    kafka_names = {name.lower() for name in also}
+    values = {option.name: option.default for option in by_key.values()}
+    kafka: dict[str, str] = {}
+    for key, text in given.items():
+        option = by_key.get(key.lower())
+        if option is not None:
+            try:
+                values[option.name] = option.read(str(text))
+            except ValueError as error:
+                raise UsageError(f"option {option.name}={text!r} of the {what} must be {error}") from None
+        elif key.lower() in kafka_names:
+            kafka[key.lower().removeprefix("kafka.")] = str(text)
+        else:
+            raise _unknown(key, [option.name for option in by_key.values()] + sorted(kafka_names), what)
+    return values, kafka
+
+
+def _unknown(key: str, names: list[str], what: str) -> UsageError:
+    lowered = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(key.lower(), list(lowered), n=1)
+    hint = f"did you mean {lowered[close[0]]}? " if close else ""
+    return UsageError(f"the {what} has no option {key!r}; {hint}valid: {', '.join(sorted(names, key=str.lower))}")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which partitions to read: exactly one of the three."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    partitions: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        if self.pattern:
+            return f"topics like {self.pattern!r}"
+        return ", ".join(self.topics) or ", ".join(f"{topic}[{index}]" for topic, index in self.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What the user asked of the source, checked. ``values`` has every option by its documented name."""
+
+    selection: Selection
+    bootstrap: str
+    values: Mapping[str, Any]
+    kafka: Mapping[str, str] = field(repr=False)  # may hold passwords
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
+        """Checked for a stream or for a batch read, or with None for what holds for both."""
+        values, kafka = parse(given, SOURCE, what="source")
+        bootstrap = kafka.get("bootstrap.servers")
+        if not bootstrap:
+            raise UsageError("the source needs a broker", "option('kafka.bootstrap.servers', 'HOST:PORT')")
+        if streaming:
+            refused = [name for name in values if name.startswith("ending") and values[name] is not None]
+            if refused:
+                raise UsageError(f"{refused[0]} is for batch reads; a stream has no end")
+            if values["startingOffsets"] is None:
+                values["startingOffsets"] = "latest"
+        elif streaming is False and (values["startingOffsets"] or "").lower() == "latest":
+            raise UsageError("startingOffsets=latest would read nothing in a batch", "use earliest, JSON or a stream")
+        if (values["endingOffsets"] or "").lower() == "earliest":
+            raise UsageError("endingOffsets=earliest would read nothing", "use latest or JSON")
+        _check_values(values, kafka)
+        return cls(_selection(values), bootstrap, values, kafka)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    @property
+    def read_committed(self) -> bool:
+        return self.kafka.get("isolation.level", "read_uncommitted") == "read_committed"
+
+    @property
+    def group(self) -> str | None:
+        """The group under which positions are shown, or None."""
+        if not self.values["commitGroupOffsets"]:
+            return None
+        chosen = self.kafka.get("group.id")
+        return chosen or f"{self.values['groupIdPrefix']}-{_slug(str(self.selection))}"
+
+    @property
+    def fetch_bytes(self) -> int:
+        asked = self.kafka.get("max.partition.fetch.bytes") or self.kafka.get("fetch.max.bytes")
+        return int(asked) if asked else int(self.values["bytesPerBatch"])
+
+
+def _check_values(values: Mapping[str, Any], kafka: Mapping[str, str]) -> None:
+    isolation = kafka.get("isolation.level", "read_uncommitted")
+    if isolation not in ("read_uncommitted", "read_committed"):
+        raise UsageError(f"kafka.isolation.level={isolation!r} must be read_uncommitted or read_committed")
+    for name in ("fetch.max.bytes", "max.partition.fetch.bytes", "request.timeout.ms"):
+        if name in kafka and not (kafka[name].isdecimal() and int(kafka[name]) > 0):
+            raise UsageError(f"kafka.{name}={kafka[name]!r} must be a whole number of at least 1")
+    least, most = values["minOffsetsPerTrigger"], values["maxOffsetsPerTrigger"]
+    if least is not None and most is not None and least > most:
+        raise UsageError(f"minOffsetsPerTrigger={least} is larger than maxOffsetsPerTrigger={most}")
+    if values["onBadRecord"] == "deadletter" and not values["deadLetterTopic"]:
+        raise UsageError("onBadRecord=deadletter needs a topic", "option('deadLetterTopic', NAME)")
+    if values["valueSchema"] and not values["valueFormat"]:
+        raise UsageError("valueSchema needs valueFormat", "option('valueFormat', 'json')")
+
+
+def _selection(values: Mapping[str, Any]) -> Selection:
+    given = [name for name in ("subscribe", "subscribePattern", "assign") if values[name]]
+    if len(given) != 1:
+        found = " and ".join(given) or "none"
+        raise UsageError(f"the source needs exactly one of subscribe, subscribePattern and assign; there is {found}")
+    text = values[given[0]]
+    if given[0] == "subscribe":
+        names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+        if not names:
+            raise UsageError(f"subscribe={text!r} names no topic")
+        return Selection(topics=names)
+    if given[0] == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise UsageError(f"subscribePattern={text!r} is not a regular expression: {error}") from None
+        return Selection(pattern=text)
+    return Selection(partitions=_assigned(text))
+
+
+def _assigned(text: str) -> tuple[tuple[str, int], ...]:
+    try:
+        found = json.loads(text)
+        chosen = {(str(topic), int(index)) for topic, indexes in found.items() for index in indexes}
+    except (ValueError, TypeError, AttributeError):
+        chosen = set()
+    if not chosen or min(index for _, index in chosen) < 0:
+        raise UsageError(f"assign={text!r} must be partitions as JSON", 'for example {"orders":[0,1]}')
+    return tuple(sorted(chosen))
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")[:180]
+
+
+Role = Literal["driver", "task", "sink"]
+
+
+def client_options(kafka: Mapping[str, str], *, retry_timeout_ms: int, role: Role) -> ClientOptions:
+    """How the client behaves; what concerns encryption and identity goes to it by Kafka's names."""
+    common: dict[str, Any] = {
+        "client_id": kafka.get("client.id", f"headrace-spark-{role}"),
+        "retry_timeout_ms": retry_timeout_ms,
+    }
+    if "request.timeout.ms" in kafka:
+        common["request_timeout_ms"] = int(kafka["request.timeout.ms"])
+    secured = {name: value for name, value in kafka.items() if name not in _OWN_SETTINGS}
+    if not secured:
+        return ClientOptions(**common)
+    from_config = getattr(ClientOptions, "from_kafka_config", None)
+    if from_config is None:
+        raise UsageError(f"this client cannot do {', '.join('kafka.' + name for name in sorted(secured))}")
+    made: ClientOptions = from_config(secured, **common)
+    return made
+
+
+def connect(options: SourceOptions, *, role: Role) -> Client:
+    return Client(
+        options.bootstrap, client_options(options.kafka, retry_timeout_ms=options["retryTimeoutMs"], role=role)
+    )

@@ -1,0 +1,236 @@
+"""The data source ``headrace``: topics of any Kafka broker as batch and streaming DataFrames, without a jar.
+
+Three kinds of process take part. The *driver's* Python only describes the read. A *planner*, one Python process that
+Spark keeps for a query, asks the broker where partitions end and decides how far the next micro-batch goes. *Tasks*, in
+Python workers that Spark reuses, fetch raw batches and give Arrow back. Planner and workers keep their connections.
+
+Every option is checked when the read is described. What a task reads is in its ``RangePartition`` and the options; it
+asks nobody else.
+"""
+
+# ruff: noqa: N802 the names of methods are Spark's
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from headrace.client import Client, TopicPartition, end_offsets, start_offsets
+from headrace.spark.columns import meta_columns, plain_schema
+from headrace.spark.group_positions import GroupPositions
+from headrace.spark.options import SourceOptions, connect
+from headrace.spark.positions import (
+    OffsetRange,
+    Positions,
+    admit,
+    ending_positions,
+    find_partitions,
+    from_json,
+    split,
+    starting_positions,
+    to_json,
+)
+from headrace.spark.tasks import DataLost, Plan, read_range
+
+__all__ = ["HeadraceDataSource", "RangePartition"]
+
+DISCOVERY_INTERVAL_S = 1.0
+"""Spark asks for offsets up to a hundred times a second; new topics need not be looked for that often."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class RangePartition(InputPartition):
+    """What one task reads."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def range(self) -> OffsetRange:
+        return OffsetRange(self.topic, self.partition, self.start, self.end)
+
+
+class HeadraceDataSource(DataSource):
+    """``spark.read.format("headrace")`` and ``spark.readStream.format("headrace")``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "headrace"
+
+    def schema(self) -> StructType:
+        """Whether the read is a stream is not known here, so only what holds for both is checked."""
+        options = SourceOptions.parse(self.options, streaming=None)
+        if options["valueFormat"] is None:
+            return plain_schema(options["includeHeaders"])
+        from headrace.spark.typed import value_schema
+
+        surrounding = meta_columns(options["includeHeaders"], options["onBadRecord"] == "null")
+        return StructType([*value_schema(options).fields, *surrounding])
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BatchReader(SourceOptions.parse(self.options, streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return StreamReader(SourceOptions.parse(self.options, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        return importlib.import_module("headrace.spark.sink").batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
+        return importlib.import_module("headrace.spark.sink").stream_writer(self.options, schema, overwrite)
+
+
+class BatchReader(DataSourceReader):
+    """Reads from one set of offsets to another, both fixed when the read is planned."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self.plan = Plan.of(options, schema)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self.plan.options
+        with connect(options, role="driver") as client:
+            start = starting_positions(client, options)
+            end = ending_positions(client, options, start)
+        return _tasks(options, start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Spark makes one partition without a range when there is nothing to read.
+        if not isinstance(partition, RangePartition):
+            return iter(())
+        return read_range(self.plan, partition.range)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Decides, batch after batch, how far to read. Lives in the planner; only ``read`` runs in tasks."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self.plan = Plan.of(options, schema)
+        self._client: Client | None = None
+        self._group: GroupPositions | None = None
+        self._ends: Positions = {}
+        self._target: Positions | None = None
+        self._places: list[TopicPartition] = []
+        self._looked_s = float("-inf")
+        self._last_batch_s = float("-inf")
+
+    def initialOffset(self) -> dict[str, dict[str, int]]:
+        return to_json(starting_positions(self._connected(), self.plan.options))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Spark carries one limit; when both are asked for, ``latestOffset`` looks at the other one itself."""
+        most, least = self.plan.options["maxOffsetsPerTrigger"], self.plan.options["minOffsetsPerTrigger"]
+        if most is not None:
+            return ReadMaxRows(most)
+        return ReadAllAvailable() if least is None else ReadMinRows(least)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What is there now is what this run reads; partitions that come later are for the next run."""
+        self._places = find_partitions(self._connected(), self.plan.options.selection)
+        self._target = self._current_ends()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, dict[str, int]]:
+        """Being asked what follows ``start`` means that everything before it has been processed."""
+        begin = from_json(start)
+        self._show(begin)
+        self._discover()
+        self._ends = self._current_ends()
+        end = self._reachable(begin, self._target if self._target is not None else self._ends)
+        if self._waits_for_more(begin, end, limit):
+            return to_json(begin)
+        if isinstance(limit, ReadMaxRows):
+            end = admit(begin, end, limit.max_rows)
+        if end != begin:
+            self._last_batch_s = time.monotonic()
+        return to_json(end)
+
+    def reportLatestOffset(self) -> dict[str, dict[str, int]]:
+        """For the progress report: what is in the log, beside what has been read."""
+        return to_json(self._ends)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return _tasks(self.plan.options, from_json(start), from_json(end))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, RangePartition), f"a partition that this source did not make: {partition!r}"
+        return read_range(self.plan, partition.range)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._show(from_json(end))
+
+    def stop(self) -> None:
+        if self._group is not None:
+            self._group.stop()
+        if self._client is not None:
+            self._client.close()
+
+    # ---- what is there ---------------------------------------------------------------------------------------------
+
+    def _connected(self) -> Client:
+        if self._client is None:
+            self._client = connect(self.plan.options, role="driver")
+        return self._client
+
+    def _discover(self) -> None:
+        if self._target is None and time.monotonic() - self._looked_s >= DISCOVERY_INTERVAL_S:
+            self._places = find_partitions(self._connected(), self.plan.options.selection)
+            self._looked_s = time.monotonic()
+
+    def _current_ends(self) -> Positions:
+        return end_offsets(self._connected(), self._places, read_committed=self.plan.options.read_committed)
+
+    def _reachable(self, begin: Positions, ends: Positions) -> Positions:
+        """The ends, but partitions that are new, or begin anew, enter at their beginning and are read a batch later."""
+        gone = sorted(set(begin) - set(ends))
+        cut = sorted(place for place in begin if place in ends and ends[place] < begin[place])
+        if gone:
+            self._lost(f"{', '.join(map(str, gone))} no longer exists")
+        if cut:
+            place = cut[0]
+            self._lost(f"{place} was read up to {begin[place]} but ends at {ends[place]}; it was deleted and made anew")
+        entering = [place for place in ends if place not in begin] + cut
+        return {**ends, **(start_offsets(self._connected(), entering) if entering else {})}
+
+    def _lost(self, what: str) -> None:
+        if self.plan.options["failOnDataLoss"]:
+            raise DataLost(what)
+        logger.warning("%s; reading goes on because failOnDataLoss=false", what)
+
+    def _waits_for_more(self, begin: Positions, end: Positions, limit: ReadLimit) -> bool:
+        least = self.plan.options["minOffsetsPerTrigger"]
+        if least is None or self._target is not None or isinstance(limit, ReadAllAvailable):
+            return False
+        if time.monotonic() - self._last_batch_s >= self.plan.options["maxTriggerDelay"] / 1000:
+            return False
+        waiting = sum(max(0, at - begin.get(place, at)) for place, at in end.items())
+        return bool(waiting < least)
+
+    def _show(self, positions: Positions) -> None:
+        group = self.plan.options.group
+        if group is None:
+            return
+        if self._group is None:
+            self._group = GroupPositions(group, lambda: connect(self.plan.options, role="driver"))
+        self._group.show(positions)
+
+
+def _tasks(options: SourceOptions, start: Positions, end: Positions) -> list[InputPartition]:
+    ranges = split(start, end, pieces_min=options["minPartitions"], records_max=options["maxRecordsPerPartition"])
+    return [RangePartition(each.topic, each.partition, each.start, each.end) for each in ranges]

@@ -1,0 +1,31 @@
+"""One Spark session for all tests: starting one takes ten seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.spark.session import session
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "spark: needs Java and PySpark; the slowest of the tests")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    warehouse: Path = tmp_path_factory.mktemp("warehouse")
+    running = session(
+        app_name="headrace-tests",
+        master="local[2]",
+        conf={
+            "spark.sql.warehouse.dir": str(warehouse),
+            "spark.sql.shuffle.partitions": "2",
+            "spark.log.level": "ERROR",
+        },
+    )
+    yield running
+    running.stop()
