@@ -11,6 +11,8 @@ Errors are ``headrace.errors.KafkaError`` with the wire's code, and refinements 
 
     KafkaError
     ├── BrokerUnreachable      nobody listens there
+    ├── TlsFailed              a certificate is not trusted, or one side does not speak TLS
+    ├── AuthenticationFailed   the broker does not let us in
     ├── ConnectionLost         an open connection ended; whether the request took effect is unknown
     ├── RequestTimedOut        no answer in time; the same
     ├── UnsupportedByBroker    the broker does not know the request
@@ -31,11 +33,18 @@ if TYPE_CHECKING:
     from headrace.client.accumulator import PreparedRecords
     from headrace.client.admin import Admin, ConfigEntry, ConfigSource, ResourceKind
     from headrace.client.client import Client, ClientOptions, PartitionInfo, TopicInfo, TopicPartition
-    from headrace.client.connection import BrokerUnreachable, ConnectionLost, RequestTimedOut, UnsupportedByBroker
+    from headrace.client.connection import (
+        BrokerUnreachable,
+        ConnectionLost,
+        RequestTimedOut,
+        TlsFailed,
+        UnsupportedByBroker,
+    )
     from headrace.client.consumer import Consumer, ConsumerOptions, Polled
     from headrace.client.fetch import Fetched, FetchOptions, fetch_batches
     from headrace.client.group_consumer import GroupConsumer, GroupOptions
     from headrace.client.groups import Group, GroupListing, GroupMember, Groups, PartitionLag
+    from headrace.client.kafka_config import KAFKA_CONFIG_NAMES
     from headrace.client.offsets import (
         EARLIEST,
         LATEST,
@@ -48,6 +57,8 @@ if TYPE_CHECKING:
     from headrace.client.partitioner import partition_for_key
     from headrace.client.producer import Delivery, DeliveryFailed, Producer, ProducerOptions
     from headrace.client.ranges import OffsetOutOfRange, RangeOptions, RawBatch, TopicReplaced, fetch_range, raw_batches
+    from headrace.client.scram import AuthenticationFailed
+    from headrace.client.security import Security
     from headrace.client.transactional import TransactionalProducer
     from headrace.client.transactions import (
         Outcome,
@@ -63,9 +74,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EARLIEST",
+    "KAFKA_CONFIG_NAMES",
     "LATEST",
     "MAX_TIMESTAMP",
     "Admin",
+    "AuthenticationFailed",
     "BrokerUnreachable",
     "Client",
     "ClientOptions",
@@ -98,6 +111,8 @@ __all__ = [
     "RawBatch",
     "RequestTimedOut",
     "ResourceKind",
+    "Security",
+    "TlsFailed",
     "TopicInfo",
     "TopicPartition",
     "TopicReplaced",
@@ -138,6 +153,7 @@ _MODULES = {
         "BrokerUnreachable",
         "ConnectionLost",
         "RequestTimedOut",
+        "TlsFailed",
         "UnsupportedByBroker",
     ),
     "consumer": (
@@ -185,6 +201,9 @@ _MODULES = {
         "fetch_range",
         "raw_batches",
     ),
+    "kafka_config": ("KAFKA_CONFIG_NAMES",),
+    "scram": ("AuthenticationFailed",),
+    "security": ("Security",),
     "transactional": ("TransactionalProducer",),
     "transactions": (
         "Outcome",

@@ -10,6 +10,7 @@ It speaks to any Kafka broker and is used by one thread at a time.
 from __future__ import annotations
 
 import random
+import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from types import TracebackType
 from typing import NamedTuple, TypeVar
 
 from headrace.client.connection import Address, BrokerUnreachable, Connection, Pending, parse_addresses
+from headrace.client.kafka_config import client_settings
+from headrace.client.security import Security
 from headrace.errors import ErrorCode, KafkaError
 from headrace.wire.kafka.messages.coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from headrace.wire.kafka.messages.metadata import (
@@ -118,6 +121,12 @@ class ClientOptions:
     retry_pause_ms_max: int = 1_000
     metadata_age_ms_max: int = 300_000
     missing_topic_timeout_ms: int = 1_000  # a topic made a moment ago may not be known everywhere yet
+    security: Security = field(default_factory=Security)
+
+    @classmethod
+    def from_kafka_config(cls, config: Mapping[str, str]) -> ClientOptions:
+        """Options from settings by Kafka's names, such as ``security.protocol``; unknown names are refused."""
+        return cls(**client_settings(config))
 
 
 @dataclass(slots=True)
@@ -156,6 +165,12 @@ class Client:
         self._cluster = _Cluster()
         self._connections: dict[Address, Connection] = {}
         self._coordinators: dict[tuple[int, str], int] = {}
+        self._ssl_context: ssl.SSLContext | None = None
+
+    @classmethod
+    def from_kafka_config(cls, config: Mapping[str, str]) -> Client:
+        """A client from settings by Kafka's names, ``bootstrap.servers`` among them."""
+        return cls(config.get("bootstrap.servers", ""), ClientOptions.from_kafka_config(config))
 
     def __enter__(self) -> Client:
         return self
@@ -224,8 +239,13 @@ class Client:
         connection = self._connections.get(address)
         if connection is not None and connection.usable:
             return connection
+        security = self.options.security
+        if self._ssl_context is None:
+            self._ssl_context = security.ssl_context()
         connection = Connection.open(
             address,
+            security=security,
+            ssl_context=self._ssl_context,
             client_id=self.options.client_id,
             connect_timeout_s=self.options.connect_timeout_ms / 1000,
             timeout_s=self.options.request_timeout_ms / 1000,

@@ -5,8 +5,7 @@ request may be sent before earlier ones are answered; ``send`` gives a ``Pending
 until that one has arrived. A connection that failed in any way is closed and never reused: after a timeout the late
 answer would be taken for the next one.
 
-Encryption and authentication have their place in ``connect_socket`` (wrap the socket) and ``Connection.open`` (shake
-hands before ApiVersions); a connection is otherwise indifferent to them.
+Encryption wraps the socket before anything is said; authentication follows ApiVersions, which a broker tells anybody.
 """
 
 from __future__ import annotations
@@ -17,13 +16,18 @@ import struct
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import headrace
+from headrace.client.security import Security, authenticate
 from headrace.errors import ErrorCode, KafkaError, UsageError
 from headrace.wire.kafka.codec import MalformedMessage, read_message, read_uvarint, write_message
 from headrace.wire.kafka.messages.metadata import ApiVersionsRequest, ApiVersionsResponse
+from headrace.wire.kafka.messages.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 from headrace.wire.kafka.schema import spec_of
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = [
     "Address",
@@ -32,6 +36,7 @@ __all__ = [
     "ConnectionLost",
     "Pending",
     "RequestTimedOut",
+    "TlsFailed",
     "UnsupportedByBroker",
     "parse_addresses",
 ]
@@ -43,6 +48,10 @@ API_VERSIONS_KEY = 18
 UNSUPPORTED_VERSION_BYTES = struct.pack(">h", ErrorCode.UNSUPPORTED_VERSION)
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
 """No answer is larger: fetches are bounded by what they ask for plus one batch."""
+
+TLS_ALERT = 0x150303
+"""How a TLS listener begins its answer to somebody who does not speak TLS."""
+SESSION_PART_USED = 0.85
 
 _FRAME = struct.Struct(">i")
 _REQUEST_HEADER = struct.Struct(">hhih")
@@ -82,6 +91,18 @@ class BrokerUnreachable(KafkaError):
     def __init__(self, address: Address, reason: str) -> None:
         super().__init__(ErrorCode.NETWORK_EXCEPTION, f"cannot reach a broker at {address}: {reason}")
         self.address = address
+
+
+class TlsFailed(KafkaError):
+    """The two sides do not trust each other, or one of them does not speak TLS. Trying again does not help."""
+
+    def __init__(self, address: Address, reason: str) -> None:
+        super().__init__(ErrorCode.NETWORK_EXCEPTION, f"no TLS connection to {address}: {reason}")
+        self.address = address
+
+    @property
+    def retriable(self) -> bool:
+        return False
 
 
 class ConnectionLost(KafkaError):
@@ -137,14 +158,28 @@ class Connection:
         self._correlation_id = 0
         self._waiting: deque[Pending[Any]] = deque()
         self._closed = False
+        self._session_end = float("inf")
 
     @classmethod
     def open(
-        cls, address: Address, *, client_id: str = "headrace", connect_timeout_s: float = 10, timeout_s: float = 30
+        cls,
+        address: Address,
+        *,
+        client_id: str = "headrace",
+        connect_timeout_s: float = 10,
+        timeout_s: float = 30,
+        security: Security | None = None,
+        ssl_context: ssl.SSLContext | None = None,
     ) -> Connection:
-        connection = cls(address, connect_socket(address, connect_timeout_s), client_id=client_id, timeout_s=timeout_s)
+        sock = connect_socket(address, connect_timeout_s, ssl_context)
+        connection = cls(address, sock, client_id=client_id, timeout_s=timeout_s)
         try:
             connection._negotiate()
+            if security is not None and security.authenticates:
+                connection._authenticate(security)
+        except ConnectionLost as error:
+            connection.close()
+            raise _tls_refusal(address, error) or error from error.__cause__
         except BaseException:
             connection.close()
             raise
@@ -157,14 +192,32 @@ class Connection:
             return False
         if self._waiting:
             return True
-        readable, _, _ = select.select([self._socket], [], [], 0)
-        if readable:
+        if time.monotonic() > self._session_end or (self._readable() and not self._only_tls_chatter()):
             self.close()
-        return not readable
+        return not self._closed
 
     def has_answer(self) -> bool:
         """Whether ``wait`` would have something to read at once: an answer, or the end of the connection."""
-        return self._closed or bool(select.select([self._socket], [], [], 0)[0])
+        return self._closed or self._readable()
+
+    def _readable(self) -> bool:
+        pending = getattr(self._socket, "pending", None)  # TLS may have decrypted more than was asked for
+        return bool(pending is not None and pending()) or bool(select.select([self._socket], [], [], 0)[0])
+
+    def _only_tls_chatter(self) -> bool:
+        """TLS sends messages of its own, such as session tickets, which make an idle socket readable."""
+        if not hasattr(self._socket, "pending"):
+            return False
+        import ssl
+
+        self._socket.settimeout(0)
+        try:
+            self._socket.recv(1)
+        except ssl.SSLWantReadError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def close(self) -> None:
         self._closed = True
@@ -247,6 +300,16 @@ class Connection:
         self._waiting.append(pending)
         return self.wait(pending)
 
+    def _authenticate(self, security: Security) -> None:
+        """Say who we are; a session that ends is renewed by a new connection, some time before the broker ends it."""
+        lifetime_ms = authenticate(
+            security,
+            lambda request: self.call(request, SaslHandshakeResponse),
+            lambda request: self.call(request, SaslAuthenticateResponse),
+        )
+        if lifetime_ms > 0:
+            self._session_end = time.monotonic() + SESSION_PART_USED * lifetime_ms / 1000
+
     def _next_id(self) -> int:
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         return self._correlation_id
@@ -271,6 +334,8 @@ class Connection:
     def _read_answer(self, pending: Pending[Any], deadline: float) -> None:
         (size,) = _FRAME.unpack(self._read(4, deadline))
         if not 4 <= size <= RESPONSE_BYTES_MAX:
+            if size >> 8 == TLS_ALERT:
+                raise TlsFailed(self.address, "the listener wants TLS; set security.protocol to SSL or SASL_SSL")
             raise ConnectionLost(self.address, f"an answer of {size} bytes; is this a Kafka listener?")
         frame = self._read(size, deadline)
         (correlation_id,) = _FRAME.unpack_from(frame)
@@ -307,8 +372,8 @@ class Connection:
         return data
 
 
-def connect_socket(address: Address, timeout_s: float) -> socket.socket:
-    """A TCP connection without Nagle's delay. TLS would wrap the socket here."""
+def connect_socket(address: Address, timeout_s: float, ssl_context: ssl.SSLContext | None = None) -> socket.socket:
+    """A TCP connection without Nagle's delay, inside TLS when a context is given."""
     try:
         sock = socket.create_connection((address.host, address.port), timeout_s)
     except TimeoutError:
@@ -316,7 +381,35 @@ def connect_socket(address: Address, timeout_s: float) -> socket.socket:
     except OSError as error:
         raise BrokerUnreachable(address, _reason(error)) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
+    return sock if ssl_context is None else _wrap(sock, address, ssl_context)
+
+
+def _wrap(sock: socket.socket, address: Address, context: ssl.SSLContext) -> ssl.SSLSocket:
+    """A broker that goes away in the handshake may come back; one that is not trusted will not be."""
+    import ssl
+
+    try:
+        return context.wrap_socket(sock, server_hostname=address.host)
+    except ssl.SSLCertVerificationError as error:
+        reason = f"its certificate is not trusted: {error.verify_message}"
+        raise TlsFailed(address, f"{reason}; set ssl.ca.location to the authority that signed it") from error
+    except (TimeoutError, ssl.SSLEOFError, ConnectionError) as error:
+        raise BrokerUnreachable(address, f"the TLS handshake did not end: {_reason(error)}") from error
+    except OSError as error:
+        raise TlsFailed(address, _reason(error)) from error
+    finally:
+        if sock.fileno() >= 0:
+            sock.close()
+
+
+def _tls_refusal(address: Address, error: ConnectionLost) -> TlsFailed | None:
+    """From TLS 1.3 on a broker refuses our certificate after the handshake, with the first thing that we read."""
+    import ssl
+
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
+        return TlsFailed(address, _reason(cause))
+    return None
 
 
 def _reason(error: OSError) -> str:
