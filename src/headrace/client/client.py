@@ -10,15 +10,13 @@ It speaks to any Kafka broker and is used by one thread at a time.
 from __future__ import annotations
 
 import random
-import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from headrace.client.connection import Address, BrokerUnreachable, Connection, Pending, parse_addresses
-from headrace.client.kafka_config import client_settings
 from headrace.client.security import Security
 from headrace.errors import ErrorCode, KafkaError
 from headrace.wire.kafka.messages.coordinator import FindCoordinatorRequest, FindCoordinatorResponse
@@ -29,6 +27,9 @@ from headrace.wire.kafka.messages.metadata import (
     MetadataResponseTopic,
 )
 from headrace.wire.kafka.schema import NO_ID
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = [
     "ANY",
@@ -126,6 +127,8 @@ class ClientOptions:
     @classmethod
     def from_kafka_config(cls, config: Mapping[str, str]) -> ClientOptions:
         """Options from settings by Kafka's names, such as ``security.protocol``; unknown names are refused."""
+        from headrace.client.kafka_config import client_settings
+
         return cls(**client_settings(config))
 
 

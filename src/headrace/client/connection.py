@@ -23,7 +23,6 @@ from headrace.client.security import Security, authenticate
 from headrace.errors import ErrorCode, KafkaError, UsageError
 from headrace.wire.kafka.codec import MalformedMessage, read_message, read_uvarint, write_message
 from headrace.wire.kafka.messages.metadata import ApiVersionsRequest, ApiVersionsResponse
-from headrace.wire.kafka.messages.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 from headrace.wire.kafka.schema import spec_of
 
 if TYPE_CHECKING:
@@ -302,6 +301,8 @@ class Connection:
 
     def _authenticate(self, security: Security) -> None:
         """Say who we are; a session that ends is renewed by a new connection, some time before the broker ends it."""
+        from headrace.wire.kafka.messages.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
+
         lifetime_ms = authenticate(
             security,
             lambda request: self.call(request, SaslHandshakeResponse),

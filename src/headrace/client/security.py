@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from headrace.errors import ErrorCode, UsageError
-from headrace.wire.kafka.messages.sasl import (
-    SaslAuthenticateRequest,
-    SaslAuthenticateResponse,
-    SaslHandshakeRequest,
-    SaslHandshakeResponse,
-)
 
 if TYPE_CHECKING:
     import ssl
+
+    from headrace.wire.kafka.messages.sasl import (
+        SaslAuthenticateRequest,
+        SaslAuthenticateResponse,
+        SaslHandshakeRequest,
+        SaslHandshakeResponse,
+    )
 
 __all__ = ["MECHANISMS", "PROTOCOLS", "Security", "authenticate"]
 
@@ -97,13 +98,14 @@ class Security:
             os.unlink(path)
 
 
-Handshake = Callable[[SaslHandshakeRequest], SaslHandshakeResponse]
-Exchange = Callable[[SaslAuthenticateRequest], SaslAuthenticateResponse]
-
-
-def authenticate(security: Security, handshake: Handshake, exchange: Exchange) -> int:
+def authenticate(
+    security: Security,
+    handshake: Callable[[SaslHandshakeRequest], SaslHandshakeResponse],
+    exchange: Callable[[SaslAuthenticateRequest], SaslAuthenticateResponse],
+) -> int:
     """Hold the conversation of the mechanism; gives the session's lifetime in ms, 0 for no end."""
     from headrace.client.scram import HASHES, AuthenticationFailed, ScramClient
+    from headrace.wire.kafka.messages.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
     chosen = handshake(SaslHandshakeRequest(mechanism=security.mechanism))
     if chosen.error_code != ErrorCode.NONE:
