@@ -314,3 +314,32 @@ def test_state_and_epoch_tell_what_became_of_a_transaction(
 def test_the_end_that_used_up_the_epochs_shows_as_a_new_producer_id() -> None:
     info = TransactionInfo(transactional_id="t", state="CompleteCommit", producer_id=8, epoch=0, timeout_ms=1)
     assert info.outcome_of(ProducerIdentity("t", 7, 32766)) is Outcome.COMMITTED
+
+
+def test_a_broker_killed_between_any_two_steps_neither_loses_nor_doubles_a_transaction() -> None:
+    partitions = [TopicPartition("t", 0), TopicPartition("t", 1)]
+    with testing.broker(in_process=False) as broker, Client(broker.bootstrap, PATIENCE) as client:
+        Admin(client).create_topic("t", partitions=2)
+        for step in range(4):
+            kills = iter([each == step for each in range(4)])
+
+            def perhaps_kill(kills: Iterator[bool] = kills) -> None:
+                if next(kills):
+                    broker.kill()
+                    broker.start()
+
+            producer = TransactionalProducer(client, "id")
+            producer.init()
+            perhaps_kill()
+            producer.begin()
+            producer.send("t", b"%d" % step, partition=0)
+            producer.flush()
+            perhaps_kill()
+            producer.send("t", b"%d" % step, partition=1)
+            producer.flush()
+            perhaps_kill()
+            end_transaction(client, producer.identity, commit=True)
+            perhaps_kill()
+            end_transaction(client, producer.identity, commit=True)
+            assert outcome(client, producer.identity) is Outcome.COMMITTED
+        assert read_values(client, partitions) == {each: [b"0", b"1", b"2", b"3"] for each in partitions}
