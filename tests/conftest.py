@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,12 @@ pytest_plugins = ["tests.servers.fixtures"]
 
 FOLDERS_FAST_FIRST = ("architecture", "unit", "properties", "docs", "differential", "interop", "chaos")
 TESTS = Path(__file__).parent
+
+
+def pytest_configure() -> None:
+    """A run started in the background by a script ignores Ctrl-C, and so would the commands that tests interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
