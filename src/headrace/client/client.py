@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from headrace.client.connection import Address, BrokerUnreachable, Connection, Pending, parse_addresses
 from headrace.client.security import Security
@@ -125,11 +125,14 @@ class ClientOptions:
     security: Security = field(default_factory=Security)
 
     @classmethod
-    def from_kafka_config(cls, config: Mapping[str, str]) -> ClientOptions:
-        """Options from settings by Kafka's names, such as ``security.protocol``; unknown names are refused."""
+    def from_kafka_config(cls, config: Mapping[str, str], **own: Any) -> ClientOptions:
+        """Options from settings by Kafka's names, such as ``security.protocol``; unknown names are refused.
+
+        ``own`` are fields by our names, for what the settings leave open.
+        """
         from headrace.client.kafka_config import client_settings
 
-        return cls(**client_settings(config))
+        return cls(**{**own, **client_settings(config)})
 
 
 @dataclass(slots=True)

@@ -94,6 +94,11 @@ def test_every_name_of_a_certificate_is_understood(tmp_path: Path) -> None:
         security.ssl_context()
 
 
+def test_fields_of_our_own_fill_what_the_settings_leave_open() -> None:
+    options = ClientOptions.from_kafka_config({"client.id": "theirs"}, client_id="ours", first_contact_timeout_ms=5)
+    assert (options.client_id, options.first_contact_timeout_ms) == ("theirs", 5)
+
+
 def test_a_client_is_made_from_settings_alone() -> None:
     client = Client.from_kafka_config({"bootstrap.servers": "127.0.0.1:1", "client.id": "me"})
     assert (client.bootstrap[0].port, client.options.client_id) == (1, "me")
