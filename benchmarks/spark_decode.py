@@ -6,7 +6,8 @@ import random
 import time
 from collections.abc import Callable
 
-from headrace.batch import Batch, build_batch
+from headrace.batch import build_batch, parse_header
+from headrace.client import RawBatch
 from headrace.record import Codec, Record, decode_records
 from headrace.spark.decode import DECOMPRESSED_BYTES_MAX, decode
 
@@ -15,7 +16,7 @@ BATCHES_PER_CALL = 60
 ROUNDS = 5
 
 
-def make(value_bytes: int, codec: Codec, records_per_batch: int) -> list[Batch]:
+def make(value_bytes: int, codec: Codec, records_per_batch: int) -> list[RawBatch]:
     """Values of about a size with some repetition in them, as text has."""
     source = random.Random(7)
     words = [source.randbytes(8).hex().encode() for _ in range(200)]
@@ -28,12 +29,12 @@ def make(value_bytes: int, codec: Codec, records_per_batch: int) -> list[Batch]:
         Record(key=b"customer-%d" % source.randrange(1000), value=value(), timestamp=1_700_000_000_000 + index)
         for index in range(records_per_batch)
     ]
-    first = build_batch(content, codec=codec)
     made = []
     for index in range(count):
-        header = (index * records_per_batch, first.size - 12, 0, 2, first.crc, first.attributes)
-        header += (first.last_offset_delta, first.base_timestamp, first.max_timestamp, -1, -1, -1, records_per_batch)
-        made.append(Batch(header, first.body))
+        data = memoryview(build_batch(content, base_offset=index * records_per_batch, codec=codec).data)
+        header = parse_header(data)
+        assert header is not None
+        made.append(RawBatch(header, data))
     return made
 
 
@@ -47,8 +48,8 @@ def records_per_cpu_second(work: Callable[[], int], rounds: int) -> float:
     return best
 
 
-def one_by_one(batches: list[Batch]) -> int:
-    return sum(len(decode_records(batch, DECOMPRESSED_BYTES_MAX)) for batch in batches)
+def one_by_one(batches: list[RawBatch]) -> int:
+    return sum(len(decode_records(batch.parsed(), DECOMPRESSED_BYTES_MAX)) for batch in batches)
 
 
 def main() -> None:

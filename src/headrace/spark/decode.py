@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.batch import Batch
-from headrace.record import BATCH_BODY_HEADER_BYTES, RECORD_BYTES_MIN, Codec, CorruptRecords, decompress
+from headrace.client import RawBatch
+from headrace.record import RECORD_BYTES_MIN, Codec, CorruptRecords, decompress
 
 __all__ = ["DECOMPRESSED_BYTES_MAX", "HEADERS_TYPE", "Decoded", "binary_column", "decode", "grouped"]
 
@@ -81,14 +81,14 @@ class _Fields:
     header_starts: Ints
 
 
-def grouped(batches: Iterable[Batch], *, bytes_max: int) -> Iterator[list[Batch]]:
+def grouped(batches: Iterable[RawBatch], *, bytes_max: int) -> Iterator[list[RawBatch]]:
     """Batches in groups worth decoding together, so that memory follows ``bytes_max`` and not the range read."""
-    group: list[Batch] = []
+    group: list[RawBatch] = []
     size = 0
     for batch in batches:
         group.append(batch)
         # Compressed batches grow; what they grow to is not known before, so they count for more than they are.
-        size += batch.size * (4 if batch.codec is not Codec.NONE else 1)
+        size += len(batch.data) * (4 if batch.codec is not Codec.NONE else 1)
         if size >= bytes_max:
             yield group
             group, size = [], 0
@@ -97,7 +97,7 @@ def grouped(batches: Iterable[Batch], *, bytes_max: int) -> Iterator[list[Batch]
 
 
 def decode(
-    batches: Sequence[Batch],
+    batches: Sequence[RawBatch],
     *,
     start: int = 0,
     end: int = 2**63 - 1,
@@ -121,7 +121,7 @@ def decode(
     counts = np.array([batch.record_count for batch in readable])
     raw = np.frombuffer(data, np.uint8)
     fields = _read_fields(raw, starts, len(data) - len(_PADDING))
-    offsets = np.repeat(np.array([batch.base_offset for batch in readable], np.int64), counts) + fields.offset_deltas
+    offsets = _offsets(readable, counts, fields.offset_deltas)
     types = np.repeat(np.array([int(batch.is_log_append_time) for batch in readable], np.int32), counts)
     times = _timestamps(readable, counts, fields.timestamp_deltas)
     chosen = _chosen(offsets, start, end)
@@ -143,8 +143,8 @@ def _nothing(headers: bool) -> Decoded:
     return Decoded(none, none, none.astype(np.int32), _EMPTY, _EMPTY, pa.array([], HEADERS_TYPE) if headers else None)
 
 
-def _payload(batch: Batch, decompressed_bytes_max: int) -> bytes | memoryview:
-    compressed = memoryview(batch.body)[BATCH_BODY_HEADER_BYTES:]
+def _payload(batch: RawBatch, decompressed_bytes_max: int) -> bytes | memoryview:
+    compressed = batch.records
     codec = batch.codec
     if codec is Codec.NONE:
         data: bytes | memoryview = compressed
@@ -155,7 +155,19 @@ def _payload(batch: Batch, decompressed_bytes_max: int) -> bytes | memoryview:
     return data
 
 
-def _timestamps(batches: Sequence[Batch], counts: Ints, deltas: Ints) -> Ints:
+def _offsets(batches: Sequence[RawBatch], counts: Ints, deltas: Ints) -> Ints:
+    """Offsets grow and stay within their batches: a record elsewhere would be lost or doubled without a word."""
+    bases = np.array([batch.base_offset for batch in batches], np.int64)
+    lasts = np.array([batch.last_offset for batch in batches], np.int64)
+    if (deltas < 0).any() or (deltas > np.repeat(lasts - bases, counts)).any():
+        raise CorruptRecords(f"a record of the batches from offset {bases[0]} on lies outside its batch")
+    offsets = np.repeat(bases, counts) + deltas
+    if (offsets[1:] <= offsets[:-1]).any():
+        raise CorruptRecords(f"offsets of the batches from {bases[0]} on do not grow")
+    return offsets
+
+
+def _timestamps(batches: Sequence[RawBatch], counts: Ints, deltas: Ints) -> Ints:
     """The producer's time of each record, or for batches that the broker stamped that one time for all of them."""
     stamped = np.array([batch.is_log_append_time for batch in batches])
     bases = np.array(
@@ -173,7 +185,7 @@ def _chosen(offsets: Ints, start: int, end: int) -> npt.NDArray[np.bool_] | None
     return None if inside.all() else inside
 
 
-def _record_starts(data: bytes, batches: Sequence[Batch], payloads: Sequence[bytes | memoryview]) -> Ints:
+def _record_starts(data: bytes, batches: Sequence[RawBatch], payloads: Sequence[bytes | memoryview]) -> Ints:
     starts: list[int] = []
     position = 0
     for batch, payload in zip(batches, payloads, strict=True):

@@ -18,6 +18,7 @@ from headrace.errors import UsageError
 
 __all__ = ["KAFKA_OPTIONS", "Option", "Role", "Selection", "SourceOptions", "client_options", "connect", "parse"]
 
+FETCH_BYTES = 4 * 1024 * 1024
 FORMATS = ("json", "debezium", "text")
 BAD_RECORD_CHOICES = ("fail", "null", "deadletter")
 DURATION = re.compile(r"\s*(\d+)\s*(ms|s|m|min|h|d)?\s*", re.IGNORECASE)
@@ -144,7 +145,7 @@ SOURCE: tuple[Option, ...] = (
     Option("onBadRecord", _one_of(*BAD_RECORD_CHOICES), "fail", "what becomes of a value that does not fit"),
     Option("deadLetterTopic", _text, None, "where bad records go with onBadRecord=deadletter"),
     Option("timeZone", _text, "UTC", "the zone of times that do not name one"),
-    Option("bytesPerBatch", _number, 8 * 1024 * 1024, "fetched bytes that are decoded together"),
+    Option("bytesPerBatch", _number, 4 * 1024 * 1024, "fetched bytes that are decoded together"),
     Option("retryTimeoutMs", _number, 120_000, "how long a task waits for a broker that is away"),
 )
 
@@ -239,7 +240,7 @@ class SourceOptions:
     @property
     def fetch_bytes(self) -> int:
         asked = self.kafka.get("max.partition.fetch.bytes") or self.kafka.get("fetch.max.bytes")
-        return int(asked) if asked else int(self.values["bytesPerBatch"])
+        return int(asked) if asked else FETCH_BYTES
 
 
 def _check_values(values: Mapping[str, Any], kafka: Mapping[str, str]) -> None:

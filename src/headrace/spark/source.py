@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from headrace.client import Client, TopicPartition, end_offsets, start_offsets
-from headrace.spark.columns import meta_columns, plain_schema
+from headrace.spark.columns import plain_schema
 from headrace.spark.group_positions import GroupPositions
 from headrace.spark.options import SourceOptions, connect
 from headrace.spark.positions import (
@@ -45,6 +45,7 @@ from headrace.spark.positions import (
     to_json,
 )
 from headrace.spark.tasks import DataLost, Plan, read_range
+from headrace.spark.typed import output_schema
 
 __all__ = ["HeadraceDataSource", "RangePartition"]
 
@@ -75,15 +76,12 @@ class HeadraceDataSource(DataSource):
     def name(cls) -> str:
         return "headrace"
 
-    def schema(self) -> StructType:
+    def schema(self) -> StructType | str:
         """Whether the read is a stream is not known here, so only what holds for both is checked."""
         options = SourceOptions.parse(self.options, streaming=None)
         if options["valueFormat"] is None:
             return plain_schema(options["includeHeaders"])
-        from headrace.spark.typed import value_schema
-
-        surrounding = meta_columns(options["includeHeaders"], options["onBadRecord"] == "null")
-        return StructType([*value_schema(options).fields, *surrounding])
+        return output_schema(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return BatchReader(SourceOptions.parse(self.options, streaming=False), schema)

@@ -8,29 +8,22 @@ goes on at the exact offset where it stopped, so no row is lost or doubled.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from headrace.batch import Batch
-from headrace.client import BrokerUnreachable, Client, FetchOptions, fetch_batches, start_offsets
-from headrace.client.consumer import committed_batches
-from headrace.client.fetch import Fetched
+from headrace.client import Client, OffsetOutOfRange, RawBatch, TopicReplaced, fetch_range
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.spark.columns import check_plain, metadata
 from headrace.spark.decode import Decoded, decode, grouped
 from headrace.spark.options import SourceOptions, connect
 from headrace.spark.positions import OffsetRange
+from headrace.spark.typed import TypedMaker
 
 __all__ = ["DataLost", "Plan", "read_range"]
-
-FETCH_WAIT_MS = 500
-PAUSE_S = 0.2
 
 logger = logging.getLogger(__name__)
 
@@ -57,27 +50,32 @@ class Plan:
         if options["valueFormat"] is None:
             for each in schema.fields:
                 check_plain(each)
+        else:
+            TypedMaker.check(options, schema)
         return cls(options, schema)
 
 
 def read_range(plan: Plan, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
     """Arrow batches of the range, with exactly the schema that Spark expects."""
     options = plan.options
-    make = _maker(plan, wanted)
     names = set(plan.schema.fieldNames())
     typed = options["valueFormat"] is not None
-    raw = _raw_batches(options, wanted)
-    for group in grouped(raw, bytes_max=options["bytesPerBatch"]):
-        decoded = decode(
-            group,
-            start=wanted.start,
-            end=wanted.end,
-            keys=bool(names & {"key", "_key"}) or options["onBadRecord"] == "deadletter",
-            values=typed or "value" in names,
-            headers=bool(names & {"headers", "_headers"}) or options["onBadRecord"] == "deadletter",
-        )
-        if decoded.row_count:
-            yield from make(decoded)
+    letters = typed and options["onBadRecord"] == "deadletter"
+    make = TypedMaker(options, plan.schema, wanted) if typed else _PlainMaker(plan, wanted)
+    try:
+        for group in grouped(_raw_batches(options, wanted), bytes_max=options["bytesPerBatch"]):
+            decoded = decode(
+                group,
+                start=wanted.start,
+                end=wanted.end,
+                keys=bool(names & {"key", "_key"}) or letters,
+                values=typed or "value" in names,
+                headers=bool(names & {"headers", "_headers"}) or letters,
+            )
+            if decoded.row_count:
+                yield from make(decoded)
+    finally:
+        make.close()
 
 
 class _PlainMaker:
@@ -91,9 +89,8 @@ class _PlainMaker:
         arrays = [metadata(name, decoded, self._wanted) for name in self._schema.names]
         yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-
-def _maker(plan: Plan, wanted: OffsetRange) -> _PlainMaker:
-    return _PlainMaker(plan, wanted)
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 # ---- raw batches ---------------------------------------------------------------------------------------------------
@@ -107,58 +104,42 @@ def _client_for(options: SourceOptions) -> Client:
     return client
 
 
-def _raw_batches(options: SourceOptions, wanted: OffsetRange) -> Iterator[Batch]:
+def _raw_batches(options: SourceOptions, wanted: OffsetRange) -> Iterator[RawBatch]:
+    """The batches of the range, over what is gone if the user accepts that."""
     client = _client_for(options)
     position = wanted.start
-    fetch = FetchOptions(
-        read_committed=options.read_committed, bytes_max=options.fetch_bytes, partition_bytes_max=options.fetch_bytes
-    )
     while position < wanted.end:
+        batches = fetch_range(
+            client,
+            wanted.place,
+            position,
+            wanted.end,
+            read_committed=options.read_committed,
+            bytes_per_fetch=options.fetch_bytes,
+            timeout_ms=options["retryTimeoutMs"],
+        )
         try:
-            fetched = _patiently(options, partial(_fetch, client, wanted, position, fetch))
+            for batch in batches:
+                position = batch.next_offset
+                yield batch
+            return
         except KafkaError as error:
-            following = _after_loss(client, options, wanted, position, error)
-            logger.warning("records of %s from %d to %d are gone", wanted.place, position, following)
-            position = following
-            continue
-        yield from committed_batches(fetched) if options.read_committed else fetched.batches
-        if fetched.batches:
-            position = fetched.batches[-1].next_offset
+            position = _after_loss(options, wanted, position, error)
 
 
-def _fetch(client: Client, wanted: OffsetRange, position: int, fetch: FetchOptions) -> Fetched:
-    def attempt() -> Fetched:
-        fetched = fetch_batches(client, {wanted.place: position}, wait_ms=FETCH_WAIT_MS, options=fetch)[0]
-        if fetched.error is not None:
-            raise fetched.error
-        return fetched
-
-    return client.retrying(attempt)
-
-
-def _patiently(options: SourceOptions, attempt: partial[Fetched]) -> Fetched:
-    """A worker that has never reached the broker waits for it like one that has."""
-    deadline = time.monotonic() + options["retryTimeoutMs"] / 1000
-    while True:
-        try:
-            return attempt()
-        except BrokerUnreachable:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(PAUSE_S)
-
-
-def _after_loss(client: Client, options: SourceOptions, wanted: OffsetRange, position: int, error: KafkaError) -> int:
+def _after_loss(options: SourceOptions, wanted: OffsetRange, position: int, error: KafkaError) -> int:
     """Where to go on when the log no longer has a position; raises unless the user accepts the loss."""
-    if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        loss = DataLost(f"{wanted.place} no longer exists")
+    if isinstance(error, OffsetOutOfRange):
+        loss = DataLost(
+            f"{wanted.place} holds offsets {error.earliest} to {error.latest}, and {error.offset} was to be read"
+        )
+        following = min(wanted.end, error.earliest) if error.earliest > position else wanted.end
+    elif isinstance(error, TopicReplaced) or error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        loss = DataLost(f"{wanted.place} is not there any more ({error.message})")
         following = wanted.end
-    elif error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
-        earliest = start_offsets(client, [wanted.place])[wanted.place]
-        loss = DataLost(f"{wanted.place} begins at {earliest}, and offset {position} was to be read")
-        following = min(wanted.end, earliest) if earliest > position else wanted.end
     else:
         raise error
     if options["failOnDataLoss"]:
         raise loss from error
+    logger.warning("records of %s from %d to %d are gone: %s", wanted.place, position, following, error.message)
     return following

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.batch import LOG_APPEND_TIME, Batch, build_batch, control_batch, reseal
+from headrace.batch import LOG_APPEND_TIME, Batch, build_batch, control_batch, parse_header, reseal
+from headrace.client import RawBatch
 from headrace.record import Codec, CorruptRecords, DecompressedTooLarge, Record, decode_records, encode_records
-from headrace.spark.decode import HEADERS_TYPE, Decoded, decode, grouped
+from headrace.spark.decode import HEADERS_TYPE, Decoded, grouped
+from headrace.spark.decode import decode as decode_raw
 
 LIMIT = 1 << 24
 
@@ -38,9 +41,22 @@ def in_a_row(groups: Sequence[tuple[list[Record], Codec, bool]]) -> list[Batch]:
         batch = build_batch(content, base_offset=offset, codec=codec)
         if stamped:
             batch.attributes |= LOG_APPEND_TIME
+            reseal(batch, batch.body[40:])
         made.append(batch)
         offset = batch.next_offset
     return made
+
+
+def raw(batch: Batch) -> RawBatch:
+    """As it would arrive in a fetch."""
+    data = memoryview(batch.data)
+    header = parse_header(data)
+    assert header is not None
+    return RawBatch(header, data)
+
+
+def decode(batches: Sequence[Batch], **arguments: Any) -> Decoded:
+    return decode_raw([raw(batch) for batch in batches], **arguments)
 
 
 def rows(decoded: Decoded) -> list[Record]:
@@ -109,6 +125,9 @@ def test_damaged_records_are_refused_or_read_exactly_as_record_by_record(
     reseal(batch, bytes(payload))
     try:
         expected = wrapped(one_by_one([batch]))
+        offsets = [record.offset for record in expected]
+        if offsets != sorted(set(offsets)) or offsets[0] < batch.base_offset or offsets[-1] > batch.last_offset:
+            raise CorruptRecords("the slow reader leaves offsets to its callers")
     except CorruptRecords:
         with pytest.raises(CorruptRecords):
             decode([batch], headers=True)
@@ -188,9 +207,19 @@ def test_a_record_longer_than_its_batch_is_refused() -> None:
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=30), st.integers(1, 20_000))
 def test_groups_keep_all_batches_in_order_and_stop_growing_at_the_bound(sizes: list[int], bytes_max: int) -> None:
     batches = [build_batch([Record(None, bytes(size), 1)]) for size in sizes]
-    groups = list(grouped(batches, bytes_max=bytes_max))
-    assert [batch for group in groups for batch in group] == batches
-    assert all(sum(batch.size for batch in group[:-1]) < bytes_max for group in groups)
+    arrived = [raw(batch) for batch in batches]
+    groups = list(grouped(arrived, bytes_max=bytes_max))
+    assert [batch for group in groups for batch in group] == arrived
+    assert all(sum(len(batch.data) for batch in group[:-1]) < bytes_max for group in groups)
+
+
+@pytest.mark.parametrize("offsets", [[100, 100], [101, 100], [99, 100], [100, 102]])
+def test_offsets_that_do_not_grow_or_leave_their_batch_are_refused(offsets: list[int]) -> None:
+    batch = build_batch([Record(b"a", b"1", 5), Record(b"b", b"2", 6)], base_offset=100)
+    moved = [Record(b"a", b"1", 5, offset=offset) for offset in offsets]
+    reseal(batch, encode_records(moved, base_timestamp=5, base_offset=100))
+    with pytest.raises(CorruptRecords, match="offset"):
+        decode([batch])
 
 
 def test_a_varint_of_eleven_bytes_is_refused() -> None:

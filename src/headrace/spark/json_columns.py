@@ -1,0 +1,452 @@
+"""JSON values become typed columns: all at once in Arrow's parser, and one by one where that parser cannot follow.
+
+Arrow's parser is fast and strict. It reads a sequence of objects and does not care where one value ends and the next
+begins, it gives up at the first object it does not like, and it knows fewer conversions than Spark's ``from_json``. So:
+
+- A value goes to it only if it begins with ``{`` and ends with ``}``. Then two values can never be read as one: behind
+  a closing brace no further value may follow inside the same object, and a string cannot reach over the line break
+  that is put between values. One value may still hold two objects; then there are more rows than values, which is seen.
+- When it gives up, the values are halved until the trouble lies among a few; those are read one by one with Python's
+  own parser, under rules that accept everything Arrow accepts, with the same result, and more: numbers as strings,
+  rounding of decimals, seconds since 1970 as timestamps, maps. What fails there too is bad, and has a reason.
+- Times and dates are read as strings and converted by Arrow's kernels, since its JSON parser does not know zones.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime
+import decimal
+import json
+import zoneinfo
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from headrace.errors import UsageError
+
+__all__ = ["JsonColumns", "Parsed"]
+
+ONE_BY_ONE_ROWS = 64
+"""Fewer rows than this are not halved again: a call of Arrow's parser costs as much as some rows in Python."""
+
+_INT_BITS: dict[type[DataType], int] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
+_EPOCH_DATE = datetime.date(1970, 1, 1)
+_NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+class _NumberText(str):
+    """A number as it stood in the text, so that nothing of it is lost before its column's type is known."""
+
+    __slots__ = ()
+
+
+class _Unfit(Exception):
+    """A value does not fit the schema; the message says where and why."""
+
+
+@dataclass(slots=True)
+class Parsed:
+    """One array per column, as many rows as values went in. Bad rows are null in all of them and have a reason."""
+
+    columns: list[pa.Array]
+    bad: dict[int, str] = field(default_factory=dict)
+
+
+class JsonColumns:
+    """Turns arrays of JSON texts into the columns of a schema."""
+
+    def __init__(self, schema: StructType, *, time_zone: str = "UTC") -> None:
+        self._schema = schema
+        self._types = [to_arrow_type(each.dataType, timezone="UTC") for each in schema.fields]
+        self._zone = zoneinfo.ZoneInfo(time_zone)
+        self._zone_name = time_zone
+        self._native = all(_is_native(each.dataType) for each in schema.fields)
+        self._times_are_numbers = False
+        for each in schema.fields:
+            _check_type(each.dataType, each.name)
+
+    def parse(self, values: pa.BinaryArray) -> Parsed:
+        """Rows whose value is null are null, and not bad."""
+        present = values.drop_null() if values.null_count else values
+        pieces: list[list[pa.Array]] = []
+        bad: dict[int, str] = {}
+        self._parse_piece(_trimmed(present), 0, pieces, bad)
+        columns = [_joined([piece[index] for piece in pieces], kind) for index, kind in enumerate(self._types)]
+        if values.null_count:
+            valid = np.asarray(values.is_valid().to_numpy(zero_copy_only=False))
+            places = np.cumsum(valid) - 1
+            spread = pa.array(places, mask=~valid)
+            columns = [column.take(spread) for column in columns]
+            rows = np.nonzero(valid)[0]
+            bad = {int(rows[row]): reason for row, reason in bad.items()}
+        return Parsed(columns, bad)
+
+    def _parse_piece(
+        self, values: pa.BinaryArray, first: int, pieces: list[list[pa.Array]], bad: dict[int, str]
+    ) -> None:
+        """Natively if that works, else in halves, else one by one; pieces are appended in the order of rows."""
+        if len(values) == 0:
+            return
+        found = self._parse_natively(values) if self._native else None
+        if found is not None:
+            pieces.append(found)
+        elif len(values) <= ONE_BY_ONE_ROWS or not self._native:
+            pieces.append(self._parse_one_by_one(values, first, bad))
+        else:
+            middle = len(values) // 2
+            self._parse_piece(values.slice(0, middle), first, pieces, bad)
+            self._parse_piece(values.slice(middle), first + middle, pieces, bad)
+
+    # ---- all at once -----------------------------------------------------------------------------------------------
+
+    def _parse_natively(self, values: pa.BinaryArray) -> list[pa.Array] | None:
+        """None when Arrow's parser did not like something; nothing is known then about any single value."""
+        if not _begins_and_ends_with_braces(values):
+            return None
+        try:
+            texts = values.cast(pa.string())  # checks that it is UTF-8, which the parser does not
+            lines = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
+            buffer = pc.binary_join(lines, "\n")[0].as_buffer()
+        except pa.ArrowException:
+            return None
+        for times_are_numbers in (self._times_are_numbers, not self._times_are_numbers):
+            try:
+                found = self._read(buffer, len(values), times_are_numbers)
+            except pa.ArrowException:
+                continue
+            self._times_are_numbers = times_are_numbers
+            return found
+        return None
+
+    def _read(self, buffer: pa.Buffer, row_count: int, times_are_numbers: bool) -> list[pa.Array] | None:
+        fields = [pa.field(each.name, _read_type(each.dataType, times_are_numbers)) for each in self._schema.fields]
+        table = pyarrow.json.read_json(
+            pa.BufferReader(buffer),
+            read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=buffer.size + 64),
+            parse_options=pyarrow.json.ParseOptions(
+                explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"
+            ),
+        )
+        if table.num_rows != row_count:
+            return None
+        return [
+            self._convert(_whole(column), each.dataType, kind)
+            for column, each, kind in zip(table.columns, self._schema.fields, self._types, strict=True)
+        ]
+
+    def _convert(self, column: pa.Array, kind: DataType, arrow: pa.DataType) -> pa.Array:
+        """From what the parser reads to what Spark takes."""
+        if isinstance(kind, DecimalType):
+            column.validate(full=True)  # the parser checks the digits behind the point only
+        if column.type == arrow and not isinstance(kind, ArrayType | StructType):
+            return column
+        if isinstance(kind, TimestampType | TimestampNTZType):
+            return self._convert_times(column, arrow)
+        if isinstance(kind, ArrayType):
+            inner = self._convert(column.flatten(), kind.elementType, arrow.value_type)
+            return _list_like(column, inner, arrow)
+        if isinstance(kind, StructType):
+            children = [
+                self._convert(column.field(index), each.dataType, arrow.field(index).type)
+                for index, each in enumerate(kind.fields)
+            ]
+            mask = column.is_null() if column.null_count else None
+            return pa.StructArray.from_arrays(children, fields=list(arrow), mask=mask)
+        return column.cast(arrow)
+
+    def _convert_times(self, column: pa.Array, arrow: pa.DataType) -> pa.Array:
+        """Numbers are seconds; strings have a zone, all of them or none. A mixture is read one by one."""
+        if pa.types.is_integer(column.type):
+            return pc.multiply_checked(column, 1_000_000).cast(arrow)
+        if arrow.tz is None:
+            return column.cast(arrow)
+        try:
+            return column.cast(arrow)
+        except pa.ArrowInvalid:
+            local = column.cast(pa.timestamp("us"))
+            zoned = pc.assume_timezone(local, self._zone_name, ambiguous="earliest", nonexistent="raise")
+            return zoned.cast(arrow)
+
+    # ---- one by one ------------------------------------------------------------------------------------------------
+
+    def _parse_one_by_one(self, values: pa.BinaryArray, first: int, bad: dict[int, str]) -> list[pa.Array]:
+        rows: list[Sequence[Any]] = []
+        nothing = [None] * len(self._schema.fields)
+        for index, value in enumerate(values.to_pylist()):
+            try:
+                rows.append(self._read_one(value))
+            except _Unfit as why:
+                bad[first + index] = str(why)
+                rows.append(nothing)
+        return [pa.array([row[index] for row in rows], kind) for index, kind in enumerate(self._types)]
+
+    def _read_one(self, value: bytes) -> Sequence[Any]:
+        try:
+            found = json.loads(
+                value.decode(), parse_int=_NumberText, parse_float=_NumberText, parse_constant=_NumberText
+            )
+        except UnicodeDecodeError:
+            raise _Unfit("it is not UTF-8") from None
+        except (ValueError, RecursionError) as error:
+            raise _Unfit(f"it is not JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise _Unfit("it is JSON but not an object")
+        return [self._fit(found.get(each.name), each.dataType, each.name) for each in self._schema.fields]
+
+    def _fit(self, value: Any, kind: DataType, where: str) -> Any:
+        if value is None:
+            return None
+        try:
+            return self._fitted(value, kind, where)
+        except (ValueError, TypeError, OverflowError, decimal.InvalidOperation, binascii.Error):
+            shown = _shown(value)
+            raise _Unfit(f"{where} is {shown}, which is no {kind.simpleString()}") from None
+
+    def _fitted(self, value: Any, kind: DataType, where: str) -> Any:
+        """The value as Python has it; ValueError and the like when it does not fit."""
+        if isinstance(kind, StructType):
+            if not isinstance(value, dict):
+                raise ValueError
+            return {each.name: self._fit(value.get(each.name), each.dataType, f"{where}.{each.name}") for each in kind}
+        if isinstance(kind, ArrayType):
+            if not isinstance(value, list):
+                raise ValueError
+            return [self._fit(each, kind.elementType, f"{where}[{index}]") for index, each in enumerate(value)]
+        if isinstance(kind, MapType):
+            if not isinstance(value, dict):
+                raise ValueError
+            return [(key, self._fit(each, kind.valueType, f"{where}.{key}")) for key, each in value.items()]
+        if isinstance(kind, TimestampType | TimestampNTZType):
+            return self._fit_time(value, isinstance(kind, TimestampType))
+        return _SIMPLE[type(kind)](value, kind)
+
+    def _fit_time(self, value: Any, zoned: bool) -> int:
+        """Microseconds since 1970, as Arrow counts them."""
+        if isinstance(value, _NumberText):
+            microseconds = int(value) * 1_000_000
+            if not -(2**63) <= microseconds < 2**63:
+                raise ValueError
+            return microseconds
+        if not isinstance(value, str):
+            raise ValueError
+        when = datetime.datetime.fromisoformat(value)
+        if not zoned:
+            if when.tzinfo is not None:
+                raise ValueError
+            when = when.replace(tzinfo=datetime.UTC)
+        elif when.tzinfo is None:
+            when = when.replace(tzinfo=self._zone)
+        since = when - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+        return since // datetime.timedelta(microseconds=1)
+
+
+# ---- types ---------------------------------------------------------------------------------------------------------
+
+
+def _check_type(kind: DataType, where: str) -> None:
+    if isinstance(kind, StructType):
+        for each in kind.fields:
+            _check_type(each.dataType, f"{where}.{each.name}")
+    elif isinstance(kind, ArrayType):
+        _check_type(kind.elementType, f"{where}[]")
+    elif isinstance(kind, MapType):
+        if not isinstance(kind.keyType, StringType):
+            raise UsageError(f"{where}: keys of a map in JSON are strings, not {kind.keyType.simpleString()}")
+        _check_type(kind.valueType, f"{where}{{}}")
+    elif type(kind) not in _SIMPLE and not isinstance(kind, TimestampType | TimestampNTZType):
+        raise UsageError(f"{where}: JSON has no {kind.simpleString()}", "read it as string and convert it in Spark")
+
+
+def _is_native(kind: DataType) -> bool:
+    """Whether Arrow's parser can read the type at all."""
+    if isinstance(kind, StructType):
+        return len(kind.fields) > 0 and all(_is_native(each.dataType) for each in kind.fields)
+    if isinstance(kind, ArrayType):
+        return _is_native(kind.elementType)
+    return not isinstance(kind, MapType | BinaryType)
+
+
+def _read_type(kind: DataType, times_are_numbers: bool) -> pa.DataType:
+    """What Arrow's parser is asked for; ``_convert`` does the rest."""
+    if isinstance(kind, TimestampType | TimestampNTZType):
+        return pa.int64() if times_are_numbers else pa.string()
+    if isinstance(kind, DateType):
+        return pa.string()
+    if isinstance(kind, ArrayType):
+        return pa.list_(_read_type(kind.elementType, times_are_numbers))
+    if isinstance(kind, StructType):
+        return pa.struct([pa.field(each.name, _read_type(each.dataType, times_are_numbers)) for each in kind.fields])
+    return to_arrow_type(kind)
+
+
+def _list_like(column: pa.ListArray, inner: pa.Array, arrow: pa.DataType) -> pa.ListArray:
+    """The lists of ``column`` with converted elements. Null lists have no elements, so offsets follow from lengths."""
+    lengths = column.value_lengths().fill_null(0).to_numpy()
+    offsets = np.zeros(len(column) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    mask = column.is_null() if column.null_count else None
+    return pa.ListArray.from_arrays(pa.array(offsets), inner, type=arrow, mask=mask)
+
+
+# ---- values as bytes -----------------------------------------------------------------------------------------------
+
+
+def _edges(values: pa.BinaryArray) -> tuple[Any, Any, Any]:
+    """(first byte, last byte, length) of each value; bytes of empty values are whatever lies there."""
+    offsets = np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4)
+    data = np.frombuffer(values.buffers()[2] or b"\0", np.uint8)
+    if len(data) == 0:
+        data = np.zeros(1, np.uint8)
+    last = len(data) - 1
+    return data[np.minimum(offsets[:-1], last)], data[np.clip(offsets[1:] - 1, 0, last)], np.diff(offsets)
+
+
+def _begins_and_ends_with_braces(values: pa.BinaryArray) -> bool:
+    first, last, lengths = _edges(values)
+    return bool(((first == ord("{")) & (last == ord("}")) & (lengths >= 2)).all())
+
+
+def _trimmed(values: pa.BinaryArray) -> pa.BinaryArray:
+    """Without the white space that many producers leave around their JSON; most do not, and pay one comparison."""
+    if len(values) == 0:
+        return values
+    first, last, _ = _edges(values)
+    if (first > ord(" ")).all() and (last > ord(" ")).all():
+        return values
+    # Trimming works on bytes below 128 only, so it needs no valid UTF-8; it is offered for strings only.
+    texts = pa.Array.from_buffers(pa.string(), len(values), values.buffers(), values.null_count, values.offset)
+    return pc.ascii_trim(texts, " \t\r\n").cast(pa.binary())
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _joined(pieces: list[pa.Array], kind: pa.DataType) -> pa.Array:
+    if len(pieces) == 1:
+        return pieces[0]
+    return pa.concat_arrays(pieces) if pieces else pa.array([], kind)
+
+
+# ---- simple values, one by one -------------------------------------------------------------------------------------
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False) if not isinstance(value, _NumberText) else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _raw_text(value: Any) -> str:
+    """A value in a string column: a string as it is, everything else as its JSON text."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(key)}:{_inner_text(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_inner_text, value)) + "]"
+    return json.dumps(value)
+
+
+def _inner_text(value: Any) -> str:
+    if isinstance(value, str) and not isinstance(value, _NumberText):
+        return json.dumps(value, ensure_ascii=False)
+    return _raw_text(value)
+
+
+def _string(value: Any, kind: DataType) -> str:
+    text = _raw_text(value)
+    text.encode()  # half a surrogate pair is no text
+    return text
+
+
+def _boolean(value: Any, kind: DataType) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _integer(value: Any, kind: DataType) -> int:
+    if not isinstance(value, _NumberText):
+        raise ValueError
+    number = int(value)
+    bits = _INT_BITS[type(kind)]
+    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+        raise ValueError
+    return number
+
+
+def _floating(value: Any, kind: DataType) -> float:
+    if isinstance(value, str) and str(value) in _NOT_FINITE:
+        return _NOT_FINITE[str(value)]
+    if not isinstance(value, _NumberText):
+        raise ValueError
+    return float(value)
+
+
+def _decimal(value: Any, kind: DataType) -> decimal.Decimal:
+    """Digits behind the scale are rounded, as Spark does; more in front than the precision allows do not fit."""
+    assert isinstance(kind, DecimalType)
+    if not isinstance(value, str):
+        raise ValueError
+    with decimal.localcontext(decimal.Context(prec=80)):
+        number = decimal.Decimal(str(value))
+        if not number.is_finite():
+            raise ValueError
+        rounded = number.quantize(decimal.Decimal(1).scaleb(-kind.scale), decimal.ROUND_HALF_UP)
+        if abs(rounded) >= decimal.Decimal(10) ** (kind.precision - kind.scale):
+            raise ValueError
+    return rounded
+
+
+def _date(value: Any, kind: DataType) -> int:
+    if not isinstance(value, str) or isinstance(value, _NumberText):
+        raise ValueError
+    return (datetime.date.fromisoformat(value) - _EPOCH_DATE).days
+
+
+def _binary(value: Any, kind: DataType) -> bytes:
+    if not isinstance(value, str) or isinstance(value, _NumberText):
+        raise ValueError
+    return base64.b64decode(value, validate=True)
+
+
+_SIMPLE: dict[type[DataType], Callable[[Any, Any], Any]] = {
+    StringType: _string,
+    BooleanType: _boolean,
+    ByteType: _integer,
+    ShortType: _integer,
+    IntegerType: _integer,
+    LongType: _integer,
+    FloatType: _floating,
+    DoubleType: _floating,
+    DecimalType: _decimal,
+    DateType: _date,
+    BinaryType: _binary,
+}

@@ -1,0 +1,244 @@
+"""Values as typed columns, and what becomes of those that do not fit.
+
+``json``      an object per value; its members become the columns of the schema
+``debezium``  a change as Debezium writes it, with or without its schema around it; the schema given is that of a row,
+              and the columns are ``op``, ``before``, ``after`` and ``ts_ms``
+``text``      UTF-8, in one column
+
+A null value is a null in every column, and not a bad one: it is how a compacted topic says that a key is gone. A bad
+one ends the query with its place and reason (``onBadRecord=fail``), or leaves nulls with the bytes in ``_raw`` and the
+reason in ``_error`` (``null``), or goes to a topic of its own with place and reason in headers (``deadletter``; at
+least once, because a task that is repeated sends it again).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from headrace.client import Producer
+from headrace.errors import HeadraceError, UsageError
+from headrace.spark.columns import ERROR_COLUMN, META_PREFIX, PLAIN, RAW_COLUMN, check_plain, meta_columns, metadata
+from headrace.spark.decode import Decoded
+from headrace.spark.json_columns import JsonColumns, Parsed
+from headrace.spark.options import SourceOptions, connect
+from headrace.spark.positions import OffsetRange
+
+__all__ = ["BadRecord", "TypedMaker", "output_schema"]
+
+TEXT_COLUMN = "value"
+ENVELOPE = ("op", "before", "after", "ts_ms")
+RESERVED = frozenset({META_PREFIX + name for name in PLAIN} - {"_value"} | {RAW_COLUMN, ERROR_COLUMN})
+
+HEADER_PREFIX = "headrace."
+
+
+class BadRecord(HeadraceError):
+    """A value does not fit the schema."""
+
+    def __init__(self, topic: str, partition: int, offset: int, reason: str) -> None:
+        super().__init__(
+            f"the value at {topic}[{partition}] offset {offset} does not fit the schema: {reason}. "
+            "onBadRecord=null keeps such values in a column, onBadRecord=deadletter sends them to a topic"
+        )
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.reason = reason
+
+
+def output_schema(options: SourceOptions) -> StructType | str:
+    """The columns of a typed read when the user gave none to the reader; text is parsed by Spark itself."""
+    surrounding = meta_columns(options["includeHeaders"], options["onBadRecord"] == "null")
+    given = options["valueSchema"]
+    if given is None and options["valueFormat"] != "text":
+        raise UsageError(
+            f"valueFormat={options['valueFormat']} needs to know the columns", "option('valueSchema', 'id long, …')"
+        )
+    if given is None:
+        return StructType([StructField(TEXT_COLUMN, StringType()), *surrounding])
+    if given.startswith("{"):
+        row = _from_json(given)
+        return StructType([*(_envelope(row) if options["valueFormat"] == "debezium" else row.fields), *surrounding])
+    if options["valueFormat"] == "debezium":
+        given = f"op string, before struct<{given}>, after struct<{given}>, ts_ms bigint"
+    return ", ".join([given, *(f"{each.name} {each.dataType.simpleString()}" for each in surrounding)])
+
+
+def _from_json(text: str) -> StructType:
+    try:
+        return StructType.fromJson(json.loads(text))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError("valueSchema is JSON but no schema of Spark", "StructType.json() writes one") from error
+
+
+def _envelope(row: StructType) -> list[StructField]:
+    kinds = {"op": StringType(), "before": row, "after": row, "ts_ms": LongType()}
+    return [StructField(name, kinds[name]) for name in ENVELOPE]
+
+
+class TypedMaker:
+    """Makes the Arrow batches of a typed read. One per task: it may hold a producer for bad records."""
+
+    def __init__(self, options: SourceOptions, schema: StructType, wanted: OffsetRange) -> None:
+        self._options = options
+        self._wanted = wanted
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._value_fields = StructType([each for each in schema.fields if each.name not in RESERVED])
+        self._parse = _parsers(options, self._value_fields)
+        self._letters: _DeadLetters | None = None
+
+    @classmethod
+    def check(cls, options: SourceOptions, schema: StructType) -> None:
+        """Raise what can be known before anything is read."""
+        for each in schema.fields:
+            if each.name in RESERVED - {RAW_COLUMN, ERROR_COLUMN}:
+                check_plain(each, META_PREFIX)
+        if options["onBadRecord"] == "null" and RAW_COLUMN not in schema.fieldNames():
+            raise UsageError(f"onBadRecord=null needs a column for the bytes: add '{RAW_COLUMN} binary' to the schema")
+        _parsers(options, StructType([each for each in schema.fields if each.name not in RESERVED]))
+
+    def __call__(self, decoded: Decoded) -> Iterator[pa.RecordBatch]:
+        parsed = self._parse(decoded.values)
+        if parsed.bad and self._options["onBadRecord"] == "fail":
+            row, reason = min(parsed.bad.items())
+            raise BadRecord(self._wanted.topic, self._wanted.partition, int(decoded.offsets[row]), reason)
+        values = dict(zip(self._value_fields.fieldNames(), parsed.columns, strict=True))
+        arrays = [self._column(name, decoded, parsed, values) for name in self._schema.names]
+        made = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        if parsed.bad and self._options["onBadRecord"] == "deadletter":
+            made = self._without_bad(made, decoded, parsed.bad)
+        if made.num_rows:
+            yield made
+
+    def close(self) -> None:
+        """After the last batch: what was sent to the dead letters has arrived there."""
+        if self._letters is not None:
+            self._letters.close()
+            self._letters = None
+
+    def _column(self, name: str, decoded: Decoded, parsed: Parsed, values: Mapping[str, pa.Array]) -> pa.Array:
+        if name in values:
+            return values[name]
+        if name == RAW_COLUMN:
+            return _only_rows(decoded.values, parsed.bad)
+        if name == ERROR_COLUMN:
+            return pa.array([parsed.bad.get(row) for row in range(decoded.row_count)], pa.string())
+        column = metadata(name.removeprefix(META_PREFIX), decoded, self._wanted)
+        wanted = self._schema.field(name).type
+        return column if column.type == wanted else column.cast(wanted)
+
+    def _without_bad(self, made: pa.RecordBatch, decoded: Decoded, bad: Mapping[int, str]) -> pa.RecordBatch:
+        if self._letters is None:
+            self._letters = _DeadLetters(self._options, self._wanted)
+        self._letters.send(decoded, bad)
+        good = np.ones(made.num_rows, bool)
+        good[list(bad)] = False
+        return made.filter(pa.array(good))
+
+
+def _parsers(options: SourceOptions, fields: StructType) -> Any:
+    """The function from values to columns that a format means."""
+    if not fields.fields:
+        raise UsageError("a typed read needs at least one column of the value in its schema")
+    kind = options["valueFormat"]
+    if kind == "text":
+        if len(fields.fields) != 1 or not isinstance(fields.fields[0].dataType, StringType):
+            raise UsageError("valueFormat=text has one column of the value, a string", "for example 'value string'")
+        return _parse_text
+    if kind == "debezium":
+        return _Debezium(fields, options["timeZone"]).parse
+    return JsonColumns(fields, time_zone=options["timeZone"]).parse
+
+
+def _only_rows(values: pa.BinaryArray, rows: Mapping[int, str]) -> pa.BinaryArray:
+    """Null but in these rows."""
+    if not rows:
+        return pa.nulls(len(values), pa.binary())
+    mask = np.ones(len(values), bool)
+    mask[list(rows)] = False
+    return values.take(pa.array(np.arange(len(values)), mask=mask))
+
+
+def _parse_text(values: pa.BinaryArray) -> Parsed:
+    try:
+        return Parsed([values.cast(pa.string())])
+    except pa.ArrowInvalid:
+        texts: list[str | None] = []
+        bad = {}
+        for row, value in enumerate(values.to_pylist()):
+            try:
+                texts.append(None if value is None else value.decode())
+            except UnicodeDecodeError as error:
+                texts.append(None)
+                bad[row] = f"it is not UTF-8 at byte {error.start}"
+        return Parsed([pa.array(texts, pa.string())], bad)
+
+
+class _Debezium:
+    """Changes with or without ``{"schema": …, "payload": …}`` around them, even mixed in one topic."""
+
+    def __init__(self, fields: StructType, time_zone: str) -> None:
+        self._fields = fields
+        whole = fields if "op" in fields.fieldNames() else StructType([*fields.fields, StructField("op", StringType())])
+        self._names = whole.fieldNames()
+        wrapped = StructType([*whole.fields, StructField("payload", whole)])
+        self._json = JsonColumns(wrapped, time_zone=time_zone)
+
+    def parse(self, values: pa.BinaryArray) -> Parsed:
+        parsed = self._json.parse(values)
+        plain = dict(zip(self._names, parsed.columns, strict=False))
+        payload = parsed.columns[-1]
+        columns = self._unwrapped(plain, payload)
+        absent = pc.and_(values.is_valid(), columns["op"].is_null()).to_numpy(zero_copy_only=False)
+        for row in np.nonzero(absent)[0].tolist():
+            parsed.bad.setdefault(row, "it has no 'op', so it is not a change as Debezium writes it")
+        return Parsed([columns[name] for name in self._fields.fieldNames()], parsed.bad)
+
+    def _unwrapped(self, plain: dict[str, pa.Array], payload: pa.StructArray) -> dict[str, pa.Array]:
+        if payload.null_count == len(payload):
+            return plain
+        inner = {name: pc.struct_field(payload, [index]) for index, name in enumerate(self._names)}
+        if payload.null_count == 0:
+            return inner
+        present = payload.is_valid()
+        return {name: pc.if_else(present, inner[name], plain[name]) for name in self._names}
+
+
+class _DeadLetters:
+    """Bad records on their way to a topic, each with its key, value and headers, and where it came from."""
+
+    def __init__(self, options: SourceOptions, wanted: OffsetRange) -> None:
+        self._topic = options["deadLetterTopic"]
+        self._wanted = wanted
+        self._client = connect(options, role="task")
+        self._producer = Producer(self._client)
+
+    def send(self, decoded: Decoded, bad: Mapping[int, str]) -> None:
+        assert decoded.headers is not None, "dead letters keep the headers of their records"
+        for row, reason in sorted(bad.items()):
+            kept = [(each["key"], each["value"]) for each in decoded.headers[row].as_py() or []]
+            told = {
+                "error": reason,
+                "topic": self._wanted.topic,
+                "partition": self._wanted.partition,
+                "offset": int(decoded.offsets[row]),
+                "timestamp": int(decoded.timestamps_ms[row]),
+            }
+            self._producer.send(
+                self._topic,
+                decoded.values[row].as_py(),
+                key=decoded.keys[row].as_py(),
+                headers=[*kept, *((HEADER_PREFIX + name, str(value).encode()) for name, value in told.items())],
+            )
+        self._producer.flush()  # before the rows beside them are given to Spark
+
+    def close(self) -> None:
+        self._client.close()
