@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,7 @@ def secure_kafka(folder: Path) -> Iterator[SecureKafka]:
         "ssl.truststore.location": str(folder / "ca.pem"),
         "listener.name.ssl.ssl.client.auth": "required",
         "connection.failed.authentication.delay.ms": "0",
+        "listener.name.sasl_plaintext.connections.max.reauth.ms": "2000",
         "listener.name.sasl_ssl.plain.sasl.jaas.config": login,
     }
     for name in ("sasl_ssl", "sasl_plaintext"):
@@ -148,6 +150,18 @@ def test_an_authenticated_client_inside_tls_writes_and_reads(kafka: SecureKafka,
 def test_scram_works_without_tls(kafka: SecureKafka) -> None:
     with alice(kafka, "SCRAM-SHA-256", "SASL_PLAINTEXT") as client:
         write_and_read(client, "scram-plaintext")
+
+
+def test_a_session_that_ends_is_renewed_before_the_broker_ends_it(kafka: SecureKafka) -> None:
+    with alice(kafka, "SCRAM-SHA-256", "SASL_PLAINTEXT") as client:
+        client.options = replace(client.options, retry_timeout_ms=0)  # a lost connection would be told
+        first = client.connection()
+        deadline = time.monotonic() + 20
+        while client.connection() is first and time.monotonic() < deadline:
+            client.topics()
+            time.sleep(0.05)
+        assert client.connection() is not first
+        client.topics()
 
 
 @pytest.mark.parametrize("inline", [False, True], ids=["files", "text"])
