@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         add_partitions,
         describe_transaction,
         end_transaction,
+        end_transactions,
         init_producer_id,
         list_transactions,
     )
@@ -124,6 +125,7 @@ __all__ = [
     "describe_transaction",
     "end_offsets",
     "end_transaction",
+    "end_transactions",
     "fetch_batches",
     "fetch_range",
     "init_producer_id",
@@ -213,6 +215,7 @@ _MODULES = {
         "add_partitions",
         "describe_transaction",
         "end_transaction",
+        "end_transactions",
         "init_producer_id",
         "list_transactions",
     ),

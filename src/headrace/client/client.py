@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -172,6 +172,7 @@ class Client:
         self._connections: dict[Address, Connection] = {}
         self._coordinators: dict[tuple[int, str], int] = {}
         self._ssl_context: ssl.SSLContext | None = None
+        self._lanes: list[Client] = []
 
     @classmethod
     def from_kafka_config(cls, config: Mapping[str, str]) -> Client:
@@ -190,6 +191,19 @@ class Client:
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
+        for lane in self._lanes:
+            lane.close()
+        self._lanes.clear()
+
+    def lanes(self, count: int) -> list[Client]:
+        """Clients with connections of their own, for threads that ask at the same time; they are closed with this one.
+
+        They are made where this one has reached the cluster before, so a broker that is away is one to wait for.
+        """
+        options = replace(self.options, first_contact_timeout_ms=self.options.retry_timeout_ms)
+        while len(self._lanes) < count:
+            self._lanes.append(Client(",".join(map(str, self.bootstrap)), options))
+        return self._lanes[:count]
 
     # ---- one request to one broker ----------------------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ __all__ = [
     "add_partitions",
     "describe_transaction",
     "end_transaction",
+    "end_transactions",
     "init_producer_id",
     "list_transactions",
 ]
@@ -63,6 +64,7 @@ INIT_VERSION_MAX = 5
 """Version 6 prepares transactions in two phases, which no released broker offers."""
 END_VERSION_KEEPING_EPOCH = 4
 PRODUCE_VERSION_AFTER_ADDING_MAX = 11
+LANES_MAX = 8
 EPOCH_LAST = 32766
 """Behind it a producer gets a new id, and epochs begin again at 0."""
 
@@ -229,6 +231,34 @@ def _end(client: Client, identity: ProducerIdentity, commit: bool) -> ProducerId
     if answer.producer_epoch < 0:
         return identity
     return replace(identity, producer_id=answer.producer_id, epoch=answer.producer_epoch)
+
+
+def end_transactions(
+    client: Client, identities: Iterable[ProducerIdentity], *, commit: bool
+) -> dict[ProducerIdentity, KafkaError]:
+    """End many transactions the same way; what failed comes back, with why. Every one is tried.
+
+    A broker answers the requests of one connection one after the other, and each end waits for the disk. So they go
+    over several connections, and one sync serves many.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    waiting = list(dict.fromkeys(identities))
+    failed: dict[ProducerIdentity, KafkaError] = {}
+    if not waiting:
+        return failed
+    lanes = client.lanes(min(len(waiting), LANES_MAX))
+
+    def work(number: int) -> None:
+        for identity in waiting[number :: len(lanes)]:
+            try:
+                end_transaction(lanes[number], identity, commit=commit)
+            except KafkaError as error:
+                failed[identity] = error
+
+    with ThreadPoolExecutor(len(lanes), thread_name_prefix="headrace-end") as threads:
+        list(threads.map(work, range(len(lanes))))
+    return failed
 
 
 def describe_transaction(client: Client, transactional_id: str) -> TransactionInfo | None:

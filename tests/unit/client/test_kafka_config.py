@@ -9,6 +9,7 @@ import pytest
 
 from headrace.client import KAFKA_CONFIG_NAMES, Client, ClientOptions, Security
 from headrace.errors import UsageError
+from headrace.wire.kafka.messages.sasl import SaslAuthenticateRequest
 
 SASL = {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512"}
 JAAS = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="al\\"ice" password=\'hunter2;\';'
@@ -51,6 +52,7 @@ def test_secrets_are_shown_by_nothing() -> None:
         assert "hunter" not in text
         assert "k3y" not in text
     assert "alice" in repr(options.security)
+    assert "hunter" not in repr(SaslAuthenticateRequest(auth_bytes=b"\0alice\0hunter2"))
 
 
 def test_options_travel_to_other_processes_whole() -> None:

@@ -25,6 +25,7 @@ from headrace.client import (
     add_partitions,
     describe_transaction,
     end_transaction,
+    end_transactions,
     init_producer_id,
     list_transactions,
 )
@@ -129,6 +130,21 @@ def test_another_process_ends_it_as_often_as_it_likes(
         end_transaction(client, identity, commit=False)
     assert caught.value.identity == identity
     assert read_values(client, [partition]) == {partition: [b"x"]}
+
+
+def test_many_are_ended_together_and_those_that_cannot_be_are_told(
+    client: Client, bootstrap: str, make_topic: MakeTopic, unique: Unique
+) -> None:
+    (partition,) = make_topic()
+    names = [unique(f"id{each}") for each in range(12)]
+    identities = [left_open(bootstrap, partition, name) for name in names]
+    heir = init_producer_id(client, names[5], 10_000)
+    failed = end_transactions(client, identities, commit=True)
+    assert list(failed) == [identities[5]]
+    assert isinstance(failed[identities[5]], TransactionLost)
+    assert end_transactions(client, [], commit=True) == {}
+    assert outcome(client, heir) is Outcome.OPEN
+    assert read_values(client, [partition]) == {partition: [b"x"] * 11}
 
 
 def left_open(bootstrap: str, partition: TopicPartition, name: str) -> ProducerIdentity:

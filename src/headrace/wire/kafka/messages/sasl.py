@@ -28,6 +28,13 @@ class SaslAuthenticateRequest:
     auth_bytes: bytes = bits()
 
 
+def _without_secrets(self: SaslAuthenticateRequest) -> str:
+    return f"SaslAuthenticateRequest({len(self.auth_bytes)} bytes)"
+
+
+SaslAuthenticateRequest.__repr__ = _without_secrets  # type: ignore[method-assign]  # PLAIN carries the password
+
+
 @message(api_key=36, versions=(0, 2), flexible=2)
 class SaslAuthenticateResponse:
     error_code: int = i16()
