@@ -21,6 +21,7 @@ from headrace.client import (
 )
 from headrace.record import Codec, Record, decode_records
 from tests.servers.process import RunningServer
+from tests.unit.client.reading import wait_until_complete
 
 pytestmark = pytest.mark.servers
 
@@ -68,6 +69,7 @@ def test_aborted_batches_are_left_out_also_when_every_answer_has_one_batch(
         producer.send_prepared(partition, numbered(first, 5))
         producer.send_prepared(partition, numbered(first + 5, 5))
         producer.commit() if first % 20 == 0 else producer.abort()
+    wait_until_complete(client, producer.transactional_id)
     end = end_offsets(client, [partition])[partition]
     for bytes_per_fetch in (1, 1 << 20):
         batches = list(

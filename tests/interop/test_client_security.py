@@ -25,7 +25,7 @@ from headrace.client import (
 from headrace.errors import ErrorCode, KafkaError
 from tests.servers.kafka import CLUSTER_ID, answers, java_command, write_properties
 from tests.servers.process import CannotRun, end, log_tail, skip_or_fail, spare_port, wait_until
-from tests.unit.client.reading import read_values
+from tests.unit.client.reading import read_values, wait_until_complete
 
 pytestmark = pytest.mark.servers
 
@@ -138,6 +138,7 @@ def write_and_read(client: Client, topic: str) -> None:
     with TransactionalProducer(client, topic).transaction() as transaction:
         transaction.send(topic, b"last")
     assert sum(batch.record_count for batch in fetch_range(client, partition, 0, 50, bytes_per_fetch=300_000)) >= 50
+    wait_until_complete(client, topic)
     assert read_values(client, [partition])[partition][-1] == b"last"
 
 

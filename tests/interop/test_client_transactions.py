@@ -23,7 +23,7 @@ from headrace.client import (
     init_producer_id,
 )
 from tests.servers.process import RunningServer
-from tests.unit.client.reading import read_values
+from tests.unit.client.reading import read_values, wait_until_complete
 
 pytestmark = pytest.mark.servers
 
@@ -80,6 +80,7 @@ def test_what_is_committed_is_read_and_what_is_aborted_is_not(
             producer.send(partition.topic, b"%d" % index, partition=partition.partition)
         producer.send_offsets(group, {partitions[0]: index})
         producer.commit() if ends_well else producer.abort()
+        wait_until_complete(client, producer.transactional_id)
         if not ends_well:
             assert Groups(client).committed(group) == {partitions[0]: index - 1}
     assert read_values(client, partitions) == {each: [b"0", b"2", b"4"] for each in partitions}
@@ -97,6 +98,7 @@ def test_another_process_ends_it_as_often_as_it_likes(
     assert outcome(client, identity) is Outcome.COMMITTED
     with pytest.raises(TransactionLost):
         end_transaction(client, identity, commit=False)
+    wait_until_complete(client, identity.transactional_id)
     assert read_values(client, partitions[:1]) == {partitions[0]: [b"x"]}
 
 
@@ -107,6 +109,7 @@ def test_the_process_that_decides_may_have_connected_before_the_one_that_writes(
     identity = left_open(broker.bootstrap, partitions[0], unique("id"))
     end_transaction(client, identity, commit=True)
     assert client.connection() is early
+    wait_until_complete(client, identity.transactional_id)
     assert read_values(client, partitions[:1]) == {partitions[0]: [b"x"]}
 
 
@@ -123,6 +126,7 @@ def test_whoever_takes_over_an_id_aborts_what_was_open_and_fences_its_writer(
         add_partitions(client, identity, partitions)
     with pytest.raises(TransactionLost):
         end_transaction(client, identity, commit=True)
+    wait_until_complete(client, identity.transactional_id)
     assert read_values(client, partitions) == {each: [] for each in partitions}
     assert read_values(client, partitions, read_committed=False)[partitions[0]] == [b"x"]
 
@@ -139,4 +143,5 @@ def test_a_transaction_whose_time_ran_out_is_told_as_aborted(
     assert outcome(client, identity) is Outcome.ABORTED
     with pytest.raises(TransactionLost):
         end_transaction(client, identity, commit=True)
+    wait_until_complete(client, identity.transactional_id)
     assert read_values(client, partitions) == {each: [] for each in partitions}

@@ -209,7 +209,8 @@ def _add_partitions(client: Client, identity: ProducerIdentity, wanted: list[Top
 def end_transaction(client: Client, identity: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
     """End a transaction, from any process, as often as one likes; the identity for the next one comes back.
 
-    It returns when the outcome is decided for good. ``TransactionLost`` means that it had ended otherwise before.
+    It returns when the outcome is decided for good; readers of committed records see it a moment later, when the
+    broker has marked every partition. ``TransactionLost`` means that it had ended otherwise before.
     """
     try:
         return client.retrying(lambda: _end(client, identity, commit))

@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
-from headrace.client import Client, Consumer, ConsumerOptions, FetchOptions, TopicPartition, start_offsets
+import time
+
+from headrace.client import (
+    Client,
+    Consumer,
+    ConsumerOptions,
+    FetchOptions,
+    TopicPartition,
+    describe_transaction,
+    start_offsets,
+)
+
+
+def wait_until_complete(client: Client, transactional_id: str) -> None:
+    """Apache Kafka answers an end when it is decided, and writes the markers that readers wait for after that."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        info = describe_transaction(client, transactional_id)
+        if info is None or not info.state.startswith("Prepare"):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"transaction {transactional_id!r} is not complete after 30 s")
 
 
 def read_values(
