@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "produce": ("headrace.cli.produce", "Send lines or JSON to a topic."),
     "consume": ("headrace.cli.consume", "Print the records of topics."),
     "group": ("headrace.cli.group", "List, describe, reset and delete consumer groups."),
+    "run": ("headrace.cli.run", "Run the pipelines of a Python file on Spark."),
     "log": ("headrace.cli.log", "Look at the files of a stopped broker."),
     "config": ("headrace.cli.config", "Show every setting and where its value came from."),
     "doctor": ("headrace.cli.doctor", "Check this machine; say what is wrong and what mends it."),

@@ -1,0 +1,128 @@
+"""A session for ``headrace run``: Spark's talk goes to a file, and headrace goes to the executors.
+
+Spark, the JVM and Python workers all write to the streams that the JVM inherits. So the JVM is started while standard
+output and error are the log file; what this process prints itself still reaches the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import headrace
+from headrace.errors import HeadraceError, UsageError
+from headrace.spark.reading import BOOTSTRAP_CONF
+from headrace.spark.session import find_java, register, session
+
+__all__ = ["LogFile", "open_session", "ship_package"]
+
+LOG_BYTES_MAX = 64 * 1024 * 1024
+
+
+class LogFile:
+    """Where Spark's messages go. Bounded: beyond 64 MiB the older half of a run's messages is one file, ``….1``."""
+
+    def __init__(self, path: Path, *, bytes_max: int = LOG_BYTES_MAX) -> None:
+        self.path = path
+        self._bytes_max = bytes_max
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Appending: whoever has the file open goes on behind its end, also after it was cut.
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise UsageError(
+                f"the log {path} cannot be written: {error.strerror}", "choose another: --log FILE"
+            ) from error
+
+    @contextlib.contextmanager
+    def taking_output(self) -> Iterator[None]:
+        """Programs started meanwhile write to the log."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kept = [os.dup(1), os.dup(2)]
+        try:
+            os.dup2(self._fd, 1)
+            os.dup2(self._fd, 2)
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, fd in zip((1, 2), kept, strict=True):
+                os.dup2(fd, number)
+                os.close(fd)
+
+    def take_logging(self) -> None:
+        """Python's own log messages of this process go there too."""
+        handler = logging.StreamHandler(os.fdopen(os.dup(self._fd), "a", encoding="utf-8"))
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.getLogger().addHandler(handler)
+
+    def keep_bounded(self) -> None:
+        """The JVM keeps the file open, so what is in it is copied away and then cut off."""
+        if os.fstat(self._fd).st_size > self._bytes_max:
+            shutil.copyfile(self.path, self.path.with_name(self.path.name + ".1"))
+            os.ftruncate(self._fd, 0)
+
+
+def open_session(log: LogFile, *, master: str | None, bootstrap: str, folder: Path) -> SparkSession:
+    """A session whose workers find headrace and the modules in ``folder``."""
+    find_java()
+    _let_workers_import(folder)
+    log.take_logging()
+    try:
+        with log.taking_output():
+            spark = session(
+                app_name="headrace run",
+                master=master,
+                conf={BOOTSTRAP_CONF: bootstrap, "spark.sql.streaming.numRecentProgressUpdates": "30"},
+            )
+    except HeadraceError:
+        raise
+    except Exception as error:
+        raise HeadraceError(f"Spark did not start: {_first_line(error)}; see {log.path}") from error
+    if not _is_one_process(spark):
+        ship_package(spark)
+    return spark
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _let_workers_import(folder: Path) -> None:
+    """Workers on this machine inherit the environment of the JVM, and that has it from here."""
+    known = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *([known] if known else [])])
+    # Spark starts clusters on this machine, and finds its own files, by this variable.
+    if "SPARK_HOME" not in os.environ:
+        import pyspark
+
+        os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+
+
+def _is_one_process(spark: SparkSession) -> bool:
+    master = spark.sparkContext.master or "local"
+    return master == "local" or master.startswith("local[")
+
+
+def ship_package(spark: SparkSession) -> None:
+    """Send this very headrace to the executors, so that driver and tasks never run different versions of it.
+
+    What it needs there (pyarrow, numpy, cramjam, google-crc32c) are compiled wheels and must be installed.
+    """
+    target = Path(tempfile.mkdtemp(prefix="headrace-")) / "headrace.zip"
+    root = Path(headrace.__file__).parent
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(root.rglob("*.py")):
+            archive.write(path, path.relative_to(root.parent))
+    spark.sparkContext.addPyFile(str(target))
+    register(spark)  # again: a source takes the files along that were known when it was registered

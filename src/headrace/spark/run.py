@@ -1,0 +1,373 @@
+"""Runs pipelines until they are done or somebody stops them.
+
+    build all ─▶ check each against its checkpoint ─▶ start all ─▶ watch ─▶ stop
+                                                        ▲            │ one failed
+                                                        └─ back-off ─┘
+
+What can be wrong with a pipeline itself shows before anything starts, and ends the command. What goes wrong later (a
+broker is away, a task died) is tried again after a pause that doubles; a micro-batch that finishes resets it. Nothing
+is lost by that: the checkpoint says where to go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.util import InheritableThread
+
+from headrace.client import BrokerUnreachable, Client, ClientOptions
+from headrace.errors import HeadraceError, UsageError
+from headrace.spark.checkpoints import Checkpoint
+from headrace.spark.compat import Shape, changes, refuse, shape_of
+from headrace.spark.pipelines import Pipeline
+from headrace.spark.progress import Snapshot, Tracker
+
+__all__ = ["Choices", "Watcher", "pause_s", "reason", "run"]
+
+PAUSE_S_MIN = 1.0
+PAUSE_S_MAX = 60.0
+POLL_S = 0.5
+FINISH_S_MAX = 15.0
+"""How long a stop waits for the micro-batch in flight."""
+BROKER_TIMEOUT_MS = 5_000
+RESTARTS_AVAILABLE_NOW = 3
+REASON_CHARACTERS_MAX = 400
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What the user chose at the command line."""
+
+    command: str
+    checkpoints: str
+    available_now: bool = False
+    restarts_max: int | None = None
+    accept_changes: bool = False
+    start_over: bool = False
+
+    @property
+    def patience(self) -> int | None:
+        """Restarts in a row without a finished micro-batch; None is for ever."""
+        if self.restarts_max is None and self.available_now:
+            return RESTARTS_AVAILABLE_NOW
+        return self.restarts_max
+
+
+class Watcher(Protocol):
+    """Is told what happens."""
+
+    def say(self, line: str) -> None: ...
+    def progressed(self, snapshot: Snapshot) -> None:
+        """A micro-batch is done."""
+
+    def show(self, snapshots: Sequence[Snapshot]) -> None:
+        """Called again and again while pipelines run."""
+
+
+def run(
+    spark: SparkSession, pipelines: Sequence[Pipeline], choices: Choices, watcher: Watcher, stop: threading.Event
+) -> bool:
+    """Whether all went well: every pipeline is done, or was running when ``stop`` was set."""
+    jobs = [_prepared(spark, each, choices, watcher) for each in pipelines]
+    _reach_brokers(jobs)
+    for job in jobs:
+        job.begin()
+    try:
+        while not stop.is_set() and any(job.is_alive for job in jobs):
+            now_s = time.monotonic()
+            for job in jobs:
+                job.watch(now_s)
+            watcher.show([job.snapshot(now_s) for job in jobs])
+            stop.wait(POLL_S)
+    except (Py4JNetworkError, ConnectionError) as error:
+        if not stop.is_set():
+            raise HeadraceError("Spark's process has ended; its log tells why") from error
+    finally:
+        _end(jobs)
+    watcher.show([job.snapshot(time.monotonic()) for job in jobs])
+    return not any(job.state == "failed" for job in jobs)
+
+
+def _end(jobs: Sequence[Job]) -> None:
+    """One deadline for all: while one is waited for, the others' micro-batches finish too."""
+    deadline_s = time.monotonic() + FINISH_S_MAX
+    for job in jobs:
+        try:
+            job.end(deadline_s)
+        except (Py4JNetworkError, ConnectionError):
+            logger.warning("%s could not be stopped: Spark's process is gone", job.pipeline.name)
+
+
+def _prepared(spark: SparkSession, pipeline: Pipeline, choices: Choices, watcher: Watcher) -> Job:
+    """Built and checked; errors name the pipeline."""
+    try:
+        rows = pipeline.build(spark)
+        if not isinstance(rows, DataFrame):
+            raise UsageError(f"it returns {type(rows).__name__} and not a DataFrame")
+        if not rows.isStreaming:
+            return BoundedJob(spark, pipeline, choices, watcher, rows)
+        job = StreamJob(spark, pipeline, choices, watcher, rows)
+        job.check()
+        return job
+    except BrokerUnreachable:
+        raise
+    except UsageError as error:
+        raise UsageError(_prefixed(pipeline, error.message), error.hint) from error
+    except (HeadraceError, PySparkException) as error:
+        raise UsageError(_prefixed(pipeline, reason(error))) from error
+    except Exception as error:
+        raise UsageError(f"{_prefixed(pipeline, reason(error))} ({pipeline.origin})") from error
+
+
+def _prefixed(pipeline: Pipeline, message: str) -> str:
+    return message if message.startswith("pipeline ") else f"pipeline {pipeline.name!r}: {message}"
+
+
+def _reach_brokers(jobs: Sequence[Job]) -> None:
+    """A wrong address is told at once, and not after minutes of retries inside Spark."""
+    addresses = {source.bootstrap for job in jobs for source in job.shape.sources if source.bootstrap}
+    for address in sorted(addresses):
+        options = ClientOptions(client_id="headrace-run", retry_timeout_ms=BROKER_TIMEOUT_MS)
+        with Client(address, options) as client:
+            client.retrying(client.topics)
+
+
+def pause_s(failures: int) -> float:
+    """Before the restart after so many failures in a row: 1, 2, 4 … 60 seconds."""
+    assert failures >= 1, f"there is no pause after {failures} failures"
+    return float(min(PAUSE_S_MAX, PAUSE_S_MIN * 2 ** min(failures - 1, 10)))
+
+
+# ---- one pipeline --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Job:
+    """One pipeline while it runs."""
+
+    spark: SparkSession
+    pipeline: Pipeline
+    choices: Choices
+    watcher: Watcher
+    rows: DataFrame
+    state: str = "starting"
+    note: str = ""
+    shape: Shape = field(default_factory=Shape)
+
+    def __post_init__(self) -> None:
+        self.tracker = Tracker(self.pipeline.name)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.state not in ("done", "failed", "stopped")
+
+    def snapshot(self, now_s: float) -> Snapshot:
+        return self.tracker.snapshot(now_s, self.state, self.note)
+
+    def begin(self) -> None:
+        raise NotImplementedError
+
+    def watch(self, now_s: float) -> None:
+        raise NotImplementedError
+
+    def end(self, deadline_s: float) -> None:
+        raise NotImplementedError
+
+
+class BoundedJob(Job):
+    """A bounded DataFrame runs once, beside the streams."""
+
+    def begin(self) -> None:
+        self.state = "running"
+        self._error: BaseException | None = None
+        self._thread = InheritableThread(target=self._write, name=f"pipeline-{self.pipeline.name}", daemon=True)
+        self._thread.start()
+
+    def _write(self) -> None:
+        try:
+            self.spark.addTag(self._tag)
+            self.pipeline.sink.write(self.rows)
+        except Exception as error:
+            self._error = error
+
+    @property
+    def _tag(self) -> str:
+        return f"headrace-{self.pipeline.name}"
+
+    def watch(self, now_s: float) -> None:
+        if not self.is_alive or self._thread.is_alive():
+            return
+        if self._error is None:
+            self.state = "done"
+            return
+        self.state, self.note = "failed", reason(self._error)
+        self.watcher.say(f"{self.pipeline.name} failed: {self.note}")
+        logger.error("pipeline %s failed", self.pipeline.name, exc_info=self._error)
+
+    def end(self, deadline_s: float) -> None:
+        if self.state == "running" and self._thread.is_alive():
+            self.spark.interruptTag(self._tag)
+            self._thread.join(max(0.0, deadline_s - time.monotonic()))
+            self.state, self.note = "failed", "stopped before it was done"
+
+
+class StreamJob(Job):
+    """A streaming query with its checkpoint, restarted when it fails."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pipeline = self.pipeline
+        self.checkpoint = Checkpoint(self.spark, self.choices.checkpoints, pipeline.name)
+        self.shape = shape_of(self.rows, output_mode=pipeline.output_mode, sink=pipeline.sink.describe())
+        self._query: StreamingQuery | None = None
+        self._failures = 0
+        self._again_s = 0.0
+        self._batches_before = 0
+
+    def check(self) -> None:
+        """Raise when the query does not fit its checkpoint; otherwise remember its shape for the next time."""
+        name = self.pipeline.name
+        if self.choices.start_over:
+            aside = self.checkpoint.put_aside()
+            if aside:
+                self.watcher.say(f"{name} starts over; its old checkpoint is kept as {aside}")
+        before = self.checkpoint.shape() if self.checkpoint.has_begun() else None
+        found = changes(before, self.shape) if before else []
+        error = refuse(name, self.checkpoint.shown, found, self.choices.command)
+        accepted = self.choices.accept_changes and all(each.severity != "breaks" for each in found)
+        if error is not None and not accepted:
+            raise error
+        for each in found:
+            self.watcher.say(f"{name}: {each.text}")
+        self.checkpoint.keep(self.shape)
+
+    def begin(self) -> None:
+        """The first start; what fails here is the pipeline's own mistake."""
+        try:
+            self._start()
+        except PySparkException as error:
+            raise UsageError(f"pipeline {self.pipeline.name!r}: {reason(error)}") from error
+
+    def _start(self) -> None:
+        writer = self.pipeline.sink.stream(self.rows, self.shape.output_mode)
+        writer = writer.queryName(self.pipeline.name).option("checkpointLocation", self.checkpoint.location)
+        if self.choices.available_now:
+            writer = writer.trigger(availableNow=True)
+        elif self.pipeline.every:
+            writer = writer.trigger(processingTime=self.pipeline.every)
+        self._batches_before = self.tracker.batches
+        self._query = writer.start()
+        self.state, self.note = "running", ""
+
+    def watch(self, now_s: float) -> None:
+        if not self.is_alive:
+            return
+        if self._query is None:
+            self._try_again(now_s)
+            return
+        ended = not self._query.isActive  # asked first, so that the last report is not missed
+        self._take_reports(self._query, now_s)
+        if ended:
+            error = self._query.exception()
+            self._query = None
+            if error is None:
+                self.state, self.note = "done", ""
+            else:
+                self._failed(error, now_s)
+
+    def _take_reports(self, query: StreamingQuery, now_s: float) -> None:
+        last = query.lastProgress
+        if last is None or not self.tracker.is_new(last):
+            return
+        for _ in self.tracker.take(query.recentProgress, now_s):
+            self.watcher.progressed(self.snapshot(now_s))
+
+    def _failed(self, error: BaseException, now_s: float) -> None:
+        if self.tracker.batches > self._batches_before:
+            self._failures = 0
+        self._failures += 1
+        why = reason(error)
+        logger.error("pipeline %s failed", self.pipeline.name, exc_info=error)
+        patience = self.choices.patience
+        if patience is not None and self._failures > patience:
+            self.state, self.note = "failed", why
+            self.watcher.say(f"{self.pipeline.name} failed: {why}")
+            return
+        pause = pause_s(self._failures)
+        self._again_s = now_s + pause
+        self.state, self.note = "waiting", f"restart {self._failures} in {pause:.0f} s after: {why}"
+        self.watcher.say(f"{self.pipeline.name} failed: {why}; restart {self._failures} in {pause:.0f} s")
+
+    def _try_again(self, now_s: float) -> None:
+        if now_s < self._again_s:
+            return
+        try:
+            self.rows = self.pipeline.build(self.spark)  # anew: tables in it are read again
+            self._start()
+        except (HeadraceError, PySparkException, OSError) as error:
+            self._failed(error, now_s)
+
+    def end(self, deadline_s: float) -> None:
+        """Let the micro-batch in flight finish, for a while; a query that is stopped in one repeats it next time."""
+        query, self._query = self._query, None
+        if query is None or not query.isActive:
+            return
+        last = _batch_of(query)
+        while time.monotonic() < deadline_s and query.isActive:
+            if not query.status["isTriggerActive"] or _batch_of(query) != last:
+                break
+            time.sleep(0.02)
+        query.stop()
+        self._take_reports(query, time.monotonic())
+        self.state, self.note = "stopped", ""
+
+
+def _batch_of(query: StreamingQuery) -> int:
+    last = query.lastProgress
+    return -1 if last is None else int(last["batchId"])
+
+
+# ---- reasons -------------------------------------------------------------------------------------------------------
+
+PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*): (.+)$", re.MULTILINE)
+SPARK_PREFIX = re.compile(r"^\[[A-Z_.]+\] ")
+SPARK_STATE = re.compile(r"\s*SQLSTATE: \w+.*$", re.DOTALL)
+QUERY_PREFIX = re.compile(r"^Query \[id = [^\]]*\] terminated with exception: ")
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, in one line, out of what may be a page of two languages' tracebacks."""
+    text = str(error).strip()
+    at = text.rfind("Traceback (most recent call last)")
+    if at >= 0:
+        raised = [found for found in PYTHON_ERROR.finditer(text, at) if not found[2].startswith("[")]
+        if raised:
+            found = raised[-1]
+            shown = found[2] if found[1] in _OWN_ERRORS else f"{found[1]}: {found[2]}"
+            return _short(shown)
+    line = SPARK_STATE.sub("", text)
+    line = SPARK_PREFIX.sub("", line)
+    line = QUERY_PREFIX.sub("", line)
+    if not isinstance(error, HeadraceError | PySparkException):
+        line = f"{type(error).__name__}: {line}"
+    return _short(SPARK_PREFIX.sub("", line))
+
+
+_OWN_ERRORS = frozenset({"HeadraceError", "UsageError", "KafkaError", "DataLost", "BrokerUnreachable", "BadRecord"})
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split()).rstrip(".")
+    return line if len(line) <= REASON_CHARACTERS_MAX else line[: REASON_CHARACTERS_MAX - 1] + "…"

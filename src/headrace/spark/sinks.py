@@ -1,0 +1,201 @@
+"""Where a pipeline's rows go.
+
+A sink knows two things: how a stream of rows is written, and how a bounded set of rows is. A plain function of (rows,
+batch id) is a sink too; a stream calls it once per micro-batch, and again with the same batch id after a crash.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
+
+from headrace.errors import UsageError
+from headrace.spark.progress import screen_cleared
+from headrace.spark.reading import BOOTSTRAP_CONF, BOOTSTRAP_DEFAULT
+
+__all__ = ["Sink", "as_sink", "console", "parquet", "topic"]
+
+RECORD_COLUMNS = frozenset({"key", "value", "headers", "topic", "partition"})
+PARQUET_MODES = ("error", "overwrite", "append", "ignore")
+
+
+class Sink(ABC):
+    """Where rows go; ``describe`` names it for people and for the check of a checkpoint."""
+
+    @abstractmethod
+    def describe(self) -> str: ...
+
+    @abstractmethod
+    def stream(self, rows: DataFrame, mode: str) -> DataStreamWriter:
+        """A writer of the stream that lacks only its name, checkpoint and pace."""
+
+    @abstractmethod
+    def write(self, rows: DataFrame) -> None:
+        """Write a bounded set of rows."""
+
+
+def as_sink(given: Sink | Callable[[DataFrame, int], None]) -> Sink:
+    if isinstance(given, Sink):
+        return given
+    if callable(given):
+        return _Function(given)
+    raise UsageError(
+        f"{given!r} is no sink", "hr.sinks.topic(…), console(), parquet(…), or a function of (rows, batch id)"
+    )
+
+
+def console(rows: int = 20, *, truncate: bool = True) -> Sink:
+    """Print every micro-batch, its first ``rows`` rows."""
+    return _Console(rows, truncate)
+
+
+def parquet(path: str, *, partition_by: Sequence[str] = (), mode: str = "error") -> Sink:
+    """Parquet files in a folder. A stream adds to it, exactly once; bounded rows do as ``mode`` says."""
+    if mode not in PARQUET_MODES:
+        raise UsageError(f"mode={mode!r} must be one of {', '.join(PARQUET_MODES)}")
+    return _Parquet(str(path), tuple(partition_by), mode)
+
+
+def topic(
+    name: str,
+    *,
+    key: str | Sequence[str] | None = None,
+    bootstrap: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Sink:
+    """A topic, exactly once. Rows become JSON objects, keyed by one column, or by several as a JSON object.
+
+    Rows that already are records (a column ``value`` of text or bytes, and none beside ``key``, ``headers``, ``topic``
+    and ``partition``) are written as they are. Columns that begin with an underscore tell where a row was read and are
+    not written. ``options`` are those of the sink ``headrace``.
+    """
+    keys = (key,) if isinstance(key, str) else tuple(key or ())
+    return _Topic(name, keys, bootstrap, dict(options or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Function(Sink):
+    call: Callable[[DataFrame, int], None]
+
+    def describe(self) -> str:
+        return f"function {getattr(self.call, '__qualname__', type(self.call).__name__)}"
+
+    def stream(self, rows: DataFrame, mode: str) -> DataStreamWriter:
+        return rows.writeStream.outputMode(mode).foreachBatch(self.call)
+
+    def write(self, rows: DataFrame) -> None:
+        self.call(rows, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Console(Sink):
+    rows: int
+    truncate: bool
+
+    def describe(self) -> str:
+        return "console"
+
+    def stream(self, rows: DataFrame, mode: str) -> DataStreamWriter:
+        return rows.writeStream.outputMode(mode).foreachBatch(self._show)
+
+    def write(self, rows: DataFrame) -> None:
+        with screen_cleared():
+            rows.show(self.rows, self.truncate)
+
+    def _show(self, rows: DataFrame, batch_id: int) -> None:
+        """By Python and not by Spark's own console sink, which writes where the JVM's messages go."""
+        if not rows.isEmpty():
+            self.write(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parquet(Sink):
+    path: str
+    partition_by: tuple[str, ...]
+    mode: str
+
+    def describe(self) -> str:
+        return f"parquet {self.path}"
+
+    def stream(self, rows: DataFrame, mode: str) -> DataStreamWriter:
+        if mode != "append":
+            raise UsageError(
+                f"files can only be added to, and this query has output mode {mode}",
+                "give it a watermark, or write it to a topic",
+            )
+        writer = rows.writeStream.format("parquet").outputMode("append").option("path", self.path)
+        return writer.partitionBy(*self.partition_by) if self.partition_by else writer
+
+    def write(self, rows: DataFrame) -> None:
+        rows.write.mode(self.mode).parquet(self.path, partitionBy=list(self.partition_by) or None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic(Sink):
+    name: str
+    key: tuple[str, ...]
+    bootstrap: str | None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        return f"topic {self.name}"
+
+    def stream(self, rows: DataFrame, mode: str) -> DataStreamWriter:
+        records, options = self.records(rows), self._options(rows.sparkSession)
+        if mode != "update":
+            return records.writeStream.format("headrace").outputMode(mode).options(**options)
+        # Spark's Python sinks know no update mode. A batch write under an id that a replay has again is as good.
+        return records.writeStream.outputMode("update").foreachBatch(self._write_batch)
+
+    def write(self, rows: DataFrame) -> None:
+        self.records(rows).write.format("headrace").mode("append").options(**self._options(rows.sparkSession)).save()
+
+    def _write_batch(self, records: DataFrame, batch_id: int) -> None:
+        spark = records.sparkSession
+        query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        options = {**self._options(spark), "writeId": f"{query}-{batch_id}"}
+        records.write.format("headrace").mode("append").options(**options).save()
+
+    def records(self, rows: DataFrame) -> DataFrame:
+        """The rows with the columns of a record."""
+        if self._are_records(rows):
+            return rows
+        missing = [name for name in self.key if name not in rows.columns]
+        if missing:
+            raise UsageError(
+                f"there is no column {missing[0]!r} to key {self.describe()} by",
+                f"there are: {', '.join(rows.columns)}",
+            )
+        shown = [_column(name) for name in rows.columns if not name.startswith("_")]
+        value = F.to_json(F.struct(*shown), {"ignoreNullFields": "false"}).alias("value")
+        return rows.select(self._key(rows).alias("key"), value) if self.key else rows.select(value)
+
+    def _are_records(self, rows: DataFrame) -> bool:
+        if self.key or "value" not in rows.columns or not set(rows.columns) <= RECORD_COLUMNS:
+            return False
+        return isinstance(rows.schema["value"].dataType, StringType | BinaryType)
+
+    def _key(self, rows: DataFrame) -> Column:
+        if len(self.key) > 1:
+            return F.to_json(F.struct(*[_column(name) for name in self.key]))
+        column, kind = _column(self.key[0]), rows.schema[self.key[0]].dataType
+        if isinstance(kind, StructType | ArrayType | MapType):
+            return F.to_json(column)
+        return column if isinstance(kind, BinaryType) else column.cast("string")
+
+    def _options(self, spark: SparkSession) -> dict[str, str]:
+        address = self.bootstrap or spark.conf.get(BOOTSTRAP_CONF, None) or os.environ.get("HEADRACE_BOOTSTRAP")
+        chosen = {"kafka.bootstrap.servers": address or BOOTSTRAP_DEFAULT, "topic": self.name, **self.options}
+        return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in chosen.items()}
+
+
+def _column(name: str) -> Column:
+    return F.col(f"`{name}`")

@@ -1,0 +1,201 @@
+"""Writing pipelines down, reading files of them, and the one line that a failure becomes. No JVM is started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from headrace.cli.main import run as command_line
+from headrace.errors import HeadraceError, UsageError
+from headrace.spark import sinks
+from headrace.spark.launch import LogFile
+from headrace.spark.pipelines import choose, load_file, pipeline, registered
+from headrace.spark.run import Choices, pause_s, reason
+from headrace.spark.testing import Event, _in_batches
+
+HEAD = "from headrace.spark.pipelines import pipeline\nfrom headrace.spark import sinks\n"
+
+
+def file(folder: Path, text: str, name: str = "shop.py") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_function_is_given_back_as_it_was_and_remembered_under_its_name(tmp_path: Path) -> None:
+    text = HEAD + "@pipeline(sink=sinks.console())\ndef revenue(spark): return 7\n@pipeline\ndef bare(spark): ...\n"
+    found = load_file(file(tmp_path, text))
+    assert [each.name for each in found] == ["revenue", "bare"]
+    assert found[0].build(None) == 7  # type: ignore[arg-type, comparison-overlap]
+    assert found[1].sink.describe() == "console"
+
+
+def test_the_pipelines_of_a_file_do_not_stay_behind(tmp_path: Path) -> None:
+    before = registered()
+    load_file(file(tmp_path, HEAD + "@pipeline\ndef revenue(spark): ...\n"))
+    assert registered() == before
+
+
+def test_two_pipelines_of_one_name_are_refused_with_both_places(tmp_path: Path) -> None:
+    text = HEAD + "@pipeline\ndef a(spark): ...\n@pipeline(name='a')\ndef b(spark): ...\n"
+    with pytest.raises(UsageError, match=r"two pipelines are named 'a': .*shop.py:3 and .*shop.py:5"):
+        load_file(file(tmp_path, text))
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "a/b", ".hidden", "with space", "x" * 201])
+def test_a_name_that_is_no_plain_folder_name_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot name a pipeline"):
+        pipeline(name=name)(lambda spark: spark)  # type: ignore[arg-type, return-value]
+
+
+def test_a_sink_that_is_none_is_refused_with_those_that_are() -> None:
+    with pytest.raises(UsageError, match=r"'orders' is no sink \(hr.sinks.topic"):
+        pipeline(sink="orders")  # type: ignore[call-overload]
+
+
+def test_an_output_mode_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UsageError, match="append, update, complete"):
+        pipeline(output_mode="upsert")
+
+
+def test_a_function_is_a_sink() -> None:
+    def keep(rows: DataFrame, batch_id: int) -> None: ...
+
+    assert sinks.as_sink(keep).describe().endswith("keep")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x = 1\n", "has no pipeline"),
+        ("def broken(:\n", "shop.py:1: SyntaxError"),
+        ("import json\n\njson.loads('{')\n", "shop.py:3: JSONDecodeError"),
+        ("import no_such_module_at_all\n", "shop.py:1: ModuleNotFoundError"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told_in_one_line_with_its_place(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        load_file(file(tmp_path, text))
+
+
+def test_a_file_may_import_what_lies_beside_it(tmp_path: Path) -> None:
+    file(tmp_path, "NAME = 'from_beside'\n", "beside_of_shop.py")
+    text = HEAD + "import beside_of_shop\n@pipeline(name=beside_of_shop.NAME)\ndef a(spark): ...\n"
+    assert [each.name for each in load_file(file(tmp_path, text))] == ["from_beside"]
+
+
+def test_only_those_asked_for_are_chosen_and_unknown_ones_are_told(tmp_path: Path) -> None:
+    found = load_file(file(tmp_path, HEAD + "@pipeline\ndef a(spark): ...\n@pipeline\ndef b(spark): ...\n"))
+    assert [each.name for each in choose(found, ("b",))] == ["b"]
+    assert [each.name for each in choose(found, ())] == ["a", "b"]
+    with pytest.raises(UsageError, match=r"no pipeline 'c' \(there are: a, b\)"):
+        choose(found, ("c",))
+
+
+def test_pauses_double_up_to_a_minute() -> None:
+    assert [pause_s(failures) for failures in (1, 2, 3, 7, 1000)] == [1.0, 2.0, 4.0, 60.0, 60.0]
+
+
+def test_patience_is_endless_unless_the_run_is_to_end_or_the_user_says_so() -> None:
+    assert Choices(command="", checkpoints="").patience is None
+    assert Choices(command="", checkpoints="", available_now=True).patience == 3
+    assert Choices(command="", checkpoints="", available_now=True, restarts_max=0).patience == 0
+
+
+STREAM_FAILED = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted: \
+Task 0 in stage 1.0 failed 1 times: org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "/x/worker.py", line 3, in main
+headrace.spark.typed.BadRecord: the value at orders[0] offset 5 does not fit the schema: it is no JSON
+
+	at org.apache.spark.api.python.BasePythonRunner.read(PythonRunner.scala:1)
+Driver stacktrace: SQLSTATE: XXKST"""
+
+
+def test_the_reason_is_the_users_error_and_not_a_page_of_tracebacks() -> None:
+    assert reason(RuntimeError(STREAM_FAILED)) == (
+        "the value at orders[0] offset 5 does not fit the schema: it is no JSON"
+    )
+
+
+def test_an_error_of_the_users_own_code_keeps_its_name() -> None:
+    text = "Traceback (most recent call last):\n  File 'shop.py', line 1\nZeroDivisionError: division by zero\n\n\tat x"
+    assert reason(RuntimeError(text)) == "ZeroDivisionError: division by zero"
+
+
+def test_without_a_traceback_the_message_is_the_reason() -> None:
+    assert reason(HeadraceError("no such topic")) == "no such topic"
+    assert reason(KeyError("amount")) == "KeyError: 'amount'"
+    assert len(reason(HeadraceError("x" * 5000))) == 400
+
+
+def test_what_the_jvm_would_print_goes_to_the_log_and_what_we_print_does_not(tmp_path: Path) -> None:
+    script = (
+        "import os, subprocess, sys\n"
+        "from pathlib import Path\n"
+        "from headrace.spark.launch import LogFile\n"
+        "log = LogFile(Path(sys.argv[1]))\n"
+        "with log.taking_output():\n"
+        "    child = subprocess.Popen(['sh', '-c', 'read line; echo noise; echo more >&2'], stdin=subprocess.PIPE)\n"
+        "print('ours', flush=True)\n"
+        "child.communicate(b'go\\n')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "spark.log")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("ours\n", "")
+    assert (tmp_path / "spark.log").read_text() == "noise\nmore\n"
+
+
+def test_the_log_is_cut_when_it_grows_too_large_and_writers_go_on(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "logs" / "spark.log", bytes_max=10)
+    writer = os.open(log.path, os.O_WRONLY | os.O_APPEND)
+    os.write(writer, b"0123456789abcdef")
+    log.keep_bounded()
+    os.write(writer, b"next")
+    os.close(writer)
+    assert log.path.read_bytes() == b"next"
+    assert log.path.with_name("spark.log.1").read_bytes() == b"0123456789abcdef"
+
+
+def test_the_command_tells_a_missing_java_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    path = file(tmp_path, HEAD + "@pipeline\ndef a(spark): ...\n")
+    assert command_line(["run", str(path), "--log", str(tmp_path / "spark.log")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("headrace: Spark needs Java and JAVA_HOME=")
+    assert "install Java 17 or 21" in line
+
+
+def test_the_command_tells_a_missing_file_before_it_looks_for_java(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    assert command_line(["run", str(tmp_path / "none.py")]) == 1
+    assert "there is no file" in capsys.readouterr().err
+
+
+def test_events_come_in_one_micro_batch_or_in_those_given() -> None:
+    assert [len(each) for each in _in_batches("t", [{"a": 1}, {"a": 2}])] == [2]
+    batches = _in_batches("t", [[{"a": 1}], [], [{"a": 2}, Event(None, key="k")]])
+    assert [len(each) for each in batches] == [1, 0, 2]
+    assert batches[2][1]["value"] is None
+    times = [event["timestamp"] for batch in batches for event in batch]
+    assert times == [times[0], times[0] + 1, times[0] + 2]
+    with pytest.raises(UsageError, match="neither all events nor all lists"):
+        _in_batches("t", [{"a": 1}, [{"a": 2}]])
+
+
+def test_an_event_that_json_cannot_hold_is_told() -> None:
+    with pytest.raises(UsageError, match="of type type, which JSON cannot hold"):
+        _in_batches("t", [{"a": SparkSession}])
