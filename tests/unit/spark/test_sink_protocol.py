@@ -1,0 +1,283 @@
+"""The exactly-once protocol against a real broker, with a death at every remote call that driver and tasks make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from headrace import testing
+from headrace.client import Admin, Client, Outcome, TransactionalProducer, TransactionLost, end_transaction
+from headrace.spark import sink_protocol
+from headrace.spark.decisions import BatchRef, DecisionTopic, Refused, Verdict
+from headrace.spark.sink_protocol import Protocol, Settings, TransactionsLost, ids_of
+from headrace.spark.sink_transactions import abort_open, outcomes
+from tests.unit.spark.sink_world import PATIENCE, Death, Fate, Layout, World, expected, mortality, spread
+
+Make = Callable[[], World]
+BATCHES = 2
+LAYOUT = spread(rows_per_batch=12, tasks=4)
+
+
+DECISIONS = Settings(decision_topic="decisions")
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> Iterator[str]:
+    with testing.broker(settings={"auto.create.topics.enable": False}) as broker:
+        with Client(broker.bootstrap, PATIENCE) as client:
+            Admin(client).create_topic("out", partitions=2)
+        yield broker.bootstrap
+
+
+@pytest.fixture
+def make(bootstrap: str, unique: Callable[[str], str]) -> Make:
+    return lambda: World(bootstrap, "out", unique("sink"), DECISIONS)
+
+
+@pytest.fixture
+def world(make: Make) -> World:
+    return make()
+
+
+def dies_and_returns(world: World, fate: Fate, layout: Layout = LAYOUT, after: Layout = LAYOUT) -> bool:
+    """One run that fate may end, and one that comes after it. Tells whether it was ended."""
+    patch = pytest.MonkeyPatch()
+    try:
+        with mortality(patch.setattr, fate):
+            world.run(BATCHES, layout)
+    except Death:
+        world.run(BATCHES, after)
+        return True
+    return False
+
+
+def test_without_any_trouble_every_row_is_there_once(world: World) -> None:
+    world.run(3, LAYOUT)
+    assert world.visible() == expected(3, LAYOUT)
+
+
+def calls_of_a_run(make: Make) -> int:
+    fate = Fate()
+    assert not dies_and_returns(make(), fate)
+    return fate.calls
+
+
+def test_a_death_now_and_then_leaves_no_duplicate_and_no_gap(make: Make) -> None:
+    """A sample of the exhaustive ones below, for those who have a minute."""
+    calls = calls_of_a_run(make)
+    for at in range(calls // 2 - 8, calls // 2 + 8, 3):
+        world = make()
+        dies_and_returns(world, Fate(at, heard=True))
+        assert world.visible() == expected(BATCHES, LAYOUT), f"at call {at} of {calls}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heard", [False, True], ids=["before-the-call", "before-its-answer"])
+def test_a_death_at_any_remote_call_leaves_no_duplicate_and_no_gap(make: Make, heard: bool) -> None:
+    calls = calls_of_a_run(make)
+    assert calls > 30
+    for at in range(1, calls + 1):
+        world = make()
+        died = dies_and_returns(world, Fate(at, heard=heard))
+        assert world.visible() == expected(BATCHES, LAYOUT), f"died={died} at call {at} of {calls}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tasks_after", [2, 7])
+def test_a_replay_with_more_or_fewer_tasks_than_before_leaves_no_duplicate_and_no_gap(
+    make: Make, tasks_after: int
+) -> None:
+    calls = calls_of_a_run(make)
+    after = spread(rows_per_batch=12, tasks=tasks_after)
+    for at in range(1, calls + 1):
+        world = make()
+        dies_and_returns(world, Fate(at, heard=True), after=after)
+        assert world.visible() == expected(BATCHES, LAYOUT), f"at call {at} of {calls}"
+
+
+@pytest.mark.slow
+def test_without_the_fence_some_death_doubles_rows(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above are worth something: they fail when decided batches are written again."""
+    monkeypatch.setattr(sink_protocol, "judge", lambda last, batch: Verdict.WRITE)
+    calls = calls_of_a_run(make)
+    doubled = 0
+    for at in range(1, calls + 1):
+        world = make()
+        dies_and_returns(world, Fate(at, heard=True))
+        doubled += world.visible() != expected(BATCHES, LAYOUT)
+    assert doubled > 0
+
+
+@pytest.mark.slow
+def test_a_death_in_the_repair_of_a_death_leaves_no_duplicate_and_no_gap(make: Make) -> None:
+    """The run after the first death dies as well, at each of its calls in turn."""
+    first = calls_of_a_run(make) // 2 - 3
+    at = 0
+    died = True
+    while died:
+        at += 1
+        world = make()
+        patch = pytest.MonkeyPatch()
+        with mortality(patch.setattr, Fate(first, heard=True)), pytest.raises(Death):
+            world.run(BATCHES, LAYOUT)
+        died = dies_and_returns(world, Fate(at))
+        assert world.visible() == expected(BATCHES, LAYOUT), f"at call {at}"
+    assert at > 10
+
+
+def test_a_driver_that_was_superseded_decides_nothing_any_more(world: World) -> None:
+    batch = BatchRef(world.sink, 0, "0")
+    with Client(world.bootstrap, PATIENCE) as old, Client(world.bootstrap, PATIENCE) as new:
+        zombie = Protocol(old, world.settings)
+        plan = zombie.begin(world.sink)
+        reported = world.write(plan, batch, LAYOUT(0))
+        world.one_batch(new, batch, LAYOUT(0))
+        with pytest.raises((TransactionLost, TransactionsLost)):
+            zombie._topic.record(plan.lease, sink_protocol.Decision(batch, tuple(each.result for each in reported)))
+        zombie.abort(plan.lease, world.sink)
+    assert world.visible() == expected(1, LAYOUT)
+
+
+def test_a_second_attempt_of_a_task_does_not_disturb_the_first_and_is_not_left_open(world: World) -> None:
+    batch = BatchRef(world.sink, 0, "0")
+    rows = LAYOUT(0)
+    with Client(world.bootstrap, PATIENCE) as driver:
+        protocol = Protocol(driver, world.settings)
+        plan = protocol.begin(world.sink)
+        reported = world.write(plan, batch, rows)
+        world.task(plan, batch, 1, rows[1], attempt=1)
+        protocol.commit(plan.lease, batch, reported)
+        assert abort_open(driver, ids_of(world.sink)) == []
+    assert world.visible() == expected(1, LAYOUT)
+
+
+def abort_one(world: World, task: int) -> None:
+    """As the broker does when a transaction has been open for too long."""
+    with Client(world.bootstrap, PATIENCE) as client:
+        last = DecisionTopic(client, world.settings.decision_topic).last(world.sink)
+        assert last is not None
+        recorded = last.of_task(task)
+        assert recorded is not None
+        assert recorded.identity is not None
+        end_transaction(client, recorded.identity, commit=False)
+        assert outcomes(client, [recorded.identity]) == {recorded.identity: Outcome.ABORTED}
+
+
+def decided_only(world: World, layout: Layout = LAYOUT) -> None:
+    """Batch 0 is decided, and its driver dies before it commits anything."""
+    batch = BatchRef(world.sink, 0, "0")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Protocol, "_carry_out", lambda self, decision: Fate().die())
+    with Client(world.bootstrap, PATIENCE) as driver, pytest.raises(Death):
+        world.one_batch(driver, batch, layout(0))
+    patch.undo()
+
+
+def test_a_decided_transaction_that_timed_out_is_written_again_by_the_same_task(world: World) -> None:
+    decided_only(world)
+    abort_one(world, 1)
+    world.run(BATCHES, LAYOUT)
+    assert world.visible() == expected(BATCHES, LAYOUT)
+
+
+@pytest.mark.slow
+def test_a_death_while_a_lost_transaction_is_written_again_leaves_no_duplicate_and_no_gap(make: Make) -> None:
+    at, died = 0, True
+    while died:
+        at += 1
+        world = make()
+        decided_only(world)
+        abort_one(world, 1)
+        died = dies_and_returns(world, Fate(at, heard=True))
+        assert world.visible() == expected(BATCHES, LAYOUT), f"at call {at}"
+    assert at > 20
+
+
+@pytest.mark.parametrize("tasks_after", [2, 7])
+def test_a_lost_transaction_is_not_written_again_when_tasks_have_other_rows(world: World, tasks_after: int) -> None:
+    decided_only(world)
+    abort_one(world, 1)
+    with pytest.raises(Refused, match=r"batch 0 .* decided with 4 tasks.*shuffle\.partitions"):
+        world.run(BATCHES, spread(12, tasks_after))
+    assert len(world.visible()) < len(expected(1, LAYOUT))
+    world.run(BATCHES, LAYOUT)
+    assert world.visible() == expected(BATCHES, LAYOUT)
+
+
+def test_a_batch_whose_transactions_are_gone_before_the_decision_is_not_decided(world: World) -> None:
+    batch = BatchRef(world.sink, 0, "0")
+    with Client(world.bootstrap, PATIENCE) as driver:
+        protocol = Protocol(driver, world.settings)
+        plan = protocol.begin(world.sink)
+        reported = world.write(plan, batch, LAYOUT(0))
+        abort_open(driver, ids_of(world.sink))
+        with pytest.raises(TransactionsLost, match="transactionTimeoutMs=900000"):
+            protocol.commit(plan.lease, batch, reported)
+        assert DecisionTopic(driver, world.settings.decision_topic).last(world.sink) is None
+    assert world.visible() == []
+    world.run(1, LAYOUT)
+    assert world.visible() == expected(1, LAYOUT)
+
+
+def test_another_input_under_the_id_of_a_written_batch_is_refused(world: World) -> None:
+    world.run(2, LAYOUT)
+    world.committed = 0
+    with pytest.raises(Refused, match="was written up to 1, and now Spark plans it up to 99"):
+        world.run(2, LAYOUT, ends=lambda batch_id: "99")
+    assert world.visible() == expected(2, LAYOUT)
+
+
+def test_where_the_ends_of_the_input_are_not_known_the_rows_tell(world: World) -> None:
+    world.run(2, LAYOUT, ends=lambda batch_id: None)
+    world.committed = 0
+    with pytest.raises(Refused, match=r"with 12 rows .* now it has 13 rows"):
+        world.run(2, spread(13, 4), ends=lambda batch_id: None)
+    world.run(2, spread(12, 3), ends=lambda batch_id: None)
+    assert world.visible() == expected(2, LAYOUT)
+
+
+def test_an_older_batch_than_the_last_is_refused(world: World) -> None:
+    world.run(3, LAYOUT)
+    world.committed = 0
+    with pytest.raises(Refused, match="has written batch 2, and Spark comes with batch 1"):
+        world.run(3, LAYOUT)
+    assert world.visible() == expected(3, LAYOUT)
+
+
+def test_an_abort_takes_back_what_is_open_but_nothing_that_was_decided(world: World) -> None:
+    batch = BatchRef(world.sink, 0, "0")
+    with Client(world.bootstrap, PATIENCE) as driver:
+        protocol = Protocol(driver, world.settings)
+        plan = protocol.begin(world.sink)
+        reported = world.write(plan, batch, LAYOUT(0))
+        protocol.abort(plan.lease, world.sink)
+        first = next(each.result.identity for each in reported if each.result.identity is not None)
+        assert outcomes(driver, [first])[first] is not Outcome.OPEN
+    decided_only(world)
+    with Client(world.bootstrap, PATIENCE) as driver:
+        protocol = Protocol(driver, world.settings)
+        protocol.abort(protocol.begin(world.sink).lease, world.sink)
+    world.run(1, LAYOUT)
+    assert world.visible() == expected(1, LAYOUT)
+
+
+def test_the_open_transaction_of_one_sink_hides_nothing_that_another_has_decided(make: Make) -> None:
+    one, other = make(), make()
+    with Client(one.bootstrap, PATIENCE) as client:
+        topic = DecisionTopic(client, DECISIONS.decision_topic)
+        topic.ensure()
+        stuck = TransactionalProducer(client, "stuck")
+        stuck.begin()
+        stuck.send(DECISIONS.decision_topic, b"not ended", key=b"stuck", partition=0)
+        stuck.flush()
+        one.run(2, LAYOUT)
+        last = topic.last(one.sink)
+        assert last is not None
+        assert last.batch_id == 1
+        one.committed = 0
+        one.run(2, LAYOUT)
+        assert one.visible() == expected(2, LAYOUT)
+        other.run(1, LAYOUT)
+        assert other.visible() == sorted(expected(2, LAYOUT) + expected(1, LAYOUT))
+        stuck.abort()
