@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.spark.session import session
+from headrace.spark.profile import session
 
 
 def pytest_configure(config: pytest.Config) -> None:

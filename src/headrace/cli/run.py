@@ -82,9 +82,9 @@ def command(
     _need_spark()
     from headrace.spark.launch import LogFile, open_session
     from headrace.spark.pipelines import choose, load_file
+    from headrace.spark.profile import find_java
     from headrace.spark.progress import board_on
     from headrace.spark.run import Choices, run
-    from headrace.spark.session import find_java
 
     pipelines = choose(load_file(file), only)
     find_java()

@@ -14,34 +14,40 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import UsageError
 
 if TYPE_CHECKING:
+    from headrace.spark import sinks
+    from headrace.spark.pipelines import pipeline
+    from headrace.spark.profile import register, session
     from headrace.spark.reading import batch, stream, table
-    from headrace.spark.session import register, session
     from headrace.spark.source import HeadraceDataSource
 
-__all__ = ["HeadraceDataSource", "batch", "register", "session", "stream", "table"]
+__all__ = ["HeadraceDataSource", "batch", "pipeline", "register", "session", "sinks", "stream", "table"]
 
 _HOMES = {
     "HeadraceDataSource": "source",
     "batch": "reading",
-    "register": "session",
-    "session": "session",
+    "pipeline": "pipelines",
+    "register": "profile",
+    "session": "profile",
+    "sinks": "",
     "stream": "reading",
     "table": "reading",
 }
+"""Where each name is defined; a name without one is a module itself."""
+
 _NEEDED = ("pyspark", "pyarrow", "numpy", "pandas")
 
 
 def __getattr__(name: str) -> Any:
-    module = _HOMES.get(name)
-    if module is None:
+    home = _HOMES.get(name)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        home = importlib.import_module(f"{__name__}.{module}")
+        module = importlib.import_module(f"{__name__}.{home or name}")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _NEEDED:
             raise
         raise UsageError(f"headrace.spark needs {error.name}", "pip install 'headrace[spark]'") from error
-    value = globals()[name] = getattr(home, name)
+    value = globals()[name] = getattr(module, name) if home else module
     return value
 
 

@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 
 import headrace
 from headrace.errors import HeadraceError, UsageError
+from headrace.spark.profile import find_java, register, session
 from headrace.spark.reading import BOOTSTRAP_CONF
-from headrace.spark.session import find_java, register, session
 
 __all__ = ["LogFile", "open_session", "ship_package"]
 

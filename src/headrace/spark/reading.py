@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 from pyspark.sql.types import StructType
 
-from headrace.spark.session import register
+from headrace.spark.profile import register
 
 __all__ = ["batch", "stream", "table"]
 

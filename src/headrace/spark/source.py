@@ -90,10 +90,10 @@ class HeadraceDataSource(DataSource):
         return StreamReader(SourceOptions.parse(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        return importlib.import_module("headrace.spark.sink").batch_writer(self.options, schema, overwrite)
+        return importlib.import_module("headrace.spark.sink").make_writer(schema, self.options, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
-        return importlib.import_module("headrace.spark.sink").stream_writer(self.options, schema, overwrite)
+        return importlib.import_module("headrace.spark.sink").make_stream_writer(schema, self.options, overwrite)
 
 
 class BatchReader(DataSourceReader):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -56,26 +56,44 @@ class Plan:
 
 
 def read_range(plan: Plan, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of the range, with exactly the schema that Spark expects."""
+    """Arrow batches of the range, with exactly the schema that Spark expects.
+
+    Where records are gone and the user accepts that, reading goes on behind them, in a range of its own: what a batch
+    still holds from before that point is not given.
+    """
     options = plan.options
-    names = set(plan.schema.fieldNames())
     typed = options["valueFormat"] is not None
-    letters = typed and options["onBadRecord"] == "deadletter"
     make = TypedMaker(options, plan.schema, wanted) if typed else _PlainMaker(plan, wanted)
+    position = wanted.start
     try:
-        for group in grouped(_raw_batches(options, wanted), bytes_max=options["bytesPerBatch"]):
-            decoded = decode(
-                group,
-                start=wanted.start,
-                end=wanted.end,
-                keys=bool(names & {"key", "_key"}) or letters,
-                values=typed or "value" in names,
-                headers=bool(names & {"headers", "_headers"}) or letters,
-            )
-            if decoded.row_count:
-                yield from make(decoded)
+        while position < wanted.end:
+            rest = replace(wanted, start=position)
+            try:
+                for group in grouped(_raw_batches(options, rest), bytes_max=options["bytesPerBatch"]):
+                    decoded = _decode(plan, group, rest)
+                    position = group[-1].next_offset
+                    if decoded.row_count:
+                        yield from make(decoded)
+                return
+            except KafkaError as error:
+                position = _after_loss(options, rest, error)
     finally:
         make.close()
+
+
+def _decode(plan: Plan, group: list[RawBatch], wanted: OffsetRange) -> Decoded:
+    """With the columns that the schema asks for, and those that a dead letter keeps."""
+    names = set(plan.schema.fieldNames())
+    typed = plan.options["valueFormat"] is not None
+    letters = typed and plan.options["onBadRecord"] == "deadletter"
+    return decode(
+        group,
+        start=wanted.start,
+        end=wanted.end,
+        keys=letters or bool(names & {"key", "_key"}),
+        values=typed or "value" in names,
+        headers=letters or bool(names & {"headers", "_headers"}),
+    )
 
 
 class _PlainMaker:
@@ -105,35 +123,23 @@ def _client_for(options: SourceOptions) -> Client:
 
 
 def _raw_batches(options: SourceOptions, wanted: OffsetRange) -> Iterator[RawBatch]:
-    """The batches of the range, over what is gone if the user accepts that."""
-    client = _client_for(options)
-    position = wanted.start
-    while position < wanted.end:
-        batches = fetch_range(
-            client,
-            wanted.place,
-            position,
-            wanted.end,
-            read_committed=options.read_committed,
-            bytes_per_fetch=options.fetch_bytes,
-            timeout_ms=options["retryTimeoutMs"],
-        )
-        try:
-            for batch in batches:
-                position = batch.next_offset
-                yield batch
-            return
-        except KafkaError as error:
-            position = _after_loss(options, wanted, position, error)
+    return fetch_range(
+        _client_for(options),
+        wanted.place,
+        wanted.start,
+        wanted.end,
+        read_committed=options.read_committed,
+        bytes_per_fetch=options.fetch_bytes,
+        timeout_ms=options["retryTimeoutMs"],
+    )
 
 
-def _after_loss(options: SourceOptions, wanted: OffsetRange, position: int, error: KafkaError) -> int:
+def _after_loss(options: SourceOptions, wanted: OffsetRange, error: KafkaError) -> int:
     """Where to go on when the log no longer has a position; raises unless the user accepts the loss."""
     if isinstance(error, OffsetOutOfRange):
-        loss = DataLost(
-            f"{wanted.place} holds offsets {error.earliest} to {error.latest}, and {error.offset} was to be read"
-        )
-        following = min(wanted.end, error.earliest) if error.earliest > position else wanted.end
+        held = f"{wanted.place} holds offsets {error.earliest} to {error.latest}"
+        loss = DataLost(f"{held}, and {error.offset} was to be read")
+        following = min(wanted.end, error.earliest) if error.earliest > wanted.start else wanted.end
     elif isinstance(error, TopicReplaced) or error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         loss = DataLost(f"{wanted.place} is not there any more ({error.message})")
         following = wanted.end
@@ -141,5 +147,5 @@ def _after_loss(options: SourceOptions, wanted: OffsetRange, position: int, erro
         raise error
     if options["failOnDataLoss"]:
         raise loss from error
-    logger.warning("records of %s from %d to %d are gone: %s", wanted.place, position, following, error.message)
+    logger.warning("records of %s up to %d are gone: %s", wanted.place, following, error.message)
     return following

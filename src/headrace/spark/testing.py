@@ -44,7 +44,7 @@ from headrace.spark.decode import decode
 from headrace.spark.options import Selection, SourceOptions
 from headrace.spark.pipelines import Builder
 from headrace.spark.positions import OffsetRange
-from headrace.spark.session import session
+from headrace.spark.profile import session
 from headrace.spark.source import HeadraceDataSource
 from headrace.spark.tasks import Plan
 from headrace.spark.typed import BadRecord, TypedMaker

@@ -1,0 +1,252 @@
+"""Spark reads a topic: through this package's source, and through Spark's own Kafka connector on the JVM.
+
+Both read the same topic of the same broker in the same session, in turn, into a sink that throws rows away:
+
+- raw     all columns of the source, values of 100 bytes
+- json    values of about 150 bytes as typed columns; the JVM's way is ``from_json``
+- floor   how long a record takes from its timestamp to a stateless pipeline's sink, one record at a time
+- memory  of the Python workers, after the first rounds and after the last
+
+``python -m benchmarks.spark_source [--quick]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+
+import psutil
+from confluent_kafka import Producer  # type: ignore[attr-defined]
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
+
+from benchmarks.figures import Figure, table
+from benchmarks.spark_kafka_jars import connector_jars
+from headrace.client import Admin, Client
+from headrace.spark.profile import session
+from tests.servers.headrace import headrace_server
+from tests.servers.process import CannotRun
+
+PARTITIONS = 4
+SCHEMA = "id long, customer string, amount double, placed_at timestamp, paid boolean, item struct<sku: string, n: int>"
+JVM = "Spark's Kafka source"
+
+
+@contextmanager
+def spark_session(jars: list[str]) -> Iterator[SparkSession]:
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        conf = {"spark.sql.warehouse.dir": folder, "spark.log.level": "ERROR", "spark.driver.memory": "2g"}
+        if jars:
+            conf["spark.jars"] = ",".join(jars)
+        spark = session(app_name="headrace-bench", master="local[2]", conf=conf)
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+def produce(bootstrap: str, topic: str, values: Iterator[bytes]) -> None:
+    with Client(bootstrap) as client:
+        Admin(client).create_topic(topic, partitions=PARTITIONS)
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000})
+    for index, value in enumerate(values):
+        while True:
+            try:
+                producer.produce(topic, value, key=b"%d" % (index % 5000), partition=index % PARTITIONS)
+                break
+            except BufferError:
+                producer.poll(0.05)
+    producer.flush()
+
+
+def raw_values(count: int) -> Iterator[bytes]:
+    source = random.Random(1)
+    block = source.randbytes(4096)
+    return (block[at : at + 100] for at in itertools.islice(itertools.cycle(range(3900)), count))
+
+
+def json_values(count: int) -> Iterator[bytes]:
+    source = random.Random(2)
+    made = [
+        {
+            "id": index,
+            "customer": f"customer-{source.randrange(10_000)}",
+            "amount": round(source.uniform(1, 500), 2),
+            "placed_at": f"2026-03-{1 + index % 28:02}T10:{index % 60:02}:{index % 59:02}.123Z",
+            "paid": index % 3 == 0,
+            "item": {"sku": f"sku-{source.randrange(500)}", "n": index % 9},
+        }
+        for index in range(20_000)
+    ]
+    texts = [json.dumps(each).encode() for each in made]
+    return itertools.islice(itertools.cycle(texts), count)
+
+
+def ours(spark: SparkSession, bootstrap: str, topic: str, **options: str) -> DataFrame:
+    reader = spark.read.format("headrace").option("kafka.bootstrap.servers", bootstrap)
+    return reader.option("subscribe", topic).options(**options).load()
+
+
+def jvm(spark: SparkSession, bootstrap: str, topic: str) -> DataFrame:
+    reader = spark.read.format("kafka").option("kafka.bootstrap.servers", bootstrap)
+    return reader.option("subscribe", topic).load()
+
+
+def jvm_json(spark: SparkSession, bootstrap: str, topic: str) -> DataFrame:
+    parsed = F.from_json(F.col("value").cast("string"), SCHEMA).alias("row")
+    kept = ("key", "topic", "partition", "offset", "timestamp", "timestampType")
+    return jvm(spark, bootstrap, topic).select(parsed, *kept).select("row.*", *kept)
+
+
+def rows_per_second(read: Callable[[], DataFrame], count: int) -> float:
+    start = time.monotonic()
+    read().write.format("noop").mode("overwrite").save()
+    return count / (time.monotonic() - start)
+
+
+def compare(
+    case: str, our_read: Callable[[], DataFrame], jvm_read: Callable[[], DataFrame] | None, count: int, **more: float
+) -> Figure:
+    """One round each to warm up, then rounds in turn."""
+    rounds = int(more["rounds"])
+    found: tuple[list[float], list[float]] = ([], [])
+    for index in range(rounds + 1):
+        for into, read in zip(found, (our_read, jvm_read), strict=True):
+            if read is not None:
+                rate = rows_per_second(read, count)
+                if index:
+                    into.append(rate / 1e6)
+    return Figure(
+        hop="spark source", case=case, unit="M rows/s", ours=found[0], peers=found[1], peer=JVM, goal=more["goal"]
+    )
+
+
+def floor_ms(spark: SparkSession, bootstrap: str, source: str, count: int) -> list[float]:
+    """From a record's timestamp to the function that gets its micro-batch, one record after the other."""
+    topic = f"floor-{source}"
+    with Client(bootstrap) as client:
+        Admin(client).create_topic(topic, partitions=1)
+    reader = spark.readStream.format(source).option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic)
+    delays: list[float] = []
+    arrived = threading.Event()
+
+    def take(rows: DataFrame, batch_id: int) -> None:
+        for row in rows.collect():
+            delays.append(time.time() * 1000 - float(bytes(row.value)))
+            arrived.set()
+
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        stream = reader.option("startingOffsets", "earliest").load().select("value").writeStream
+        query = stream.foreachBatch(take).option("checkpointLocation", folder).start()
+        producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
+        for _ in range(count + 5):
+            arrived.clear()
+            producer.produce(topic, str(time.time() * 1000).encode())
+            producer.flush()
+            assert arrived.wait(60), f"nothing arrived; {query.exception()}"
+            time.sleep(random.uniform(0.02, 0.2))
+        query.stop()
+    return delays[5:]
+
+
+def worker_bytes() -> int:
+    """Memory of the Python workers, the daemon that they came from included."""
+    workers = [
+        each for each in psutil.Process().children(recursive=True) if "pyspark.daemon" in " ".join(each.cmdline())
+    ]
+    return sum(each.memory_info().rss for each in workers)
+
+
+def run(*, quick: bool = False) -> list[Figure]:
+    count = 200_000 if quick else 3_000_000
+    rounds = 1 if quick else 3
+    jars: list[str] = []
+    note = ""
+    try:
+        version, found = connector_jars()
+        jars = [str(jar) for jar in found]
+        note = f"connector {version} on Spark 4.3"
+    except CannotRun as reason:
+        print(f"without {JVM}: {reason}", file=sys.stderr)
+    with headrace_server() as server, spark_session(jars) as spark:
+        bootstrap = server.bootstrap
+        produce(bootstrap, "raw", raw_values(count))
+        produce(bootstrap, "json", json_values(count // 2))
+        typed = {"valueFormat": "json", "valueSchema": SCHEMA}
+        peer = jvm if jars else None
+        figures = [
+            compare(
+                "raw, 100 B values",
+                lambda: ours(spark, bootstrap, "raw"),
+                (lambda: jvm(spark, bootstrap, "raw")) if peer else None,
+                count,
+                rounds=rounds,
+                goal=1.5,
+            ),
+            compare(
+                "JSON to typed columns",
+                lambda: ours(spark, bootstrap, "json", **typed),
+                (lambda: jvm_json(spark, bootstrap, "json")) if peer else None,
+                count // 2,
+                rounds=rounds,
+                goal=2.0,
+            ),
+        ]
+        figures += [memory(spark, bootstrap, count, rounds=3 if quick else 10)]
+        figures += [floor(spark, bootstrap, bool(jars), 5 if quick else 60)]
+    for figure in figures:
+        figure.note = figure.note or note
+    return figures
+
+
+def memory(spark: SparkSession, bootstrap: str, count: int, rounds: int) -> Figure:
+    """The ratio of the workers' memory after the last round to that after the second."""
+    sizes = []
+    for _ in range(rounds):
+        rows_per_second(lambda: ours(spark, bootstrap, "raw"), count)
+        sizes.append(worker_bytes() / 1e6)
+    return Figure(
+        hop="spark source",
+        case=f"memory of the workers, round {rounds} against round 2",
+        unit="MB",
+        ours=[sizes[-1]],
+        peers=[sizes[1]],
+        peer="round 2",
+        higher_is_better=False,
+        goal=1.2,
+    )
+
+
+def floor(spark: SparkSession, bootstrap: str, with_jvm: bool, count: int) -> Figure:
+    mine = floor_ms(spark, bootstrap, "headrace", count)
+    theirs = floor_ms(spark, bootstrap, "kafka", count) if with_jvm else []
+    return Figure(
+        hop="spark source",
+        case="record to sink, p50",
+        unit="ms",
+        ours=[median(mine)],
+        peers=[median(theirs)] if theirs else [],
+        peer=JVM,
+        higher_is_better=False,
+        goal=200.0,
+        absolute=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_source", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one short round: shows that it works, proves little")
+    print(table(run(quick=parser.parse_args().quick)))
+
+
+if __name__ == "__main__":
+    main()
