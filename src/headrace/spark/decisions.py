@@ -45,9 +45,10 @@ from headrace.client import (
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.record import decode_records
 
-__all__ = ["BatchRef", "Decision", "DecisionTopic", "Refused", "TaskResult", "Verdict", "judge"]
+__all__ = ["DECISION_TOPIC", "BatchRef", "Decision", "DecisionTopic", "Refused", "TaskResult", "Verdict", "judge"]
 
 FORMAT = 1
+DECISION_TOPIC = "__headrace_sink"
 LEASE_TIMEOUT_MS = 60_000
 """Of the transaction that holds one record; a driver that dies in it is superseded by the next one anyway."""
 WINDOW_OFFSETS = 64

@@ -35,14 +35,23 @@ from headrace.client import (
     describe_transaction,
 )
 from headrace.errors import HeadraceError, UsageError
-from headrace.spark.decisions import BatchRef, Decision, DecisionTopic, Refused, TaskResult, Verdict, judge, totals
+from headrace.spark.decisions import (
+    DECISION_TOPIC,
+    BatchRef,
+    Decision,
+    DecisionTopic,
+    Refused,
+    TaskResult,
+    Verdict,
+    judge,
+    totals,
+)
 from headrace.spark.sink_transactions import abort_open, commit_all, outcomes
 
 __all__ = ["OpenTask", "Plan", "Protocol", "Reported", "Settings", "TransactionsLost"]
 
 SINK_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 ID_PREFIX = "headrace-sink"
-DECISION_TOPIC = "__headrace_sink"
 
 
 class TransactionsLost(HeadraceError):
