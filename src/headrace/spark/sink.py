@@ -30,7 +30,7 @@ from headrace.spark.sink_encode import Encoder, Rows, Tally, buffered
 from headrace.spark.sink_options import SinkOptions, canonical, check_columns
 from headrace.spark.sink_protocol import OpenTask, Plan, Protocol, Reported
 
-__all__ = ["ExactlyOnceBatch", "batch_writer", "exactly_once_batch", "stream_writer"]
+__all__ = ["ExactlyOnceBatch", "exactly_once_batch", "make_stream_writer", "make_writer"]
 
 BATCH_ID_PROPERTY = "streaming.sql.batchId"
 QUERY_ID_PROPERTY = "sql.streaming.queryId"
@@ -39,14 +39,14 @@ _clients: dict[str, Client] = {}
 """Spark reuses its Python workers, and they reuse these connections. A worker runs one task at a time."""
 
 
-def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+def make_stream_writer(schema: StructType, options: Mapping[str, str], overwrite: bool) -> StreamWriter:
     """For ``writeStream``. In complete mode every batch appends the whole result, as Spark's Kafka sink does."""
     parsed = SinkOptions.parse(options, streaming=True)
     check_columns(schema, parsed)
     return StreamWriter(parsed)
 
 
-def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+def make_writer(schema: StructType, options: Mapping[str, str], overwrite: bool) -> BatchWriter:
     """For ``write``."""
     if overwrite:
         raise UsageError("a topic cannot be overwritten", "use mode('append')")

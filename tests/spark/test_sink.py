@@ -1,0 +1,234 @@
+"""The sink in Spark: every row once for readers of committed records, whatever dies."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from headrace.client import Client, Consumer, ConsumerOptions, FetchOptions, TopicPartition, start_offsets
+from headrace.record import Record
+from headrace.spark.decisions import DecisionTopic
+from headrace.spark.sink import exactly_once_batch
+from headrace.spark.sink_checkpoint import read_end_offsets
+from headrace.testing import broker as start_broker
+from tests.servers.process import RunningServer
+from tests.spark.topics import create, fill, read_stream
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(300)]
+
+Name = Callable[[str], str]
+JOB = Path(__file__).with_name("sink_job.py")
+
+
+def committed(bootstrap: str, topic: str) -> list[tuple[int, Record]]:
+    """Every committed record with its partition; what an open transaction hides is not there."""
+    options = ConsumerOptions(fetch=FetchOptions(read_committed=True), wait_ms_max=50)
+    with Client(bootstrap) as client:
+        places = [TopicPartition(topic, each.index) for each in client.topic(topic).partitions]
+        consumer = Consumer(client, options)
+        consumer.assign(start_offsets(client, places))
+        found: list[tuple[int, Record]] = []
+        while not consumer.at_end():
+            for place, records in consumer.poll(100).items():
+                found += [(place.partition, each) for each in records]
+    return found
+
+
+def values(bootstrap: str, topic: str, *, count: int = 0) -> list[bytes]:
+    """Sorted. Apache Kafka answers an end before its markers are written, so readers may be a moment late."""
+    deadline = time.monotonic() + 10
+    while True:
+        found = sorted(record.value or b"" for _, record in committed(bootstrap, topic))
+        if len(found) >= count or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
+def write(rows: DataFrame, bootstrap: str, **options: Any) -> None:
+    writer = rows.write.format("headrace").mode("append").option("kafka.bootstrap.servers", bootstrap)
+    writer.options(**options).save()
+
+
+def drain_to(rows: DataFrame, bootstrap: str, checkpoint: Path, **options: Any) -> None:
+    writer = rows.writeStream.format("headrace").option("kafka.bootstrap.servers", bootstrap).options(**options)
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+
+
+def test_a_batch_write_puts_every_column_where_it_belongs(
+    spark: SparkSession, broker: RunningServer, unique: Name
+) -> None:
+    one, two = unique("one"), unique("two")
+    create(broker.bootstrap, one, partitions=3)
+    create(broker.bootstrap, two, partitions=2)
+    rows = spark.sql(
+        f"""SELECT * FROM VALUES
+            ('a', X'01', array(named_struct('key', 'h', 'value', X'ff')), '{one}', 2),
+            (null, X'02', null, '{two}', 1),
+            ('c', null, array(), '{one}', 0) AS t(key, value, headers, topic, partition)"""
+    )
+    write(rows, broker.bootstrap, **{"kafka.compression.type": "zstd"})
+    assert len(values(broker.bootstrap, one, count=2)) == 2
+    assert len(values(broker.bootstrap, two, count=1)) == 1
+    found = {
+        record.key: (where, record.value, list(record.headers)) for where, record in committed(broker.bootstrap, one)
+    }
+    assert found == {b"a": (2, b"\x01", [("h", b"\xff")]), b"c": (0, None, [])}
+    assert [(where, record.value) for where, record in committed(broker.bootstrap, two)] == [(1, b"\x02")]
+
+
+def test_a_write_that_is_repeated_with_its_id_adds_nothing(
+    spark: SparkSession, broker: RunningServer, unique: Name
+) -> None:
+    topic, write_id = unique("out"), unique("write")[-80:]
+    create(broker.bootstrap, topic, partitions=2)
+    rows = spark.range(0, 1000, 1, 4).selectExpr("cast(id AS string) AS value")
+    for _ in range(2):
+        write(rows, broker.bootstrap, topic=topic, writeId=write_id)
+    expected = sorted(b"%d" % number for number in range(1000))
+    assert values(broker.bootstrap, topic, count=1000) == expected
+    with pytest.raises(PySparkException, match="not the same input"):
+        write(rows.limit(10), broker.bootstrap, topic=topic, writeId=write_id)
+    assert values(broker.bootstrap, topic, count=1000) == expected
+
+
+def test_a_stream_goes_from_topic_to_topic_over_several_runs(
+    spark: SparkSession, broker: RunningServer, unique: Name, tmp_path: Path
+) -> None:
+    source, target = unique("from"), unique("to")
+    create(broker.bootstrap, source, partitions=2)
+    create(broker.bootstrap, target, partitions=3)
+    for run in range(2):
+        fill(broker.bootstrap, source, 100, first=run * 100)
+        rows = read_stream(spark, broker.bootstrap, source, startingOffsets="earliest", maxOffsetsPerTrigger=60)
+        drain_to(rows.select("key", "value"), broker.bootstrap, tmp_path / "c", topic=target)
+    assert values(broker.bootstrap, target, count=200) == sorted(b"value-%d" % index for index in range(200))
+    query_id = json.loads((tmp_path / "c" / "metadata").read_text())["id"]
+    with Client(broker.bootstrap) as client:
+        last = DecisionTopic(client, "__headrace_sink").last(query_id)
+    assert last is not None
+    assert last.batch.ends == json.dumps({source: {"0": 100, "1": 100}}, separators=(",", ":"))
+    assert last.batch.query == query_id
+
+
+def test_a_checkpoint_that_lost_its_last_entry_is_noticed(
+    spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
+) -> None:
+    bootstrap, source, target = headrace_server.bootstrap, unique("from"), unique("to")
+    create(bootstrap, source, partitions=2)
+    create(bootstrap, target)
+    fill(bootstrap, source, 100)
+
+    def run() -> None:
+        rows = read_stream(spark, bootstrap, source, startingOffsets="earliest")
+        drain_to(rows.select("value"), bootstrap, tmp_path / "c", topic=target)
+
+    run()
+    for lost in [*(tmp_path / "c" / "offsets").glob("*0*"), *(tmp_path / "c" / "commits").glob("*0*")]:
+        lost.unlink()
+    for lost in (tmp_path / "c").glob("*/.*.crc"):
+        lost.unlink()
+    fill(bootstrap, source, 10, first=100)
+    with pytest.raises(PySparkException, match=r"was written up to .* and now Spark plans it up to"):
+        run()
+    assert len(values(bootstrap, target)) == 100
+
+
+def test_a_batch_inside_for_each_batch_is_written_once_when_spark_replays_it(
+    spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
+) -> None:
+    bootstrap, source, target, name = headrace_server.bootstrap, unique("from"), unique("to"), unique("q")[-60:]
+    create(bootstrap, source, partitions=2)
+    create(bootstrap, target)
+    fill(bootstrap, source, 100)
+    checkpoint = tmp_path / "c"
+    calls = []
+
+    def update(frame: DataFrame, batch_id: int) -> None:
+        calls.append(batch_id)
+        batch = exactly_once_batch(name, batch_id, read_end_offsets(str(checkpoint), batch_id))
+        counts = frame.groupBy("partition").count().selectExpr("cast(count AS string) AS value")
+        batch.write(counts, topic=target, **{"kafka.bootstrap.servers": bootstrap})
+        if len(calls) == 1:
+            raise RuntimeError("after it was written")
+
+    def run() -> None:
+        rows = read_stream(spark, bootstrap, source, startingOffsets="earliest")
+        writer = rows.writeStream.foreachBatch(update).option("checkpointLocation", str(checkpoint))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    with pytest.raises(PySparkException, match="after it was written"):
+        run()
+    run()
+    assert calls == [0, 0]
+    assert values(bootstrap, target) == [b"50", b"50"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "told"),
+    [
+        ("id AS value", {"topic": "t"}, "column 'value' is bigint"),
+        ("'x' AS value, 1L AS price", {"topic": "t"}, "does not know the column 'price'"),
+        ("'x' AS key", {"topic": "t"}, "needs a column value"),
+        ("'x' AS value", {}, "does not know where to write"),
+        ("'x' AS value", {"topic": "t", "writeID": "a b"}, "sinkId 'a b' must be"),
+        ("'x' AS value", {"topic": "t", "tpoic": "t"}, "no option 'tpoic'; did you mean topic"),
+    ],
+)
+def test_what_the_sink_cannot_write_is_told_before_anything_is_written(
+    spark: SparkSession, columns: str, options: dict[str, str], told: str
+) -> None:
+    with pytest.raises(PySparkException, match=told):
+        write(spark.range(1).selectExpr(*columns.split(", ")), "127.0.0.1:1", **options)
+
+
+def test_a_topic_cannot_be_overwritten(spark: SparkSession) -> None:
+    writer = spark.range(1).selectExpr("'x' AS value").write.format("headrace").mode("overwrite")
+    with pytest.raises(PySparkException, match="cannot be overwritten"):
+        writer.option("kafka.bootstrap.servers", "127.0.0.1:1").option("topic", "t").save()
+
+
+def test_a_broker_that_is_killed_in_mid_batch_and_comes_back_costs_no_row(
+    spark: SparkSession, unique: Name, tmp_path: Path
+) -> None:
+    source, target = unique("from"), unique("to")
+    with start_broker(in_process=False) as broker:
+        create(broker.bootstrap, source, partitions=2)
+        create(broker.bootstrap, target, partitions=2)
+        fill(broker.bootstrap, source, 3000)
+        rows = read_stream(spark, broker.bootstrap, source, startingOffsets="earliest", maxOffsetsPerTrigger=500)
+        writer = rows.select("key", "value").writeStream.format("headrace").option("topic", target)
+        writer = writer.option("kafka.bootstrap.servers", broker.bootstrap).option("batchBytes", "200")
+        query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
+        for _ in range(2):
+            time.sleep(2)
+            broker.kill()
+            broker.start()
+        query.awaitTermination()
+        assert values(broker.bootstrap, target) == sorted(b"value-%d" % index for index in range(3000))
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_at_the_worst_moments_leaves_no_duplicate_and_no_gap(
+    headrace_server: RunningServer, unique: Name, tmp_path: Path
+) -> None:
+    bootstrap, source, target = headrace_server.bootstrap, unique("from"), unique("to")
+    create(bootstrap, source, partitions=2)
+    create(bootstrap, target, partitions=2)
+    fill(bootstrap, source, 2000)
+    arguments = [sys.executable, str(JOB), bootstrap, source, target, str(tmp_path / "c")]
+    for batch_id, moment in enumerate(["written", "decided", "one-committed", "committed"]):
+        done = subprocess.run([*arguments, f"{batch_id},{moment}"], capture_output=True, timeout=120, check=False)
+        assert done.returncode == -9, done.stderr.decode()[-4000:]
+    done = subprocess.run([*arguments, "-1,never"], capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-4000:]
+    assert values(bootstrap, target) == sorted(b"value-%d!" % index for index in range(2000))
