@@ -38,6 +38,8 @@ STATEFUL = {
     "TransformWithStateInPySpark": "function with state",
     "TransformWithStateInPandas": "function with state",
 }
+WATERMARK = "spark.watermarkDelayMs"
+"""In the metadata of a column that a watermark goes over."""
 SOURCE_OPTIONS = ("subscribe", "subscribePattern", "assign", "path")
 
 
@@ -192,14 +194,18 @@ def shape_of(rows: DataFrame, *, output_mode: str | None, sink: str) -> Shape:
     aliases = _aliases(nodes)
     operators = tuple(_stateful(node, name, aliases) for name, node in nodes if _keeps_state(node, name))
     watermarks = sum(name == "EventTimeWatermark" for name, _ in nodes)
-    mode = output_mode or _fitting_mode(operators, watermarks)
-    return Shape(sources, operators, watermarks, mode, sink)
+    final = all(_ends(node) for name, node in nodes if name == "Aggregate" and node.isStreaming())
+    return Shape(sources, operators, watermarks, output_mode or ("append" if final else "update"), sink)
 
 
-def _fitting_mode(operators: tuple[Operator, ...], watermarks: int) -> str:
-    """An aggregate without a watermark is never final, so its rows can only be updates."""
-    aggregates = any(each.kind == "aggregation" for each in operators)
-    return "update" if aggregates and not watermarks else "append"
+def _ends(aggregate: Any) -> bool:
+    """Whether groups are final one day, as a watermark goes over their key; else there can only be updates of them."""
+    keys = _sequence(aggregate.groupingExpressions())
+    return any(each.metadata().contains(WATERMARK) for each in keys if _has_name(each))
+
+
+def _has_name(expression: Any) -> bool:
+    return str(expression.nodeName()) in ("AttributeReference", "Alias")
 
 
 def _nodes(plan: Any) -> Iterator[tuple[str, Any]]:
@@ -216,7 +222,13 @@ def _source(node: Any, name: str) -> Source:
     options = _source_options(node)
     kind = str(node.sourceName()) if name != "StreamingExecutionRelation" else name
     asked = [f"{option} {options[option.lower()]}" for option in SOURCE_OPTIONS if option.lower() in options]
-    return Source(kind, asked[0] if asked else kind, options.get("kafka.bootstrap.servers", ""))
+    return Source(kind, asked[0] if asked else kind, _open_address(options))
+
+
+def _open_address(options: dict[str, str]) -> str:
+    """The broker's address, where no password or certificate is needed to talk to it."""
+    secured = any(name.startswith(("kafka.security.", "kafka.sasl.", "kafka.ssl.")) for name in options)
+    return "" if secured else options.get("kafka.bootstrap.servers", "")
 
 
 def _source_options(node: Any) -> dict[str, str]:

@@ -26,6 +26,10 @@ from headrace.spark.reading import BOOTSTRAP_CONF
 __all__ = ["LogFile", "open_session", "ship_package"]
 
 LOG_BYTES_MAX = 64 * 1024 * 1024
+SETTINGS = {
+    "spark.sql.streaming.numRecentProgressUpdates": "30",  # as many as can come between two looks, and not a hundred
+    "spark.sql.streaming.stopTimeout": "30s",  # a stop that hangs is told; by default it would be waited for for ever
+}
 
 
 class LogFile:
@@ -83,7 +87,7 @@ def open_session(log: LogFile, *, master: str | None, bootstrap: str, folder: Pa
             spark = session(
                 app_name="headrace run",
                 master=master,
-                conf={BOOTSTRAP_CONF: bootstrap, "spark.sql.streaming.numRecentProgressUpdates": "30"},
+                conf={BOOTSTRAP_CONF: bootstrap, **SETTINGS},
             )
     except HeadraceError:
         raise

@@ -15,9 +15,9 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -44,6 +44,7 @@ RESTARTS_AVAILABLE_NOW = 3
 REASON_CHARACTERS_MAX = 400
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +83,11 @@ def run(
     """Whether all went well: every pipeline is done, or was running when ``stop`` was set."""
     jobs = [_prepared(spark, each, choices, watcher) for each in pipelines]
     _reach_brokers(jobs)
-    for job in jobs:
-        job.begin()
     try:
+        for job in jobs:
+            _named(job.pipeline, job.begin)
         while not stop.is_set() and any(job.is_alive for job in jobs):
+            _check_alive(spark)
             now_s = time.monotonic()
             for job in jobs:
                 job.watch(now_s)
@@ -111,8 +113,9 @@ def _end(jobs: Sequence[Job]) -> None:
 
 
 def _prepared(spark: SparkSession, pipeline: Pipeline, choices: Choices, watcher: Watcher) -> Job:
-    """Built and checked; errors name the pipeline."""
-    try:
+    """Built and checked, and nothing changed yet: the next one may not pass."""
+
+    def prepare() -> Job:
         rows = pipeline.build(spark)
         if not isinstance(rows, DataFrame):
             raise UsageError(f"it returns {type(rows).__name__} and not a DataFrame")
@@ -121,7 +124,15 @@ def _prepared(spark: SparkSession, pipeline: Pipeline, choices: Choices, watcher
         job = StreamJob(spark, pipeline, choices, watcher, rows)
         job.check()
         return job
-    except BrokerUnreachable:
+
+    return _named(pipeline, prepare)
+
+
+def _named(pipeline: Pipeline, attempt: Callable[[], T]) -> T:
+    """What goes wrong before a pipeline runs is its own mistake, and is told with its name."""
+    try:
+        return attempt()
+    except (BrokerUnreachable, Py4JNetworkError):
         raise
     except UsageError as error:
         raise UsageError(_prefixed(pipeline, error.message), error.hint) from error
@@ -142,6 +153,12 @@ def _reach_brokers(jobs: Sequence[Job]) -> None:
         options = ClientOptions(client_id="headrace-run", retry_timeout_ms=BROKER_TIMEOUT_MS)
         with Client(address, options) as client:
             client.retrying(client.topics)
+
+
+def _check_alive(spark: SparkSession) -> None:
+    process = getattr(spark.sparkContext._gateway, "proc", None)
+    if process is not None and process.poll() is not None:
+        raise HeadraceError(f"Spark's process has ended with status {process.returncode}; its log tells why")
 
 
 def pause_s(failures: int) -> float:
@@ -237,28 +254,25 @@ class StreamJob(Job):
         self._batches_before = 0
 
     def check(self) -> None:
-        """Raise when the query does not fit its checkpoint; otherwise remember its shape for the next time."""
-        name = self.pipeline.name
-        if self.choices.start_over:
-            aside = self.checkpoint.put_aside()
-            if aside:
-                self.watcher.say(f"{name} starts over; its old checkpoint is kept as {aside}")
-        before = self.checkpoint.shape() if self.checkpoint.has_begun() else None
+        """Raise when the query does not fit its checkpoint."""
+        if self.choices.start_over or not self.checkpoint.has_begun():
+            return
+        before = self.checkpoint.shape()
         found = changes(before, self.shape) if before else []
-        error = refuse(name, self.checkpoint.shown, found, self.choices.command)
+        error = refuse(self.pipeline.name, self.checkpoint.shown, found, self.choices.command)
         accepted = self.choices.accept_changes and all(each.severity != "breaks" for each in found)
         if error is not None and not accepted:
             raise error
         for each in found:
-            self.watcher.say(f"{name}: {each.text}")
-        self.checkpoint.keep(self.shape)
+            self.watcher.say(f"{self.pipeline.name}: {each.text}")
 
     def begin(self) -> None:
-        """The first start; what fails here is the pipeline's own mistake."""
-        try:
-            self._start()
-        except PySparkException as error:
-            raise UsageError(f"pipeline {self.pipeline.name!r}: {reason(error)}") from error
+        if self.choices.start_over:
+            aside = self.checkpoint.put_aside()
+            if aside:
+                self.watcher.say(f"{self.pipeline.name} starts over; its old checkpoint is kept as {aside}")
+        self.checkpoint.keep(self.shape)
+        self._start()
 
     def _start(self) -> None:
         writer = self.pipeline.sink.stream(self.rows, self.shape.output_mode)
@@ -316,7 +330,9 @@ class StreamJob(Job):
         try:
             self.rows = self.pipeline.build(self.spark)  # anew: tables in it are read again
             self._start()
-        except (HeadraceError, PySparkException, OSError) as error:
+        except Py4JNetworkError:
+            raise
+        except Exception as error:
             self._failed(error, now_s)
 
     def end(self, deadline_s: float) -> None:

@@ -7,6 +7,7 @@ batch id) is a sink too; a stream calls it once per micro-batch, and again with 
 from __future__ import annotations
 
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,13 +108,22 @@ class _Console(Sink):
         return rows.writeStream.outputMode(mode).foreachBatch(self._show)
 
     def write(self, rows: DataFrame) -> None:
+        """By Python and not by Spark's own console sink, which writes where the JVM's messages go.
+
+        Rows are computed once: asking for a micro-batch's rows twice would do its work twice.
+        """
+        found = rows.limit(self.rows + 1).collect()
+        if not found:
+            return
+        shown = rows.sparkSession.createDataFrame(found[: self.rows], rows.schema)
         with screen_cleared():
-            rows.show(self.rows, self.truncate)
+            shown.show(self.rows, self.truncate)
+            if len(found) > self.rows:
+                sys.stdout.write(f"the first {self.rows} rows\n\n")
+            sys.stdout.flush()
 
     def _show(self, rows: DataFrame, batch_id: int) -> None:
-        """By Python and not by Spark's own console sink, which writes where the JVM's messages go."""
-        if not rows.isEmpty():
-            self.write(rows)
+        self.write(rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,284 @@
+"""``headrace run`` as users run it: a process, a broker, signals, restarts, and a terminal without Spark's noise."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.client import Client, Groups
+from tests.servers.headrace import headrace_server as start_headrace
+from tests.servers.process import RunningServer
+from tests.spark.topics import create, send
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(400)]
+
+COMMAND = Path(sys.executable).with_name("headrace")
+HEAD = """
+from pyspark.sql import functions as F
+from headrace.spark.pipelines import pipeline
+from headrace.spark import sinks
+from headrace.spark.reading import batch, stream
+"""
+COPY = """
+@pipeline(sink=sinks.parquet("out"))
+def copy(spark):
+    return stream(spark, "TOPIC", value_format="text").select("value", "_offset")
+"""
+
+
+def options(broker: RunningServer, *more: str) -> list[str]:
+    return ["--bootstrap", broker.bootstrap, "--master", "local[2]", *more]
+
+
+def environment() -> dict[str, str]:
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE_", "SPARK_", "PYSPARK"))
+    }
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(COMMAND), "run", *arguments],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@contextmanager
+def running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    child = subprocess.Popen(
+        [str(COMMAND), "run", *arguments],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
+def until(condition: Callable[[], bool], child: subprocess.Popen[str], timeout_s: float = 120) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert child.poll() is None, child.communicate()
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
+
+
+def written(folder: Path) -> list[str]:
+    import pyarrow.parquet as pq
+
+    files = sorted((folder / "out").glob("*.parquet"))
+    return sorted(value for each in files for value in pq.read_table(each).column("value").to_pylist())
+
+
+def test_what_is_there_is_worked_off_the_terminal_stays_clean_and_the_next_run_goes_on(
+    headrace_server: RunningServer, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    topic = unique("in")
+    create(headrace_server.bootstrap, topic)
+    send(headrace_server.bootstrap, topic, [b"a", b"b"])
+    (tmp_path / "shop.py").write_text(HEAD + COPY.replace("TOPIC", topic))
+    first = run(tmp_path, "shop.py", "--available-now", *options(headrace_server, "--output", "json"))
+    assert first.returncode == 0, first.stderr
+    assert first.stderr == "starting Spark; its messages go to headrace-run.log\n"
+    *batches, last = [json.loads(line) for line in first.stdout.splitlines()]
+    assert (last["pipeline"], last["state"], last["rows"], last["lag"]) == ("copy", "done", 2, 0)
+    assert batches[0]["batch_ms"] > 0
+    assert (tmp_path / "headrace-run.log").stat().st_size > 0
+    assert (tmp_path / "headrace-checkpoints" / "copy" / "spark" / "commits" / "0").is_file()
+    send(headrace_server.bootstrap, topic, [b"c"])
+    second = run(tmp_path, "shop.py", "--available-now", *options(headrace_server))
+    assert second.returncode == 0, second.stderr
+    assert "copy  done" in second.stderr
+    assert written(tmp_path) == ["a", "b", "c"]
+
+
+def test_a_signal_stops_it_cleanly_and_positions_are_shown_to_the_last_one(
+    headrace_server: RunningServer, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    topic = unique("in")
+    create(headrace_server.bootstrap, topic)
+    send(headrace_server.bootstrap, topic, [b"a"])
+    (tmp_path / "shop.py").write_text(HEAD + COPY.replace("TOPIC", topic))
+    with running(tmp_path, "shop.py", *options(headrace_server)) as child:
+        until(lambda: written(tmp_path) == ["a"], child)
+        send(headrace_server.bootstrap, topic, [b"b"])
+        until(lambda: written(tmp_path) == ["a", "b"], child)
+        child.send_signal(signal.SIGTERM)
+        _, errors = child.communicate(timeout=60)
+    assert child.returncode == 0, errors
+    assert "stopping" in errors
+    assert "copy  stopped" in errors
+    assert "Traceback" not in errors
+    with Client(headrace_server.bootstrap) as client:
+        found = Groups(client).committed(f"headrace-spark-{topic}")
+    assert [int(getattr(each, "offset", each)) for each in found.values()] == [2]
+
+
+def test_a_broker_that_goes_away_is_waited_for_and_nothing_is_lost(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with start_headrace(data=data) as broker:
+        create(broker.bootstrap, "in")
+        send(broker.bootstrap, "in", [b"a"])
+        address = broker.bootstrap
+        (tmp_path / "shop.py").write_text(
+            HEAD + COPY.replace("TOPIC", "in").replace('"text"', '"text", retryTimeoutMs=1000')
+        )
+        with running(tmp_path, "shop.py", *options(broker)) as child:
+            until(lambda: written(tmp_path) == ["a"], child)
+            os.kill(broker.pid, signal.SIGTERM)
+            log = tmp_path / "headrace-run.log"
+            until(lambda: "pipeline copy failed" in log.read_text(errors="replace"), child)
+            with start_headrace(data=data, arguments=["--kafka", address]) as again:
+                assert again.bootstrap == address
+                send(address, "in", [b"b"])
+                until(lambda: written(tmp_path) == ["a", "b"], child)
+                child.send_signal(signal.SIGINT)
+                _, errors = child.communicate(timeout=60)
+        assert child.returncode == 0, errors
+        assert "copy failed: " in errors
+        assert "restart 1 in 1 s" in errors
+
+
+def test_a_changed_query_is_refused_in_words_and_starts_over_when_told_to(
+    headrace_server: RunningServer, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    topic = unique("in")
+    create(headrace_server.bootstrap, topic)
+    send(headrace_server.bootstrap, topic, [b"a", b"b", b"a"])
+    counting = f"""
+seen = []
+
+@pipeline(sink=lambda rows, batch_id: print(sorted(map(tuple, rows.collect())), flush=True))
+def words(spark):
+    return stream(spark, "{topic}", value_format="text").groupBy(KEY).count()
+"""
+    file = tmp_path / "words.py"
+    file.write_text(HEAD + counting.replace("KEY", '"value"'))
+    first = run(tmp_path, "words.py", "--available-now", *options(headrace_server))
+    assert first.stdout == "[('a', 2), ('b', 1)]\n", first.stderr
+    file.write_text(HEAD + counting.replace("KEY", '"value", "_partition"'))
+    refused = run(tmp_path, "words.py", "--available-now", *options(headrace_server))
+    assert refused.returncode == 1
+    line = refused.stderr.splitlines()[-1]
+    assert "pipeline 'words' has changed and no longer fits its checkpoint headrace-checkpoints/words" in line
+    assert "was by value (string) and is by value (string), _partition (int)" in line
+    assert "headrace run words.py --only words --start-over" in line
+    again = run(tmp_path, "words.py", "--available-now", "--start-over", *options(headrace_server))
+    assert again.stdout == "[('a', 0, 2), ('b', 0, 1)]\n", again.stderr
+    assert "its old checkpoint is kept as words.until-" in again.stderr
+
+
+def test_a_bounded_pipeline_runs_once_and_only_those_asked_for_run(
+    headrace_server: RunningServer, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    topic = unique("in")
+    create(headrace_server.bootstrap, topic)
+    send(headrace_server.bootstrap, topic, [b"a"])
+    text = f"""
+@pipeline
+def once(spark):
+    return batch(spark, "{topic}", value_format="text").select("value")
+
+@pipeline
+def never(spark):
+    raise RuntimeError("not asked for")
+"""
+    (tmp_path / "once.py").write_text(HEAD + text)
+    done = run(tmp_path, "once.py", "--only", "once", *options(headrace_server))
+    assert done.returncode == 0, done.stderr
+    assert "|a    |" in done.stdout
+    wrong = run(tmp_path, "once.py", *options(headrace_server))
+    assert wrong.returncode == 1
+    assert "headrace: pipeline 'never': RuntimeError: not asked for" in wrong.stderr
+
+
+def test_without_a_broker_it_ends_at_once_and_says_how_to_start_one(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(HEAD + COPY.replace("TOPIC", "in"))
+    done = run(tmp_path, "shop.py", "--bootstrap", "127.0.0.1:1", "--master", "local[2]")
+    assert done.returncode == 1
+    assert "start one: headrace up" in done.stderr.splitlines()[-1]
+
+
+def test_on_a_cluster_headrace_and_the_file_reach_executors_that_have_neither(
+    headrace_server: RunningServer, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Workers run a Python in which this package cannot be found: what they use came from the driver."""
+    topic = unique("in")
+    create(headrace_server.bootstrap, topic, partitions=2)
+    for partition in range(2):
+        send(headrace_server.bootstrap, topic, [b"%d" % partition] * 3, partition=partition)
+    source = Path(__file__).resolve().parents[2] / "src"
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "sitecustomize.py").write_text(
+        f"import sys\nsys.path[:] = [each for each in sys.path if each != {str(source)!r}]\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}/hidden:$PYTHONPATH" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "helper.py").write_text("def shout(text):\n    return text + '!'\n")
+    text = f"""
+import helper
+
+@F.udf("string")
+def where(text):
+    import headrace
+    return helper.shout(text) + headrace.__file__
+
+@pipeline(sink=sinks.parquet("out"))
+def copy(spark):
+    return stream(spark, "{topic}", value_format="text").select(where("value").alias("value"))
+"""
+    (tmp_path / "job" / "copy.py").write_text(HEAD + text)
+    done = subprocess.run(
+        [str(COMMAND), "run", str(tmp_path / "job" / "copy.py"), "--available-now"]
+        + ["--bootstrap", headrace_server.bootstrap, "--master", "local-cluster[2,1,1024]"],
+        cwd=tmp_path,
+        env={**environment(), "PYSPARK_PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = written(tmp_path)
+    assert [row[:2] for row in rows] == ["0!"] * 3 + ["1!"] * 3
+    assert all("headrace.zip/headrace" in row for row in rows), rows
+
+
+def test_the_pipeline_of_the_readme_runs(headrace_server: RunningServer, tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    (program,) = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "shop.py").write_text(program)
+    orders = [{"id": number, "amount": "1.50", "placed_at": f"2026-01-31T10:{number:02}:00Z"} for number in range(10)]
+    create(headrace_server.bootstrap, "shop.orders")
+    create(headrace_server.bootstrap, "revenue")
+    send(headrace_server.bootstrap, "shop.orders", [json.dumps(order).encode() for order in orders])
+    done = run(tmp_path, "shop.py", "--available-now", *options(headrace_server))
+    assert done.returncode == 0, done.stderr
+    consume = [str(COMMAND), "consume", "revenue", "-e", "-b", headrace_server.bootstrap, "-f", "%k %v\n"]
+    printed = subprocess.run(consume, env=environment(), capture_output=True, text=True, timeout=60, check=True)
+    key, value = printed.stdout.splitlines()[0].split(" {", 1)
+    assert key == "2026-01-31 10:00:00"
+    assert json.loads("{" + value) == {"minute": "2026-01-31T10:00:00.000Z", "revenue": 1.5}
+    assert len(printed.stdout.splitlines()) == 7
