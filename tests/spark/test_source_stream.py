@@ -119,6 +119,22 @@ def test_a_batch_waits_for_the_least_number_of_offsets(
         query.stop()
 
 
+def test_the_positions_of_the_last_batch_are_shown_although_the_next_one_is_far_away(
+    spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
+) -> None:
+    topic, group = unique("far"), unique("group")
+    create(headrace_server.bootstrap, topic)
+    fill(headrace_server.bootstrap, topic, 7, partitions=1)
+    options = {"startingOffsets": "earliest", "kafka__group__id": group}
+    rows = read_stream(spark, headrace_server.bootstrap, topic, **options)
+    query = start(rows, tmp_path / "c", "far", processingTime="1 day")
+    try:
+        with Client(headrace_server.bootstrap) as client:
+            eventually(lambda: Groups(client).committed(group) == {TopicPartition(topic, 0): 7})
+    finally:
+        query.stop()
+
+
 @pytest.mark.parametrize("fail", [True, False])
 def test_a_topic_that_is_deleted_ends_the_query_or_is_left_out(
     spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path, fail: bool

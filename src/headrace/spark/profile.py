@@ -19,6 +19,7 @@ from pyspark.conf import SparkConf
 from pyspark.sql import SparkSession
 
 from headrace.errors import UsageError
+from headrace.spark.listener import listen
 from headrace.spark.source import HeadraceDataSource
 
 __all__ = ["PROFILE", "find_java", "register", "session"]
@@ -76,8 +77,9 @@ def session(*, app_name: str = "headrace", master: str | None = None, **conf: An
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make ``format("headrace")`` known to a session that was made elsewhere."""
+    """Make ``format("headrace")`` known to a session that was made elsewhere, and show its queries' positions."""
     spark.dataSource.register(HeadraceDataSource)
+    listen(spark)
     return spark
 
 

@@ -1,0 +1,102 @@
+"""Shows the positions of every finished micro-batch, the last one included, to the broker.
+
+The planner of a query learns that a batch is finished when Spark asks it for the next one, and that may be a day away,
+or never come. Spark's progress events come right after each batch, to the driver; so positions are shown from here as
+well. Which group they belong to stands in the options of the sources, which are found in the query's plan.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: N802 the names of methods are Spark's
+import json
+import logging
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from headrace.spark.group_positions import GroupPositions
+from headrace.spark.options import SourceOptions, connect
+from headrace.spark.positions import from_json
+
+__all__ = ["listen"]
+
+SOURCE_NAME = "headrace"
+
+logger = logging.getLogger(__name__)
+
+_listening: weakref.WeakSet[SparkSession] = weakref.WeakSet()
+
+
+def listen(spark: SparkSession) -> None:
+    """Listen to the queries of a session, once."""
+    if spark not in _listening:
+        spark.streams.addListener(PositionListener(spark))
+        _listening.add(spark)
+
+
+class PositionListener(StreamingQueryListener):
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = weakref.ref(spark)
+        self._groups: dict[str, list[GroupPositions | None]] = {}
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """The plan is not there yet."""
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing was processed."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Whatever goes wrong here must not disturb the query."""
+        progress = event.progress
+        try:
+            run = str(progress.runId)
+            if run not in self._groups:
+                self._groups[run] = self._groups_of(str(progress.id), len(progress.sources))
+            for source, group in zip(progress.sources, self._groups[run], strict=True):
+                if group is not None and source.endOffset:
+                    group.show(from_json(json.loads(source.endOffset)))
+        except Exception as error:
+            logger.warning("the positions of query %s were not shown: %s", progress.id, error)
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        for group in self._groups.pop(str(event.runId), []):
+            if group is not None:
+                group.stop()
+
+    def _groups_of(self, query_id: str, count: int) -> list[GroupPositions | None]:
+        """One entry per source of the query, in Spark's order; None for sources of other kinds and without a group."""
+        spark = self._spark()
+        query = None if spark is None else spark.streams.get(query_id)
+        if query is None:
+            return [None] * count
+        plan = query._jsq.streamingQuery().analyzedPlan()
+        found = [self._group_of(node) for node in _sources(plan)]
+        # A source that stands in the plan twice is one source to Spark; then nobody can tell which is which.
+        return found if len(found) == count else [None] * count
+
+    def _group_of(self, node: Any) -> GroupPositions | None:
+        if str(node.nodeName()) != "StreamingRelationV2" or str(node.sourceName()) != SOURCE_NAME:
+            return None
+        entries = node.extraOptions().asCaseSensitiveMap()
+        options = SourceOptions.parse({str(key): str(entries[key]) for key in entries}, streaming=True)
+        if options.group is None:
+            return None
+        return GroupPositions(options.group, partial(connect, options, role="driver"))
+
+
+def _sources(plan: Any) -> Iterator[Any]:
+    if str(plan.nodeName()).startswith("StreamingRelation"):
+        yield plan
+    children = plan.children()
+    for index in range(children.size()):
+        yield from _sources(children.apply(index))
