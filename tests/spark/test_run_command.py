@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from headrace.client import Client, Groups
@@ -84,9 +85,11 @@ def until(condition: Callable[[], bool], child: subprocess.Popen[str], timeout_s
 
 
 def written(folder: Path) -> list[str]:
-    import pyarrow.parquet as pq
-
-    files = sorted((folder / "out").glob("*.parquet"))
+    """What counts: the files that Spark's sink has listed, and not one that a task is writing."""
+    listed = [
+        line for each in (folder / "out" / "_spark_metadata").glob("[0-9]*") for line in each.read_text().split("\n")
+    ]
+    files = [folder / "out" / Path(json.loads(line)["path"]).name for line in listed if line.startswith("{")]
     return sorted(value for each in files for value in pq.read_table(each).column("value").to_pylist())
 
 
@@ -282,3 +285,26 @@ def test_the_pipeline_of_the_readme_runs(headrace_server: RunningServer, tmp_pat
     assert key == "2026-01-31 10:00:00"
     assert json.loads("{" + value) == {"minute": "2026-01-31T10:00:00.000Z", "revenue": 1.5}
     assert len(printed.stdout.splitlines()) == 7
+
+
+def test_updates_reach_a_topic_and_a_second_run_repeats_none(
+    headrace_server: RunningServer, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    topic, out = unique("in"), unique("out")
+    create(headrace_server.bootstrap, topic)
+    create(headrace_server.bootstrap, out)
+    send(headrace_server.bootstrap, topic, [b"a", b"b", b"a"])
+    text = f"""
+@pipeline(sink=sinks.topic("{out}", key="value"))
+def words(spark):
+    return stream(spark, "{topic}", value_format="text").groupBy("value").count()
+"""
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    (folder / "words.py").write_text(HEAD + text)
+    for _ in range(2):
+        done = run(folder, "words.py", "--available-now", *options(headrace_server))
+        assert done.returncode == 0, done.stderr
+    consume = [str(COMMAND), "consume", out, "-e", "-b", headrace_server.bootstrap, "-f", "%k %v\n"]
+    printed = subprocess.run(consume, env=environment(), capture_output=True, text=True, timeout=60, check=True)
+    assert sorted(printed.stdout.splitlines()) == ['a {"value":"a","count":2}', 'b {"value":"b","count":1}']

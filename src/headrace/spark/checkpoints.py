@@ -28,7 +28,7 @@ class Checkpoint:
 
     def __init__(self, spark: SparkSession, folder: str, name: str) -> None:
         # Hadoop's paths are not escaped, so this is not what Path.as_uri gives.
-        root = folder.rstrip("/") if SCHEME.match(folder) else f"file://{Path(folder).absolute()}"
+        root = folder.rstrip("/") if SCHEME.match(folder) else f"file:{Path(folder).absolute()}"
         self.shown = f"{folder.rstrip('/')}/{name}"
         self._root, self._name = root, name
         # The JVM's gateway has no types to offer.

@@ -275,8 +275,9 @@ class StreamJob(Job):
         self._start()
 
     def _start(self) -> None:
-        writer = self.pipeline.sink.stream(self.rows, self.shape.output_mode)
-        writer = writer.queryName(self.pipeline.name).option("checkpointLocation", self.checkpoint.location)
+        location = self.checkpoint.location
+        writer = self.pipeline.sink.stream(self.rows, self.shape.output_mode, location)
+        writer = writer.queryName(self.pipeline.name).option("checkpointLocation", location)
         if self.choices.available_now:
             writer = writer.trigger(availableNow=True)
         elif self.pipeline.every:

@@ -11,6 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -21,6 +22,8 @@ from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, Struct
 from headrace.errors import UsageError
 from headrace.spark.progress import screen_cleared
 from headrace.spark.reading import BOOTSTRAP_CONF, BOOTSTRAP_DEFAULT
+from headrace.spark.sink import QUERY_ID_PROPERTY, exactly_once_batch
+from headrace.spark.sink_checkpoint import read_checkpoint
 
 __all__ = ["Sink", "as_sink", "console", "parquet", "topic"]
 
@@ -35,8 +38,8 @@ class Sink(ABC):
     def describe(self) -> str: ...
 
     @abstractmethod
-    def stream(self, rows: DataFrame, mode: str) -> DataStreamWriter:
-        """A writer of the stream that lacks only its name, checkpoint and pace."""
+    def stream(self, rows: DataFrame, mode: str, checkpoint: str) -> DataStreamWriter:
+        """A writer of the stream that lacks only its name and pace. The checkpoint is given to Spark by the caller."""
 
     @abstractmethod
     def write(self, rows: DataFrame) -> None:
@@ -89,7 +92,7 @@ class _Function(Sink):
     def describe(self) -> str:
         return f"function {getattr(self.call, '__qualname__', type(self.call).__name__)}"
 
-    def stream(self, rows: DataFrame, mode: str) -> DataStreamWriter:
+    def stream(self, rows: DataFrame, mode: str, checkpoint: str) -> DataStreamWriter:
         return rows.writeStream.outputMode(mode).foreachBatch(self.call)
 
     def write(self, rows: DataFrame) -> None:
@@ -104,7 +107,7 @@ class _Console(Sink):
     def describe(self) -> str:
         return "console"
 
-    def stream(self, rows: DataFrame, mode: str) -> DataStreamWriter:
+    def stream(self, rows: DataFrame, mode: str, checkpoint: str) -> DataStreamWriter:
         return rows.writeStream.outputMode(mode).foreachBatch(self._show)
 
     def write(self, rows: DataFrame) -> None:
@@ -135,7 +138,7 @@ class _Parquet(Sink):
     def describe(self) -> str:
         return f"parquet {self.path}"
 
-    def stream(self, rows: DataFrame, mode: str) -> DataStreamWriter:
+    def stream(self, rows: DataFrame, mode: str, checkpoint: str) -> DataStreamWriter:
         if mode != "append":
             raise UsageError(
                 f"files can only be added to, and this query has output mode {mode}",
@@ -158,21 +161,23 @@ class _Topic(Sink):
     def describe(self) -> str:
         return f"topic {self.name}"
 
-    def stream(self, rows: DataFrame, mode: str) -> DataStreamWriter:
+    def stream(self, rows: DataFrame, mode: str, checkpoint: str) -> DataStreamWriter:
         records, options = self.records(rows), self._options(rows.sparkSession)
         if mode != "update":
             return records.writeStream.format("headrace").outputMode(mode).options(**options)
-        # Spark's Python sinks know no update mode. A batch write under an id that a replay has again is as good.
-        return records.writeStream.outputMode("update").foreachBatch(self._write_batch)
+        # Spark's Python sinks know no update mode. A batch write under a name that a replay has again is as good.
+        return records.writeStream.outputMode("update").foreachBatch(partial(self._write_batch, checkpoint))
 
     def write(self, rows: DataFrame) -> None:
         self.records(rows).write.format("headrace").mode("append").options(**self._options(rows.sparkSession)).save()
 
-    def _write_batch(self, records: DataFrame, batch_id: int) -> None:
+    def _write_batch(self, checkpoint: str, records: DataFrame, batch_id: int) -> None:
+        """A replay has the query's id and the same end of input; the id alone where the checkpoint is out of reach."""
         spark = records.sparkSession
-        query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-        options = {**self._options(spark), "writeId": f"{query}-{batch_id}"}
-        records.write.format("headrace").mode("append").options(**options).save()
+        known = read_checkpoint(checkpoint)
+        query = known.query_id if known else spark.sparkContext.getLocalProperty(QUERY_ID_PROPERTY)
+        ends = known.ends if known and known.batch_id == batch_id else None
+        exactly_once_batch(str(query), batch_id, ends).write(records, **self._options(spark))
 
     def records(self, rows: DataFrame) -> DataFrame:
         """The rows with the columns of a record."""
