@@ -190,7 +190,10 @@ def _record_starts(data: bytes, batches: Sequence[RawBatch], payloads: Sequence[
     position = 0
     for batch, payload in zip(batches, payloads, strict=True):
         end = position + len(payload)
-        found = _walk(data, position, batch.record_count, end, starts)
+        try:
+            found = _walk(data, position, batch.record_count, starts)
+        except IndexError:
+            raise CorruptRecords(f"a record of the batch at offset {batch.base_offset} ends behind its batch") from None
         if found != end:
             raise CorruptRecords(
                 f"the records of the batch at offset {batch.base_offset} end at byte {found - position} "
@@ -200,8 +203,12 @@ def _record_starts(data: bytes, batches: Sequence[RawBatch], payloads: Sequence[
     return np.array(starts, np.int64)
 
 
-def _walk(data: bytes, position: int, count: int, end: int, starts: list[int]) -> int:
-    """Note where ``count`` records start; the one loop over records that there is, so it does as little as it can."""
+def _walk(data: bytes, position: int, count: int, starts: list[int]) -> int:
+    """Note where ``count`` records start; the one loop over records that there is, so it does as little as it can.
+
+    A wrong length leads into the next batch or behind all of them: the caller sees where the walk ended, or an
+    IndexError.
+    """
     append = starts.append
     step_one = _STEP_ONE_BYTE
     step_second = _STEP_SECOND_BYTE
@@ -216,8 +223,6 @@ def _walk(data: bytes, position: int, count: int, end: int, starts: list[int]) -
                 position += step_one[byte] + step_second[second]
             else:
                 position += _long_step(data, position)
-        if position > end:
-            raise CorruptRecords(f"a record ends {position - end} bytes behind its batch")
     return position
 
 

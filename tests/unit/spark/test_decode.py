@@ -199,7 +199,7 @@ def test_a_record_longer_than_its_batch_is_refused() -> None:
     payload = bytearray(batch.body[40:])
     payload[0] += 2
     reseal(batch, bytes(payload))
-    with pytest.raises(CorruptRecords, match="behind its batch"):
+    with pytest.raises(CorruptRecords, match="of the batch at offset 0 end"):
         decode([batch])
 
 
