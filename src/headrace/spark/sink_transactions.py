@@ -87,16 +87,16 @@ def _describe(client: Client, transactional_ids: list[str]) -> dict[str, Transac
     found: dict[str, TransactionInfo] = {}
     for node, ids in by_node.items():
         answer = client.call(node, DescribeTransactionsRequest(transactional_ids=ids), DescribeTransactionsResponse)
-        for each in answer.transaction_states:
-            if each.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+        for described in answer.transaction_states:
+            if described.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
                 continue
-            check(each.error_code, None, f"describing transactional id {each.transactional_id!r}")
-            found[each.transactional_id] = TransactionInfo(
-                transactional_id=each.transactional_id,
-                state=each.transaction_state,
-                producer_id=each.producer_id,
-                epoch=each.producer_epoch,
-                timeout_ms=each.transaction_timeout_ms,
+            check(described.error_code, None, f"describing transactional id {described.transactional_id!r}")
+            found[described.transactional_id] = TransactionInfo(
+                transactional_id=described.transactional_id,
+                state=described.transaction_state,
+                producer_id=described.producer_id,
+                epoch=described.producer_epoch,
+                timeout_ms=described.transaction_timeout_ms,
             )
     return found
 

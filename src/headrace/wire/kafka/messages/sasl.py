@@ -32,7 +32,7 @@ def _without_secrets(self: SaslAuthenticateRequest) -> str:
     return f"SaslAuthenticateRequest({len(self.auth_bytes)} bytes)"
 
 
-SaslAuthenticateRequest.__repr__ = _without_secrets  # type: ignore[method-assign]  # PLAIN carries the password
+setattr(SaslAuthenticateRequest, "__repr__", _without_secrets)  # noqa: B010 - PLAIN carries the password
 
 
 @message(api_key=36, versions=(0, 2), flexible=2)
