@@ -209,7 +209,7 @@ def never(spark):
     (tmp_path / "once.py").write_text(HEAD + text)
     done = run(tmp_path, "once.py", "--only", "once", *options(headrace_server))
     assert done.returncode == 0, done.stderr
-    assert "|a    |" in done.stdout
+    assert "|    a|" in done.stdout
     wrong = run(tmp_path, "once.py", *options(headrace_server))
     assert wrong.returncode == 1
     assert "headrace: pipeline 'never': RuntimeError: not asked for" in wrong.stderr
@@ -252,9 +252,9 @@ def where(text):
 def copy(spark):
     return stream(spark, "{topic}", value_format="text").select(where("value").alias("value"))
 """
-    (tmp_path / "job" / "copy.py").write_text(HEAD + text)
+    (tmp_path / "job" / "shop.py").write_text(HEAD + text)
     done = subprocess.run(
-        [str(COMMAND), "run", str(tmp_path / "job" / "copy.py"), "--available-now"]
+        [str(COMMAND), "run", str(tmp_path / "job" / "shop.py"), "--available-now"]
         + ["--bootstrap", headrace_server.bootstrap, "--master", "local-cluster[2,1,1024]"],
         cwd=tmp_path,
         env={**environment(), "PYSPARK_PYTHON": str(python)},

@@ -81,12 +81,12 @@ def command(
     """
     _need_spark()
     from headrace.spark.launch import LogFile, open_session
-    from headrace.spark.pipelines import choose, load_file
+    from headrace.spark.pipelines import check_file, choose, load_file
     from headrace.spark.profile import find_java
     from headrace.spark.progress import board_on
     from headrace.spark.run import Choices, run
 
-    pipelines = choose(load_file(file), only)
+    check_file(file)
     find_java()
     choices = Choices(
         command=f"headrace run {file}",
@@ -102,6 +102,7 @@ def command(
         screen.say(f"starting Spark; its messages go to {log_path}")
         spark = open_session(log, master=master, bootstrap=bootstrap, folder=file.resolve().parent)
         try:
+            pipelines = choose(load_file(file), only)
             with stopping_on_signals(screen) as stop:
                 good = run(spark, pipelines, choices, screen, stop)
             screen.finish()

@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.errors import UsageError
 from headrace.spark.sinks import Sink, as_sink, console
 
-__all__ = ["Builder", "Pipeline", "choose", "load_file", "pipeline", "registered"]
+__all__ = ["Builder", "Pipeline", "check_file", "choose", "load_file", "pipeline", "registered"]
 
 Builder = Callable[[SparkSession], DataFrame]
 B = TypeVar("B", bound=Builder)
@@ -122,14 +122,23 @@ def choose(pipelines: list[Pipeline], only: tuple[str, ...]) -> list[Pipeline]:
 # ---- files ---------------------------------------------------------------------------------------------------------
 
 
+def check_file(path: Path) -> None:
+    """What can be known of a file without running it. Running it may need Spark: ``F.col`` at its top level does."""
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    try:
+        compile(path.read_bytes(), str(path), "exec")
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{_place(path, error)}: {type(error).__name__}: {error}") from error
+
+
 def load_file(path: Path) -> list[Pipeline]:
     """Run a Python file and give the pipelines that it writes down.
 
     The functions in it, and in the modules beside it, travel to Spark's workers by value: the workers need not have the
     file.
     """
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}")
+    check_file(path)
     folder = path.resolve().parent
     before = set(sys.modules)
     with _collected() as found:

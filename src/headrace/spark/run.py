@@ -277,7 +277,7 @@ class StreamJob(Job):
     def _start(self) -> None:
         location = self.checkpoint.location
         writer = self.pipeline.sink.stream(self.rows, self.shape.output_mode, location)
-        writer = writer.queryName(self.pipeline.name).option("checkpointLocation", location)
+        writer = self.pipeline.sink.named(writer, self.pipeline.name).option("checkpointLocation", location)
         if self.choices.available_now:
             writer = writer.trigger(availableNow=True)
         elif self.pipeline.every:
@@ -358,7 +358,11 @@ def _batch_of(query: StreamingQuery) -> int:
 
 # ---- reasons -------------------------------------------------------------------------------------------------------
 
-PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*): (.+)$", re.MULTILINE)
+PYTHON_ERROR = re.compile(
+    r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.+))?$",
+    re.MULTILINE,
+)
+"""What follows the indented lines of a traceback."""
 SPARK_PREFIX = re.compile(r"^\[[A-Z_.]+\] ")
 SPARK_STATE = re.compile(r"\s*SQLSTATE: \w+.*$", re.DOTALL)
 QUERY_PREFIX = re.compile(r"^Query \[id = [^\]]*\] terminated with exception: ")
@@ -367,13 +371,10 @@ QUERY_PREFIX = re.compile(r"^Query \[id = [^\]]*\] terminated with exception: ")
 def reason(error: BaseException) -> str:
     """What went wrong, in one line, out of what may be a page of two languages' tracebacks."""
     text = str(error).strip()
-    at = text.rfind("Traceback (most recent call last)")
-    if at >= 0:
-        raised = [found for found in PYTHON_ERROR.finditer(text, at) if not found[2].startswith("[")]
-        if raised:
-            found = raised[-1]
-            shown = found[2] if found[1] in _OWN_ERRORS else f"{found[1]}: {found[2]}"
-            return _short(shown)
+    raised = PYTHON_ERROR.findall(text)
+    if raised:
+        name, message = raised[-1]
+        return _short(message if name in _OWN_ERRORS else f"{name}: {message}".removesuffix(": "))
     line = SPARK_STATE.sub("", text)
     line = SPARK_PREFIX.sub("", line)
     line = QUERY_PREFIX.sub("", line)

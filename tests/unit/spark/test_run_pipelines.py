@@ -113,7 +113,10 @@ Task 0 in stage 1.0 failed 1 times: org.apache.spark.api.python.PythonException:
 headrace.spark.typed.BadRecord: the value at orders[0] offset 5 does not fit the schema: it is no JSON
 
 	at org.apache.spark.api.python.BasePythonRunner.read(PythonRunner.scala:1)
-Driver stacktrace: SQLSTATE: XXKST"""
+Driver stacktrace: SQLSTATE: XXKST
+=== Streaming Query ===
+Identifier: copy [id = 1, runId = 2]
+Current State: ACTIVE"""
 
 
 def test_the_reason_is_the_users_error_and_not_a_page_of_tracebacks() -> None:
