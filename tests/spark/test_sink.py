@@ -173,6 +173,29 @@ def test_a_batch_inside_for_each_batch_is_written_once_when_spark_replays_it(
     assert values(bootstrap, target) == [b"50", b"50"]
 
 
+def test_a_stream_that_cannot_tell_its_query_asks_for_a_name(
+    spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
+) -> None:
+    bootstrap, source, target = headrace_server.bootstrap, unique("from"), unique("to")
+    create(bootstrap, source, partitions=2)
+    create(bootstrap, target)
+    fill(bootstrap, source, 10)
+    rows = read_stream(spark, bootstrap, source, startingOffsets="earliest").select("value")
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "conf"))
+    try:
+        for options, told in [({}, "cannot tell which query it belongs to"), ({"sinkId": unique("s")[-60:]}, "")]:
+            writer = rows.writeStream.format("headrace").option("kafka.bootstrap.servers", bootstrap).queryName("named")
+            query = writer.options(topic=target, **options).trigger(availableNow=True).start()
+            if told:
+                with pytest.raises(PySparkException, match=told):
+                    query.awaitTermination()
+            else:
+                query.awaitTermination()
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+    assert len(values(bootstrap, target)) == 10
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "told"),
     [
@@ -217,18 +240,26 @@ def test_a_broker_that_is_killed_in_mid_batch_and_comes_back_costs_no_row(
         assert values(broker.bootstrap, target) == sorted(b"value-%d" % index for index in range(3000))
 
 
+def run_job(arguments: list[str], output: Path) -> int:
+    """Into a file: processes that outlive a killed driver would keep a pipe open."""
+    with output.open("wb") as file:
+        command = [sys.executable, str(JOB), *arguments]
+        return subprocess.run(command, stdout=file, stderr=file, timeout=240, check=False).returncode
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_driver_that_is_killed_at_the_worst_moments_leaves_no_duplicate_and_no_gap(
     headrace_server: RunningServer, unique: Name, tmp_path: Path
 ) -> None:
+    """With eight tasks, and each run killed at another moment of its first new batch."""
     bootstrap, source, target = headrace_server.bootstrap, unique("from"), unique("to")
     create(bootstrap, source, partitions=2)
     create(bootstrap, target, partitions=2)
     fill(bootstrap, source, 2000)
-    arguments = [sys.executable, str(JOB), bootstrap, source, target, str(tmp_path / "c")]
+    output = tmp_path / "output"
+    arguments = [bootstrap, source, target, str(tmp_path / "c")]
     for batch_id, moment in enumerate(["written", "decided", "one-committed", "committed"]):
-        done = subprocess.run([*arguments, f"{batch_id},{moment}"], capture_output=True, timeout=120, check=False)
-        assert done.returncode == -9, done.stderr.decode()[-4000:]
-    done = subprocess.run([*arguments, "-1,never"], capture_output=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr.decode()[-4000:]
+        assert run_job([*arguments, f"{batch_id},{moment}"], output) == -9, output.read_text()[-4000:]
+    assert run_job([*arguments, "-1,never"], output) == 0, output.read_text()[-4000:]
     assert values(bootstrap, target) == sorted(b"value-%d!" % index for index in range(2000))

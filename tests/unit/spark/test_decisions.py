@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import testing
@@ -28,6 +28,7 @@ batches = st.builds(BatchRef, st.just("sink"), numbers, st.none() | st.text(max_
 decisions = st.builds(Decision, batches, st.lists(results, max_size=4).map(tuple), st.integers(0, 9))
 
 
+@settings(max_examples=50, deadline=None)
 @given(decisions)
 def test_a_decision_is_read_as_it_was_written(decision: Decision) -> None:
     assert Decision.from_json("sink", decision.to_json()) == decision

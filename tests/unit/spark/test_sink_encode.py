@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.client import TopicPartition, partition_for_key
@@ -28,6 +28,7 @@ def rows_of(found: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes 
     )
 
 
+@settings(max_examples=50, deadline=None)
 @given(records)
 def test_the_bytes_are_those_of_the_encoder_that_goes_record_by_record(
     found: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]],
@@ -38,11 +39,13 @@ def test_the_bytes_are_those_of_the_encoder_that_goes_record_by_record(
     assert (prepared.count, prepared.base_timestamp, prepared.max_timestamp) == (len(found), 7, 7)
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.binary(max_size=12), max_size=20))
 def test_every_key_has_the_hash_it_has_alone(keys: list[bytes]) -> None:
     assert murmur2_of_all(pa.array(keys, pa.binary())).tolist() == [murmur2(key) for key in keys]
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.none() | st.binary(max_size=300), min_size=1, max_size=50), st.integers(1, 7))
 def test_rows_with_a_key_go_where_the_java_client_sends_them_in_their_order(
     keys: list[bytes | None], count: int
@@ -114,3 +117,17 @@ def test_a_null_topic_and_a_nameless_header_are_told() -> None:
         encode_rows(Rows(pa.array([b"v"]), headers=nameless), 0)
     with pytest.raises(HeadraceError, match="column topic is null"):
         list(Encoder(None, lambda topic: 1, 10).encode(Rows(pa.array([b"v"]), topics=pa.array([None], pa.string()))))
+
+
+@settings(max_examples=50, deadline=None)
+@given(records, st.integers(1, 200))
+def test_cutting_into_batches_changes_no_record(
+    found: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]], batch_bytes: int
+) -> None:
+    at = 0
+    for _, prepared in Encoder("t", lambda topic: 1, batch_bytes).encode(rows_of(found)):
+        part = found[at : at + prepared.count]
+        plain = [Record(key, value, 0, index, tuple(head or ())) for index, (key, value, head) in enumerate(part)]
+        assert bytes(prepared.data) == bytes(encode_records(plain, base_timestamp=0))
+        at += prepared.count
+    assert at == len(found)
