@@ -6,6 +6,7 @@ output and error are the log file; what this process prints itself still reaches
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -80,7 +81,8 @@ class LogFile:
 def open_session(log: LogFile, *, master: str | None, bootstrap: str, folder: Path) -> SparkSession:
     """A session whose workers find headrace and the modules in ``folder``."""
     find_java()
-    _let_workers_import(folder)
+    archive = None if master is None or _is_one_process(master) else _archive()
+    _let_workers_import(folder, *([archive] if archive else []))
     log.take_logging()
     try:
         with log.taking_output():
@@ -93,8 +95,8 @@ def open_session(log: LogFile, *, master: str | None, bootstrap: str, folder: Pa
         raise
     except Exception as error:
         raise HeadraceError(f"Spark did not start: {_first_line(error)}; see {log.path}") from error
-    if not _is_one_process(spark):
-        ship_package(spark)
+    if archive is not None:
+        ship_package(spark, archive)
     return spark
 
 
@@ -102,10 +104,14 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _let_workers_import(folder: Path) -> None:
-    """Workers on this machine inherit the environment of the JVM, and that has it from here."""
+def _let_workers_import(*places: Path) -> None:
+    """Workers on this machine inherit the environment of the JVM, and that has it from here.
+
+    Among them is the planner of a source, which runs beside the driver in the executors' Python and which Spark gives
+    none of the files that it sends to executors.
+    """
     known = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *([known] if known else [])])
+    os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, places), *([known] if known else [])])
     # Spark starts clusters on this machine, and finds its own files, by this variable.
     if "SPARK_HOME" not in os.environ:
         import pyspark
@@ -113,20 +119,23 @@ def _let_workers_import(folder: Path) -> None:
         os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
 
 
-def _is_one_process(spark: SparkSession) -> bool:
-    master = spark.sparkContext.master or "local"
+def _is_one_process(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
-def ship_package(spark: SparkSession) -> None:
-    """Send this very headrace to the executors, so that driver and tasks never run different versions of it.
-
-    What it needs there (pyarrow, numpy, cramjam, google-crc32c) are compiled wheels and must be installed.
-    """
-    target = Path(tempfile.mkdtemp(prefix="headrace-")) / "headrace.zip"
+def _archive() -> Path:
+    """This very headrace as one file, so that driver and tasks never run different versions of it."""
+    folder = tempfile.mkdtemp(prefix="headrace-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target = Path(folder) / "headrace.zip"
     root = Path(headrace.__file__).parent
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(root.rglob("*.py")):
             archive.write(path, path.relative_to(root.parent))
-    spark.sparkContext.addPyFile(str(target))
+    return target
+
+
+def ship_package(spark: SparkSession, archive: Path) -> None:
+    """Send headrace to the executors. Its compiled dependencies (pyarrow, cramjam …) must be installed there."""
+    spark.sparkContext.addPyFile(str(archive))
     register(spark)  # again: a source takes the files along that were known when it was registered
