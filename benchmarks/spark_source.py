@@ -13,6 +13,7 @@ Both read the same topic of the same broker in the same session, in turn, into a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import random
@@ -21,7 +22,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from statistics import median
 
 import psutil
@@ -41,7 +41,7 @@ SCHEMA = "id long, customer string, amount double, placed_at timestamp, paid boo
 JVM = "Spark's Kafka source"
 
 
-@contextmanager
+@contextlib.contextmanager
 def spark_session(jars: list[str]) -> Iterator[SparkSession]:
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         conf = {"spark.sql.warehouse.dir": folder, "spark.log.level": "ERROR", "spark.driver.memory": "2g"}
@@ -160,14 +160,16 @@ def floor_ms(spark: SparkSession, bootstrap: str, source: str, count: int) -> li
 
 def worker_bytes() -> int:
     """Memory of the Python workers, the daemon that they came from included."""
-    workers = [
-        each for each in psutil.Process().children(recursive=True) if "pyspark.daemon" in " ".join(each.cmdline())
-    ]
-    return sum(each.memory_info().rss for each in workers)
+    found = 0
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # workers come and go
+            if "pyspark.daemon" in " ".join(each.cmdline()):
+                found += each.memory_info().rss
+    return found
 
 
-def run(*, quick: bool = False) -> list[Figure]:
-    count = 200_000 if quick else 3_000_000
+def run(*, quick: bool = False, records: int = 3_000_000) -> list[Figure]:
+    count = 200_000 if quick else records
     rounds = 1 if quick else 3
     jars: list[str] = []
     note = ""
@@ -245,7 +247,9 @@ def floor(spark: SparkSession, bootstrap: str, with_jvm: bool, count: int) -> Fi
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_source", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short round: shows that it works, proves little")
-    print(table(run(quick=parser.parse_args().quick)))
+    parser.add_argument("--records", type=int, default=3_000_000, help="how many are read in a round")
+    arguments = parser.parse_args()
+    print(table(run(quick=arguments.quick, records=arguments.records)))
 
 
 if __name__ == "__main__":
