@@ -252,14 +252,14 @@ def run_job(arguments: list[str], output: Path) -> int:
 def test_a_driver_that_is_killed_at_the_worst_moments_leaves_no_duplicate_and_no_gap(
     headrace_server: RunningServer, unique: Name, tmp_path: Path
 ) -> None:
-    """With eight tasks, and each run killed at another moment of its first new batch."""
+    """With eight tasks. Every other moment is in the tests of the protocol, which need no Spark."""
     bootstrap, source, target = headrace_server.bootstrap, unique("from"), unique("to")
     create(bootstrap, source, partitions=2)
     create(bootstrap, target, partitions=2)
-    fill(bootstrap, source, 2000)
+    fill(bootstrap, source, 1200)
     output = tmp_path / "output"
     arguments = [bootstrap, source, target, str(tmp_path / "c")]
-    for batch_id, moment in enumerate(["written", "decided", "one-committed", "committed"]):
+    for batch_id, moment in enumerate(["written", "one-committed"]):
         assert run_job([*arguments, f"{batch_id},{moment}"], output) == -9, output.read_text()[-4000:]
     assert run_job([*arguments, "-1,never"], output) == 0, output.read_text()[-4000:]
-    assert values(bootstrap, target) == sorted(b"value-%d!" % index for index in range(2000))
+    assert values(bootstrap, target) == sorted(b"value-%d!" % index for index in range(1200))

@@ -50,6 +50,7 @@ SINK: tuple[Option, ...] = (
     Option(
         "checkpointLocation", _text, None, "stream only, of Spark itself: the id and offsets of batches are read there"
     ),
+    Option("queryName", _text, None, "of Spark itself: passed on to sinks by queryName(); it has no effect here"),
     Option("path", _text, None, "of Spark itself: what start() or save() was given; a topic"),
 )
 
