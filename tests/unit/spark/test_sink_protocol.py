@@ -73,6 +73,7 @@ def test_a_death_now_and_then_leaves_no_duplicate_and_no_gap(make: Make) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("heard", [False, True], ids=["before-the-call", "before-its-answer"])
 def test_a_death_at_any_remote_call_leaves_no_duplicate_and_no_gap(make: Make, heard: bool) -> None:
     calls = calls_of_a_run(make)
@@ -84,6 +85,7 @@ def test_a_death_at_any_remote_call_leaves_no_duplicate_and_no_gap(make: Make, h
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("tasks_after", [2, 7])
 def test_a_replay_with_more_or_fewer_tasks_than_before_leaves_no_duplicate_and_no_gap(
     make: Make, tasks_after: int
@@ -97,6 +99,7 @@ def test_a_replay_with_more_or_fewer_tasks_than_before_leaves_no_duplicate_and_n
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_without_the_fence_some_death_doubles_rows(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above are worth something: they fail when decided batches are written again."""
     monkeypatch.setattr(sink_protocol, "judge", lambda last, batch: Verdict.WRITE)
@@ -110,6 +113,7 @@ def test_without_the_fence_some_death_doubles_rows(make: Make, monkeypatch: pyte
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_death_in_the_repair_of_a_death_leaves_no_duplicate_and_no_gap(make: Make) -> None:
     """The run after the first death dies as well, at each of its calls in turn."""
     first = calls_of_a_run(make) // 2 - 3
@@ -182,6 +186,7 @@ def test_a_decided_transaction_that_timed_out_is_written_again_by_the_same_task(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_death_while_a_lost_transaction_is_written_again_leaves_no_duplicate_and_no_gap(make: Make) -> None:
     at, died = 0, True
     while died:
