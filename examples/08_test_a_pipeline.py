@@ -26,6 +26,7 @@ def test_a_visit_out_of_order_counts_and_one_that_is_too_late_does_not() -> None
             "visits": [
                 [visit("/", "10:00:30"), visit("/", "10:00:10")],  # the first micro-batch
                 [visit("/", "10:05:00")],  # moves the watermark to 10:04
+                [],  # in which the watermark takes effect
                 [visit("/", "10:00:50")],  # its minute is over
             ]
         },

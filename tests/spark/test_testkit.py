@@ -36,6 +36,7 @@ def test_events_out_of_order_count_and_late_ones_are_dropped_and_counted(spark: 
             "orders": [
                 [order(1, "3.20", "10:00:05"), order(2, "4.50", "10:00:01")],
                 [order(3, "9.90", "10:05:00")],
+                [],
                 [order(4, "1.00", "10:00:59")],
             ]
         },

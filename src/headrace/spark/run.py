@@ -277,7 +277,7 @@ class StreamJob(Job):
     def _start(self) -> None:
         location = self.checkpoint.location
         writer = self.pipeline.sink.stream(self.rows, self.shape.output_mode, location)
-        writer = self.pipeline.sink.named(writer, self.pipeline.name).option("checkpointLocation", location)
+        writer = writer.queryName(self.pipeline.name).option("checkpointLocation", location)
         if self.choices.available_now:
             writer = writer.trigger(availableNow=True)
         elif self.pipeline.every:

@@ -41,10 +41,6 @@ class Sink(ABC):
     def stream(self, rows: DataFrame, mode: str, checkpoint: str) -> DataStreamWriter:
         """A writer of the stream that lacks only its name and pace. The checkpoint is given to Spark by the caller."""
 
-    def named(self, writer: DataStreamWriter, name: str) -> DataStreamWriter:
-        """The writer of a query that Spark knows by this name."""
-        return writer.queryName(name)
-
     @abstractmethod
     def write(self, rows: DataFrame) -> None:
         """Write a bounded set of rows."""
@@ -171,10 +167,6 @@ class _Topic(Sink):
             return records.writeStream.format("headrace").outputMode(mode).options(**options)
         # Spark's Python sinks know no update mode. A batch write under a name that a replay has again is as good.
         return records.writeStream.outputMode("update").foreachBatch(partial(self._write_batch, checkpoint))
-
-    def named(self, writer: DataStreamWriter, name: str) -> DataStreamWriter:
-        """Without it: Spark hands the name of a query to the sink as an option, and that one takes none but its own."""
-        return writer
 
     def write(self, rows: DataFrame) -> None:
         self.records(rows).write.format("headrace").mode("append").options(**self._options(rows.sparkSession)).save()
