@@ -10,7 +10,8 @@ the events given instead. They take the way of real records: they are encoded as
 source's own code, so a value that does not fit its schema does here what it would do there.
 
 Events come in one micro-batch, or in those that a list of lists says, empty ones among them. As always in Spark, a
-watermark that one micro-batch moves closes windows in the next, and makes events late in the one after that. Positions asked for (``startingOffsets`` and the like) are not looked at: all is read.
+watermark that one micro-batch moves closes windows in the next, and makes events late in the one after that.
+Positions asked for (``startingOffsets`` and the like) are not looked at: all is read.
 """
 
 # ruff: noqa: N802 the names of methods are Spark's
