@@ -72,11 +72,12 @@ def test_every_command_and_program_of_a_document_runs_and_prints_what_it_says(
     assert play(document, server, tmp_path) == count
 
 
+@pytest.mark.timeout(330)  # the Spark examples start a session of their own
 @pytest.mark.parametrize("example", sorted(ROOT.glob("examples/0*.py")), ids=lambda path: path.name)
 def test_every_example_runs_by_itself(example: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     done = subprocess.run(
-        [sys.executable, str(example)], env=kept, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, str(example)], env=kept, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert done.stdout.strip(), "an example shows what it saw"
