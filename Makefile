@@ -11,7 +11,7 @@ KILLS ?= 200
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check format test demo bench chaos docs clean
+.PHONY: help setup check format test test-spark demo bench chaos docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,7 +44,10 @@ test: $(STAMP) ## every test, fast ones first
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) tests
+	$(PYTEST) tests -m "not spark"
+
+test-spark: $(STAMP) ## the tests that start Spark: source, sink, pipelines, examples (many minutes)
+	$(PYTEST) tests/spark tests/docs -m spark --timeout=600
 
 demo: $(STAMP) ## real events through real clients, on this machine
 	$(BIN)/headrace demo

@@ -6,10 +6,17 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no failure, and no test asserts a time.
+settings.register_profile(
+    "headrace", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("headrace")
 
 pytest_plugins = ["tests.servers.fixtures"]
 
-FOLDERS_FAST_FIRST = ("architecture", "unit", "properties", "docs", "differential", "interop", "chaos")
+FOLDERS_FAST_FIRST = ("architecture", "unit", "properties", "docs", "differential", "interop", "chaos", "spark")
 TESTS = Path(__file__).parent
 
 
@@ -21,6 +28,9 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank(item.path))
+    for item in items:
+        if item.path.is_relative_to(TESTS / "spark"):
+            item.add_marker("spark")
 
 
 def rank(path: Path) -> int:

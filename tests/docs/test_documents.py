@@ -73,7 +73,13 @@ def test_every_command_and_program_of_a_document_runs_and_prints_what_it_says(
 
 
 @pytest.mark.timeout(330)  # the Spark examples start a session of their own
-@pytest.mark.parametrize("example", sorted(ROOT.glob("examples/0*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(path, id=path.name, marks=[pytest.mark.spark] if "headrace.spark" in path.read_text() else [])
+        for path in sorted(ROOT.glob("examples/0*.py"))
+    ],
+)
 def test_every_example_runs_by_itself(example: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     done = subprocess.run(

@@ -11,10 +11,6 @@ from pyspark.sql import SparkSession
 from headrace.spark.profile import session
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "spark: needs Java and PySpark; the slowest of the tests")
-
-
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     warehouse: Path = tmp_path_factory.mktemp("warehouse")
