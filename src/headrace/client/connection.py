@@ -201,7 +201,11 @@ class Connection:
 
     def _readable(self) -> bool:
         pending = getattr(self._socket, "pending", None)  # TLS may have decrypted more than was asked for
-        return bool(pending is not None and pending()) or bool(select.select([self._socket], [], [], 0)[0])
+        if pending is not None and pending():
+            return True
+        poll = select.poll()  # select() knows no descriptor above 1023
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     def _only_tls_chatter(self) -> bool:
         """TLS sends messages of its own, such as session tickets, which make an idle socket readable."""
