@@ -204,12 +204,18 @@ def test_settings_of_a_group_can_be_altered(client: Client, unique: Callable[[st
 
 def test_a_slow_poll_of_one_client_does_not_hold_another(client: Client, bootstrap: str, make_topic: MakeTopic) -> None:
     (partition,) = make_topic()
-    with Client(bootstrap, PATIENCE) as other:
-        member = GroupConsumer(other, partition.topic, [partition.topic], FROM_START)
-        polling = threading.Thread(target=member.poll, args=(2000,))
-        polling.start()
+    with (
+        Client(bootstrap, PATIENCE) as other,
+        GroupConsumer(other, partition.topic, [partition.topic], FROM_START) as member,
+    ):
         produce(client, [partition], 1)
-        assert Groups(client).lag(partition.topic) is not None
-        polling.join(20)
+        read(member, 1)
+        polling = threading.Thread(target=member.poll, args=(60_000,))
+        polling.start()
+        try:
+            assert Groups(client).lag(partition.topic) is not None
+            assert polling.is_alive()
+        finally:
+            produce(client, [partition], 1)
+            polling.join(20)
         assert not polling.is_alive()
-        member.close()
