@@ -11,7 +11,8 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 from headrace.batch import Batch, read_batches, stamp
@@ -39,7 +40,7 @@ from headrace.wire.kafka.messages.transactions import (
     EndTxnResponse,
     InitProducerIdResponse,
 )
-from tests.unit.client.scripted import answer_frame, read_frame, shut, versions
+from tests.unit.client.scripted import Listening, answer_frame, read_frame, versions
 
 TOPIC = "t"
 TOPIC_ID = b"0123456789abcdef"
@@ -56,8 +57,8 @@ class ScriptedCluster:
         self.ended: list[bool] = []
         self.asked: list[tuple[int, str]] = []
         self._ports = dict.fromkeys((1, 2), 0)
-        self._listeners: dict[int, socket.socket] = {}
-        self._peers: dict[int, list[socket.socket]] = {1: [], 2: []}
+        self._up: dict[int, Listening] = {}
+        self._all: list[Listening] = []
         self._lock = threading.RLock()
 
     @property
@@ -65,18 +66,20 @@ class ScriptedCluster:
         return ",".join(f"127.0.0.1:{port}" for port in self._ports.values())
 
     def bring_up(self, node: int) -> None:
-        listener = socket.create_server(("127.0.0.1", self._ports[node]))
-        self._ports[node] = listener.getsockname()[1]
-        self._listeners[node] = listener
-        threading.Thread(target=self._accept, args=(node, listener), daemon=True).start()
+        listening = Listening(partial(self._serve, node), self._ports[node])
+        self._ports[node] = listening.port
+        self._up[node] = listening
+        self._all.append(listening)
 
     def take_down(self, node: int) -> None:
-        listener = self._listeners.pop(node, None)
-        if listener is not None:
-            shut(listener)
-        for peer in self._peers[node]:
-            shut(peer)
-        self._peers[node].clear()
+        """Also from ``on_request``, on the thread that serves."""
+        listening = self._up.pop(node, None)
+        if listening is not None:
+            listening.hang_up()
+
+    def close(self) -> None:
+        for listening in self._all:
+            listening.close()
 
     @property
     def end(self) -> int:
@@ -96,26 +99,13 @@ class ScriptedCluster:
 
     # ---- the sockets ------------------------------------------------------------------------------------------------
 
-    def _accept(self, node: int, listener: socket.socket) -> None:
-        while True:
-            try:
-                peer, _ = listener.accept()
-            except OSError:
-                return
-            self._peers[node].append(peer)
-            threading.Thread(target=self._serve, args=(node, peer), daemon=True).start()
-
     def _serve(self, node: int, peer: socket.socket) -> None:
-        try:
-            while data := read_frame(peer):
-                with self._lock:
-                    reply = self._handle(node, data)
-                if reply is None:
-                    break
-                peer.sendall(reply)
-        except OSError:
-            pass
-        shut(peer)
+        while data := read_frame(peer):
+            with self._lock:
+                reply = self._handle(node, data)
+            if reply is None:
+                return
+            peer.sendall(reply)
 
     def _handle(self, node: int, data: bytes) -> bytes | None:
         key, version, correlation_id, client_id_bytes = struct.unpack_from(">hhih", data)
@@ -128,7 +118,7 @@ class ScriptedCluster:
         request: Any = read_message(api.request, version, data, position)[0]
         self.asked.append((node, api.name))
         lost = self.on_request(node, api.name)
-        if node not in self._listeners:
+        if node not in self._up:
             return None
         answer = getattr(self, f"_on_{api.name}")(node, request)
         return None if lost else answer_frame(answer, version, correlation_id)
@@ -201,11 +191,7 @@ class ScriptedCluster:
 
 @contextmanager
 def scripted_cluster() -> Iterator[ScriptedCluster]:
-    cluster = ScriptedCluster()
-    for node in (1, 2):
-        cluster.bring_up(node)
-    try:
-        yield cluster
-    finally:
+    with closing(ScriptedCluster()) as cluster:
         for node in (1, 2):
-            cluster.take_down(node)
+            cluster.bring_up(node)
+        yield cluster

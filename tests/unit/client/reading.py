@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from headrace.client import (
     Client,
     Consumer,
@@ -13,17 +11,15 @@ from headrace.client import (
     describe_transaction,
     start_offsets,
 )
+from tests.waiting import eventually
 
 
 def wait_until_complete(client: Client, transactional_id: str) -> None:
     """Apache Kafka answers an end when it is decided, and writes the markers that readers wait for after that."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        info = describe_transaction(client, transactional_id)
-        if info is None or not info.state.startswith("Prepare"):
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"transaction {transactional_id!r} is not complete after 30 s")
+    eventually(
+        lambda: describe_transaction(client, transactional_id),
+        lambda info: info is None or not info.state.startswith("Prepare"),
+    )
 
 
 def read_values(

@@ -6,12 +6,13 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from headrace.wire.kafka.codec import write_message
 from headrace.wire.kafka.messages.metadata import ApiVersion, ApiVersionsResponse
 from headrace.wire.kafka.schema import spec_of
+from tests.waiting import PATIENCE_S
 
 Answer = Callable[[int, int, int], bytes | None]
 """(api key, version, correlation id) → the whole frame to send back; None closes the connection."""
@@ -50,47 +51,82 @@ def read_frame(sock: socket.socket) -> bytes:
     return read_exactly(sock, struct.unpack(">i", head)[0]) if head else b""
 
 
+class Listening:
+    """A listener whose every connection is served on a thread of its own.
+
+    Whoever waits in a socket closes it himself, when ``hang_up`` has woken him: a descriptor that is closed under him
+    could be somebody else's by the time he looks again.
+    """
+
+    def __init__(self, serve: Callable[[socket.socket], None], port: int = 0) -> None:
+        listener = socket.create_server(("127.0.0.1", port))
+        self.port: int = listener.getsockname()[1]
+        self._serve = serve
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self._ended = False
+        self._run(self._accept, listener)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def hang_up(self) -> None:
+        """Nobody gets in any more, and who is in is put out."""
+        with self._lock:
+            self._ended = True
+            for each in self._open:
+                try:
+                    each.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # the peer was faster
+
+    def close(self) -> None:
+        """Hang up, and return when every thread has ended. Not for a thread that serves."""
+        self.hang_up()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            peer, _ = listener.accept()
+            self._run(self._serve, peer)
+
+    def _run(self, work: Callable[[socket.socket], None], sock: socket.socket) -> None:
+        def run() -> None:
+            try:
+                work(sock)
+            except OSError:
+                pass
+            finally:
+                with self._lock:
+                    self._open.discard(sock)
+                    sock.close()
+
+        with self._lock:
+            if self._ended:
+                sock.close()
+                return
+            self._open.add(sock)
+            thread = threading.Thread(target=run, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+
 @contextmanager
 def scripted_broker(answer: Answer) -> Iterator[str]:
     """A listener whose every answer is the script's; gives its address."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    sockets = [listener]
 
     def serve(peer: socket.socket) -> None:
-        try:
-            while request := read_frame(peer):
-                reply = answer(*struct.unpack_from(">hhi", request))
-                if reply is None:
-                    break
-                peer.sendall(reply)
-        except OSError:
-            pass
-        peer.close()
-
-    def accept() -> None:
-        while True:
-            try:
-                peer, _ = listener.accept()
-            except OSError:
+        while request := read_frame(peer):
+            reply = answer(*struct.unpack_from(">hhi", request))
+            if reply is None:
                 return
-            sockets.append(peer)
-            threading.Thread(target=serve, args=(peer,), daemon=True).start()
+            peer.sendall(reply)
 
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        for each in sockets:
-            shut(each)
-
-
-def shut(sock: socket.socket) -> None:
-    """Wake whoever blocks in it, then close."""
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
-    sock.close()
+    with closing(Listening(serve)) as listening:
+        yield listening.address
 
 
 class LossyProxy:
@@ -98,43 +134,27 @@ class LossyProxy:
 
     def __init__(self, loses: Callable[[int], bool]) -> None:
         """``loses`` is asked with the API key of each request, after the broker has answered it."""
-        self._loses = loses
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._sockets: list[socket.socket] = [self._listener]
+        self.loses = loses
         self.upstream: tuple[str, int] = ("", 0)
         self.lost = 0
+        self._listening = Listening(self._serve)
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self._listener.getsockname()[1]}"
+        return self._listening.address
 
     def __enter__(self) -> LossyProxy:
-        threading.Thread(target=self._accept, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in self._sockets:
-            shut(each)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-            except OSError:
-                return
-            self._sockets.append(peer)
-            threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
+        self._listening.close()
 
     def _serve(self, peer: socket.socket) -> None:
-        try:
-            with socket.create_connection(self.upstream) as broker:
-                while request := read_frame(peer):
-                    broker.sendall(frame(request))
-                    reply = read_frame(broker)
-                    if not reply or self._loses(struct.unpack_from(">h", request)[0]):
-                        self.lost += 1
-                        break
-                    peer.sendall(frame(reply))
-        except OSError:
-            pass
-        shut(peer)
+        with socket.create_connection(self.upstream) as broker:
+            while request := read_frame(peer):
+                broker.sendall(frame(request))
+                reply = read_frame(broker)
+                if not reply or self.loses(struct.unpack_from(">h", request)[0]):
+                    self.lost += 1
+                    return
+                peer.sendall(frame(reply))

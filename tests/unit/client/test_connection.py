@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from contextlib import closing
 
 import pytest
 
@@ -20,13 +21,14 @@ from headrace.errors import ErrorCode, KafkaError, UsageError
 from headrace.wire.kafka.messages.groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 from headrace.wire.kafka.messages.metadata import ApiVersion, MetadataRequest, MetadataResponse
 from tests.unit.client.scripted import Answer, answer_frame, frame, scripted_broker, versions
+from tests.waiting import PATIENCE_S, eventually
 
 API_VERSIONS = 18
 LIST_GROUPS = 16
 
 
-def opened(address: str, timeout_s: float = 5) -> Connection:
-    return Connection.open(parse_addresses(address)[0], connect_timeout_s=5, timeout_s=timeout_s)
+def opened(address: str) -> Connection:
+    return Connection.open(parse_addresses(address)[0], connect_timeout_s=PATIENCE_S, timeout_s=PATIENCE_S)
 
 
 def greeting_then(answer: Answer) -> Answer:
@@ -70,33 +72,29 @@ def test_a_request_is_written_in_the_highest_version_both_sides_know() -> None:
         seen.append(version)
         return groups_answer(version, correlation_id)
 
-    with scripted_broker(answer) as address:
-        connection = opened(address)
+    with scripted_broker(answer) as address, closing(opened(address)) as connection:
         assert connection.call(ListGroupsRequest(), ListGroupsResponse).groups[0].group_id == "g"
         assert connection.call(ListGroupsRequest(), ListGroupsResponse, version_max=1).groups[0].group_id == "g"
         with pytest.raises(UnsupportedByBroker, match=r"MetadataRequest .* does not offer it"):
             connection.call(MetadataRequest(), MetadataResponse)
-        connection.close()
     assert seen == [3, 1]
 
 
 def test_answers_are_given_to_those_who_asked_whatever_the_order_of_waiting() -> None:
     names = iter(["first", "second", "third"])
-    with scripted_broker(
-        greeting_then(lambda api_key, version, correlation_id: groups_answer(version, correlation_id, next(names)))
-    ) as address:
-        connection = opened(address)
+    script = greeting_then(lambda api_key, version, correlation_id: groups_answer(version, correlation_id, next(names)))
+    with scripted_broker(script) as address, closing(opened(address)) as connection:
         pending = [connection.send(ListGroupsRequest(), ListGroupsResponse) for _ in range(3)]
         found = [connection.wait(pending[index]).groups[0].group_id for index in (2, 0, 1)]
-        connection.close()
     assert found == ["third", "first", "second"]
 
 
 def test_nobody_listening_is_told_with_the_address() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
-    with pytest.raises(BrokerUnreachable, match=f"127.0.0.1:{port}: connection refused"):
-        opened(f"127.0.0.1:{port}")
+    with socket.socket() as nobody:  # bound, so that nobody else gets the port, and not listening
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        with pytest.raises(BrokerUnreachable, match=f"127.0.0.1:{port}: connection refused"):
+            opened(f"127.0.0.1:{port}")
 
 
 def test_a_silent_broker_times_out_and_the_connection_is_not_used_again() -> None:
@@ -117,8 +115,7 @@ def test_a_silent_broker_times_out_and_the_connection_is_not_used_again() -> Non
     ],
 )
 def test_an_answer_that_is_no_answer_ends_the_connection(reply: bytes | None, reason: str) -> None:
-    with scripted_broker(greeting_then(lambda *_: reply)) as address:
-        connection = opened(address)
+    with scripted_broker(greeting_then(lambda *_: reply)) as address, closing(opened(address)) as connection:
         with pytest.raises(ConnectionLost, match=reason):
             connection.call(ListGroupsRequest(), ListGroupsResponse)
         assert not connection.usable
@@ -129,8 +126,7 @@ def test_an_answer_that_is_cut_short_is_a_lost_connection_and_not_a_crash() -> N
         whole = groups_answer(version, correlation_id)[4:]
         return frame(whole[:-3])
 
-    with scripted_broker(greeting_then(cut)) as address:
-        connection = opened(address)
+    with scripted_broker(greeting_then(cut)) as address, closing(opened(address)) as connection:
         with pytest.raises(ConnectionLost, match="malformed"):
             connection.call(ListGroupsRequest(), ListGroupsResponse)
 
@@ -138,9 +134,9 @@ def test_an_answer_that_is_cut_short_is_a_lost_connection_and_not_a_crash() -> N
 def test_a_connection_that_the_peer_closed_while_idle_is_seen_before_it_is_used() -> None:
     with scripted_broker(greeting_then(lambda *_: None)) as address:
         connection = opened(address)
-        assert connection.usable
-    assert connection.has_answer(), "the end of the script closed it"
-    assert not connection.usable
+    with closing(connection):
+        eventually(connection.has_answer)  # the end of the script closed it
+        assert not connection.usable
 
 
 @pytest.mark.parametrize(

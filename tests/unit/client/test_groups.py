@@ -22,6 +22,7 @@ from headrace.client import (
 from headrace.client.group_consumer import JOINING
 from headrace.errors import ErrorCode, KafkaError
 from tests.unit.client.conftest import PATIENCE
+from tests.waiting import PATIENCE_S, eventually
 
 MakeTopic = Callable[..., list[TopicPartition]]
 FROM_START = GroupOptions(consumer=ConsumerOptions(reset="earliest"))
@@ -37,11 +38,12 @@ def produce(client: Client, partitions: list[TopicPartition], count: int) -> Non
 
 def read(member: GroupConsumer, count: int) -> list[bytes]:
     values: list[bytes] = []
-    for _ in range(200):
-        if len(values) >= count:
-            return values
-        values += [record.value or b"" for records in member.poll(100).values() for record in records]
-    raise AssertionError(f"{len(values)} of {count} records arrived")
+
+    def polled() -> list[bytes]:
+        values.extend(record.value or b"" for records in member.poll(100).values() for record in records)
+        return values
+
+    return eventually(polled, lambda found: len(found) >= count, pause_s=0)
 
 
 def test_a_member_reads_everything_and_commits_when_it_leaves(
@@ -91,20 +93,20 @@ def test_two_members_share_the_partitions_and_take_over_when_one_leaves(
     topic = partitions[0].topic
     with Client(bootstrap, PATIENCE) as second_client:
         first, second = (GroupConsumer(each, group, [topic], FROM_START) for each in (client, second_client))
-        for _ in range(300):
-            first.poll(5)
-            second.poll(5)
-            if len(first.assignment) == len(second.assignment) == 2:
-                break
-        assert first.assignment | second.assignment == set(partitions)
-        assert not first.assignment & second.assignment
-        second.close()
-        for _ in range(300):
-            first.poll(5)
-            if len(first.assignment) == 4:
-                break
-        assert first.assignment == set(partitions)
-        first.close()
+        with first:
+            with second:
+                eventually(lambda: shares(first, second), lambda sizes: sizes == [2, 2], pause_s=0)
+                assert first.assignment | second.assignment == set(partitions)
+                assert not first.assignment & second.assignment
+            eventually(lambda: shares(first), lambda sizes: sizes == [4], pause_s=0)
+            assert first.assignment == set(partitions)
+
+
+def shares(*members: GroupConsumer) -> list[int]:
+    """How many partitions each has, once all have heard what is new."""
+    for member in members:
+        member.poll(5)
+    return [len(member.assignment) for member in members]
 
 
 def test_a_member_that_was_given_up_joins_again_and_drops_what_it_held(
@@ -217,5 +219,5 @@ def test_a_slow_poll_of_one_client_does_not_hold_another(client: Client, bootstr
             assert polling.is_alive()
         finally:
             produce(client, [partition], 1)
-            polling.join(20)
+            polling.join(PATIENCE_S)
         assert not polling.is_alive()

@@ -23,9 +23,9 @@ from tests.unit.client.cluster import TOPIC, ScriptedCluster, scripted_cluster
 
 PARTITION = TopicPartition(TOPIC, 0)
 QUICK = ClientOptions(
-    connect_timeout_ms=5_000,
-    request_timeout_ms=5_000,
-    retry_timeout_ms=10_000,
+    connect_timeout_ms=60_000,
+    request_timeout_ms=60_000,
+    retry_timeout_ms=60_000,
     retry_pause_ms=1,
     retry_pause_ms_max=10,
 )
@@ -50,7 +50,7 @@ def fill(cluster: ScriptedCluster) -> None:
 
 
 def read(client: Client) -> list[bytes | None]:
-    batches = fetch_range(client, PARTITION, 0, BATCHES, bytes_per_fetch=1, timeout_ms=10_000)
+    batches = fetch_range(client, PARTITION, 0, BATCHES, bytes_per_fetch=1, timeout_ms=60_000)
     return [record.value for batch in batches for record in decode_records(batch.parsed(), 1 << 20)]
 
 
@@ -132,7 +132,7 @@ def produced(cluster: ScriptedCluster) -> list[bytes | None]:
 
 
 def produce(client: Client) -> None:
-    with Producer(client, ProducerOptions(batch_bytes=1, linger_ms=10_000)) as producer:
+    with Producer(client, ProducerOptions(batch_bytes=1, linger_ms=60_000)) as producer:
         for number in range(BATCHES):
             producer.send(TOPIC, b"%d" % number)
 
@@ -197,7 +197,9 @@ def test_a_client_that_comes_while_nobody_is_there_waits_as_long_as_it_was_told(
     fill(cluster)
     cluster.take_down(1)
     cluster.take_down(2)
-    patient = ClientOptions(first_contact_timeout_ms=100, retry_pause_ms=1, retry_pause_ms_max=5)
+    patient = ClientOptions(
+        first_contact_timeout_ms=60_000, retry_timeout_ms=60_000, retry_pause_ms=1, retry_pause_ms_max=5
+    )
     attempts = 0
     with Client(cluster.bootstrap, patient) as client:
 
