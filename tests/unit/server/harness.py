@@ -18,10 +18,10 @@ from headrace.wire.kafka.codec import read_message, write_message
 from headrace.wire.kafka.messages.fetch import FetchRequest
 from headrace.wire.kafka.messages.groups import HeartbeatRequest, HeartbeatResponse
 from headrace.wire.kafka.messages.produce import ProduceRequest, ProduceResponse
+from tests.waiting import PATIENCE_S, eventually
 
 T = TypeVar("T")
 
-TIMEOUT_S = 10.0
 PRODUCE, FETCH, HEARTBEAT = 0, 1, 12
 
 LIMITS = ServerLimits(drain_s=0.2)
@@ -45,19 +45,14 @@ class Serving:
         async def call() -> T:
             return fn()
 
-        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(TIMEOUT_S)
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(PATIENCE_S)
 
     def drain(self) -> Future[None]:
         return asyncio.run_coroutine_threadsafe(self.listener.drain(), self.loop)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait until something holds on the loop's thread."""
-        deadline = threading.Event()
-        for _ in range(int(TIMEOUT_S / 0.005)):
-            if self.on_loop(condition):
-                return
-            deadline.wait(0.005)
-        raise AssertionError("it never came to hold")
+        eventually(lambda: self.on_loop(condition), pause_s=0.005)
 
 
 @contextmanager
@@ -80,12 +75,12 @@ def serving(handle: Callable[[Request[Any]], Any], limits: ServerLimits | None =
 
     thread = threading.Thread(target=run)
     thread.start()
-    running = started.result(TIMEOUT_S)
+    running = started.result(PATIENCE_S)
     try:
         yield running
     finally:
         running.loop.call_soon_threadsafe(running.stop.set)  # type: ignore[attr-defined]
-        thread.join(TIMEOUT_S)
+        thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 
@@ -93,7 +88,7 @@ class Client:
     """A socket that sends requests and receives answers."""
 
     def __init__(self, address: tuple[str, int]) -> None:
-        self.socket = socket.create_connection(address, timeout=TIMEOUT_S)
+        self.socket = socket.create_connection(address, timeout=PATIENCE_S)
 
     def __enter__(self) -> Client:
         return self

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import replace
+
+import pytest
 
 from headrace.server.budget import RequestBudget
 from headrace.testing import VirtualClock
 from headrace.wire.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tests.unit.server.harness import LIMITS, PRODUCE, Client, at_once, request_bytes, serving
+from tests.waiting import PATIENCE_S
 
 MIB = 1 << 20
 
@@ -128,29 +132,38 @@ def test_peers_that_send_half_a_request_and_stop_do_not_stop_the_others_for_good
     limits = replace(LIMITS, request_bytes_held_max=MIB)
     raw = large_produce(4 * MIB)
     with serving(at_once, limits) as server:
-        stuck = [Client(server.address) for _ in range(3)]
-        for client in stuck:
-            client.socket.settimeout(0.2)
-            try:
-                client.socket.sendall(raw[: 2 * MIB])
-            except TimeoutError:
-                pass  # it is not read any more
-        with Client(server.address) as good:
-            good.heartbeat(5)
-            assert good.answered() == 5, "small requests do not wait"
-            good.socket.sendall(raw)
-            assert good.answered() == 1
-        for client in stuck:
-            client.socket.close()
+        with ExitStack() as stack:
+            for _ in range(3):
+                client = stack.enter_context(Client(server.address))
+                client.socket.settimeout(0.2)
+                try:
+                    client.socket.sendall(raw[: 2 * MIB])
+                except (TimeoutError, ConnectionError):
+                    pass  # it is not read any more, or was dropped for its slowness
+            with Client(server.address) as good:
+                good.heartbeat(5)
+                assert good.answered() == 5, "small requests do not wait"
+            while not is_taken(server.address, raw):
+                pass  # on a busy machine a good peer may be slow as well, and is dropped as one that has stopped
         server.until(lambda: server.listener.connections == 0)
         assert server.on_loop(lambda: server.listener.budget.held_bytes) == 0
 
 
-def test_many_large_requests_at_once_all_arrive() -> None:
+def is_taken(address: tuple[str, int], raw: bytes) -> bool:
+    with Client(address) as client:
+        try:
+            client.socket.sendall(raw)
+            return client.answered() == 1
+        except (EOFError, ConnectionError):
+            return False
+
+
+def test_many_large_requests_at_once_all_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.server.listener.FAVOUR_S", 600.0)  # nobody is too slow, however busy the machine is
     limits = replace(LIMITS, request_bytes_held_max=MIB)
     raw = large_produce(MIB)
-    with serving(at_once, limits) as server:
-        clients = [Client(server.address) for _ in range(8)]
+    with serving(at_once, limits) as server, ExitStack() as stack:
+        clients = [stack.enter_context(Client(server.address)) for _ in range(8)]
         positions = dict.fromkeys(clients, 0)
         for client in clients:
             client.socket.setblocking(False)
@@ -163,6 +176,5 @@ def test_many_large_requests_at_once_all_arrive() -> None:
                 if positions[client] == len(raw):
                     del positions[client]
         for client in clients:
-            client.socket.settimeout(10)
+            client.socket.settimeout(PATIENCE_S)
             assert client.answered() == 1
-            client.socket.close()

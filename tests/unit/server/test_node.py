@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from headrace.wire.kafka.messages.metadata import ApiVersionsRequest, ApiVersion
 from headrace.wire.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.wire.kafka.messages.topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from tests.unit.server.harness import Client, request_bytes
+from tests.waiting import PATIENCE_S
 
 
 def settings(data: Path, **more: Any) -> Settings:
@@ -117,19 +119,29 @@ def test_a_signal_ends_the_process_with_status_0(tmp_path: Path, number: signal.
         stdout=subprocess.PIPE,
         text=True,
     )
-    with child:
+    with ended(child):
         assert child.stdout is not None
         lines = [child.stdout.readline(), child.stdout.readline()]
         assert lines[0].startswith("kafka   127.0.0.1:")
         assert lines[1] == "ready\n"
         child.send_signal(number)
-        assert child.wait(30) == 0
+        assert child.wait(PATIENCE_S) == 0
+
+
+@contextmanager
+def ended(child: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """It does not outlive the block, however that ends."""
+    with child:
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
 def test_a_wrong_setting_ends_the_process_with_one_line(tmp_path: Path) -> None:
     environment = {"HEADRACE_DATA": str(tmp_path), "HEADRACE_KAFKA": "0.0.0.0:0"}
     command = [sys.executable, "-m", "headrace.node"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "--insecure" in done.stderr
@@ -157,7 +169,7 @@ sys.exit(node.serve(settings, lambda line: print(line, flush=True)))
 
 def test_a_failed_sync_ends_the_process_with_a_message_and_acknowledges_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FAILING_DISK, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    with ended(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)) as child:
         assert child.stdout is not None
         assert child.stderr is not None
         host, port = child.stdout.readline().split()[-1].split(":")
@@ -171,7 +183,7 @@ def test_a_failed_sync_ends_the_process_with_a_message_and_acknowledges_nothing(
             (tmp_path / "fail").touch()
             client.send(produce_request("t"), 0, 8, 3)
             assert client.is_closed()
-        assert child.wait(30) == EXIT_STORAGE_FAILED
+        assert child.wait(PATIENCE_S) == EXIT_STORAGE_FAILED
         assert "writing to disk failed" in child.stderr.read()
 
 
@@ -194,7 +206,7 @@ class SlowCheckpointDisk(OsDisk):
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> OsFile:
         if path.endswith("checkpoint.tmp") and threading.current_thread().name != "headrace-broker":
             self.begun.set()
-            self.may_go_on.wait(10)
+            self.may_go_on.wait(PATIENCE_S)
         return super().open(path, create=create, writable=writable)
 
 
@@ -208,7 +220,7 @@ def test_a_checkpoint_that_is_under_way_at_the_end_does_not_undo_the_clean_close
             client.send(produce_request("t", bytes(500_000)), 0, 8, number)
             assert client.answered() == number
         clock.advance(10_000)
-        assert disk.begun.wait(10), "a checkpoint was due"
+        assert disk.begun.wait(PATIENCE_S), "a checkpoint was due"
         threading.Timer(0.3, disk.may_go_on.set).start()
     store = LogStore.open(OsDisk(), str(tmp_path))
     assert store.report.clean
