@@ -32,6 +32,8 @@ DISK_FREE_BYTES_MIN = 1 * GIB
 MEMORY_BYTES_MIN = 512 * MIB
 FILES_MIN = 4096
 SYNC_MS_MAX = 25.0
+PORT_TIMEOUT_MS = 1_000
+JAVA_TIMEOUT_S = 60
 SYNC_TRIES = 10
 PYTHON_MIN = (3, 11)
 JAVA_GOOD = (17, 21)
@@ -122,7 +124,7 @@ def check_java() -> Finding:
     java = shutil.which("java")
     if java is None:
         return Finding("java", "note", "not found; the broker needs none, pipelines on Spark do", mend)
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20, check=False)
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=False)
     version = java_version(told.stderr + told.stdout)
     if version is None:
         return Finding("java", "note", f"{java} does not tell its version", mend)
@@ -159,7 +161,9 @@ def _port_taken(address: str, error: OSError) -> Finding:
     from headrace.client import Client, ClientOptions
     from headrace.errors import HeadraceError
 
-    patience = ClientOptions(connect_timeout_ms=1000, request_timeout_ms=1000, retry_timeout_ms=1000)
+    patience = ClientOptions(
+        connect_timeout_ms=PORT_TIMEOUT_MS, request_timeout_ms=PORT_TIMEOUT_MS, retry_timeout_ms=PORT_TIMEOUT_MS
+    )
     try:
         with Client(address, patience) as client:
             client.brokers()

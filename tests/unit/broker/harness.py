@@ -16,6 +16,7 @@ from headrace.config import Settings
 from headrace.log.disk import OsDisk
 from headrace.log.flush import Flusher
 from headrace.log.store import LogStore
+from headrace.ports import Clock
 from headrace.record import Codec, Record, decode_records
 from headrace.wire.kafka.apis import APIS
 from headrace.wire.kafka.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
@@ -26,6 +27,7 @@ from headrace.wire.kafka.messages.produce import (
     TopicProduceData,
 )
 from headrace.wire.kafka.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
 
@@ -40,7 +42,7 @@ class Harness:
         self.peer = Peer(id=1)
 
     async def ask(self, body: Any, version: int | None = None, peer: Peer | None = None) -> Any:
-        return await asyncio.wait_for(settled(self.start(body, version, peer)), 10)
+        return await asyncio.wait_for(settled(self.start(body, version, peer)), PATIENCE_S)
 
     def start(self, body: Any, version: int | None = None, peer: Peer | None = None) -> Any:
         key = KEYS[type(body)]
@@ -101,11 +103,13 @@ def fetched(answer: PartitionData) -> list[Record]:
 
 
 @asynccontextmanager
-async def running(data: Path, settings: Mapping[str, Any] | None = None) -> AsyncIterator[Harness]:
+async def running(
+    data: Path, settings: Mapping[str, Any] | None = None, clock: Clock | None = None
+) -> AsyncIterator[Harness]:
     """A broker on ``data``; leaving in good order closes it cleanly."""
     loop = asyncio.get_running_loop()
     disk = OsDisk()
-    clock = SystemClock()
+    clock = clock or SystemClock()
     store = LogStore.open(disk, str(data))
 
     def failed(error: BaseException) -> None:

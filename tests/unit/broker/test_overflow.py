@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headrace.broker.request import Peer
 from headrace.errors import ErrorCode
+from headrace.testing import VirtualClock
 from headrace.wire.kafka.messages.configs import DescribeConfigsRequest, DescribeConfigsResource
 from headrace.wire.kafka.messages.group_offsets import (
     OffsetCommitRequest,
@@ -14,6 +15,7 @@ from headrace.wire.kafka.messages.group_offsets import (
     OffsetCommitRequestTopic,
 )
 from tests.unit.broker.harness import Harness, running
+from tests.waiting import eventually_on_loop
 
 BOUND = 10_000
 BIG = b"x" * 1_000
@@ -88,10 +90,7 @@ def test_backpressure_holds_the_producers_connection_until_the_group_has_caught_
             assert held == [True], "told once, however often it is over the bound"
             assert await counter(harness, "t", "headrace.overflow.held.connections") == 1
             await commit(harness, "readers", "t", 14)
-            for _ in range(100):
-                await asyncio.sleep(0.01)
-                if len(held) > 1:
-                    break
+            await eventually_on_loop(lambda: held, lambda told: len(told) > 1)
             assert held == [True, False]
             assert harness.broker.overflow.held_connections == 0
 
@@ -100,7 +99,8 @@ def test_backpressure_holds_the_producers_connection_until_the_group_has_caught_
 
 def test_a_group_that_never_comes_stops_counting_after_its_time(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with running(tmp_path) as harness:
+        clock = VirtualClock()
+        async with running(tmp_path, clock=clock) as harness:
             await harness.create(
                 "t",
                 headrace_overflow="backpressure",
@@ -112,11 +112,9 @@ def test_a_group_that_never_comes_stops_counting_after_its_time(tmp_path: Path) 
             producer = Peer(id=7, on_hold=held.append)
             for _ in range(3):
                 await harness.produce("t", [BIG], peer=producer)
+            await clock.advance_on_loop(99)
             assert held == [True]
-            for _ in range(100):
-                await asyncio.sleep(0.01)
-                if len(held) > 1:
-                    break
+            await clock.advance_on_loop(51)  # producers are looked at every 50 ms
             assert held == [True, False]
 
     asyncio.run(scenario())

@@ -16,6 +16,7 @@ from headrace.wire.kafka.messages.fetch import FetchPartition, FetchRequest, Fet
 from headrace.wire.kafka.messages.offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from headrace.wire.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tests.unit.broker.harness import Harness, batch, fetched, running
+from tests.waiting import PATIENCE_S
 
 Scenario = Callable[[Harness], Awaitable[None]]
 
@@ -93,12 +94,12 @@ def test_max_bytes_is_shared_by_the_partitions_of_a_request(with_broker: Callabl
 def test_a_fetch_waits_until_something_is_produced(with_broker: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         await harness.create("t")
-        waiting = harness.start(harness.fetch_body("t", 0, max_wait_ms=5_000), 12)
+        waiting = harness.start(harness.fetch_body("t", 0, max_wait_ms=600_000), 12)
         assert isinstance(waiting, asyncio.Future)
         await asyncio.sleep(0.02)
         assert not waiting.done()
         await harness.produce("t", [b"late"])
-        answer = await asyncio.wait_for(waiting, 2)
+        answer = await asyncio.wait_for(waiting, PATIENCE_S)
         assert [each.value for each in fetched(answer.responses[0].partitions[0])] == [b"late"]
         partition = harness.broker.partition("t", 0)
         assert not partition.watchers, "an answered fetch must not stay among the watchers"

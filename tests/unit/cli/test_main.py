@@ -162,16 +162,27 @@ def test_what_cannot_be_undone_needs_a_yes_from_a_script(monkeypatch: pytest.Mon
             confirm("sure?", yes=False)
 
 
+def pieces_of(terminal: int) -> Iterator[bytes]:
+    """What was printed to the other side, which is closed: the system hands it over piece by piece."""
+    while True:
+        try:
+            yield os.read(terminal, 10_000)
+        except OSError:
+            return
+
+
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
 def test_colours_are_for_terminals_and_no_color_turns_them_off(no_color: str, coloured: bool) -> None:
     reading, terminal = os.openpty()
     environment = {**os.environ, "NO_COLOR": no_color}
     command = [sys.executable, "-c", "from headrace.cli import main; main(['config', 'num.partitions'])"]
     try:
-        subprocess.run(command, stdout=terminal, env=environment, timeout=60, check=True)
-        printed = os.read(reading, 10_000)
+        try:
+            subprocess.run(command, stdout=terminal, env=environment, timeout=60, check=True)
+        finally:
+            os.close(terminal)
+        printed = b"".join(pieces_of(reading))
     finally:
-        os.close(terminal)
         os.close(reading)
     assert b"num.partitions" in printed
     assert (b"\x1b[" in printed) is coloured

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headrace.cli.produce import LineShape, _header, _split
 from headrace.cli.record_text import Draft
 from headrace.errors import UsageError
+from tests.waiting import PATIENCE_S
 
 PATIENTLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 
@@ -53,13 +54,15 @@ def test_a_pipe_that_runs_dry_flushes_what_was_read() -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    os.write(writing, b"one\n")
-    assert idle.wait(20), "the pipe is open and silent, and what came through it is let go"
-    assert reader.is_alive()
-    os.write(writing, b"two")
-    os.close(writing)
-    reader.join(20)
-    os.close(reading)
+    try:
+        os.write(writing, b"one\n")
+        assert idle.wait(PATIENCE_S), "the pipe is open and silent, and what came through it is let go"
+        assert reader.is_alive()
+        os.write(writing, b"two")
+    finally:
+        os.close(writing)
+        reader.join(PATIENCE_S)
+        os.close(reading)
     assert found == [b"one", b"two"]
 
 

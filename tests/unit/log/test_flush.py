@@ -17,6 +17,7 @@ from headrace.log.flush import Flusher, SyncCosts
 from headrace.log.log import PartitionLog
 from headrace.testing.disk import SimulatedDisk
 from tests.unit.log.builders import fill
+from tests.waiting import PATIENCE_S
 
 
 class Loop:
@@ -26,7 +27,7 @@ class Loop:
         self.posted: queue.Queue[Callable[[], None]] = queue.Queue()
 
     def run_one(self) -> None:
-        self.posted.get(timeout=10)()
+        self.posted.get(timeout=PATIENCE_S)()
 
 
 class SlowDisk(SimulatedDisk):
@@ -40,7 +41,7 @@ class SlowDisk(SimulatedDisk):
     def maybe_fail(self, operation: str, path: str) -> None:
         if operation == "datasync" and threading.current_thread() is not threading.main_thread():
             self.entered.set()
-            assert self.go_on.wait(10)
+            assert self.go_on.wait(PATIENCE_S)
         super().maybe_fail(operation, path)
 
 
@@ -59,7 +60,7 @@ def test_only_what_was_written_before_the_sync_counts_as_flushed() -> None:
     flusher.start()
     fill(log, 2)
     flusher.mark(log)
-    assert disk.entered.wait(10)
+    assert disk.entered.wait(PATIENCE_S)
     fill(log, 3)
     flusher.mark(log)
     disk.go_on.set()

@@ -39,7 +39,7 @@ from headrace.log.store import LogStore
 LogStore.open(OsDisk(), {str(tmp_path)!r})
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    subprocess.run([sys.executable, "-c", program], check=False, timeout=30)
+    subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
     assert not LogStore.open(OsDisk(), str(tmp_path)).report.clean
 
 
