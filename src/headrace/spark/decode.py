@@ -39,7 +39,7 @@ BUFFER_BYTES_MAX = 2**31 - 64
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 """As Spark's Kafka source declares it: ``array<struct<key:string,value:binary>>``."""
 
-_EMPTY = pa.array([], pa.binary())
+_EMPTY = pa.nulls(0, pa.binary())  # pa.array would import pandas, two seconds in every process that Spark starts
 _PADDING = bytes(64)  # varints and views may be read past the end before their check says that they may not
 _VARINT_BYTES_MAX = 10
 _VIEW_INLINE_BYTES = 12
