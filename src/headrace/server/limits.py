@@ -8,12 +8,15 @@ from headrace.config import Settings
 from headrace.wire.kafka.connection import Limits
 
 __all__ = [
+    "DIRECT_BYTES_MIN",
     "FAVOUR_S",
     "LARGE_FRAME_BYTES",
     "LINGER_S",
     "PIECE_BYTES",
     "READ_BYTES",
     "READ_BYTES_SMALL",
+    "SAMPLE_BYTES",
+    "TURN_BYTES",
     "ServerLimits",
 ]
 
@@ -24,9 +27,18 @@ READ_BYTES_SMALL = 64 << 10
 """One read otherwise: what many small requests in one read can cost as decoded objects."""
 
 PIECE_BYTES = 128 << 10
-"""One read from a file on its way to a socket. Measured with uvloop on loopback, CPU seconds per GB: 64 KiB pieces
-0.62, 128 KiB 0.48, 256 KiB 0.46; ``sendfile`` 0.30, but that blocks the loop when pages are cold and cannot do TLS.
-A consumer that does not read costs one piece and the write buffer."""
+"""One read from a file on its way through a transport. Measured with uvloop on loopback, CPU seconds per GB: 64 KiB
+pieces 0.62, 128 KiB 0.48, 256 KiB 0.46; ``sendfile`` 0.30. A consumer that does not read costs one piece and the write
+buffer."""
+
+DIRECT_BYTES_MIN = 64 << 10
+"""An answer with so much of it in files goes around the transport; below, one gathered write is cheaper."""
+
+TURN_BYTES = 1 << 20
+"""What one connection may send around its transport before the others have their turn."""
+
+SAMPLE_BYTES = 64 << 10
+"""How far apart the page cache is asked whether it has a range."""
 
 LARGE_FRAME_BYTES = 64 << 10
 """Frames up to this size are read even when the request budget is spent."""

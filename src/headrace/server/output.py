@@ -1,8 +1,14 @@
 """Answers on their way out of one connection.
 
-A chunk is bytes, or a slice of a file. Slices are read in pieces, and only while the transport takes them: a peer that
-asks for a gigabyte and does not read costs one piece and the transport's buffer. A piece is read without waiting where
-the page cache has it (the usual case); where it does not, a thread reads it, and this connection alone waits.
+A chunk is bytes, or a slice of a file. What a peer does not take stays in its file: slices are sent piece by piece, and
+only while the connection takes them, so a peer that asks for a gigabyte and does not read costs next to nothing.
+
+Small answers go through the transport, which gathers what one turn of the loop writes. An answer with a large part in
+files goes around it: the kernel sends the file's pages itself (``sendfile``), and none is copied through this process.
+That is possible while the transport holds nothing back, and where the connection is plain TCP.
+
+Nothing here waits for the disk on the loop. What the page cache has (the usual case) is sent at once; where it lacks
+something a thread reads the piece, and this connection alone waits.
 """
 
 from __future__ import annotations
@@ -11,19 +17,21 @@ import asyncio
 import errno
 import io
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
 from headrace.ports import File
-from headrace.server.limits import PIECE_BYTES
+from headrace.server.limits import DIRECT_BYTES_MIN, PIECE_BYTES, SAMPLE_BYTES, TURN_BYTES
 
 __all__ = ["Output", "Slice"]
 
 _BYTES = (bytes, bytearray, memoryview)
 _NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
 _NOT_NOW = {errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+_MORE = getattr(socket, "MSG_MORE", 0)
 
 
 class Slice(Protocol):
@@ -42,7 +50,8 @@ class Slice(Protocol):
 
 
 class Output:
-    """The queue of chunks. ``failed`` is called when a promised byte cannot be read, ``drained`` when all has left."""
+    """The queue of chunks. ``failed`` is called when a promised byte cannot be read, ``drained`` when all has left that
+    had to wait, ``taken`` whenever the peer took something it had been waited for."""
 
     def __init__(
         self,
@@ -51,15 +60,19 @@ class Output:
         *,
         drained: Callable[[], None],
         failed: Callable[[str], None],
+        taken: Callable[[], None],
     ) -> None:
         self._transport = transport
         self._readers = readers
         self._drained = drained
         self._failed = failed
+        self._taken = taken
         self._chunks: deque[Any] = deque()
-        self._slice_sent = 0  # bytes of the slice at the head that are handed over
+        self._slice_sent = 0  # bytes of the first slice in the queue that are handed over
         self._paused = False
         self._reading: asyncio.Future[bytes] | None = None
+        self._direct: DirectSocket | None = None
+        self._around = False  # what is in the queue goes around the transport
 
     @property
     def blocked(self) -> bool:
@@ -67,7 +80,10 @@ class Output:
         return self._paused or bool(self._chunks)
 
     def add(self, chunks: Iterable[Any]) -> None:
+        idle = not self._chunks
         self._chunks.extend(chunks)
+        if idle:
+            self._around = self._may_go_around()
         self._pump()
 
     def pause(self) -> None:
@@ -75,14 +91,23 @@ class Output:
 
     def resume(self) -> None:
         self._paused = False
-        self._pump()
-        if not self.blocked:
-            self._drained()
+        self._writable()
 
     def abandon(self) -> None:
         """The connection is gone."""
         self._chunks.clear()
         self._paused = True
+        if self._direct is not None:
+            self._direct.close()
+
+    def _writable(self) -> None:
+        self._taken()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._pump()
+        if not self.blocked:
+            self._drained()
 
     def _break_off(self, reason: str) -> None:
         """The peer was promised these bytes in the frame's size: nothing can be sent in their place."""
@@ -90,6 +115,16 @@ class Output:
         self._failed(reason)
 
     def _pump(self) -> None:
+        if self._around:
+            self._pump_around()
+        else:
+            self._pump_through()
+        if not self._chunks:
+            self._around = False
+
+    # ---- through the transport --------------------------------------------------------------------------------------
+
+    def _pump_through(self) -> None:
         chunks = self._chunks
         while chunks and not self._paused and self._reading is None:
             chunk = chunks[0]
@@ -109,14 +144,18 @@ class Output:
         except OSError as error:
             self._break_off(f"{chunk.file.path} at {position}: {error.strerror}")
             return
-        if piece is not None:
-            self._hand_over(chunk, piece)
-            return
-        loop = asyncio.get_running_loop()
-        self._reading = loop.run_in_executor(self._readers, chunk.file.pread, size, position)
-        self._reading.add_done_callback(self._cold_piece_read)
+        if piece is None:
+            self._read_in_thread(chunk)
+        else:
+            self._take_piece(chunk, piece)
 
-    def _cold_piece_read(self, reading: asyncio.Future[bytes]) -> None:
+    def _read_in_thread(self, chunk: Slice) -> None:
+        size = min(PIECE_BYTES, chunk.size - self._slice_sent)
+        loop = asyncio.get_running_loop()
+        self._reading = loop.run_in_executor(self._readers, chunk.file.pread, size, chunk.position + self._slice_sent)
+        self._reading.add_done_callback(self._read_by_thread)
+
+    def _read_by_thread(self, reading: asyncio.Future[bytes]) -> None:
         self._reading = None
         error = None if reading.cancelled() else reading.exception()
         if not self._chunks or reading.cancelled():
@@ -125,33 +164,149 @@ class Output:
         if error is not None:
             self._break_off(f"{chunk.file.path} at {chunk.position + self._slice_sent}: {error}")
             return
-        self._hand_over(chunk, reading.result())
-        self._pump()
-        if not self.blocked:
-            self._drained()
+        self._take_piece(chunk, reading.result())
+        self._go_on()
 
-    def _hand_over(self, chunk: Slice, piece: bytes | bytearray | memoryview) -> None:
-        if not piece:
+    def _take_piece(self, chunk: Slice, piece: bytes | bytearray | memoryview) -> None:
+        """The next bytes of the first slice are in memory: they take their place before what is left of it."""
+        if self._advance(chunk, len(piece)):
+            self._chunks.appendleft(piece)
+
+    def _advance(self, chunk: Slice, count: int) -> bool:
+        if not count:
             self._break_off(f"{chunk.file.path} ends before {chunk.position + chunk.size}")
-            return
-        self._slice_sent += len(piece)
+            return False
+        self._slice_sent += count
         if self._slice_sent == chunk.size:
             self._chunks.popleft()
             self._slice_sent = 0
-        self._transport.write(piece)
+        return True
+
+    # ---- around it --------------------------------------------------------------------------------------------------
+
+    def _may_go_around(self) -> bool:
+        if sum(len(chunk) for chunk in self._chunks if not isinstance(chunk, _BYTES)) < DIRECT_BYTES_MIN:
+            return False
+        if self._paused or self._transport.get_write_buffer_size():
+            return False
+        if self._direct is None:
+            self._direct = DirectSocket.of(self._transport, self._writable)
+        return self._direct is not None
+
+    def _pump_around(self) -> None:
+        """As much as fits into the kernel's buffer, and then the others' turn."""
+        direct = self._direct
+        assert direct is not None
+        chunks = self._chunks
+        left = TURN_BYTES
+        try:
+            while chunks and left > 0 and self._reading is None:
+                chunk = chunks[0]
+                if isinstance(chunk, _BYTES):
+                    sent = direct.send(chunk, more=len(chunks) > 1)
+                    if sent < len(chunk):
+                        chunks[0] = memoryview(chunk)[sent:]
+                    else:
+                        chunks.popleft()
+                elif chunk.size == 0:
+                    chunks.popleft()
+                    continue
+                else:
+                    sent = self._send_slice(direct, chunk, left)
+                left -= sent
+        except BlockingIOError:
+            left = 0
+        except ConnectionError:
+            self._transport.abort()  # it has not noticed yet
+            return
+        direct.watch(bool(chunks) and self._reading is None)
+
+    def _send_slice(self, direct: DirectSocket, chunk: Slice, size_max: int) -> int:
+        size = min(size_max, chunk.size - self._slice_sent)
+        position = chunk.position + self._slice_sent
+        try:
+            if not _is_cached(chunk.file, size, position):
+                self._read_in_thread(chunk)
+                return 0
+            sent = direct.send_file(chunk.file, size, position)
+        except (BlockingIOError, ConnectionError):
+            raise
+        except OSError as error:
+            self._break_off(f"{chunk.file.path} at {position}: {error.strerror}")
+            return 0
+        self._advance(chunk, sent)
+        return sent
+
+
+class DirectSocket:
+    """A second descriptor of a transport's socket, to send on while the transport is silent.
+
+    A descriptor of its own, because an event loop lets nobody else watch the one that a transport uses.
+    """
+
+    def __init__(self, connected: socket.socket, writable: Callable[[], None]) -> None:
+        self._socket = connected
+        self._writable = writable
+        self._loop = asyncio.get_running_loop()
+        self._watching = False
+
+    @classmethod
+    def of(cls, transport: asyncio.Transport, writable: Callable[[], None]) -> DirectSocket | None:
+        """None where the transport does more to bytes than send them, or is no socket's."""
+        used = transport.get_extra_info("socket")
+        if used is None or transport.get_extra_info("sslcontext") is not None:
+            return None
+        try:
+            connected = socket.socket(fileno=os.dup(used.fileno()))
+        except OSError:
+            return None
+        connected.setblocking(False)
+        return cls(connected, writable)
+
+    def send(self, data: bytes | bytearray | memoryview, *, more: bool) -> int:
+        """``more`` lets the kernel put the beginning of what follows into the same packet."""
+        return self._socket.send(data, _MORE if more else 0)
+
+    def send_file(self, file: File, size: int, position: int) -> int:
+        return os.sendfile(self._socket.fileno(), file.fileno(), position, size)
+
+    def watch(self, wanted: bool) -> None:
+        """Have ``writable`` called as soon as, and as long as, the kernel takes more."""
+        if wanted == self._watching or self._socket.fileno() < 0:
+            return
+        self._watching = wanted
+        if wanted:
+            self._loop.add_writer(self._socket.fileno(), self._writable)
+        else:
+            self._loop.remove_writer(self._socket.fileno())
+
+    def close(self) -> None:
+        self.watch(False)
+        self._socket.close()
 
 
 def _read_at_once(file: File, size: int, position: int) -> bytearray | memoryview | None:
     """What the page cache has of it, or None where the disk would have to be asked."""
     piece = bytearray(size)
+    count = _read_cached(file, piece, position)
+    if count is None or count == size:
+        return None if count is None else piece
+    return memoryview(piece)[:count]
+
+
+def _is_cached(file: File, size: int, position: int) -> bool:
+    """Whether the page cache has this range, by samples: it takes in and gives up pages in long runs."""
+    byte = bytearray(1)
+    places = [*range(position, position + size, SAMPLE_BYTES), position + size - 1]
+    return all(_read_cached(file, byte, place) is not None for place in places)
+
+
+def _read_cached(file: File, into: bytearray, position: int) -> int | None:
     try:
-        count = os.preadv(file.fileno(), [piece], position, _NO_WAIT)
+        return os.preadv(file.fileno(), [into], position, _NO_WAIT)
     except io.UnsupportedOperation:
         return None  # a file without descriptor: a simulated one
     except OSError as error:
         if error.errno in _NOT_NOW:
             return None
         raise
-    if count == size:
-        return piece
-    return memoryview(piece)[:count]

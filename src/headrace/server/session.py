@@ -76,7 +76,11 @@ class Session(asyncio.BufferedProtocol):
         self.peer.on_hang_up = self._hang_up
         self._address = f"{address[0]}:{address[1]}"
         self._output = Output(
-            self._transport, self._listener.readers, drained=self._output_drained, failed=self._output_failed
+            self._transport,
+            self._listener.readers,
+            drained=self._output_drained,
+            failed=self._output_failed,
+            taken=self._is_active,
         )
         refusal = self._listener.admit(self)
         if refusal:
@@ -93,8 +97,11 @@ class Session(asyncio.BufferedProtocol):
         scratch = self._listener.scratch
         return scratch if self._connection.missing_bytes > READ_BYTES_SMALL else scratch[:READ_BYTES_SMALL]
 
-    def buffer_updated(self, nbytes: int) -> None:
+    def _is_active(self) -> None:
         self.active_at = self._loop.time()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._is_active()
         events = self._connection.receive_data(self._listener.scratch[:nbytes])
         if events:
             self._note(events)
@@ -123,7 +130,6 @@ class Session(asyncio.BufferedProtocol):
         self._output.pause()
 
     def resume_writing(self) -> None:
-        self.active_at = self._loop.time()
         self._output.resume()
 
     # ---- requests ---------------------------------------------------------------------------------------------------

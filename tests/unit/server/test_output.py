@@ -165,6 +165,12 @@ class Transport:
     def write(self, data: Any) -> None:
         self.written.append(bytes(data))
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
 
 def test_nothing_is_written_while_the_transport_is_full(tmp_path: Path) -> None:
     content = os.urandom(PIECE_BYTES * 3)
@@ -179,6 +185,7 @@ def test_nothing_is_written_while_the_transport_is_full(tmp_path: Path) -> None:
                 readers,
                 drained=lambda: drained.append(True),
                 failed=pytest.fail,
+                taken=lambda: None,
             )
             output.pause()
             output.add([b"head", Slice(file, 0, len(content)), b"tail"])
