@@ -1,7 +1,7 @@
 """Record batches become Arrow columns without a Python step per field.
 
-Only one thing about a batch is sequential: a record's length says where the next one begins. So a tight loop walks the
-lengths and notes where records start; everything else is read for all records at once, field after field, with numpy::
+Where records start is found first (``starts.py``); everything else is read for all records at once, field after field,
+with numpy::
 
     starts   ─▶ timestamp delta ─▶ offset delta ─▶ key length ─▶ value length ─▶ header count
                (varints of all records, read in lockstep: first bytes, then the second bytes of those that have one)
@@ -23,8 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headrace.batch import CODEC_MASK, CONTROL, HEADER_BYTES, LOG_APPEND_TIME
 from headrace.client import RawBatch
-from headrace.record import RECORD_BYTES_MIN, Codec, CorruptRecords, decompress
+from headrace.record import RECORD_BYTES_MIN, CorruptRecords, decompress
+from headrace.spark.starts import record_starts
 
 __all__ = ["DECOMPRESSED_BYTES_MAX", "HEADERS_TYPE", "Decoded", "binary_column", "decode", "grouped"]
 
@@ -44,11 +46,13 @@ _PADDING = bytes(64)  # varints and views may be read past the end before their 
 _VARINT_BYTES_MAX = 10
 _VIEW_INLINE_BYTES = 12
 
-# A record's length is zig-zag encoded; what is added to the position is the length and the bytes it takes itself.
-_STEP_ONE_BYTE = [(byte >> 1) + 1 if byte < 0x80 else ((byte & 0x7F) >> 1) + 2 for byte in range(256)]
-_STEP_SECOND_BYTE = [byte << 6 for byte in range(0x80)] + [-1] * 0x80
-
-_INLINE_MASK = (np.arange(_VIEW_INLINE_BYTES) < np.arange(_VIEW_INLINE_BYTES + 1)[:, None]).astype(np.uint8)
+# What a varint of one byte means, and the mask that leaves the first n of a view's twelve inline bytes.
+_ONE_BYTE_VALUE = np.array([(byte >> 1) ^ -(byte & 1) for byte in range(0x80)] + [0] * 0x80, np.int64)
+_INLINE_MASK = (
+    np.where(np.arange(_VIEW_INLINE_BYTES) < np.arange(_VIEW_INLINE_BYTES + 1)[:, None], 0xFF, 0)
+    .astype(np.uint8)
+    .view(np.int32)
+)
 
 
 @dataclass(slots=True)
@@ -88,7 +92,7 @@ def grouped(batches: Iterable[RawBatch], *, bytes_max: int) -> Iterator[list[Raw
     for batch in batches:
         group.append(batch)
         # Compressed batches grow; what they grow to is not known before, so they count for more than they are.
-        size += len(batch.data) * (4 if batch.codec is not Codec.NONE else 1)
+        size += len(batch.data) * (4 if batch.attributes & CODEC_MASK else 1)
         if size >= bytes_max:
             yield group
             group, size = [], 0
@@ -110,20 +114,24 @@ def decode(
 
     Columns that nobody asked for are left empty: copying them is most of the work.
     """
-    readable = [batch for batch in batches if batch.record_count > 0 and not batch.is_control]
+    readable = [batch for batch in batches if batch.record_count > 0 and not batch.attributes & CONTROL]
     if not readable:
         return _nothing(headers)
     payloads = [_payload(batch, decompressed_bytes_max) for batch in readable]
     data = b"".join([*payloads, _PADDING])
     if len(data) > BUFFER_BYTES_MAX:
         raise CorruptRecords(f"batches of {len(data)} bytes cannot be decoded together; read fewer at a time")
-    starts = _record_starts(data, readable, payloads)
-    counts = np.array([batch.record_count for batch in readable])
+    counts = np.array([batch.record_count for batch in readable], np.int64)
+    bases = np.array([batch.base_offset for batch in readable], np.int64)
+    bounds = np.zeros(len(readable) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, payloads), np.int64, len(payloads)), out=bounds[1:])
+    starts, inner = record_starts(data, bounds, counts, bases)
     raw = np.frombuffer(data, np.uint8)
-    fields = _read_fields(raw, starts, len(data) - len(_PADDING))
-    offsets = _offsets(readable, counts, fields.offset_deltas)
-    types = np.repeat(np.array([int(batch.is_log_append_time) for batch in readable], np.int32), counts)
-    times = _timestamps(readable, counts, fields.timestamp_deltas)
+    fields = _read_fields(raw, starts, inner, int(bounds[-1]))
+    offsets = _offsets(readable, bases, counts, fields.offset_deltas)
+    stamped = np.array([batch.attributes for batch in readable], np.int32) & LOG_APPEND_TIME != 0
+    types = np.repeat(stamped.astype(np.int32), counts)
+    times = _timestamps(readable, stamped, counts, fields.timestamp_deltas)
     chosen = _chosen(offsets, start, end)
     if chosen is not None:
         offsets, times, types = offsets[chosen], times[chosen], types[chosen]
@@ -144,20 +152,16 @@ def _nothing(headers: bool) -> Decoded:
 
 
 def _payload(batch: RawBatch, decompressed_bytes_max: int) -> bytes | memoryview:
-    compressed = batch.records
-    codec = batch.codec
-    if codec is Codec.NONE:
-        data: bytes | memoryview = compressed
-    else:
-        data = decompress(codec, bytes(compressed), decompressed_bytes_max)
+    data: bytes | memoryview = batch.data[HEADER_BYTES:]
+    if batch.attributes & CODEC_MASK:
+        data = decompress(batch.codec, bytes(data), decompressed_bytes_max)
     if batch.record_count * RECORD_BYTES_MIN > len(data):
         raise CorruptRecords(f"a batch of {len(data)} bytes claims {batch.record_count} records")
     return data
 
 
-def _offsets(batches: Sequence[RawBatch], counts: Ints, deltas: Ints) -> Ints:
+def _offsets(batches: Sequence[RawBatch], bases: Ints, counts: Ints, deltas: Ints) -> Ints:
     """Offsets grow and stay within their batches: a record elsewhere would be lost or doubled without a word."""
-    bases = np.array([batch.base_offset for batch in batches], np.int64)
     lasts = np.array([batch.last_offset for batch in batches], np.int64)
     if (deltas < 0).any() or (deltas > np.repeat(lasts - bases, counts)).any():
         raise CorruptRecords(f"a record of the batches from offset {bases[0]} on lies outside its batch")
@@ -167,16 +171,13 @@ def _offsets(batches: Sequence[RawBatch], counts: Ints, deltas: Ints) -> Ints:
     return offsets
 
 
-def _timestamps(batches: Sequence[RawBatch], counts: Ints, deltas: Ints) -> Ints:
+def _timestamps(batches: Sequence[RawBatch], stamped: npt.NDArray[np.bool_], counts: Ints, deltas: Ints) -> Ints:
     """The producer's time of each record, or for batches that the broker stamped that one time for all of them."""
-    stamped = np.array([batch.is_log_append_time for batch in batches])
-    bases = np.array(
-        [batch.max_timestamp if batch.is_log_append_time else batch.base_timestamp for batch in batches], np.int64
-    )
-    times = np.repeat(bases, counts)
+    bases = np.array([batch.base_timestamp for batch in batches], np.int64)
     if not stamped.any():
-        return times + deltas
-    return times + np.where(np.repeat(stamped, counts), 0, deltas)
+        return np.repeat(bases, counts) + deltas
+    latest = np.array([batch.max_timestamp for batch in batches], np.int64)
+    return np.repeat(np.where(stamped, latest, bases), counts) + np.where(np.repeat(stamped, counts), 0, deltas)
 
 
 def _chosen(offsets: Ints, start: int, end: int) -> npt.NDArray[np.bool_] | None:
@@ -185,64 +186,9 @@ def _chosen(offsets: Ints, start: int, end: int) -> npt.NDArray[np.bool_] | None
     return None if inside.all() else inside
 
 
-def _record_starts(data: bytes, batches: Sequence[RawBatch], payloads: Sequence[bytes | memoryview]) -> Ints:
-    starts: list[int] = []
-    position = 0
-    for batch, payload in zip(batches, payloads, strict=True):
-        end = position + len(payload)
-        try:
-            found = _walk(data, position, batch.record_count, starts)
-        except IndexError:
-            raise CorruptRecords(f"a record of the batch at offset {batch.base_offset} ends behind its batch") from None
-        if found != end:
-            raise CorruptRecords(
-                f"the records of the batch at offset {batch.base_offset} end at byte {found - position} "
-                f"of {len(payload)}"
-            )
-        position = end
-    return np.array(starts, np.int64)
-
-
-def _walk(data: bytes, position: int, count: int, starts: list[int]) -> int:
-    """Note where ``count`` records start; the one loop over records that there is, so it does as little as it can.
-
-    A wrong length leads into the next batch or behind all of them: the caller sees where the walk ended, or an
-    IndexError.
-    """
-    append = starts.append
-    step_one = _STEP_ONE_BYTE
-    step_second = _STEP_SECOND_BYTE
-    for _ in range(count):
-        append(position)
-        byte = data[position]
-        if byte < 0x80:
-            position += step_one[byte]
-        else:
-            second = data[position + 1]
-            if second < 0x80:
-                position += step_one[byte] + step_second[second]
-            else:
-                position += _long_step(data, position)
-    return position
-
-
-def _long_step(data: bytes, position: int) -> int:
-    """The step over a record of 8 KiB and more, whose length takes three bytes or more."""
-    result = shift = 0
-    for index in range(5):
-        byte = data[position + index]
-        result |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (result >> 1) + index + 1
-        shift += 7
-    raise CorruptRecords(f"a record's length at byte {position} of the records is longer than 5 bytes")
-
-
-def _read_fields(raw: Bytes, starts: Ints, end: int) -> _Fields:
+def _read_fields(raw: Bytes, starts: Ints, position: Ints, end: int) -> _Fields:
+    """``position`` is behind the lengths and the attributes, which nobody uses."""
     ends = np.append(starts[1:], end)
-    if (raw[starts] & 1).any():
-        raise CorruptRecords("a record of negative length")
-    position = _behind_varint(raw, starts) + 1  # and the attributes, which nobody uses
     timestamp_deltas, position = _read_varints(raw, position)
     offset_deltas, position = _read_varints(raw, position)
     key_sizes, key_starts = _read_sizes(raw, position, ends, "key")
@@ -265,23 +211,21 @@ def _read_sizes(raw: Bytes, position: Ints, ends: Ints, what: str) -> tuple[Ints
     return sizes, position
 
 
-def _behind_varint(raw: Bytes, position: Ints) -> Ints:
-    """The positions behind varints whose values are known already."""
-    following = position + 1
-    more = np.nonzero(raw[position] & 0x80)[0]
-    while more.size:
-        at = following[more]
-        following[more] = at + 1
-        more = more[(raw[at] & 0x80) != 0]
-    return following
-
-
 def _read_varints(raw: Bytes, position: Ints) -> tuple[Ints, Ints]:
     """One varint per position; rounds go on with those that have another byte, which are few for small numbers."""
     first = raw[position]
-    values = (first & 0x7F).astype(np.uint64)
+    values = _ONE_BYTE_VALUE[first]
     following = position + 1
-    more = np.nonzero(first & 0x80)[0]
+    more = np.flatnonzero(first >= 0x80)
+    if more.size:
+        values[more], following[more] = _read_long_varints(raw, first[more], following[more])
+    return values, following
+
+
+def _read_long_varints(raw: Bytes, first: Bytes, following: Ints) -> tuple[Ints, Ints]:
+    """Those of more than one byte, of which the first was read."""
+    values = (first & 0x7F).astype(np.uint64)
+    more = np.arange(len(values))
     shift = 7
     while more.size:
         if shift > 7 * (_VARINT_BYTES_MAX - 1):
@@ -292,7 +236,7 @@ def _read_varints(raw: Bytes, position: Ints) -> tuple[Ints, Ints]:
         byte = raw[at]
         values[more] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
         following[more] = at + 1
-        more = more[(byte & 0x80) != 0]
+        more = more[byte >= 0x80]
         shift += 7
     signs = (values & np.uint64(1)).astype(np.int64)
     return (values >> np.uint64(1)).astype(np.int64) ^ -signs, following
@@ -301,23 +245,21 @@ def _read_varints(raw: Bytes, position: Ints) -> tuple[Ints, Ints]:
 def binary_column(data: bytes, starts: Ints, sizes: Ints) -> pa.BinaryArray:
     """Pieces of ``data`` as an Arrow column of their own; a size of -1 is a null.
 
-    Arrow's view of a value is 16 bytes: its length, and then either the value itself (up to 12 bytes, zero behind it)
-    or its first four bytes, the number of a buffer and the position there.
+    Arrow's view of a value is 16 bytes: its length, and then either the value itself (up to 12 bytes) or its first four
+    bytes, the number of a buffer and the position there. The cast, which is all that these views are for, looks at the
+    first bytes of short values only, so the others have none.
     """
     count = len(starts)
     if count == 0:
         return _EMPTY
     null = sizes < 0
     lengths = np.maximum(sizes, 0)
-    raw = np.frombuffer(data, np.uint8)
     views = np.zeros((count, 4), np.int32)
     views[:, 0] = lengths
-    views[:, 1] = _windows(raw, 4)[starts].view(np.int32)[:, 0]
     views[:, 3] = starts
-    short = np.nonzero(lengths <= _VIEW_INLINE_BYTES)[0]
+    short = np.flatnonzero(lengths <= _VIEW_INLINE_BYTES)
     if short.size:
-        inline = _windows(raw, _VIEW_INLINE_BYTES)[starts[short]] * _INLINE_MASK[lengths[short]]
-        views[short, 1:] = inline.view(np.int32)
+        _write_inline(data, views, starts, lengths, None if short.size == count else short)
     validity = pa.array(~null).buffers()[1] if null.any() else None
     viewed = pa.Array.from_buffers(
         pa.binary_view(), count, [validity, pa.py_buffer(views), pa.py_buffer(data)], int(null.sum())
@@ -325,9 +267,22 @@ def binary_column(data: bytes, starts: Ints, sizes: Ints) -> pa.BinaryArray:
     return viewed.cast(pa.binary())
 
 
-def _windows(raw: Bytes, size: int) -> Any:
-    """Row i is the ``size`` bytes from position i on, without a copy."""
-    return np.lib.stride_tricks.as_strided(raw, (len(raw) - size + 1, size), (1, 1), writeable=False)
+def _write_inline(data: bytes, views: Any, starts: Ints, lengths: Ints, rows: Ints | None) -> None:
+    """Put values of up to 12 bytes into their views; ``rows`` says which ones, None that all are as short."""
+    if rows is not None:
+        starts, lengths = starts[rows], lengths[rows]
+    masks = _INLINE_MASK[lengths]
+    for column in range(3):
+        found = _words(data, 4 * column)[starts] & masks[:, column]
+        if rows is None:
+            views[:, 1 + column] = found
+        else:
+            views[rows, 1 + column] = found
+
+
+def _words(data: bytes, behind: int) -> Any:
+    """Element i is the four bytes that begin ``behind`` bytes behind position i, without a copy."""
+    return np.ndarray((len(data) - behind - 3,), np.int32, data, behind, (1,))
 
 
 def _read_headers(data: bytes, raw: Bytes, fields: _Fields) -> pa.ListArray:
