@@ -1,8 +1,9 @@
 """A query from topic to topic in a process of its own, which can be told when to die.
 
-``python sink_job.py BOOTSTRAP FROM TO CHECKPOINT BATCH,MOMENT``, with one of the moments ``written`` (all tasks are
-done, nothing is decided), ``decided`` (nothing is committed yet), ``one-committed`` (of several) and ``committed``
-(but Spark does not know it). With ``-1,never`` it runs to the end of what is there.
+``python sink_job.py BOOTSTRAP FROM TO CHECKPOINT BATCH,MOMENT FENCE``, with one of the moments ``written`` (all tasks
+are done, nothing is decided), ``decided`` (nothing is committed yet), ``one-committed`` (of several) and ``committed``
+(but Spark does not know it). With ``-1,never`` it runs to the end of what is there. With the fence ``off`` the sink
+does not look at what was decided.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from headrace.spark import sink_protocol
+from headrace.spark.decisions import DecisionTopic
 from headrace.spark.profile import session
 from headrace.spark.sink import StreamWriter, make_stream_writer
+from headrace.spark.sink_protocol import Protocol
 from headrace.spark.source import HeadraceDataSource
 
 TASKS = 8
@@ -50,21 +53,37 @@ class DoomedWriter(StreamWriter):
         die(pids)
 
 
+class UnfencedTopic(DecisionTopic):
+    def last(self, sink: str) -> None:
+        return None
+
+
+class UnfencedWriter(DoomedWriter):
+    """Knows no decision, and so writes what it has written before."""
+
+    def _protocol(self) -> Protocol:
+        protocol = super()._protocol()
+        protocol._topic = UnfencedTopic(protocol._client, protocol._settings.decision_topic)
+        return protocol
+
+
 class DoomedSource(HeadraceDataSource):
     @classmethod
     def name(cls) -> str:
         return "doomed"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
-        options: Mapping[str, str] = {name: value for name, value in self.options.items() if name != "doom"}
+        options: Mapping[str, str] = {
+            name: value for name, value in self.options.items() if name not in ("doom", "fence")
+        }
         writer = make_stream_writer(schema, options, overwrite)
         batch_id, moment, *pids = self.options["doom"].split(",")
-        writer.__class__ = DoomedWriter
+        writer.__class__ = DoomedWriter if self.options["fence"] == "on" else UnfencedWriter
         writer.doom = int(batch_id), moment, [int(each) for each in pids]  # type: ignore[attr-defined]
         return writer
 
 
-def main(bootstrap: str, source: str, target: str, checkpoint: str, doom: str) -> None:
+def main(bootstrap: str, source: str, target: str, checkpoint: str, doom: str, fence: str) -> None:
     spark = session(master="local[2]", conf={"spark.log.level": "ERROR"})
     assert spark.sparkContext._jvm is not None
     java = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
@@ -79,9 +98,8 @@ def main(bootstrap: str, source: str, target: str, checkpoint: str, doom: str) -
         rows.selectExpr("key", "concat(cast(value AS string), '!') AS value")
         .writeStream.format("doomed")
         .option("kafka.bootstrap.servers", bootstrap)
-        .options(
-            topic=target, checkpointLocation=checkpoint, doom=f"{doom},{os.getpid()},{java}", retryTimeoutMs="60000"
-        )
+        .options(topic=target, checkpointLocation=checkpoint, retryTimeoutMs="60000")
+        .options(doom=f"{doom},{os.getpid()},{java}", fence=fence)
         .trigger(availableNow=True)
     )
     query.start().awaitTermination()

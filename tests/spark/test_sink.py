@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +24,6 @@ from tests.spark.topics import create, fill, read_stream
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(300)]
 
 Name = Callable[[str], str]
-JOB = Path(__file__).with_name("sink_job.py")
 
 
 def committed(bootstrap: str, topic: str) -> list[tuple[int, Record]]:
@@ -238,28 +235,3 @@ def test_a_broker_that_is_killed_in_mid_batch_and_comes_back_costs_no_row(
             broker.start()
         query.awaitTermination()
         assert values(broker.bootstrap, target) == sorted(b"value-%d" % index for index in range(3000))
-
-
-def run_job(arguments: list[str], output: Path) -> int:
-    """Into a file: processes that outlive a killed driver would keep a pipe open."""
-    with output.open("wb") as file:
-        command = [sys.executable, str(JOB), *arguments]
-        return subprocess.run(command, stdout=file, stderr=file, timeout=240, check=False).returncode
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_driver_that_is_killed_at_the_worst_moments_leaves_no_duplicate_and_no_gap(
-    headrace_server: RunningServer, unique: Name, tmp_path: Path
-) -> None:
-    """With eight tasks. Every other moment is in the tests of the protocol, which need no Spark."""
-    bootstrap, source, target = headrace_server.bootstrap, unique("from"), unique("to")
-    create(bootstrap, source, partitions=2)
-    create(bootstrap, target, partitions=2)
-    fill(bootstrap, source, 1200)
-    output = tmp_path / "output"
-    arguments = [bootstrap, source, target, str(tmp_path / "c")]
-    for batch_id, moment in enumerate(["written", "one-committed"]):
-        assert run_job([*arguments, f"{batch_id},{moment}"], output) == -9, output.read_text()[-4000:]
-    assert run_job([*arguments, "-1,never"], output) == 0, output.read_text()[-4000:]
-    assert values(bootstrap, target) == sorted(b"value-%d!" % index for index in range(1200))

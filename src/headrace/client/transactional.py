@@ -9,7 +9,8 @@
 ``transaction`` commits at the end of the block and aborts when it raises. The parts of it are there too: ``init``,
 ``begin``, ``flush``, ``commit``, ``abort``. A process that only writes calls ``init``, ``begin``, ``send`` and
 ``flush`` and hands ``identity`` to the one that decides (see ``transactions.end_transaction``), if ``wrote`` says that
-there is something to decide.
+there is something to decide. A process that goes on with an id that another one has taken over calls ``resume`` with
+that identity instead of ``init``.
 
 After records were not delivered the transaction can only be aborted; after ``TransactionLost`` not even that: whoever
 wants the id back calls ``init`` again.
@@ -107,6 +108,17 @@ class TransactionalProducer(Producer):
         self._discard()
         self._become(init_producer_id(self._client, self.transactional_id, self.timeout_ms))
         return self.identity
+
+    def resume(self, identity: ProducerIdentity) -> None:
+        """Go on as the producer that another process has initialised, before its first record.
+
+        Nobody is fenced by that, and it cannot last beyond the next ``init`` of the id, by whomever: so an identity
+        handed on is a right to write once that its giver can take back.
+        """
+        if identity.transactional_id != self.transactional_id:
+            raise UsageError(f"{identity} cannot be resumed by a producer of {self.transactional_id!r}")
+        self._discard()
+        self._become(identity)
 
     def begin(self) -> None:
         """Start a transaction; the broker hears of it with the first record."""

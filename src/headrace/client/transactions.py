@@ -287,15 +287,19 @@ def _describe(client: Client, transactional_id: str) -> TransactionInfo | None:
     )
 
 
-def list_transactions(client: Client, *, prefix: str = "") -> list[str]:
-    """Every transactional id that begins with ``prefix``, of all brokers: to find what a wider layout has left."""
+def list_transactions(client: Client, *, prefix: str = "", states: Iterable[str] = ()) -> list[str]:
+    """Every transactional id that begins with ``prefix``, of all brokers: to find what a wider layout has left.
+
+    ``states`` keeps those in one of them, by Kafka's names, such as ``Ongoing``.
+    """
+    wanted = list(states)
     found: set[str] = set()
     for node in client.brokers():
-        found |= client.retrying(lambda: _list_on(client, node))  # noqa: B023
+        found |= client.retrying(lambda: _list_on(client, node, wanted))  # noqa: B023
     return sorted(each for each in found if each.startswith(prefix))
 
 
-def _list_on(client: Client, node: int) -> set[str]:
-    answer = client.call(node, ListTransactionsRequest(), ListTransactionsResponse)
+def _list_on(client: Client, node: int, states: list[str]) -> set[str]:
+    answer = client.call(node, ListTransactionsRequest(state_filters=states), ListTransactionsResponse)
     check(answer.error_code, None, "listing transactions")
     return {each.transactional_id for each in answer.transaction_states}

@@ -18,14 +18,29 @@ if TYPE_CHECKING:
     from headrace.spark.pipelines import pipeline
     from headrace.spark.profile import register, session
     from headrace.spark.reading import batch, stream, table
+    from headrace.spark.sink import exactly_once_batch
+    from headrace.spark.sink_checkpoint import read_end_offsets
     from headrace.spark.source import HeadraceDataSource
 
-__all__ = ["HeadraceDataSource", "batch", "pipeline", "register", "session", "sinks", "stream", "table"]
+__all__ = [
+    "HeadraceDataSource",
+    "batch",
+    "exactly_once_batch",
+    "pipeline",
+    "read_end_offsets",
+    "register",
+    "session",
+    "sinks",
+    "stream",
+    "table",
+]
 
 _HOMES = {
     "HeadraceDataSource": "source",
     "batch": "reading",
+    "exactly_once_batch": "sink",
     "pipeline": "pipelines",
+    "read_end_offsets": "sink_checkpoint",
     "register": "profile",
     "session": "profile",
     "sinks": "",

@@ -203,15 +203,6 @@ def _whose(last: Decision, batch: BatchRef) -> str:
 # ---- the topic -----------------------------------------------------------------------------------------------------
 
 
-class _Recorder(TransactionalProducer):
-    """Goes on as the producer that another process has initialised."""
-
-    def __init__(self, client: Client, identity: ProducerIdentity) -> None:
-        options = ProducerOptions(create_topics=False)
-        super().__init__(client, identity.transactional_id, LEASE_TIMEOUT_MS, options)
-        self._become(identity)
-
-
 class DecisionTopic:
     """Reads and records decisions. Used by one thread at a time."""
 
@@ -249,7 +240,9 @@ class DecisionTopic:
         self._write(lease, sink, None)
 
     def _write(self, lease: ProducerIdentity, sink: str, value: bytes | None) -> None:
-        producer = _Recorder(self._client, lease)
+        options = ProducerOptions(create_topics=False)
+        producer = TransactionalProducer(self._client, lease.transactional_id, LEASE_TIMEOUT_MS, options)
+        producer.resume(lease)
         producer.begin()
         producer.send(self.place.topic, value, key=sink.encode(), partition=self.place.partition)
         producer.commit()

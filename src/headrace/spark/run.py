@@ -32,7 +32,7 @@ from headrace.spark.compat import Shape, changes, refuse, shape_of
 from headrace.spark.pipelines import Pipeline
 from headrace.spark.progress import Snapshot, Tracker
 
-__all__ = ["Choices", "Watcher", "pause_s", "reason", "run"]
+__all__ = ["Choices", "Watcher", "is_permanent", "pause_s", "reason", "run"]
 
 PAUSE_S_MIN = 1.0
 PAUSE_S_MAX = 60.0
@@ -316,7 +316,7 @@ class StreamJob(Job):
         why = reason(error)
         logger.error("pipeline %s failed", self.pipeline.name, exc_info=error)
         patience = self.choices.patience
-        if patience is not None and self._failures > patience:
+        if is_permanent(error) or (patience is not None and self._failures > patience):
             self.state, self.note = "failed", why
             self.watcher.say(f"{self.pipeline.name} failed: {why}")
             return
@@ -368,6 +368,12 @@ SPARK_STATE = re.compile(r"\s*SQLSTATE: \w+.*$", re.DOTALL)
 QUERY_PREFIX = re.compile(r"^Query \[id = [^\]]*\] terminated with exception: ")
 
 
+def is_permanent(error: BaseException) -> bool:
+    """Whether a restart would only meet the same again, since the sink has asked the user to decide."""
+    raised = PYTHON_ERROR.findall(str(error))
+    return bool(raised) and raised[-1][0] in _PERMANENT
+
+
 def reason(error: BaseException) -> str:
     """What went wrong, in one line, out of what may be a page of two languages' tracebacks."""
     text = str(error).strip()
@@ -383,7 +389,16 @@ def reason(error: BaseException) -> str:
     return _short(SPARK_PREFIX.sub("", line))
 
 
-_OWN_ERRORS = frozenset({"HeadraceError", "UsageError", "KafkaError", "DataLost", "BrokerUnreachable", "BadRecord"})
+_PERMANENT = frozenset({"Refused"})
+_OWN_ERRORS = _PERMANENT | {
+    "BadRecord",
+    "BrokerUnreachable",
+    "DataLost",
+    "HeadraceError",
+    "KafkaError",
+    "TransactionsLost",
+    "UsageError",
+}
 
 
 def _short(text: str) -> str:

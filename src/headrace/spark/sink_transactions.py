@@ -12,6 +12,7 @@ from headrace.client import (
     TransactionLost,
     end_transaction,
     init_producer_id,
+    list_transactions,
 )
 from headrace.client.client import check
 from headrace.client.transactions import END_VERSION_KEEPING_EPOCH, transactions_v2
@@ -21,8 +22,6 @@ from headrace.wire.kafka.messages.transactions import (
     DescribeTransactionsResponse,
     EndTxnRequest,
     EndTxnResponse,
-    ListTransactionsRequest,
-    ListTransactionsResponse,
 )
 
 __all__ = ["abort_open", "commit_all", "outcomes"]
@@ -108,8 +107,7 @@ def abort_open(client: Client, prefix: str, *, keep: Iterable[ProducerIdentity] 
     writes under it.
     """
     kept = {each.transactional_id: each for each in keep}
-    found = {name for node in client.brokers() for name in client.retrying(lambda: _list_open(client, node))}  # noqa: B023
-    ours = sorted(each for each in found if each.startswith(prefix))
+    ours = list_transactions(client, prefix=prefix, states=["Ongoing"])
     decided = [kept[each] for each in ours if each in kept]
     if decided:
         state = outcomes(client, decided)
@@ -117,9 +115,3 @@ def abort_open(client: Client, prefix: str, *, keep: Iterable[ProducerIdentity] 
     for each in ours:
         init_producer_id(client, each, FENCING_TIMEOUT_MS)
     return ours
-
-
-def _list_open(client: Client, node: int) -> list[str]:
-    answer = client.call(node, ListTransactionsRequest(state_filters=["Ongoing"]), ListTransactionsResponse)
-    check(answer.error_code, None, "listing transactions")
-    return [each.transactional_id for each in answer.transaction_states]

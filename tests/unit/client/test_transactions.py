@@ -313,6 +313,43 @@ def test_ids_are_found_by_prefix_and_an_unknown_one_is_none(client: Client, uniq
     assert describe_transaction(client, "never-used") is None
 
 
+def test_open_transactions_are_found_by_their_state(client: Client, make_topic: MakeTopic, unique: Unique) -> None:
+    (partition,) = make_topic()
+    prefix = unique("layout")
+    init_producer_id(client, f"{prefix}-idle", 10_000)
+    with TransactionalProducer(client, f"{prefix}-busy") as producer:
+        producer.begin()
+        producer.send(partition.topic, b"one")
+        producer.flush()
+        assert list_transactions(client, prefix=prefix, states=["Ongoing"]) == [f"{prefix}-busy"]
+        assert list_transactions(client, prefix=prefix, states=["Empty"]) == [f"{prefix}-idle"]
+
+
+def test_an_identity_that_was_handed_on_is_resumed_until_its_id_is_taken_over(
+    client: Client, make_topic: MakeTopic, unique: Unique
+) -> None:
+    (partition,) = make_topic()
+    name = unique("id")
+    identity = init_producer_id(client, name, 10_000)
+    resumed = TransactionalProducer(client, name)
+    resumed.resume(identity)
+    with resumed.transaction():
+        resumed.send(partition.topic, b"one")
+    late = TransactionalProducer(client, name)
+    late.resume(resumed.identity)
+    init_producer_id(client, name, 10_000)
+    late.begin()
+    late.send(partition.topic, b"two")
+    with pytest.raises(TransactionLost):
+        late.commit()
+    assert read_values(client, [partition]) == {partition: [b"one"]}
+
+
+def test_an_identity_of_another_id_is_not_resumed(client: Client) -> None:
+    with pytest.raises(UsageError, match="cannot be resumed by a producer of 'mine'"):
+        TransactionalProducer(client, "mine").resume(ProducerIdentity("yours", 1, 0))
+
+
 @pytest.mark.parametrize(
     ("state", "producer_id", "epoch", "expected"),
     [

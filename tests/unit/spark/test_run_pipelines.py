@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError, UsageError
 from headrace.spark import sinks
 from headrace.spark.launch import LogFile
 from headrace.spark.pipelines import choose, load_file, pipeline, registered
-from headrace.spark.run import Choices, pause_s, reason
+from headrace.spark.run import Choices, is_permanent, pause_s, reason
 from headrace.spark.testing import Event, _in_batches
 
 HEAD = "from headrace.spark.pipelines import pipeline\nfrom headrace.spark import sinks\n"
@@ -128,6 +128,16 @@ def test_the_reason_is_the_users_error_and_not_a_page_of_tracebacks() -> None:
 def test_an_error_of_the_users_own_code_keeps_its_name() -> None:
     text = "Traceback (most recent call last):\n  File 'shop.py', line 1\nZeroDivisionError: division by zero\n\n\tat x"
     assert reason(RuntimeError(text)) == "ZeroDivisionError: division by zero"
+
+
+def test_only_what_the_sink_refuses_is_not_tried_again() -> None:
+    refused = STREAM_FAILED.replace("typed.BadRecord", "decisions.Refused")
+    assert is_permanent(RuntimeError(refused))
+    assert reason(RuntimeError(refused)).startswith("the value at orders[0]")
+    lost = STREAM_FAILED.replace("typed.BadRecord", "sink_protocol.TransactionsLost")
+    assert not is_permanent(RuntimeError(lost))
+    assert not is_permanent(RuntimeError(STREAM_FAILED))
+    assert not is_permanent(RuntimeError("Refused"))
 
 
 def test_without_a_traceback_the_message_is_the_reason() -> None:
