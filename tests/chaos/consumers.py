@@ -127,9 +127,9 @@ class AioMember(Member):
             auto_offset_reset="earliest",
             enable_auto_commit=False,
             retry_backoff_ms=100,
-            session_timeout_ms=10_000,
             heartbeat_interval_ms=1000,
             rebalance_timeout_ms=20_000,
+            **self.protocol,
         )
         try:
             await start_patiently(consumer, self.stopping.is_set)

@@ -13,8 +13,8 @@ from tests.chaos.history import Recorder, Worker
 
 __all__ = ["IdempotentProducer", "TransactionalProducer", "Transformer"]
 
-PATIENCE_S = 60.0
-MESSAGE_TIMEOUT_MS = 120_000
+PATIENCE_S = 180.0
+MESSAGE_TIMEOUT_MS = 300_000
 TRANSACTION_TIMEOUT_MS = 60_000
 
 

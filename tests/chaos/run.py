@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.chaos.checker import check, read_lines
@@ -34,35 +34,44 @@ from tests.chaos.producers import IdempotentProducer, TransactionalProducer, Tra
 from tests.servers.process import log_tail, spare_port
 
 COMMAND = Path(sys.executable).with_name("headrace")
-READY_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 300.0
+ANSWER_TIMEOUT_S = 60.0
 TOPICS = {"plain": 4, "mixed": 3, "results": 2}
 CONFIG = """
 "group.initial.rebalance.delay.ms" = 100
-"group.consumer.session.timeout.ms" = 10000
+"group.consumer.session.timeout.ms" = {session_ms}
 "group.consumer.heartbeat.interval.ms" = 1000
 "transaction.abort.timed.out.transaction.cleanup.interval.ms" = 1000
 """
-# A member whose farewell met a dead broker is missed after its session timeout, counted anew from each restart: short,
-# so that groups do not spend the run waiting for ghosts; long enough that no living client is taken for one.
-CLASSIC = {"session.timeout.ms": 10000, "heartbeat.interval.ms": 1000}
-GHOSTS_GONE_S = 12.0
-"""Now and then a broker lives so much longer, so that ghosts go and classic groups rebalance."""
-EAGER = {**CLASSIC, "partition.assignment.strategy": "range"}
-COOPERATIVE = {**CLASSIC, "partition.assignment.strategy": "cooperative-sticky"}
-CONSUMER_PROTOCOL = {"group.protocol": "consumer"}
+GHOSTS_GONE_S = 2.0
+"""Now and then a broker lives so much longer than a session, so that ghosts go and classic groups rebalance."""
+
+
+def protocols(session_ms: int) -> dict[str, dict[str, Any]]:
+    """What the members of each group are configured with.
+
+    A member whose farewell met a dead broker is missed after its session timeout, counted anew from each restart:
+    short, so that groups do not spend the run waiting for ghosts; long enough that no living client is taken for one.
+    """
+    classic = {"session.timeout.ms": session_ms, "heartbeat.interval.ms": 1000}
+    return {
+        "eager": {**classic, "partition.assignment.strategy": "range"},
+        "cooperative": {**classic, "partition.assignment.strategy": "cooperative-sticky"},
+        "kip848": {"group.protocol": "consumer"},
+    }
 
 
 class KilledBroker:
     """``headrace up`` on one port and one data directory, life after life."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, session_ms: int) -> None:
         self.home = home
         self.port = spare_port()
         self.bootstrap = f"127.0.0.1:{self.port}"
         self.lives = 0
         self.starts_s: list[float] = []
-        (home / "headrace.toml").write_text(CONFIG)
+        (home / "headrace.toml").write_text(CONFIG.format(session_ms=session_ms))
 
     def start(self) -> None:
         self.lives += 1
@@ -107,8 +116,9 @@ class KilledBroker:
 class Load:
     """All clients of a run."""
 
-    def __init__(self, bootstrap: str, recorder: Recorder, seed: int, per_second: int) -> None:
-        chance = random.Random(seed)
+    def __init__(self, bootstrap: str, recorder: Recorder, options: argparse.Namespace) -> None:
+        chance = random.Random(options.seed)
+        per_second, session_ms = options.per_second, options.session_ms
         self.bootstrap = bootstrap
         self.recorder = recorder
 
@@ -134,11 +144,12 @@ class Load:
             make(Reader, f"reader-{isolation}", topics=TOPICS, isolation=isolation)
             for isolation in ("committed", "uncommitted")
         ]
-        for group, protocol in (("eager", EAGER), ("cooperative", COOPERATIVE), ("kip848", CONSUMER_PROTOCOL)):
+        for group, protocol in protocols(session_ms).items():
             self.readers += [
                 make(Member, f"{group}{n}", group=group, topic="plain", protocol=protocol) for n in range(3)
             ]
-        self.readers += [make(AioMember, f"aio{n}", group="aio", topic="plain", protocol={}) for n in range(2)]
+        aio = {"session_timeout_ms": session_ms}
+        self.readers += [make(AioMember, f"aio{n}", group="aio", topic="plain", protocol=aio) for n in range(2)]
         self.readers += [
             make(Observer, f"observer-{group}", group=group, topic="plain", partitions=TOPICS["plain"])
             for group in ("eager", "cooperative", "kip848", "aio")
@@ -171,10 +182,9 @@ class Load:
         places = [TopicPartition("mixed", index) for index in range(TOPICS["mixed"])]
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while True:
-            ends = {each.partition: consumer.get_watermark_offsets(each, 10, False)[1] for each in places}
-            behind = {
-                each.partition: ends[each.partition] - max(each.offset, 0) for each in consumer.committed(places, 10)
-            }
+            ends = {each.partition: consumer.get_watermark_offsets(each, ANSWER_TIMEOUT_S, False)[1] for each in places}
+            committed = consumer.committed(places, ANSWER_TIMEOUT_S)
+            behind = {each.partition: ends[each.partition] - max(each.offset, 0) for each in committed}
             # A partition may end in markers, which are never read and so never committed past.
             if all(lag <= 0 for lag in behind.values()) or self.only_markers(behind, ends):
                 break
@@ -197,7 +207,7 @@ class Load:
                 if each.error() is None:
                     consumer.close()
                     return False
-                finished += 1
+                finished += each.error().code() == KafkaError._PARTITION_EOF
         consumer.close()
         return True
 
@@ -206,13 +216,15 @@ def create_topics(bootstrap: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     futures = admin.create_topics([NewTopic(topic, count) for topic, count in TOPICS.items()])
     for future in futures.values():
-        future.result(30)
+        future.result(ANSWER_TIMEOUT_S)
 
 
 def drain_all(load: Load) -> None:
     """Read everything at both levels; with all transactions ended both must come to the same end."""
     common = load.transformer.common()
-    ends = {level: drain(load.recorder, common, TOPICS, level, 120) for level in ("uncommitted", "committed")}
+    ends = {
+        level: drain(load.recorder, common, TOPICS, level, STOP_TIMEOUT_S) for level in ("uncommitted", "committed")
+    }
     for place, end in ends["uncommitted"].items():
         if ends["committed"].get(place) != end:
             where = f"{place[0]}-{place[1]}"
@@ -222,7 +234,10 @@ def drain_all(load: Load) -> None:
 def kill_loop(broker: KilledBroker, calm: threading.Lock, options: argparse.Namespace) -> None:
     chance = random.Random(options.seed)
     for number in range(1, options.kills + 1):
-        time.sleep(chance.uniform(options.least_s, options.most_s) + (GHOSTS_GONE_S if chance.random() < 0.08 else 0.0))
+        life_s = chance.uniform(options.least_s, options.most_s)
+        if chance.random() < 0.08:
+            life_s += options.session_ms / 1000 + GHOSTS_GONE_S
+        time.sleep(life_s)
         with calm:
             broker.kill()
             time.sleep(chance.choice([0.0, 0.0, 0.3, 1.0]))
@@ -233,10 +248,10 @@ def kill_loop(broker: KilledBroker, calm: threading.Lock, options: argparse.Name
 
 def run(options: argparse.Namespace, home: Path) -> int:
     recorder = Recorder(home / "history.jsonl")
-    broker = KilledBroker(home)
+    broker = KilledBroker(home, options.session_ms)
     broker.start()
     create_topics(broker.bootstrap)
-    load = Load(broker.bootstrap, recorder, options.seed, options.per_second)
+    load = Load(broker.bootstrap, recorder, options)
     began = time.monotonic()
     complete = False
     load.start()
@@ -283,6 +298,7 @@ def main() -> int:
     parser.add_argument("--least-s", type=float, default=1.0, help="shortest life of a broker")
     parser.add_argument("--most-s", type=float, default=6.0, help="longest life of a broker")
     parser.add_argument("--per-second", type=int, default=150, help="values per second of each plain producer")
+    parser.add_argument("--session-ms", type=int, default=10_000, help="after which a silent group member is missed")
     parser.add_argument("--keep", action="store_true", help="keep data and history in any case")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()

@@ -16,6 +16,7 @@ from typing import Any
 import headrace.wire.kafka.messages as message_modules
 from headrace.wire.kafka.codec import read_message, write_message
 from headrace.wire.kafka.schema import Field, MessageSpec, fields_of, spec_of
+from tests.waiting import PATIENCE_S
 
 Answer = dict[str, Any]
 
@@ -96,8 +97,8 @@ class RawClient:
     ``ask`` waits for the answer; ``send`` and ``receive`` are its halves, for requests that block.
     """
 
-    def __init__(self, address: tuple[str, int], client_id: str = "differential", timeout_s: float = 10) -> None:
-        self.socket = socket.create_connection(address, timeout=timeout_s)
+    def __init__(self, address: tuple[str, int], client_id: str = "differential") -> None:
+        self.socket = socket.create_connection(address, timeout=PATIENCE_S)
         self.client_id = client_id
         self.correlation_id = 0
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import time
+from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import ErrorCode
 from tests.differential.batches import read_batches
 from tests.differential.client import Answer, Asked, RawClient
 from tests.servers.process import RunningServer
+from tests.waiting import eventually
 
 NOT_COMPARED = frozenset(
     {
@@ -96,7 +97,7 @@ class Scenario:
         answer = self.ask(
             "CreateTopics",
             topics=[{"name": name, "num_partitions": partitions, "replication_factor": 1, "configs": settings}],
-            timeout_ms=10_000,
+            timeout_ms=60_000,
         )
         assert answer["topics"][0]["error_code"] == 0, answer
         self.topic_id(name, register=what)
@@ -114,36 +115,35 @@ class Scenario:
 
         Apache Kafka acknowledges a topic a moment before it serves it.
         """
-        for _ in range(200):
-            topic = self.ask("Metadata", topics=[{"name": name}], allow_auto_topic_creation=False)["topics"][0]
-            if topic["error_code"] == 0 and all(each["leader_id"] >= 0 for each in topic["partitions"]):
-                if register:
-                    self.symbols[topic["topic_id"]] = f"topic-id {register}"
-                identifier: bytes = topic["topic_id"]
-                return identifier
-            time.sleep(0.02)
-        raise AssertionError(f"{name} does not appear in Metadata: {topic}")
+
+        def look() -> Answer:
+            asked = {"topics": [{"name": name}], "allow_auto_topic_creation": False}
+            found: Answer = self.ask("Metadata", **asked)["topics"][0]
+            return found
+
+        def is_there(topic: Answer) -> bool:
+            return topic["error_code"] == 0 and all(each["leader_id"] >= 0 for each in topic["partitions"])
+
+        identifier: bytes = eventually(look, is_there)["topic_id"]
+        if register:
+            self.symbols[identifier] = f"topic-id {register}"
+        return identifier
 
     def coordinator(self, key: str, key_type: int) -> None:
         """Wait until the coordinator of a group (0) or transaction (1) serves."""
-        for _ in range(500):
-            answer = self.ask("FindCoordinator", key_type=key_type, coordinator_keys=[key])
-            if answer["coordinators"][0]["error_code"] == 0:
-                return
-            time.sleep(0.02)
-        raise AssertionError(f"no coordinator for {key}: {answer}")
+        eventually(
+            lambda: self.ask("FindCoordinator", key_type=key_type, coordinator_keys=[key])["coordinators"][0],
+            lambda found: found["error_code"] == 0,
+        )
 
-    def until(self, ready: Any, *, timeout_s: float = 10) -> None:
+    def until(self, ready: Callable[[], object]) -> None:
         """Apache Kafka settles some things in the background; wait for that and for nothing longer."""
-        deadline = time.monotonic() + timeout_s
-        while not ready():
-            assert time.monotonic() < deadline, "it did not come about"
-            time.sleep(0.05)
+        eventually(ready, pause_s=0.05)
 
     def produce(self, topic: str, *batches: bytes, partition: int = 0, **values: Any) -> Answer:
         """Produce version 12, by name; ``acks=-1`` unless said otherwise. Several batches go as one record set."""
         data = [{"name": topic, "partition_data": [{"index": partition, "records": b"".join(batches)}]}]
-        return self.ask("Produce", 12, **{"acks": -1, "timeout_ms": 10_000, "topic_data": data, **values})
+        return self.ask("Produce", 12, **{"acks": -1, "timeout_ms": 60_000, "topic_data": data, **values})
 
     def note_produce(self, label: str, topic: str, *batches: bytes, partition: int = 0, **values: Any) -> Answer:
         return self.write(label, self.produce(topic, *batches, partition=partition, **values))

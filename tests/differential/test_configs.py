@@ -51,7 +51,7 @@ def test_a_created_topic_tells_the_same_configs(same_as_kafka: Compare) -> None:
     def play(s: Scenario) -> None:
         topic = {"name": s.name("topic"), "num_partitions": 1, "replication_factor": 1}
         topic["configs"] = [{"name": "retention.ms", "value": "1000"}]
-        answer = s.ask("CreateTopics", topics=[topic], timeout_ms=10_000)["topics"][0]
+        answer = s.ask("CreateTopics", topics=[topic], timeout_ms=60_000)["topics"][0]
         configs = {each["name"]: s.normal(without_replication(each)) for each in answer["configs"]}
         s.notes += [[name, configs[name]] for name in sorted(configs) if not name.startswith("headrace.")]
 

@@ -40,7 +40,7 @@ class Member:
         return answer
 
     def join(self, label: str, *topics: str, **values: Any) -> Answer:
-        defaults = {"rebalance_timeout_ms": 10_000, "subscribed_topic_names": list(topics), "topic_partitions": []}
+        defaults = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": list(topics), "topic_partitions": []}
         return self.beat(label, **{**defaults, **values})
 
     def until_assigned(self, count: int) -> list[dict[str, Any]]:
@@ -300,7 +300,7 @@ def test_new_partitions_are_assigned(same_as_kafka: Compare) -> None:
         name, member = s.topic("topic", partitions=1), Member(s, ready(s))
         member.join("join", name)
         member.until_assigned(1)
-        s.ask("CreatePartitions", topics=[{"name": name, "count": 3, "assignments": None}], timeout_ms=10_000)
+        s.ask("CreatePartitions", topics=[{"name": name, "count": 3, "assignments": None}], timeout_ms=60_000)
         held = member.until_assigned(3)
         s.notes.append(["held", sum(len(each["partitions"]) for each in held), s.epoch(member.epoch)])
 

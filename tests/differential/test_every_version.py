@@ -20,7 +20,7 @@ def test_create_topics(same_as_kafka: Compare, version: int) -> None:
         configs = [{"name": "retention.ms", "value": "1000"}]
         topic = {"name": s.name("topic"), "num_partitions": 2, "replication_factor": 1, "configs": configs}
         for label in ("create", "again"):
-            answer = s.ask("CreateTopics", version, topics=[topic], timeout_ms=10_000)
+            answer = s.ask("CreateTopics", version, topics=[topic], timeout_ms=60_000)
             if version >= 5:
                 answer["topics"][0].pop("configs")  # compared in test_configs
             s.write(label, answer)
@@ -35,7 +35,7 @@ def test_delete_topics(same_as_kafka: Compare, version: int) -> None:
         which: dict[str, Any] = (
             {"topics": [{"name": name} for name in names]} if version >= 6 else {"topic_names": names}
         )
-        s.note("delete", "DeleteTopics", version, **which, timeout_ms=10_000)
+        s.note("delete", "DeleteTopics", version, **which, timeout_ms=60_000)
 
     same_as_kafka(play)
 
@@ -44,7 +44,7 @@ def test_delete_topics(same_as_kafka: Compare, version: int) -> None:
 def test_create_partitions(same_as_kafka: Compare, version: int) -> None:
     def play(s: Scenario) -> None:
         topics = [{"name": name, "count": 3, "assignments": None} for name in (s.topic("topic"), s.name("unknown"))]
-        s.note("grow", "CreatePartitions", version, topics=topics, timeout_ms=10_000)
+        s.note("grow", "CreatePartitions", version, topics=topics, timeout_ms=60_000)
 
     same_as_kafka(play)
 

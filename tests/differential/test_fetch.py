@@ -107,7 +107,7 @@ def test_a_fetch_after_delete_records_starts_behind_them(same_as_kafka: Compare)
     def play(s: Scenario) -> None:
         name = topic_with_three_batches(s)
         partition = {"partition_index": 0, "offset": 4}
-        s.ask("DeleteRecords", topics=[{"name": name, "partitions": [partition]}], timeout_ms=10_000)
+        s.ask("DeleteRecords", topics=[{"name": name, "partitions": [partition]}], timeout_ms=60_000)
         for offset in (0, 3, 4, 6):
             s.note_fetch(f"offset {offset}", name, offset)
 
@@ -209,7 +209,7 @@ def test_a_topic_deleted_under_a_waiting_fetch(same_as_kafka: Compare) -> None:
     def play(s: Scenario) -> None:
         name = s.topic()
         identifier = s.topic_id(name)
-        s.ask("DeleteTopics", topics=[{"name": name}], timeout_ms=10_000)
+        s.ask("DeleteTopics", topics=[{"name": name}], timeout_ms=60_000)
         asked = {"topics": [{"name": name}], "allow_auto_topic_creation": False}
         s.until(lambda: s.ask("Metadata", **asked)["topics"][0]["error_code"] == 3)
         s.note_fetch("by name", name, 0)

@@ -137,7 +137,7 @@ def test_positions_of_a_deleted_topic_are_gone(same_as_kafka: Compare) -> None:
     def play(s: Scenario) -> None:
         name, group = s.topic(), ready(s)
         commit(s, "commit", group, name, partition(3))
-        s.ask("DeleteTopics", topics=[{"name": name}], timeout_ms=10_000)
+        s.ask("DeleteTopics", topics=[{"name": name}], timeout_ms=60_000)
 
         def gone() -> bool:
             answer = s.ask("OffsetFetch", 9, groups=[{"group_id": group, "topics": None}])

@@ -105,7 +105,7 @@ def test_compressed_batches_are_searched_by_time_too(same_as_kafka: Compare) -> 
 
 def delete_before(s: Scenario, name: str, offset: int, version: int) -> None:
     topics = [{"name": name, "partitions": [{"partition_index": 0, "offset": offset}]}]
-    s.note(f"before {offset}", "DeleteRecords", version, topics=topics, timeout_ms=10_000)
+    s.note(f"before {offset}", "DeleteRecords", version, topics=topics, timeout_ms=60_000)
     list_offsets(s, "earliest", name, EARLIEST)
 
 
@@ -129,9 +129,9 @@ def test_delete_records_of_what_does_not_exist(same_as_kafka: Compare) -> None:
         name = s.topic()
         for topic, partition in ((s.name("unknown"), 0), (name, 7)):
             topics = [{"name": topic, "partitions": [{"partition_index": partition, "offset": 0}]}]
-            s.note(f"partition {partition}", "DeleteRecords", topics=topics, timeout_ms=10_000)
+            s.note(f"partition {partition}", "DeleteRecords", topics=topics, timeout_ms=60_000)
         topics = [{"name": name, "partitions": [{"partition_index": 0, "offset": 0}]}]
-        s.note("empty log", "DeleteRecords", topics=topics, timeout_ms=10_000)
+        s.note("empty log", "DeleteRecords", topics=topics, timeout_ms=60_000)
 
     same_as_kafka(play)
 
@@ -141,7 +141,7 @@ def test_delete_records_of_a_compacted_topic(same_as_kafka: Compare) -> None:
         name = s.topic("topic", cleanup_policy="compact")
         s.produce(name, batch())
         topics = [{"name": name, "partitions": [{"partition_index": 0, "offset": 1}]}]
-        s.note("delete", "DeleteRecords", topics=topics, timeout_ms=10_000)
+        s.note("delete", "DeleteRecords", topics=topics, timeout_ms=60_000)
 
     same_as_kafka(play)
 

@@ -23,7 +23,7 @@ def test_every_version_of_produce_gives_offsets_in_order(same_as_kafka: Compare,
         where = {"topic_id": s.topic_id(name)} if version >= 13 else {"name": name}
         for count in (3, 2):
             data = [{"index": n, "records": batch(records=values(*"abc"[:count]))} for n in (0, 1)]
-            asked = {"acks": -1, "timeout_ms": 10_000, "topic_data": [{**where, "partition_data": data}]}
+            asked = {"acks": -1, "timeout_ms": 60_000, "topic_data": [{**where, "partition_data": data}]}
             s.note(f"{count} records", "Produce", version, **asked)
 
     same_as_kafka(play)
@@ -41,7 +41,7 @@ def test_acks_zero_is_not_answered_and_is_stored(same_as_kafka: Compare) -> None
     def play(s: Scenario) -> None:
         name = s.topic()
         data = [{"name": name, "partition_data": [{"index": 0, "records": batch()}]}]
-        s.main.send("Produce", 12, acks=0, timeout_ms=1000, topic_data=data)
+        s.main.send("Produce", 12, acks=0, timeout_ms=60_000, topic_data=data)
         s.note("the next answer belongs to the next request", "FindCoordinator", key_type=0, coordinator_keys=["g"])
         s.until(lambda: s.fetch(name, 0)["responses"][0]["partitions"][0]["high_watermark"] == 1)
 
@@ -51,7 +51,7 @@ def test_acks_zero_is_not_answered_and_is_stored(same_as_kafka: Compare) -> None
 def test_acks_zero_to_an_unknown_topic_closes_the_connection(same_as_kafka: Compare) -> None:
     def play(s: Scenario) -> None:
         data = [{"name": s.name("unknown"), "partition_data": [{"index": 0, "records": batch()}]}]
-        s.main.send("Produce", 12, acks=0, timeout_ms=1000, topic_data=data)
+        s.main.send("Produce", 12, acks=0, timeout_ms=60_000, topic_data=data)
         s.notes.append("closed" if s.main.receive_frame() is None else "answered")
 
     same_as_kafka(play)
@@ -65,9 +65,9 @@ def test_unknown_topics_and_partitions(same_as_kafka: Compare) -> None:
         s.note_produce("negative partition", name, batch(), partition=-1)
         s.note_produce("impossible name", "no/name", batch())
         data = [{"topic_id": b"\x07" * 16, "partition_data": [{"index": 0, "records": batch()}]}]
-        s.note("unknown topic id", "Produce", 13, acks=-1, timeout_ms=1000, topic_data=data)
+        s.note("unknown topic id", "Produce", 13, acks=-1, timeout_ms=60_000, topic_data=data)
         data = [{"partition_data": [{"index": 0, "records": batch()}]}]
-        s.note("no topic id", "Produce", 13, acks=-1, timeout_ms=1000, topic_data=data)
+        s.note("no topic id", "Produce", 13, acks=-1, timeout_ms=60_000, topic_data=data)
 
     same_as_kafka(play)
 
@@ -78,7 +78,7 @@ def test_one_wrong_partition_does_not_spoil_the_others(same_as_kafka: Compare) -
         data = [{"index": index, "records": batch()} for index in (0, 1, 5)]
         data[1]["records"] = batch(crc_error=1)
         topics = [{"name": name, "partition_data": data}, {"name": s.name("unknown"), "partition_data": data[:1]}]
-        s.note("mixed", "Produce", 12, acks=-1, timeout_ms=10_000, topic_data=topics)
+        s.note("mixed", "Produce", 12, acks=-1, timeout_ms=60_000, topic_data=topics)
 
     same_as_kafka(play)
 
@@ -193,7 +193,7 @@ def test_log_append_time_replaces_the_producers_clock(same_as_kafka: Compare) ->
 def test_timestamps_outside_the_allowed_range_are_refused(same_as_kafka: Compare) -> None:
     def play(s: Scenario) -> None:
         name = s.topic("topic", message_timestamp_before_max_ms="1000")
-        s.note_produce("long ago", name, batch())
+        s.note_produce("long ago", name, batch(timestamps=[1_000]))
         name = s.topic("other")
         s.note_produce("far ahead", name, batch(timestamps=[4_000_000_000_000]))
         s.note_produce("minus one", name, batch(timestamps=[-1]))

@@ -16,7 +16,7 @@ def create(s: Scenario, label: str, *topics: dict[str, Any], **values: Any) -> N
     wanted = [{"num_partitions": 1, "replication_factor": 1, **topic} for topic in topics]
     for topic in wanted:
         topic["assignments"] = [assignment(s, each) for each in topic.get("assignments", [])]
-    answer = s.ask("CreateTopics", **{"topics": wanted, "timeout_ms": 10_000, **values})
+    answer = s.ask("CreateTopics", **{"topics": wanted, "timeout_ms": 60_000, **values})
     for topic in answer["topics"]:
         if values.get("validate_only"):
             topic.pop("topic_id")  # Kafka invents one that is never used
@@ -179,7 +179,7 @@ def test_describe_topic_partitions_pages_through_a_topic(same_as_kafka: Compare)
 
 def grow(s: Scenario, label: str, name: str, count: int, **values: Any) -> None:
     topic = {"name": name, "count": count, "assignments": values.pop("assignments", None)}
-    s.note(label, "CreatePartitions", topics=[topic], timeout_ms=10_000, **values)
+    s.note(label, "CreatePartitions", topics=[topic], timeout_ms=60_000, **values)
 
 
 def test_partitions_are_added_and_never_taken_away(same_as_kafka: Compare) -> None:
@@ -205,7 +205,7 @@ def test_partitions_are_added_and_never_taken_away(same_as_kafka: Compare) -> No
 def test_the_same_topic_twice_in_create_partitions_is_refused(same_as_kafka: Compare) -> None:
     def play(s: Scenario) -> None:
         topic = {"name": s.topic("topic"), "count": 2, "assignments": None}
-        s.note("twice", "CreatePartitions", topics=[topic, topic], timeout_ms=10_000)
+        s.note("twice", "CreatePartitions", topics=[topic, topic], timeout_ms=60_000)
 
     same_as_kafka(play)
 
@@ -214,10 +214,10 @@ def test_topics_are_deleted_by_name_and_by_id(same_as_kafka: Compare) -> None:
     def play(s: Scenario) -> None:
         by_name, by_id = s.topic("name"), s.topic("id")
         identifier = s.topic_id(by_id)
-        s.note("by name", "DeleteTopics", topics=[{"name": by_name}], timeout_ms=10_000)
-        s.note("by id", "DeleteTopics", topics=[{"topic_id": identifier}], timeout_ms=10_000)
-        s.note("by name, again", "DeleteTopics", topics=[{"name": by_name}], timeout_ms=10_000)
-        s.note("by id, again", "DeleteTopics", topics=[{"topic_id": identifier}], timeout_ms=10_000)
+        s.note("by name", "DeleteTopics", topics=[{"name": by_name}], timeout_ms=60_000)
+        s.note("by id", "DeleteTopics", topics=[{"topic_id": identifier}], timeout_ms=60_000)
+        s.note("by name, again", "DeleteTopics", topics=[{"name": by_name}], timeout_ms=60_000)
+        s.note("by id, again", "DeleteTopics", topics=[{"topic_id": identifier}], timeout_ms=60_000)
         asked = {"topics": [{"name": by_name}], "allow_auto_topic_creation": False}
         s.until(lambda: s.ask("Metadata", **asked)["topics"][0]["error_code"] == 3)
         s.note("afterwards", "Metadata", **asked)
@@ -229,11 +229,11 @@ def test_delete_requests_that_make_no_sense_are_refused(same_as_kafka: Compare) 
     def play(s: Scenario) -> None:
         name = s.topic("topic")
         both = {"name": name, "topic_id": s.topic_id(name)}
-        s.note("neither name nor id", "DeleteTopics", topics=[{"name": None}], timeout_ms=10_000)
-        s.note("name and id", "DeleteTopics", topics=[both], timeout_ms=10_000)
-        s.note("bad name", "DeleteTopics", topics=[{"name": "bad/name"}], timeout_ms=10_000)
-        s.note("twice", "DeleteTopics", topics=[{"name": name}, {"name": name}], timeout_ms=10_000)
-        s.note("version 1, unknown", "DeleteTopics", 1, topic_names=[s.name("unknown")], timeout_ms=10_000)
+        s.note("neither name nor id", "DeleteTopics", topics=[{"name": None}], timeout_ms=60_000)
+        s.note("name and id", "DeleteTopics", topics=[both], timeout_ms=60_000)
+        s.note("bad name", "DeleteTopics", topics=[{"name": "bad/name"}], timeout_ms=60_000)
+        s.note("twice", "DeleteTopics", topics=[{"name": name}, {"name": name}], timeout_ms=60_000)
+        s.note("version 1, unknown", "DeleteTopics", 1, topic_names=[s.name("unknown")], timeout_ms=60_000)
 
     same_as_kafka(play)
 
@@ -242,7 +242,7 @@ def test_a_topic_made_again_under_its_name_has_another_id_and_is_empty(same_as_k
     def play(s: Scenario) -> None:
         name = s.topic("topic")
         first = s.topic_id(name)
-        s.ask("DeleteTopics", topics=[{"name": name}], timeout_ms=10_000)
+        s.ask("DeleteTopics", topics=[{"name": name}], timeout_ms=60_000)
         asked = {"topics": [{"name": name}], "allow_auto_topic_creation": False}
         s.until(lambda: s.ask("Metadata", **asked)["topics"][0]["error_code"] == 3)
         s.symbols.pop(first)

@@ -72,7 +72,7 @@ class Producer:
             base_sequence=changed.get("sequence", sequence),
         )
         topics = [{"name": name, "partition_data": [{"index": 0, "records": data}]}]
-        asked = {"acks": -1, "timeout_ms": 10_000, "topic_data": topics}
+        asked = {"acks": -1, "timeout_ms": 60_000, "topic_data": topics}
         identifier = changed.get("transactional_id", self.id)
         answer = self.s.ask("Produce", version, transactional_id=identifier, **asked)
         if answer["responses"][0]["partition_responses"][0]["error_code"] == 0:
@@ -287,7 +287,7 @@ def test_transaction_timeouts_have_bounds(same_as_kafka: Compare, timeout_ms: in
 
 def test_a_transaction_that_takes_too_long_is_aborted(same_as_kafka: Compare) -> None:
     def play(s: Scenario) -> None:
-        name, producer = s.topic(), Producer(s, timeout_ms=500)
+        name, producer = s.topic(), Producer(s, timeout_ms=5000)
         producer.init()
         producer.add("", name)
         producer.produce("", name, "a")

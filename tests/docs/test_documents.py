@@ -43,7 +43,7 @@ def run(command: list[str], server: RunningServer, folder: Path) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     environment = {**kept, "HEADRACE_BOOTSTRAP": server.bootstrap, "PATH": f"{BIN}:{kept['PATH']}"}
     done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=100, check=False
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=250, check=False
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -110,7 +110,7 @@ def test_the_settings_file_of_the_quick_start_is_one_that_headrace_reads(tmp_pat
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
     )
     assert done.stdout.count("file headrace.toml") == 3
@@ -119,7 +119,7 @@ def test_the_settings_file_of_the_quick_start_is_one_that_headrace_reads(tmp_pat
 def test_the_demo_delivers_every_order_once() -> None:
     """``make demo``, shorter."""
     done = subprocess.run(
-        [str(BIN / "headrace"), "demo", "--seconds", "1"], capture_output=True, text=True, timeout=100, check=False
+        [str(BIN / "headrace"), "demo", "--seconds", "1"], capture_output=True, text=True, timeout=250, check=False
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "every one arrived, once" in done.stdout
@@ -136,4 +136,4 @@ def test_up_says_where_it_listens_before_it_is_ready(tmp_path: Path) -> None:
             assert child.stdout.readline() == "ready\n"
         finally:
             child.terminate()
-        assert child.wait(30) == 0
+        assert child.wait(60) == 0

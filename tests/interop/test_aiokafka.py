@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -14,14 +14,11 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import ProducerFenced, TopicAlreadyExistsError
 
 from tests.servers.process import RunningServer
+from tests.waiting import PATIENCE_S, eventually_on_loop
 
 pytestmark = pytest.mark.servers
 
 Name = Callable[[str], str]
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 90))
 
 
 @asynccontextmanager
@@ -59,7 +56,7 @@ async def make(broker: RunningServer, name: str, partitions: int = 1, **config: 
 
 
 async def read(reader: AIOKafkaConsumer, count: int) -> list[ConsumerRecord[Any, Any]]:
-    return [await asyncio.wait_for(reader.getone(), 30) for _ in range(count)]
+    return [await asyncio.wait_for(reader.getone(), PATIENCE_S) for _ in range(count)]
 
 
 async def values(reader: AIOKafkaConsumer, count: int) -> list[bytes]:
@@ -80,7 +77,7 @@ def test_keys_values_headers_and_timestamps_come_back_as_they_went_in(broker: Ru
         assert first.timestamp == 1_600_000_000_123
         assert (tombstone.key, tombstone.value) == (b"tombstone", None)
 
-    run(main())
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("codec", [None, "gzip", "snappy", "lz4", "zstd"])
@@ -95,7 +92,7 @@ def test_every_codec_passes_through(broker: RunningServer, unique: Name, codec: 
         async with consumer(broker, name) as reader:
             assert await values(reader, 200) == expected
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_an_idempotent_producer_keeps_order(broker: RunningServer, unique: Name) -> None:
@@ -108,7 +105,7 @@ def test_an_idempotent_producer_keeps_order(broker: RunningServer, unique: Name)
         async with consumer(broker, name) as reader:
             assert await values(reader, 300) == [str(n).encode() for n in range(300)]
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_a_consumer_seeks_and_finds_offsets_by_time(broker: RunningServer, unique: Name) -> None:
@@ -127,7 +124,7 @@ def test_a_consumer_seeks_and_finds_offsets_by_time(broker: RunningServer, uniqu
             reader.seek(where, 4)
             assert await values(reader, 1) == [b"4"]
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_a_group_goes_on_where_it_committed(broker: RunningServer, unique: Name) -> None:
@@ -143,16 +140,15 @@ def test_a_group_goes_on_where_it_committed(broker: RunningServer, unique: Name)
             assert await reader.committed(TopicPartition(name, 0)) == 2
             assert await values(reader, 2) == [b"c", b"d"]
 
-    run(main())
+    asyncio.run(main())
 
 
 async def settle(readers: list[AIOKafkaConsumer], partitions: int) -> list[int]:
-    for _ in range(400):
-        owned = [{each.partition for each in reader.assignment()} for reader in readers]
-        if all(owned) and sum(map(len, owned)) == partitions == len(set().union(*owned)):
-            return sorted(map(len, owned))
-        await asyncio.sleep(0.1)
-    raise AssertionError(f"not settled: {owned}")
+    owned = await eventually_on_loop(
+        lambda: [{each.partition for each in reader.assignment()} for reader in readers],
+        lambda sets: all(sets) and sum(map(len, sets)) == partitions == len(set().union(*sets)),
+    )
+    return sorted(map(len, owned))
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -172,7 +168,7 @@ def test_members_share_the_partitions_as_they_come_and_go(broker: RunningServer,
             if not static:
                 assert await settle([one], 4) == [4]
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_only_committed_transactions_are_read(broker: RunningServer, unique: Name) -> None:
@@ -188,7 +184,7 @@ def test_only_committed_transactions_are_read(broker: RunningServer, unique: Nam
         async with consumer(broker, name) as reader:
             assert await values(reader, 3) == [b"kept", b"dropped", b"kept too"]
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_positions_travel_with_the_transaction(broker: RunningServer, unique: Name) -> None:
@@ -206,24 +202,22 @@ def test_positions_travel_with_the_transaction(broker: RunningServer, unique: Na
         async with consumer(broker, source, group_id=group) as reader:
             assert await reader.committed(where) == 7
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_a_second_producer_of_the_same_transactional_id_fences_the_first(broker: RunningServer, unique: Name) -> None:
     async def main() -> None:
         name, identifier = await make(broker, unique("topic")), unique("transaction")
-        old = AIOKafkaProducer(bootstrap_servers=broker.bootstrap, transactional_id=identifier)
-        await old.start()
-        await old.begin_transaction()
-        await old.send_and_wait(name, b"zombie")
-        async with producer(broker, transactional_id=identifier) as new:
-            with pytest.raises(ProducerFenced):
-                await old.commit_transaction()
-            async with new.transaction():
-                await new.send_and_wait(name, b"alive")
-        await old.stop()
+        async with producer(broker, transactional_id=identifier) as old:
+            await old.begin_transaction()
+            await old.send_and_wait(name, b"zombie")
+            async with producer(broker, transactional_id=identifier) as new:
+                with pytest.raises(ProducerFenced):
+                    await old.commit_transaction()
+                async with new.transaction():
+                    await new.send_and_wait(name, b"alive")
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_topics_configs_and_groups_are_administered(broker: RunningServer, unique: Name) -> None:
@@ -248,4 +242,4 @@ def test_topics_configs_and_groups_are_administered(broker: RunningServer, uniqu
                 assert offsets[TopicPartition(name, 0)].offset == 1
             await client.delete_topics([name])
 
-    run(main())
+    asyncio.run(main())

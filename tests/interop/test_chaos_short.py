@@ -12,9 +12,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_what_clients_saw_holds_after_six_kills_under_load() -> None:
     command = [sys.executable, "-m", "tests.chaos.run", "--kills", "6", "--least-s", "1", "--most-s", "3"]
-    run = subprocess.run([*command, "--per-second", "200"], cwd=ROOT, capture_output=True, text=True, timeout=280)
+    # On a busy machine a living member may be silent for long, and must not be taken for dead.
+    command += ["--per-second", "200", "--seed", "7", "--session-ms", "45000"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1700)
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
     assert "result: sound" in run.stdout

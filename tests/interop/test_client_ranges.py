@@ -26,7 +26,7 @@ from tests.unit.client.reading import wait_until_complete
 pytestmark = pytest.mark.servers
 
 Unique = Callable[[str], str]
-OPTIONS = ClientOptions(request_timeout_ms=20_000, retry_timeout_ms=30_000, missing_topic_timeout_ms=10_000)
+OPTIONS = ClientOptions(request_timeout_ms=60_000, retry_timeout_ms=60_000, missing_topic_timeout_ms=60_000)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_aborted_batches_are_left_out_also_when_every_answer_has_one_batch(
     for bytes_per_fetch in (1, 1 << 20):
         batches = list(
             fetch_range(
-                client, partition, 0, end, read_committed=True, bytes_per_fetch=bytes_per_fetch, timeout_ms=9999
+                client, partition, 0, end, read_committed=True, bytes_per_fetch=bytes_per_fetch, timeout_ms=60_000
             )
         )
         values = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,6 +29,7 @@ from confluent_kafka.admin import (
 )
 
 from tests.servers.process import RunningServer
+from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.servers
 
@@ -47,7 +47,9 @@ def topic(admin: AdminClient, unique: Name) -> Callable[..., str]:
         name = unique("topic")
         settings = {key.replace("_", "."): value for key, value in config.items()}
         for future in admin.create_topics([NewTopic(name, partitions, 1, config=settings)]).values():
-            future.result(30)
+            future.result(PATIENCE_S)
+        # Apache Kafka acknowledges a topic a moment before it serves it.
+        eventually(lambda: admin.list_topics(timeout=PATIENCE_S).topics, lambda found: name in found)
         return name
 
     return make
@@ -63,7 +65,7 @@ def consumer(broker: RunningServer, unique: Name) -> Iterator[Callable[..., Cons
             "group.id": unique("group"),
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
-            "session.timeout.ms": 10_000,
+            "session.timeout.ms": 45_000,
             "heartbeat.interval.ms": 300,
         }
         settings = {**defaults, **{key.replace("_", "."): value for key, value in config.items()}}
@@ -92,20 +94,18 @@ def send(to: Producer, topic: str, *values: str, **more: Any) -> list[Message]:
 
     for value in values:
         to.produce(topic, value, on_delivery=on_delivery, **more)
-    assert to.flush(30) == 0
+    assert to.flush(PATIENCE_S) == 0
     return delivered
 
 
-def read(consumer: Consumer, count: int, timeout_s: float = 30) -> list[Message]:
+def read(consumer: Consumer, count: int) -> list[Message]:
     """Exactly this many messages, or a failure that says how many came."""
     found: list[Message] = []
-    deadline = time.monotonic() + timeout_s
     while len(found) < count:
-        assert time.monotonic() < deadline, f"{len(found)} of {count} messages in {timeout_s} s"
-        message = consumer.poll(0.5)
-        if message is not None:
-            assert message.error() is None, message.error()
-            found.append(message)
+        message = consumer.poll(PATIENCE_S)
+        assert message is not None, f"{len(found)} of {count} messages came, and then none for {PATIENCE_S:g} s"
+        assert message.error() is None, message.error()
+        found.append(message)
     return found
 
 
@@ -127,7 +127,7 @@ def test_keys_values_headers_and_timestamps_come_back_as_they_went_in(
     sent = send(to, name, "value", key="key", headers=headers, timestamp=1_600_000_000_123)
     send(to, name, "", key="")
     to.produce(name, None, key="tombstone")
-    to.flush(30)
+    to.flush(PATIENCE_S)
     assert sent[0].offset() == 0
     reader = consumer()
     reader.subscribe([name])
@@ -180,7 +180,7 @@ def test_a_large_message_goes_through_and_a_too_large_one_is_refused(
     send(to, name, "x" * 400_000)
     failures: list[KafkaError] = []
     to.produce(name, "y" * 600_000, on_delivery=lambda error, _: failures.append(error))
-    to.flush(30)
+    to.flush(PATIENCE_S)
     assert [failure.code() for failure in failures] == [KafkaError.MSG_SIZE_TOO_LARGE]
     reader = consumer()
     reader.subscribe([name])
@@ -190,7 +190,7 @@ def test_a_large_message_goes_through_and_a_too_large_one_is_refused(
 def test_a_topic_is_made_by_producing_to_it(broker: RunningServer, unique: Name, admin: AdminClient) -> None:
     name = unique("made")
     send(producer(broker), name, "first")
-    assert len(admin.list_topics(name, timeout=10).topics[name].partitions) == 1
+    assert len(admin.list_topics(name, timeout=PATIENCE_S).topics[name].partitions) == 1
 
 
 def test_a_consumer_seeks_and_asks_for_positions_by_time(
@@ -201,10 +201,10 @@ def test_a_consumer_seeks_and_asks_for_positions_by_time(
     for n in range(10):
         send(to, name, str(n), timestamp=1_700_000_000_000 + n * 1000)
     reader = consumer()
-    assert reader.get_watermark_offsets(TopicPartition(name, 0), timeout=10) == (0, 10)
-    at = reader.offsets_for_times([TopicPartition(name, 0, 1_700_000_004_500)], timeout=10)
+    assert reader.get_watermark_offsets(TopicPartition(name, 0), timeout=PATIENCE_S) == (0, 10)
+    at = reader.offsets_for_times([TopicPartition(name, 0, 1_700_000_004_500)], timeout=PATIENCE_S)
     assert at[0].offset == 5
-    after = reader.offsets_for_times([TopicPartition(name, 0, 1_800_000_000_000)], timeout=10)
+    after = reader.offsets_for_times([TopicPartition(name, 0, 1_800_000_000_000)], timeout=PATIENCE_S)
     assert after[0].offset == OFFSET_END
     reader.assign([TopicPartition(name, 0, 7)])
     assert texts(read(reader, 3)) == ["7", "8", "9"]
@@ -221,7 +221,7 @@ def test_a_group_goes_on_where_it_committed(
     first.subscribe([name])
     messages = read(first, 3)
     first.commit(message=messages[-1], asynchronous=False)
-    assert first.committed([TopicPartition(name, 0)], timeout=10)[0].offset == 3
+    assert first.committed([TopicPartition(name, 0)], timeout=PATIENCE_S)[0].offset == 3
     first.close()
     second = consumer(group_id=group)
     second.subscribe([name])
@@ -236,16 +236,17 @@ PROTOCOLS = {
 }
 
 
-def settle(consumers: list[Consumer], partitions: int, timeout_s: float = 40) -> list[set[int]]:
+def settle(consumers: list[Consumer], partitions: int) -> list[set[int]]:
     """Poll until the group shares all partitions, none of them twice."""
-    deadline = time.monotonic() + timeout_s
-    while True:
+
+    def owned() -> list[set[int]]:
         for each in consumers:
             each.poll(0.05)
-        owned = [{partition.partition for partition in each.assignment()} for each in consumers]
-        if all(owned) and sum(map(len, owned)) == partitions == len(set().union(*owned)):
-            return owned
-        assert time.monotonic() < deadline, f"not settled in {timeout_s} s: {owned}"
+        return [{partition.partition for partition in each.assignment()} for each in consumers]
+
+    return eventually(
+        owned, lambda sets: all(sets) and sum(map(len, sets)) == partitions == len(set().union(*sets)), pause_s=0
+    )
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -301,8 +302,8 @@ def test_a_pattern_subscribes_to_topics_that_match(
 
 
 def transactional(broker: RunningServer, identifier: str) -> Producer:
-    made = producer(broker, transactional_id=identifier, transaction_timeout_ms=30_000)
-    made.init_transactions(30)
+    made = producer(broker, transactional_id=identifier, transaction_timeout_ms=300_000)
+    made.init_transactions(PATIENCE_S)
     return made
 
 
@@ -315,7 +316,7 @@ def test_only_committed_transactions_are_read(
         to.begin_transaction()
         send(to, name, value, partition=0)
         send(to, name, value, partition=1)
-        getattr(to, f"{end}_transaction")(30)
+        getattr(to, f"{end}_transaction")(PATIENCE_S)
     committed = consumer(isolation_level="read_committed")
     committed.subscribe([name])
     assert sorted(texts(read(committed, 4))) == ["kept", "kept", "kept too", "kept too"]
@@ -336,7 +337,7 @@ def test_an_open_transaction_hides_what_follows_it(
     reader = consumer(isolation_level="read_committed")
     reader.subscribe([name])
     nothing_more(reader, 2)
-    to.commit_transaction(30)
+    to.commit_transaction(PATIENCE_S)
     assert texts(read(reader, 2)) == ["open", "plain"]
 
 
@@ -352,9 +353,11 @@ def test_positions_travel_with_the_transaction(
         messages = read(reader, 2)
         to.begin_transaction()
         send(to, target, *(text.upper() for text in texts(messages)))
-        to.send_offsets_to_transaction(reader.position(reader.assignment()), reader.consumer_group_metadata(), 30)
-        getattr(to, f"{end}_transaction")(30)
-        assert reader.committed([TopicPartition(source, 0)], timeout=10)[0].offset == expected
+        to.send_offsets_to_transaction(
+            reader.position(reader.assignment()), reader.consumer_group_metadata(), PATIENCE_S
+        )
+        getattr(to, f"{end}_transaction")(PATIENCE_S)
+        assert reader.committed([TopicPartition(source, 0)], timeout=PATIENCE_S)[0].offset == expected
         reader.seek(TopicPartition(source, 0, 0))
     results = consumer(isolation_level="read_committed")
     results.subscribe([target])
@@ -370,49 +373,40 @@ def test_a_second_producer_of_the_same_transactional_id_fences_the_first(
     send(old, name, "zombie")
     new = transactional(broker, identifier)
     with pytest.raises(KafkaException) as raised:
-        old.commit_transaction(30)
+        old.commit_transaction(PATIENCE_S)
     assert raised.value.args[0].fatal()
     new.begin_transaction()
     send(new, name, "alive")
-    new.commit_transaction(30)
+    new.commit_transaction(PATIENCE_S)
 
 
 def test_topics_and_partitions_are_administered(admin: AdminClient, topic: Callable[..., str]) -> None:
     name = topic(partitions=2)
-    assert name in admin.list_topics(timeout=10).topics
+    assert name in admin.list_topics(timeout=PATIENCE_S).topics
     for future in admin.create_partitions([NewPartitions(name, 5)]).values():
-        future.result(30)
-    assert eventually(lambda: len(admin.list_topics(name, timeout=10).topics[name].partitions) == 5)
+        future.result(PATIENCE_S)
+    eventually(lambda: len(admin.list_topics(name, timeout=PATIENCE_S).topics[name].partitions) == 5)
     with pytest.raises(KafkaException) as raised:
-        next(iter(admin.create_topics([NewTopic(name, 1, 1)]).values())).result(30)
+        next(iter(admin.create_topics([NewTopic(name, 1, 1)]).values())).result(PATIENCE_S)
     assert raised.value.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
     for future in admin.delete_topics([name]).values():
-        future.result(30)
-    assert eventually(lambda: name not in admin.list_topics(timeout=10).topics)
-
-
-def eventually(holds: Callable[[], bool], timeout_s: float = 20) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if holds():
-            return True
-        time.sleep(0.1)
-    return holds()
+        future.result(PATIENCE_S)
+    eventually(lambda: name not in admin.list_topics(timeout=PATIENCE_S).topics)
 
 
 def test_configs_are_described_and_altered(admin: AdminClient, topic: Callable[..., str]) -> None:
     resource = ConfigResource(ResourceType.TOPIC, topic(retention_ms="5000"))
 
     def described() -> dict[str, ConfigEntry]:
-        configs: dict[str, ConfigEntry] = next(iter(admin.describe_configs([resource]).values())).result(30)
+        configs: dict[str, ConfigEntry] = next(iter(admin.describe_configs([resource]).values())).result(PATIENCE_S)
         return configs
 
     assert described()["retention.ms"].value == "5000"
     assert described()["cleanup.policy"].value == "delete"
     change = ConfigEntry("retention.ms", "7000", incremental_operation=AlterConfigOpType.SET)
     altered = ConfigResource(ResourceType.TOPIC, resource.name, incremental_configs=[change])
-    next(iter(admin.incremental_alter_configs([altered]).values())).result(30)
-    assert eventually(lambda: described()["retention.ms"].value == "7000")
+    next(iter(admin.incremental_alter_configs([altered]).values())).result(PATIENCE_S)
+    eventually(lambda: described()["retention.ms"].value == "7000")
 
 
 def test_groups_and_their_positions_are_administered(
@@ -427,18 +421,18 @@ def test_groups_and_their_positions_are_administered(
     reader = consumer(group_id=group)
     reader.subscribe([name])
     reader.commit(message=read(reader, 2)[-1], asynchronous=False)
-    listed = admin.list_consumer_groups().result(30)
+    listed = admin.list_consumer_groups().result(PATIENCE_S)
     assert group in [each.group_id for each in listed.valid]
-    described = admin.describe_consumer_groups([group])[group].result(30)
+    described = admin.describe_consumer_groups([group])[group].result(PATIENCE_S)
     assert (described.state.name, len(described.members)) == ("STABLE", 1)
     assert described.members[0].assignment.topic_partitions[0].topic == name
     reader.close()
     moved = ConsumerGroupTopicPartitions(group, [TopicPartition(name, 0, 1)])
-    admin.alter_consumer_group_offsets([moved])[group].result(30)
-    asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(30)
+    admin.alter_consumer_group_offsets([moved])[group].result(PATIENCE_S)
+    asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(PATIENCE_S)
     assert [(each.topic, each.offset) for each in asked.topic_partitions] == [(name, 1)]
-    admin.delete_consumer_groups([group])[group].result(30)
-    assert group not in [each.group_id for each in admin.list_consumer_groups().result(30).valid]
+    admin.delete_consumer_groups([group])[group].result(PATIENCE_S)
+    assert group not in [each.group_id for each in admin.list_consumer_groups().result(PATIENCE_S).valid]
 
 
 def test_records_are_deleted_and_offsets_listed(
@@ -448,15 +442,15 @@ def test_records_are_deleted_and_offsets_listed(
     for n, text in enumerate("abcde"):
         send(producer(broker), name, text, timestamp=1_700_000_000_000 + n)
     partition = TopicPartition(name, 0, 3)
-    deleted = next(iter(admin.delete_records([partition]).values())).result(30)
+    deleted = next(iter(admin.delete_records([partition]).values())).result(PATIENCE_S)
     assert deleted.low_watermark == 3
     where = TopicPartition(name, 0)
     for spec, offset in ((OffsetSpec.earliest(), 3), (OffsetSpec.latest(), 5), (OffsetSpec.max_timestamp(), 4)):
-        listed = next(iter(admin.list_offsets({where: spec}).values())).result(30)
+        listed = next(iter(admin.list_offsets({where: spec}).values())).result(PATIENCE_S)
         assert listed.offset == offset
 
 
 def test_the_cluster_is_described(broker: RunningServer, admin: AdminClient) -> None:
-    cluster = admin.describe_cluster().result(30)
+    cluster = admin.describe_cluster().result(PATIENCE_S)
     assert [f"{node.host}:{node.port}" for node in cluster.nodes] == [broker.bootstrap]
     assert cluster.controller.id == cluster.nodes[0].id

@@ -2,11 +2,12 @@
 
 Whatever they send, three things hold: they get the right error or a closed connection, the broker's memory stays inside
 a bound, and a well-behaved client beside them is served. A socket that gets neither an answer nor an end within
-``TIMEOUT_S`` fails the test.
+``PATIENCE_S`` fails the test.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import socket
@@ -33,17 +34,14 @@ from headrace.wire.kafka.messages.metadata import ApiVersionsRequest, ApiVersion
 from headrace.wire.kafka.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from headrace.wire.kafka.messages.topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from tests.unit.wire.strategies import instances
+from tests.waiting import PATIENCE_S
 
-TIMEOUT_S = 10.0
-HANDSHAKE_MS = 1_500
 MIB = 1 << 20
-
-SETTINGS = {"connection.handshake.ms": HANDSHAKE_MS}
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[ChildBroker]:
-    with testing.broker(in_process=False, settings=SETTINGS) as started:
+    with testing.broker(in_process=False, settings={"connection.handshake.ms": 60_000}) as started:
         yield started
         assert "Traceback" not in started.errors(), started.errors()
 
@@ -77,9 +75,13 @@ def memory_within(broker: ChildBroker, growth_bytes: int) -> Iterator[None]:
 # ---- a client that speaks frames ------------------------------------------------------------------------------------
 
 
+class BrokerClosed(AssertionError):
+    """It hung up where an answer was due."""
+
+
 class Wire:
     def __init__(self, broker: ChildBroker) -> None:
-        self.socket = socket.create_connection((broker.host, broker.port), timeout=TIMEOUT_S)
+        self.socket = socket.create_connection((broker.host, broker.port), timeout=PATIENCE_S)
 
     def __enter__(self) -> Wire:
         return self
@@ -117,7 +119,8 @@ class Wire:
     def call(self, message: object, response: type[Any], version: int) -> Any:
         self.send(request(message, version))
         raw = self.answer()
-        assert raw is not None, "the broker closed the connection"
+        if raw is None:
+            raise BrokerClosed("the broker closed the connection")
         api = api_of(type(message))
         return read_message(response, version, raw, 4 + api.response_header_version(version))[0]
 
@@ -150,8 +153,12 @@ class Neighbour:
         self.offset = 0
         self.topic = f"neighbour-{random.getrandbits(40)}"
         topic = CreatableTopic(name=self.topic, num_partitions=1, replication_factor=1)
-        created = self.wire.call(CreateTopicsRequest(topics=[topic], timeout_ms=5000), CreateTopicsResponse, 4)
-        assert created.topics[0].error_code == 0
+        try:
+            created = self.wire.call(CreateTopicsRequest(topics=[topic], timeout_ms=60_000), CreateTopicsResponse, 4)
+            assert created.topics[0].error_code == 0
+        except BaseException:
+            self.wire.socket.close()
+            raise
 
     def is_served(self) -> None:
         value = b"value-%d" % self.offset
@@ -180,7 +187,7 @@ def a_batch(value: bytes, count: int = 1) -> bytes:
 def produce(topic: str, records: bytes) -> ProduceRequest:
     partition = PartitionProduceData(index=0, records=records)
     return ProduceRequest(
-        acks=-1, timeout_ms=5000, topic_data=[TopicProduceData(name=topic, partition_data=[partition])]
+        acks=-1, timeout_ms=60_000, topic_data=[TopicProduceData(name=topic, partition_data=[partition])]
     )
 
 
@@ -300,6 +307,11 @@ def test_a_batch_with_a_wrong_checksum_is_refused_with_the_code_for_it(neighbour
     assert answer.responses[0].partition_responses[0].error_code == ErrorCode.CORRUPT_MESSAGE
 
 
+def chosen_seed() -> int:
+    """The same in every run; HEADRACE_EXPLORE=1 looks where nobody has looked yet."""
+    return random.randrange(2**32) if os.environ.get("HEADRACE_EXPLORE") == "1" else 20_260_101
+
+
 def valid_requests() -> list[bytes]:
     """The plainest request of every API in its oldest and newest version."""
     return [request(api.request(), version) for api in APIS.values() for version in {api.version_min, api.version_max}]
@@ -317,7 +329,7 @@ def answered_or_closed(wire: Wire, raw: bytes) -> None:
 
 
 def test_frames_with_some_bytes_changed_are_answered_or_refused(broker: ChildBroker, neighbour: Neighbour) -> None:
-    seed = random.randrange(2**32)
+    seed = chosen_seed()
     dice = random.Random(seed)
     corpus = [
         *valid_requests(),
@@ -365,7 +377,7 @@ def test_frames_cut_short_leave_nothing_behind(broker: ChildBroker, neighbour: N
 
 
 def test_random_bytes_close_the_connection(broker: ChildBroker, neighbour: Neighbour) -> None:
-    seed = random.randrange(2**32)
+    seed = chosen_seed()
     dice = random.Random(seed)
     print(f"seed {seed}")
     with memory_within(broker, 16 * MIB):
@@ -377,13 +389,24 @@ def test_random_bytes_close_the_connection(broker: ChildBroker, neighbour: Neigh
 # ---- time -----------------------------------------------------------------------------------------------------------
 
 
-def test_connections_that_send_no_whole_request_are_dropped(broker: ChildBroker, neighbour: Neighbour) -> None:
-    with ExitStack() as stack:
-        wires = [stack.enter_context(Wire(broker)) for _ in range(50)]
-        for wire in wires[::2]:
-            wire.send(b"\x00\x00")
-        assert all(wire.is_closed() for wire in wires)
-        neighbour.is_served()
+def test_connections_that_send_no_whole_request_are_dropped() -> None:
+    with testing.broker(in_process=False, settings={"connection.handshake.ms": 2_000}) as hasty:
+        neighbour = patient_neighbour(hasty)
+        with neighbour.wire, ExitStack() as stack:
+            wires = [stack.enter_context(Wire(hasty)) for _ in range(50)]
+            for wire in wires[::2]:
+                wire.send(b"\x00\x00")
+            assert all(wire.is_closed() for wire in wires)
+            neighbour.is_served()
+
+
+def patient_neighbour(hasty: ChildBroker) -> Neighbour:
+    """One that made its first request in time; on a busy machine that may take more than one attempt."""
+    while True:
+        try:
+            return Neighbour(hasty)
+        except BrokerClosed:
+            continue
 
 
 def test_a_request_that_comes_byte_by_byte_is_answered(broker: ChildBroker) -> None:
@@ -446,7 +469,7 @@ def test_a_peer_that_asks_for_ever_and_never_reads_is_not_read_any_more(
 
 
 def test_running_out_of_descriptors_refuses_newcomers_and_spares_those_who_are_here() -> None:
-    with testing.broker(in_process=False, settings=SETTINGS) as small:
+    with testing.broker(in_process=False, settings={"connection.handshake.ms": 60_000}) as small:
         neighbour = Neighbour(small)
         with neighbour.wire, ExitStack() as stack:
             neighbour.is_served()

@@ -46,7 +46,7 @@ def test_the_java_client_finds_what_it_expects(
     broker: RunningServer, classes: Path, unique: Callable[[str], str], scenarios: str
 ) -> None:
     command = java_command("Client", broker.bootstrap, scenarios, unique("java"), jvm=JVM, classpath=str(classes))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     finished = [line for line in done.stdout.splitlines() if line.endswith(" ok")]
     assert finished == [f"{each} ok" for each in scenarios.split(",")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from tests.servers.process import RunningServer
+from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.servers
 
@@ -52,13 +52,15 @@ def topic(admin: KafkaAdminClient, unique: Name) -> Callable[..., str]:
     return make
 
 
-def read(reader: KafkaConsumer, count: int, timeout_s: float = 30) -> list[Any]:
+def read(reader: KafkaConsumer, count: int) -> list[Any]:
     found: list[Any] = []
-    deadline = time.monotonic() + timeout_s
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"{len(found)} of {count} records in {timeout_s} s"
+
+    def polled() -> int:
         for records in reader.poll(timeout_ms=500).values():
-            found += records
+            found.extend(records)
+        return len(found)
+
+    eventually(polled, lambda so_far: so_far >= count, pause_s=0)
     assert len(found) == count, f"{len(found)} records, not {count}"
     return found
 
@@ -73,8 +75,8 @@ def test_keys_values_headers_and_timestamps_come_back_as_they_went_in(
     name = topic()
     headers = [("one", b"1"), ("one", b"2"), ("empty", b"")]
     with producer(broker) as to:
-        sent = to.send(name, b"value", key=b"key", headers=headers, timestamp_ms=1_600_000_000_123).get(30)
-        to.send(name, None, key=b"tombstone").get(30)
+        sent = to.send(name, b"value", key=b"key", headers=headers, timestamp_ms=1_600_000_000_123).get(PATIENCE_S)
+        to.send(name, None, key=b"tombstone").get(PATIENCE_S)
     assert (sent.offset, sent.timestamp) == (0, 1_600_000_000_123)
     with consumer(broker, name) as reader:
         first, tombstone = read(reader, 2)
@@ -91,7 +93,7 @@ def test_codecs_pass_through(broker: RunningServer, topic: Callable[..., str], c
     with producer(broker, compression_type=codec) as to:
         for value in expected:
             to.send(name, value)
-        to.flush(30)
+        to.flush(PATIENCE_S)
     with consumer(broker, name) as reader:
         assert values(reader, 200) == expected
 
@@ -101,7 +103,7 @@ def test_an_idempotent_producer_keeps_order(broker: RunningServer, topic: Callab
     with producer(broker, enable_idempotence=True, batch_size=200, linger_ms=0) as to:
         for n in range(300):
             to.send(name, str(n).encode())
-        to.flush(30)
+        to.flush(PATIENCE_S)
     with consumer(broker, name) as reader:
         assert values(reader, 300) == [str(n).encode() for n in range(300)]
 
@@ -110,7 +112,7 @@ def test_a_consumer_seeks_and_finds_offsets_by_time(broker: RunningServer, topic
     where = TopicPartition(topic(), 0)
     with producer(broker) as to:
         for n in range(5):
-            to.send(where.topic, str(n).encode(), timestamp_ms=1_700_000_000_000 + n).get(30)
+            to.send(where.topic, str(n).encode(), timestamp_ms=1_700_000_000_000 + n).get(PATIENCE_S)
     with consumer(broker) as reader:
         reader.assign([where])
         assert reader.beginning_offsets([where]) == {where: 0}
@@ -125,7 +127,7 @@ def test_a_group_goes_on_where_it_committed(broker: RunningServer, topic: Callab
     with producer(broker) as to:
         for text in "abcd":
             to.send(where.topic, text.encode())
-        to.flush(30)
+        to.flush(PATIENCE_S)
     with consumer(broker, where.topic, group_id=group) as reader:
         read(reader, 4)
         reader.commit({where: OffsetAndMetadata(2, "note", -1)})
@@ -152,17 +154,15 @@ class Member(threading.Thread):
 
     def stop(self) -> None:
         self.done.set()
-        self.join(30)
+        self.join(PATIENCE_S)
 
 
-def settle(members: list[Member], partitions: int, timeout_s: float = 40) -> list[int]:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        owned = [set(member.owned) for member in members]
-        if all(owned) and sum(map(len, owned)) == partitions == len(set().union(*owned)):
-            return sorted(map(len, owned))
-        assert time.monotonic() < deadline, f"not settled in {timeout_s} s: {owned}"
-        time.sleep(0.1)
+def settle(members: list[Member], partitions: int) -> list[int]:
+    owned = eventually(
+        lambda: [set(member.owned) for member in members],
+        lambda sets: all(sets) and sum(map(len, sets)) == partitions == len(set().union(*sets)),
+    )
+    return sorted(map(len, owned))
 
 
 @pytest.mark.parametrize("assignor", [RangePartitionAssignor, CooperativeStickyAssignor])
@@ -190,7 +190,7 @@ def test_only_committed_transactions_are_read(broker: RunningServer, topic: Call
         to.init_transactions()
         for value, commit in ((b"kept", True), (b"dropped", False), (b"kept too", True)):
             to.begin_transaction()
-            to.send(name, value).get(30)
+            to.send(name, value).get(PATIENCE_S)
             (to.commit_transaction if commit else to.abort_transaction)()
     with consumer(broker, name, isolation_level="read_committed") as reader:
         assert values(reader, 2) == [b"kept", b"kept too"]
@@ -201,7 +201,7 @@ def test_only_committed_transactions_are_read(broker: RunningServer, topic: Call
 def test_positions_travel_with_the_transaction(broker: RunningServer, topic: Callable[..., str], unique: Name) -> None:
     where, target, group = TopicPartition(topic(), 0), topic(), unique("group")
     with producer(broker) as plain:
-        plain.send(where.topic, b"source").get(30)
+        plain.send(where.topic, b"source").get(PATIENCE_S)
     with producer(broker, transactional_id=unique("transaction")) as to:
         to.init_transactions()
         with consumer(broker, where.topic, group_id=group) as reader:
@@ -222,14 +222,14 @@ def test_a_second_producer_of_the_same_transactional_id_fences_the_first(
         old = KafkaProducer(bootstrap_servers=broker.bootstrap, transactional_id=identifier)
         old.init_transactions()
         old.begin_transaction()
-        old.send(name, b"zombie").get(30)
+        old.send(name, b"zombie").get(PATIENCE_S)
         new.init_transactions()
         with pytest.raises(KafkaError) as raised:
             old.commit_transaction()
         assert "Fenced" in type(raised.value).__name__ or "Epoch" in type(raised.value).__name__
         old.close(timeout=1)
         new.begin_transaction()
-        new.send(name, b"alive").get(30)
+        new.send(name, b"alive").get(PATIENCE_S)
         new.commit_transaction()
 
 
@@ -244,17 +244,17 @@ def test_topics_configs_and_records_are_administered(
     resource = ConfigResource(ConfigResourceType.TOPIC, name)
     assert value_of(admin.describe_configs([resource]), "retention.ms") == "5000"
     admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, name, configs={"retention.ms": "7000"})])
-    wait_for(lambda: value_of(admin.describe_configs([resource]), "retention.ms") == "7000")
+    eventually(lambda: value_of(admin.describe_configs([resource]), "retention.ms") == "7000")
     with producer(broker) as to:
         for text in "abcde":
-            to.send(name, text.encode()).get(30)
+            to.send(name, text.encode()).get(PATIENCE_S)
     admin.delete_records({where: 3})
     assert admin.list_partition_offsets({where: OffsetSpec.EARLIEST})[where].offset == 3
     assert admin.list_partition_offsets({where: OffsetSpec.LATEST})[where].offset == 5
     admin.create_partitions({name: NewPartitions(3)})
-    wait_for(lambda: len(admin.describe_topics([name])[0]["partitions"]) == 3)
+    eventually(lambda: len(admin.describe_topics([name])[0]["partitions"]) == 3)
     admin.delete_topics([name])
-    wait_for(lambda: name not in admin.list_topics())
+    eventually(lambda: name not in admin.list_topics())
 
 
 def value_of(described: Any, key: str) -> str:
@@ -265,13 +265,6 @@ def value_of(described: Any, key: str) -> str:
     return value
 
 
-def wait_for(holds: Callable[[], bool], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.1)
-
-
 def test_groups_and_transactions_are_administered(
     broker: RunningServer, admin: KafkaAdminClient, topic: Callable[..., str], unique: Name
 ) -> None:
@@ -279,7 +272,7 @@ def test_groups_and_transactions_are_administered(
     with producer(broker, transactional_id=identifier) as to:
         to.init_transactions()
         to.begin_transaction()
-        to.send(where.topic, b"open").get(30)
+        to.send(where.topic, b"open").get(PATIENCE_S)
         assert admin.describe_transactions([identifier])[identifier].state.name.upper() == "ONGOING"
         assert identifier in str(admin.list_transactions())
         assert admin.describe_producers([where])[where].active_producers

@@ -22,10 +22,13 @@ import pytest
 from tests.servers.headrace import headrace_server
 from tests.servers.process import CACHE, CannotRun, skip_or_fail
 
-pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(2000)]
 
 VERSION = "3.0.12"
 COMPATIBILITY = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
+
+RETRIES = 2
+"""Some of these tests give a broker a second or two, which a busy machine may not have: what fails is tried again."""
 
 # What the suite's own broker is configured with, where it differs from Kafka's defaults.
 SETTINGS = {"num.partitions": "4", "broker.id": "0", "group.min.session.timeout.ms": "1000"}
@@ -99,23 +102,35 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         where = suite()
     except CannotRun as why:
         skip_or_fail(str(why))
-    report = tmp_path_factory.mktemp("kafka-python") / "report.xml"
-    command = [sys.executable, "-m", "pytest", "test/integration", "-q", "-p", "no:cacheprovider"]
-    command += ["--timeout=60", "--timeout-method=signal", f"--junitxml={report}", "-o", "log_level=WARNING"]
+    folder = tmp_path_factory.mktemp("kafka-python")
     with headrace_server(settings=SETTINGS) as server:
         # KAFKA_ROOT only has to exist: the suite looks for it even where it is given a broker.
         address = {"KAFKA_URI": f"kafka://{server.bootstrap}", "KAFKA_VERSION": "4.3.0", "KAFKA_ROOT": str(where)}
-        environment = {**os.environ, **address}
-        done = subprocess.run(
-            command, cwd=where, env=environment, capture_output=True, text=True, timeout=350, check=False
-        )
+        found = played(where, folder, address)
+        for _ in range(RETRIES):
+            if not_passed(found) == set(LEFT_OUT):
+                break
+            found |= played(where, folder, address, "--last-failed")
+    return found
+
+
+def played(where: Path, folder: Path, address: dict[str, str], *more: str) -> dict[str, str]:
+    report = folder / "report.xml"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "test/integration", "-q", "-o", f"cache_dir={folder / 'cache'}", *more]
+    command += ["--timeout=180", "--timeout-method=signal", f"--junitxml={report}", "-o", "log_level=WARNING"]
+    environment = {**os.environ, **address}
+    done = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
     return outcomes(report)
 
 
+def not_passed(found: dict[str, str]) -> set[str]:
+    return {name for name, outcome in found.items() if outcome in ("failure", "error")}
+
+
 def test_every_test_passes_but_those_left_out_for_a_reason(results: dict[str, str]) -> None:
-    not_passed = {name for name, outcome in results.items() if outcome in ("failure", "error")}
-    assert not_passed == set(LEFT_OUT)
+    assert not_passed(results) == set(LEFT_OUT)
 
 
 def test_the_score_in_the_docs_is_the_score(results: dict[str, str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +14,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.servers.headrace import COMMAND, headrace_server, kafka_address, lines_of
 from tests.servers.process import wait_until
+from tests.waiting import PATIENCE_S
 
 DISK_BYTES = 24 << 20
 STORAGE_FAILED = 74
+MESSAGES_MAX = 2 * DISK_BYTES // 100_000
 
 
 @pytest.fixture
@@ -37,7 +38,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def produce_until_refused(bootstrap: str, topic: str) -> tuple[int, list[KafkaError]]:
-    """How many 100 kB messages were acknowledged before the first error, and the errors."""
+    """How many 100 kB messages were acknowledged before the first error, and the errors.
+
+    Nothing is tried again, so the first refusal is told; a message that nobody answers is given a minute.
+    """
     acknowledged = 0
     errors: list[KafkaError] = []
 
@@ -48,38 +52,36 @@ def produce_until_refused(bootstrap: str, topic: str) -> tuple[int, list[KafkaEr
         else:
             errors.append(error)
 
-    producer = Producer(
-        {"bootstrap.servers": bootstrap, "message.timeout.ms": 1500, "linger.ms": 0, "retry.backoff.ms": 50}
-    )
-    deadline = time.monotonic() + 30
-    while not errors and time.monotonic() < deadline:
+    producer = Producer({"bootstrap.servers": bootstrap, "message.timeout.ms": 60_000, "linger.ms": 0, "retries": 0})
+    for _ in range(MESSAGES_MAX):
         producer.produce(topic, os.urandom(100_000), on_delivery=done)
-        producer.flush(5)
+        assert producer.flush(2 * PATIENCE_S) == 0
+        if errors:
+            break
     return acknowledged, errors
 
 
 def count(bootstrap: str, topic: str) -> int:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "count", "enable.partition.eof": True})
     consumer.assign([TopicPartition(topic, 0, 0)])
-    found = 0
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        message = consumer.poll(1)
-        if message is None:
-            continue
-        if message.error():
-            assert message.error().code() == KafkaError._PARTITION_EOF
-            break
-        found += 1
-    consumer.close()
-    return found
+    try:
+        found = 0
+        while True:
+            message = consumer.poll(PATIENCE_S)
+            assert message is not None, f"neither a message nor the end came after {found} messages"
+            if message.error():
+                assert message.error().code() == KafkaError._PARTITION_EOF
+                return found
+            found += 1
+    finally:
+        consumer.close()
 
 
 def test_a_full_disk_refuses_writes_serves_reads_and_recovers_when_space_returns(small_disk: Path) -> None:
     with headrace_server(data=small_disk / "data") as server:
         admin = AdminClient({"bootstrap.servers": server.bootstrap})
         for future in admin.create_topics([NewTopic("fills", 1), NewTopic("ballast", 1)]).values():
-            future.result(10)
+            future.result(PATIENCE_S)
         ballast = small_disk / "ballast"
         ballast.write_bytes(bytes(12 << 20))
         acknowledged, errors = produce_until_refused(server.bootstrap, "fills")
@@ -105,9 +107,9 @@ def test_a_failed_sync_ends_the_process_with_a_message_and_acknowledges_nothing_
     with log.open("wb") as output:
         child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
-        wait_until(lambda: "ready" in lines_of(log), child, what="headrace up under strace", log=log, timeout_s=30)
+        wait_until(lambda: "ready" in lines_of(log), child, what="headrace up under strace", log=log)
         acknowledged, errors = produce_until_refused(kafka_address(log), "t")
-        assert child.wait(10) == STORAGE_FAILED
+        assert child.wait(PATIENCE_S) == STORAGE_FAILED
         assert errors
     finally:
         child.kill()
@@ -125,7 +127,7 @@ def test_a_second_broker_on_the_same_directory_is_refused_naming_the_first(tmp_p
             [str(COMMAND), "up", "--data", str(tmp_path / "data"), "--kafka", "127.0.0.1:0"],
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert second.returncode != 0

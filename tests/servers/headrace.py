@@ -46,7 +46,7 @@ def headrace_server(
     with log.open("wb") as output:
         child = subprocess.Popen([*command, *arguments], stdout=output, stderr=subprocess.STDOUT)
     try:
-        wait_until(lambda: "ready" in lines_of(log), child, what="headrace up", log=log, timeout_s=20)
+        wait_until(lambda: "ready" in lines_of(log), child, what="headrace up", log=log)
         yield RunningServer(name="headrace", bootstrap=kafka_address(log), pid=child.pid, data=folder, log=log)
         status = end(child)
         if expect_exit is not None and status != expect_exit:

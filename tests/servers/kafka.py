@@ -17,10 +17,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.servers.process import CACHE, CannotRun, RunningServer, end, log_tail, spare_port, wait_until
+from tests.servers.process import CACHE, CannotRun, RunningServer, end, log_tail, spare_ports, wait_until
 
 KAFKA_VERSION = "4.3.1"
 CLUSTER_ID = "aGVhZHJhY2Utb3JhY2xlMQ"
+LOG_NAME = "server.log"
+PORT_TAKEN = "Address already in use"
 
 POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
@@ -138,20 +140,35 @@ def apache_kafka_server(
 
 
 def run_in(home: Path, settings: dict[str, str], jvm: tuple[str, ...]) -> Iterator[RunningServer]:
-    port, controller_port = spare_port(), spare_port()
+    port, child = started(home, settings, jvm)
+    log = home / LOG_NAME
+    try:
+        yield RunningServer(name="apache_kafka", bootstrap=f"127.0.0.1:{port}", pid=child.pid, data=home, log=log)
+    finally:
+        end(child)
+
+
+def started(
+    home: Path, settings: dict[str, str], jvm: tuple[str, ...], *, attempts: int = 3
+) -> tuple[int, subprocess.Popen[bytes]]:
+    """Its port and its process. A port that somebody took since it was chosen is no reason to give up."""
+    port, controller_port = spare_ports(2)
     properties = write_properties(home, port, controller_port, settings)
     if not (home / "logs" / "meta.properties").exists():
         format_storage(home, properties)
-    log = home / "server.log"
-    with log.open("ab") as output:
+    log = home / LOG_NAME
+    with log.open("wb") as output:
         child = subprocess.Popen(
             java_command("kafka.Kafka", str(properties), jvm=jvm), stdout=output, stderr=subprocess.STDOUT, cwd=home
         )
     try:
         wait_until(lambda: answers(port), child, what="Apache Kafka", log=log)
-        yield RunningServer(name="apache_kafka", bootstrap=f"127.0.0.1:{port}", pid=child.pid, data=home, log=log)
-    finally:
+    except BaseException:
         end(child)
+        if attempts > 1 and PORT_TAKEN in log.read_text(errors="replace"):
+            return started(home, settings, jvm, attempts=attempts - 1)
+        raise
+    return port, child
 
 
 def write_properties(home: Path, port: int, controller_port: int, settings: dict[str, str]) -> Path:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -15,6 +16,8 @@ from typing import NoReturn
 import pytest
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
+START_TIMEOUT_S = 180.0
+"""A server that starts within seconds may need a minute beside others; one that cannot start says so at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +48,17 @@ def skip_or_fail(reason: str, *, programs: tuple[str, ...] = ()) -> NoReturn:
     pytest.skip(reason)
 
 
+def spare_ports(count: int) -> list[int]:
+    """Ports that nobody has, no two alike; for servers that cannot choose one themselves."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
 def spare_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return spare_ports(1)[0]
 
 
 def log_tail(log: Path, lines: int = 40) -> str:
@@ -57,7 +66,12 @@ def log_tail(log: Path, lines: int = 40) -> str:
 
 
 def wait_until(
-    ready: Callable[[], bool], child: subprocess.Popen[bytes], *, what: str, log: Path, timeout_s: float = 60
+    ready: Callable[[], bool],
+    child: subprocess.Popen[bytes],
+    *,
+    what: str,
+    log: Path,
+    timeout_s: float = START_TIMEOUT_S,
 ) -> None:
     """Poll ``ready`` until it holds; a child that ended or a full timeout tells the end of its log."""
     deadline = time.monotonic() + timeout_s
@@ -69,7 +83,7 @@ def wait_until(
         time.sleep(0.05)
 
 
-def end(child: subprocess.Popen[bytes], *, timeout_s: float = 30) -> int:
+def end(child: subprocess.Popen[bytes], *, timeout_s: float = 60) -> int:
     """SIGTERM and wait; SIGKILL when it does not go. Gives the exit status."""
     if child.poll() is None:
         child.terminate()

@@ -28,7 +28,7 @@ GROUP = "billing"
 PARTITIONS = 4
 MEMBERS = 2
 REFRESH_S = 0.5
-SETTLE_S_MAX = 20.0
+SETTLE_S_MAX = 60.0
 PRODUCTS = {"espresso": 320, "cappuccino": 450, "croissant": 290, "bagel": 380, "orange juice": 410}
 CITIES = ["Lisbon", "Nairobi", "Oslo", "Quito", "Seoul"]
 

@@ -116,9 +116,9 @@ public final class Client {
 
     private static List<ConsumerRecord<String, String>> read(KafkaConsumer<String, String> consumer, int count) {
         List<ConsumerRecord<String, String>> found = new ArrayList<>();
-        long deadline = System.nanoTime() + 30_000_000_000L;
+        long deadline = System.nanoTime() + 60_000_000_000L;
         while (found.size() < count) {
-            check(System.nanoTime() < deadline, found.size() + " of " + count + " records in 30 s");
+            check(System.nanoTime() < deadline, found.size() + " of " + count + " records in 60 s");
             consumer.poll(POLL).forEach(found::add);
         }
         check(found.size() == count, found.size() + " records, not " + count);
@@ -190,7 +190,7 @@ public final class Client {
         String topic = topic("topic", 6);
         String[] settings = protocol.equals("consumer")
             ? new String[] {"group.protocol", "consumer"}
-            : new String[] {"partition.assignment.strategy", assignor, "heartbeat.interval.ms", "300", "session.timeout.ms", "10000"};
+            : new String[] {"partition.assignment.strategy", assignor, "heartbeat.interval.ms", "300", "session.timeout.ms", "45000"};
         Owner one = new Owner();
         Owner two = new Owner();
         var first = consumer(name, settings);
@@ -382,7 +382,7 @@ public final class Client {
     }
 
     private static void waitFor(Claim claim) throws Exception {
-        long deadline = System.nanoTime() + 20_000_000_000L;
+        long deadline = System.nanoTime() + 60_000_000_000L;
         while (!claim.holds()) {
             check(System.nanoTime() < deadline, "it did not come about");
             Thread.sleep(50);

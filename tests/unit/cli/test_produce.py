@@ -6,15 +6,13 @@ import os
 import threading
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.cli.produce import LineShape, _header, _split
 from headrace.cli.record_text import Draft
 from headrace.errors import UsageError
 from tests.waiting import PATIENCE_S
-
-PATIENTLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 
 
 def records_of(chunks: list[bytes], delimiter: bytes = b"\n", record_bytes_max: int = 1 << 20) -> list[bytes]:
@@ -34,7 +32,6 @@ def records_of(chunks: list[bytes], delimiter: bytes = b"\n", record_bytes_max: 
         os.close(reading)
 
 
-@PATIENTLY
 @given(st.lists(st.binary(max_size=30), max_size=8), st.sampled_from([b"\n", b"\x00", b"<>", b"\r\n"]))
 def test_however_a_pipe_cuts_its_bytes_the_records_are_the_same(chunks: list[bytes], delimiter: bytes) -> None:
     whole = b"".join(chunks)

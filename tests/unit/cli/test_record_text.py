@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.cli.record_text import compile_format, json_line, parse_json_line, time_text, unescape
 from headrace.client import TopicPartition
 from headrace.errors import UsageError
 from headrace.record import Record
-
-PATIENTLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 
 HERE = TopicPartition("t", 3)
 BYTES = st.none() | st.binary(max_size=40) | st.text(max_size=20).map(str.encode)
@@ -27,7 +25,6 @@ RECORDS = st.builds(
 )
 
 
-@PATIENTLY
 @given(RECORDS)
 def test_a_json_line_carries_every_record_there_and_back(record: Record) -> None:
     line = json_line(HERE, record)

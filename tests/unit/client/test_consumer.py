@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.batch import Batch, CorruptBatch, build_batch, control_batch, stamp
@@ -26,8 +26,6 @@ from headrace.client.offsets import EARLIEST, LATEST, MAX_TIMESTAMP, OffsetAt, l
 from headrace.errors import ErrorCode, KafkaError
 from headrace.record import Record
 from tests.waiting import eventually
-
-PATIENTLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 
 MakeTopic = Callable[..., list[TopicPartition]]
 HERE = TopicPartition("t", 0)
@@ -182,7 +180,6 @@ def test_a_batch_that_is_not_transactional_is_kept_although_its_producer_aborts(
 WHOLE = batch_at(0, 3).data + batch_at(3, 1).data
 
 
-@PATIENTLY
 @given(st.integers(0, len(WHOLE)))
 def test_however_an_answer_is_cut_the_whole_batches_in_front_are_found(size: int) -> None:
     first = len(batch_at(0, 3).data)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.client.partitioner import KEY_BYTES_CACHED_MAX, murmur2, partition_for_key
-
-PATIENTLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python reads its schemas in a deprecated way
@@ -32,13 +30,11 @@ def test_the_hash_is_the_one_java_computes(key: bytes) -> None:
     assert murmur2(key) == JAVA[key] & 0xFFFFFFFF
 
 
-@PATIENTLY
 @given(st.binary(max_size=3 * KEY_BYTES_CACHED_MAX))
 def test_any_key_hashes_as_another_client_hashes_it(key: bytes) -> None:
     assert murmur2(key) == reference(key) & 0xFFFFFFFF
 
 
-@PATIENTLY
 @given(st.binary(max_size=3 * KEY_BYTES_CACHED_MAX), st.integers(1, 1000))
 def test_a_partition_is_the_positive_hash_modulo_the_count(key: bytes, count: int) -> None:
     assert partition_for_key(key, count) == (reference(key) & 0x7FFFFFFF) % count

@@ -20,9 +20,9 @@ from headrace.spark.decisions import BatchRef
 from headrace.spark.sink_protocol import Plan, Protocol, Reported, Settings
 
 PATIENCE = ClientOptions(
-    connect_timeout_ms=5_000,
-    request_timeout_ms=10_000,
-    retry_timeout_ms=10_000,
+    connect_timeout_ms=60_000,
+    request_timeout_ms=60_000,
+    retry_timeout_ms=60_000,
     missing_topic_timeout_ms=100,
     retry_pause_ms=2,
 )

@@ -272,7 +272,7 @@ def test_the_open_transaction_of_one_sink_hides_nothing_that_another_has_decided
     with Client(one.bootstrap, PATIENCE) as client:
         topic = DecisionTopic(client, DECISIONS.decision_topic)
         topic.ensure()
-        stuck = TransactionalProducer(client, "stuck")
+        stuck = TransactionalProducer(client, "stuck", timeout_ms=900_000)
         stuck.begin()
         stuck.send(DECISIONS.decision_topic, b"not ended", key=b"stuck", partition=0)
         stuck.flush()
