@@ -6,12 +6,13 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.headrace-stamp
 PYTEST := $(BIN)/python -m pytest
 
-# How often `make chaos` kills the broker; `make test` runs the same loop a few times.
+# How often `make chaos` kills the broker, and Spark with what it runs on; tests run the same loops a few times.
 KILLS ?= 200
+SPARK_KILLS ?= 50
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check format test test-spark demo bench chaos docs clean
+.PHONY: help setup check format test test-spark test-cluster demo bench chaos docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,14 +50,18 @@ test: $(STAMP) ## every test, fast ones first
 test-spark: $(STAMP) ## the tests that start Spark: source, sink, pipelines, examples (many minutes)
 	$(PYTEST) tests/spark tests/docs -m spark --timeout=600
 
+test-cluster: $(STAMP) ## client, source and sink on Apache Kafka with three brokers, whose leaders are killed
+	$(PYTEST) tests/cluster --timeout=1800
+
 demo: $(STAMP) ## real events through real clients, on this machine
 	$(BIN)/headrace demo
 
 bench: $(STAMP) ## benchmarks, as ratios measured in one run
 	$(BIN)/python -m benchmarks
 
-chaos: $(STAMP) ## kill -9 under load, KILLS times (200), with a checker
+chaos: $(STAMP) ## kill -9 under load with a checker: the broker KILLS times (200), then Spark SPARK_KILLS times (50)
 	$(BIN)/python -m tests.chaos.run --kills $(KILLS)
+	$(BIN)/python -m tests.chaos.spark --kills $(SPARK_KILLS)
 
 docs: $(STAMP) ## write the parts of docs/ that are printed from the code
 	$(BIN)/python docs/generate.py

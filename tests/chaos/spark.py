@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from headrace.client import Admin, Client, ClientOptions, Producer, TopicPartition, end_offsets
 from headrace.spark.decisions import DECISION_TOPIC, DecisionTopic
@@ -36,10 +37,10 @@ PIPELINES = ("transform", "windows", "updates")
 PARTITIONS = 4
 KEYS = 7
 ROWS_PER_KILL = 400
-PROGRESS_TIMEOUT_S = 240.0
-FINISH_TIMEOUT_S = 400.0
-HUNGRY_S = 3.0
-"""After so long without a decision the pipelines may have nothing left to do, and get more."""
+STILL_S_MAX = 300.0
+"""So long without a decision means that something hangs, on the busiest machine."""
+LOOK_S = 0.5
+"""How often to look whether the pipelines have anything left to do."""
 PATIENCE = ClientOptions(retry_timeout_ms=60_000, first_contact_timeout_ms=60_000)
 ENDS_A_LIFE = ("driver", "driver-python", "machine")
 WEIGHTS = {"worker": 6, "executor": 6, "broker": 6, "driver": 3, "driver-python": 1, "machine": 2}
@@ -48,6 +49,13 @@ WEIGHTS = {"worker": 6, "executor": 6, "broker": 6, "driver": 3, "driver-python"
 
 class Unsound(Exception):
     """The run has shown a mistake, or stands still."""
+
+
+class Broker(Protocol):
+    """What a run needs of a broker, or of several."""
+
+    @property
+    def bootstrap(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ class Run:
     """A broker, its topics, and one driver after the other."""
 
     def __init__(
-        self, home: Path, broker: ChildBroker, *, pipelines: Sequence[str] = PIPELINES, fenced: bool = True
+        self, home: Path, broker: Broker, *, pipelines: Sequence[str] = PIPELINES, fenced: bool = True
     ) -> None:
         self.home = home
         self.broker = broker
@@ -112,15 +120,17 @@ class Run:
         return end_offsets(self.client, [self.decisions])[self.decisions]
 
     def wait_for_decision(self) -> None:
+        """The pipelines get more to do when they have read all there is."""
         before, began = self.decided(), time.monotonic()
-        hungry = began + HUNGRY_S
+        look = began + LOOK_S
         while self.decided() == before:
             self.life.check()
-            if time.monotonic() > began + PROGRESS_TIMEOUT_S:
-                raise Unsound(f"no batch was decided within {PROGRESS_TIMEOUT_S:g} s; see {self.life.log}")
-            if time.monotonic() > hungry:
-                self.feed(ROWS_PER_KILL // 4)
-                hungry = time.monotonic() + HUNGRY_S
+            if time.monotonic() > began + STILL_S_MAX:
+                raise Unsound(f"no batch was decided within {STILL_S_MAX:g} s; see {self.life.log}")
+            if time.monotonic() > look:
+                if self.all_read():
+                    self.feed(ROWS_PER_KILL // 4)
+                look = time.monotonic() + LOOK_S
             time.sleep(0.005)
 
     def kill(self, kill: Kill, chance: random.Random) -> str:
@@ -130,6 +140,7 @@ class Run:
             self.wait_for_decision()
         time.sleep(kill.delay_s)
         if kill.part == "broker":
+            assert isinstance(self.broker, ChildBroker), "only a broker that comes back at once is killed here"
             self.broker.kill()
             self.broker.start()
             return "broker"
@@ -138,7 +149,7 @@ class Run:
         return f"{len(pids)} × {kill.part}" if len(pids) > 1 else kill.part
 
     def until(self, found: Callable[[], list[int]], otherwise: str) -> list[int]:
-        deadline = time.monotonic() + PROGRESS_TIMEOUT_S
+        deadline = time.monotonic() + STILL_S_MAX
         while not (pids := found()):
             self.life.check()
             if time.monotonic() > deadline:
@@ -178,13 +189,16 @@ class Run:
         return True
 
     def wait_until(self, done: Callable[[], bool], otherwise: str | Callable[[], str]) -> None:
-        deadline = time.monotonic() + FINISH_TIMEOUT_S
+        """As long as batches are decided, however slowly, there is hope."""
+        before, deadline = self.decided(), time.monotonic() + STILL_S_MAX
         while not done():
             self.life.check()
+            if (now := self.decided()) != before:
+                before, deadline = now, time.monotonic() + STILL_S_MAX
             if time.monotonic() > deadline:
                 reason = otherwise if isinstance(otherwise, str) else otherwise()
-                raise Unsound(f"after {FINISH_TIMEOUT_S:g} s without a kill: {reason}; see {self.life.log}")
-            time.sleep(0.5)
+                raise Unsound(f"after {STILL_S_MAX:g} s without a decision: {reason}; see {self.life.log}")
+            time.sleep(LOOK_S)
 
 
 def kill_loop(run: Run, options: argparse.Namespace, chance: random.Random) -> Counter[str]:
