@@ -18,6 +18,7 @@ from headrace.server.output import Output
 from headrace.wire.kafka.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
 from headrace.wire.kafka.messages.groups import HeartbeatResponse
 from tests.unit.server.harness import FETCH, LIMITS, Client, serving
+from tests.waiting import eventually
 
 MIB = 1 << 20
 
@@ -99,12 +100,17 @@ def test_what_the_page_cache_lacks_is_read_by_a_thread_and_arrives_the_same(tmp_
     with serving(lambda request: fetched([Slice(file, 0, len(content))])) as server, Client(server.address) as client:
         client.fetch(1)
         assert records_of(client) == [content]
-        cold = file.reads_in_threads
-        client.fetch(2)
-        assert records_of(client) == [content]
-    if cold == 0:
-        pytest.skip("this filesystem keeps its pages: nothing was cold")
-    assert file.reads_in_threads == cold, "what is in the page cache is read at once"
+        if file.reads_in_threads == 0:
+            pytest.skip("this filesystem keeps its pages: nothing was cold")
+
+        def reads_in_threads() -> int:
+            before = file.reads_in_threads
+            client.fetch(2)
+            assert records_of(client) == [content]
+            return file.reads_in_threads - before
+
+        # What is in the page cache is read at once; a machine short of memory may have to read it a second time.
+        eventually(reads_in_threads, lambda count: count == 0)
 
 
 def test_a_file_that_ends_too_early_breaks_the_connection_off_and_says_where(
@@ -152,8 +158,8 @@ def the_session(server: Any) -> Any:
 
 
 def sent_of(server: Any) -> int:
-    sent: int = the_session(server)._output._slice_sent
-    return sent
+    """0 also before the connection is accepted."""
+    return sum(session._output._slice_sent for session in server.listener._sessions)
 
 
 class Transport:
