@@ -15,7 +15,7 @@ from headrace.client import Client
 from headrace.testing import broker as start_broker
 from tests.chaos.spark import Kill, Run
 from tests.chaos.spark_judge import committed
-from tests.chaos.spark_life import LOCAL
+from tests.chaos.spark_life import CLUSTER, LOCAL
 from tests.servers.process import RunningServer
 from tests.spark.topics import create, fill
 
@@ -28,7 +28,9 @@ ROWS = 1200
 ROWS_PER_BATCH = 400
 
 
-def test_a_worker_a_broker_and_a_driver_that_are_killed_leave_no_duplicate_and_no_gap(tmp_path: Path) -> None:
+def test_a_worker_a_broker_a_driver_and_an_executor_that_are_killed_leave_no_duplicate_and_no_gap(
+    tmp_path: Path,
+) -> None:
     """Row by row and by windows of event time, with eight tasks each; kills wait for progress and not for a time."""
     chance = random.Random(1)
     with start_broker(in_process=False, data=tmp_path / "data") as broker:
@@ -38,7 +40,9 @@ def test_a_worker_a_broker_and_a_driver_that_are_killed_leave_no_duplicate_and_n
             for kill in (Kill("worker", False, 0.3), Kill("broker", False, 0.2), Kill("driver", True, 0.02)):
                 run.feed(300)
                 run.kill(kill, chance)
-            run.begin(LOCAL)
+            run.begin(CLUSTER)
+            run.feed(300)
+            run.kill(Kill("executor", False, 0.2), chance)
             verdicts = run.finish()
         finally:
             run.close()
