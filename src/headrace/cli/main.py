@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "produce": ("headrace.cli.produce", "Send lines or JSON to a topic."),
     "consume": ("headrace.cli.consume", "Print the records of topics."),
     "group": ("headrace.cli.group", "List, describe, reset and delete consumer groups."),
+    "capture": ("headrace.cli.capture", "Capture the changes of databases into topics."),
     "run": ("headrace.cli.run", "Run the pipelines of a Python file on Spark."),
     "log": ("headrace.cli.log", "Look at the files of a stopped broker."),
     "config": ("headrace.cli.config", "Show every setting and where its value came from."),
@@ -88,7 +89,7 @@ class LazyGroup(click.Group):
 @click.version_option(headrace.__version__, prog_name="headrace")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """A durable log that any Kafka client can use, on one machine, in one command."""
+    """A durable log that any Kafka client can use, and pipelines on Spark over it, on one machine."""
     if os.environ.get("NO_COLOR"):
         ctx.color = False
 

@@ -2,7 +2,8 @@
 
 The planner of a query learns that a batch is finished when Spark asks it for the next one, and that may be a day away,
 or never come. Spark's progress events come right after each batch, to the driver; so positions are shown from here as
-well. Which group they belong to stands in the options of the sources, which are found in the query's plan.
+well. The group is the one that the options of a source ask for, which are found in the query's plan, or the query's
+own: by its name, or without one by its id, which a checkpoint keeps. So two queries on one topic have two positions.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class PositionListener(StreamingQueryListener):
         self._groups: dict[str, list[GroupPositions | None]] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """The plan is not there yet."""
+        """Spark waits for this one. Later a short query may be over, and its plan gone, before its progress is told."""
+        self._learn(str(event.runId), str(event.id), event.name)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Nothing was processed."""
@@ -58,11 +60,11 @@ class PositionListener(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Whatever goes wrong here must not disturb the query."""
         progress = event.progress
+        groups = self._learn(str(progress.runId), str(progress.id), progress.name)
+        if len(groups) != len(progress.sources):
+            return  # nobody can tell which is which
         try:
-            run = str(progress.runId)
-            if run not in self._groups:
-                self._groups[run] = self._groups_of(str(progress.id), len(progress.sources))
-            for source, group in zip(progress.sources, self._groups[run], strict=True):
+            for source, group in zip(progress.sources, groups, strict=True):
                 if group is not None and source.endOffset:
                     group.show(from_json(json.loads(source.endOffset)))
         except Exception as error:
@@ -73,30 +75,43 @@ class PositionListener(StreamingQueryListener):
             if group is not None:
                 group.stop()
 
-    def _groups_of(self, query_id: str, count: int) -> list[GroupPositions | None]:
+    def _learn(self, run: str, query_id: str, name: str | None) -> list[GroupPositions | None]:
         """One entry per source of the query, in Spark's order; None for sources of other kinds and without a group."""
-        spark = self._spark()
-        query = None if spark is None else spark.streams.get(query_id)
-        if query is None:
-            return [None] * count
-        plan = query._jsq.streamingQuery().analyzedPlan()
-        found = [self._group_of(node) for node in _sources(plan)]
-        # A source that stands in the plan twice is one source to Spark; then nobody can tell which is which.
-        return found if len(found) == count else [None] * count
+        if run not in self._groups:
+            try:
+                spark = self._spark()
+                query = None if spark is None else spark.streams.get(query_id)
+                if query is None:
+                    return []
+                plan = query._jsq.streamingQuery().analyzedPlan()
+                self._groups[run] = [self._group_of(node, name or query_id) for node in _sources(plan)]
+            except Exception as error:
+                logger.warning("the positions of query %s will not be shown: %s", query_id, error)
+                self._groups[run] = []
+        return self._groups[run]
 
-    def _group_of(self, node: Any) -> GroupPositions | None:
+    def _group_of(self, node: Any, shown_as: str) -> GroupPositions | None:
         if str(node.nodeName()) != "StreamingRelationV2" or str(node.sourceName()) != SOURCE_NAME:
             return None
         entries = node.extraOptions().asCaseSensitiveMap()
         options = SourceOptions.parse({str(key): str(entries[key]) for key in entries}, streaming=True)
-        if options.group is None:
+        group = options.group(shown_as)
+        if group is None:
             return None
-        return GroupPositions(options.group, partial(connect, options, role="driver"))
+        return GroupPositions(group, partial(connect, options, role="driver"))
 
 
-def _sources(plan: Any) -> Iterator[Any]:
-    if str(plan.nodeName()).startswith("StreamingRelation"):
-        yield plan
+def _sources(plan: Any) -> list[Any]:
+    """From left to right. A source that stands in the plan twice is one source to Spark."""
+    found: list[Any] = []
+    for node in _nodes(plan):
+        if str(node.nodeName()).startswith("StreamingRelation") and not any(node.equals(each) for each in found):
+            found.append(node)
+    return found
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    yield plan
     children = plan.children()
     for index in range(children.size()):
-        yield from _sources(children.apply(index))
+        yield from _nodes(children.apply(index))

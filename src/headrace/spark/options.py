@@ -138,7 +138,12 @@ SOURCE: tuple[Option, ...] = (
     Option("maxRecordsPerPartition", _number, None, "split ranges that are longer than this"),
     Option("includeHeaders", _flag, False, "whether there is a column of headers"),
     Option("failOnDataLoss", _flag, True, "whether records that are gone before they were read end the query"),
-    Option("groupIdPrefix", _text, "headrace-spark", "beginning of the group's name when kafka.group.id is not given"),
+    Option(
+        "groupIdPrefix",
+        _text,
+        "headrace-spark",
+        "what the group's name begins with, before the query's, without kafka.group.id",
+    ),
     Option("commitGroupOffsets", _flag, True, "whether positions are shown to the broker as a consumer group's"),
     Option("valueFormat", _one_of(*FORMATS), None, "how values become typed columns"),
     Option("valueSchema", _text, None, "the columns of a value, as DDL: id long, name string"),
@@ -229,13 +234,15 @@ class SourceOptions:
     def read_committed(self) -> bool:
         return self.kafka.get("isolation.level", "read_uncommitted") == "read_committed"
 
-    @property
-    def group(self) -> str | None:
-        """The group under which positions are shown, or None."""
+    def group(self, query: str = "") -> str | None:
+        """The group under which a query's positions are shown: the one asked for, or one of the query's own.
+
+        None when they are not to be shown, or when it is not known whose they are.
+        """
         if not self.values["commitGroupOffsets"]:
             return None
-        chosen = self.kafka.get("group.id")
-        return chosen or f"{self.values['groupIdPrefix']}-{_slug(str(self.selection))}"
+        own = f"{self.values['groupIdPrefix']}-{_slug(query)}" if query else None
+        return self.kafka.get("group.id") or own
 
     @property
     def fetch_bytes(self) -> int:

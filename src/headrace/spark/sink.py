@@ -11,6 +11,7 @@ planner's (for a batch) and has the messages of the tasks, which carry the lease
 
 from __future__ import annotations
 
+import pickle
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from headrace.client import Client, ProducerIdentity
-from headrace.errors import UsageError
+from headrace.errors import HeadraceError, UsageError
 from headrace.spark.decisions import BatchRef
 from headrace.spark.sink_checkpoint import Checkpoint, read_checkpoint
 from headrace.spark.sink_encode import Encoder, Rows, Tally, buffered
@@ -64,6 +65,18 @@ class TaskMessage(WriterCommitMessage):
     reported: Reported
 
 
+class _LetThrough(HeadraceError, pickle.PickleError):
+    """Spark hides any other kind of error that comes up while it pickles in one that says "Could not serialize"."""
+
+
+def _let_through(error: HeadraceError) -> HeadraceError:
+    """The same error by its name and words, of the kind that Spark's pickler lets through."""
+    kind = type(error)
+    named = type(kind.__name__, (_LetThrough,), {"__module__": kind.__module__})
+    through: HeadraceError = named(str(error))
+    return through
+
+
 def _client_for(options: SinkOptions) -> Client:
     client = _clients.get(options.client_key)
     if client is None:
@@ -87,7 +100,10 @@ class _Writer:
     def __getstate__(self) -> dict[str, Any]:
         """The writer leaves for the tasks: the batch begins."""
         if self.plan is None:
-            self.plan = self._begin()
+            try:
+                self.plan = self._begin()
+            except HeadraceError as error:
+                raise _let_through(error) from error
         return self.__dict__
 
     def _begin(self) -> Plan:

@@ -35,7 +35,8 @@ VARINT_BYTES_MAX = 5
 KEY_BYTES_TOGETHER_MAX = 256
 """Longer keys are hashed one by one: numpy would take a step per four bytes for a handful of rows."""
 
-_NOTHING = pa.scalar(b"", pa.binary())
+# Not by pa.scalar, which would import pandas: two seconds in every process that Spark starts for a sink.
+_NOTHING = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
 
 
 @dataclass(slots=True)

@@ -221,7 +221,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return bool(waiting < least)
 
     def _show(self, positions: Positions) -> None:
-        group = self.plan.options.group
+        """Only under a group asked for: which query this is, and so its own group, is known to the listener alone."""
+        group = self.plan.options.group()
         if group is None:
             return
         if self._group is None:

@@ -134,11 +134,12 @@ def test_a_batch_read_may_not_begin_at_the_end_nor_end_at_the_beginning() -> Non
         options(streaming=False, endingOffsets="earliest")
 
 
-def test_the_group_is_the_one_that_was_named_or_follows_from_what_is_read() -> None:
-    assert options(**{"kafka.group.id": "mine"}).group == "mine"
-    assert options(subscribe="a, b").group == "headrace-spark-a-b"
-    assert options(groupIdPrefix="x").group == "x-t"
-    assert options(commitGroupOffsets="false").group is None
+def test_the_group_is_the_one_that_was_asked_for_or_the_querys_own() -> None:
+    assert options(**{"kafka.group.id": "mine"}).group("revenue") == "mine"
+    assert options().group("revenue per minute") == "headrace-spark-revenue-per-minute"
+    assert options(groupIdPrefix="x").group("revenue") == "x-revenue"
+    assert options().group() is None
+    assert options(commitGroupOffsets="false", **{"kafka.group.id": "mine"}).group("revenue") is None
 
 
 def test_settings_with_secrets_do_not_show_when_options_are_printed() -> None:

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from headrace.cli.main import run as command_line
 from headrace.errors import HeadraceError, UsageError
@@ -16,6 +18,7 @@ from headrace.spark import sinks
 from headrace.spark.launch import LogFile
 from headrace.spark.pipelines import choose, load_file, pipeline, registered
 from headrace.spark.run import Choices, is_permanent, pause_s, reason
+from headrace.spark.sink import make_writer
 from headrace.spark.testing import Event, _in_batches
 
 HEAD = "from headrace.spark.pipelines import pipeline\nfrom headrace.spark import sinks\n"
@@ -138,6 +141,14 @@ def test_only_what_the_sink_refuses_is_not_tried_again() -> None:
     assert not is_permanent(RuntimeError(lost))
     assert not is_permanent(RuntimeError(STREAM_FAILED))
     assert not is_permanent(RuntimeError("Refused"))
+
+
+def test_a_batch_that_cannot_begin_is_told_in_its_own_words_and_not_in_those_of_sparks_pickler() -> None:
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t", "retryTimeoutMs": "100"}
+    writer = make_writer(StructType().add("value", "string"), options, overwrite=False)
+    with pytest.raises(HeadraceError, match=r"^cannot reach a broker at 127\.0\.0\.1:1") as told:
+        CloudPickleSerializer().dumps(writer)  # type: ignore[no-untyped-call]
+    assert type(told.value).__name__ == "BrokerUnreachable"
 
 
 def test_without_a_traceback_the_message_is_the_reason() -> None:
