@@ -1,0 +1,57 @@
+"""The outbox: rows of one table are events, and go to the topic of what they are about.
+
+A service writes its event into the outbox in the same transaction as its data; capture takes the row and sends
+
+    topic     outbox.event.<aggregatetype>
+    key       aggregateid
+    value     payload, as it stands
+    headers   id (to recognise an event seen before), and eventType when the table has a column ``type``
+
+as Debezium's outbox router does. Rows may be deleted at once: only insertions count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.capture.envelope import Out, Table, Transaction
+from headrace.errors import UsageError
+
+__all__ = ["OutboxRouter"]
+
+NEEDED = ("id", "aggregatetype", "aggregateid", "payload")
+TOPIC = "outbox.event."
+
+
+class OutboxRouter:
+    """Finds the columns once and routes rows by them."""
+
+    def __init__(self, table: Table) -> None:
+        places = {column.name: index for index, column in enumerate(table.columns)}
+        missing = [name for name in NEEDED if name not in places]
+        if missing:
+            raise UsageError(
+                f"the outbox {table.full_name} has no column {', '.join(missing)}",
+                "its columns are id, aggregatetype, aggregateid, type and payload",
+            )
+        self._name = table.full_name
+        self._id, self._kind, self._key, self._payload = (places[name] for name in NEEDED)
+        self._event_type = places.get("type")
+
+    def created(self, out: Out, transaction: Transaction, row: Sequence[Any]) -> None:
+        transaction.index += 1
+        transaction.per_table[self._name] = transaction.per_table.get(self._name, 0) + 1
+        if transaction.index <= transaction.written_up_to:
+            return
+        headers = [("id", _bytes(row[self._id]))]
+        if self._event_type is not None:
+            headers.append(("eventType", _bytes(row[self._event_type])))
+        kind = (_bytes(row[self._kind]) or b"").decode()
+        topic = TOPIC + "".join(each if each.isascii() and (each.isalnum() or each in "._-") else "_" for each in kind)
+        out.add(topic, _bytes(row[self._key]), _bytes(row[self._payload]), headers)
+
+
+def _bytes(value: Any) -> bytes | None:
+    """PostgreSQL's values are texts already; other databases give Python's."""
+    return value if value is None or isinstance(value, bytes) else str(value).encode()

@@ -1,0 +1,351 @@
+"""PostgreSQL's changes as events: relations become encoders, rows become records, large values are filled in.
+
+One ``PostgresEvents`` lives as long as a replication connection: the server describes a table (a *relation*) before its
+first change, and again when its shape has changed.
+
+**Values that are not sent again.** A large value is stored outside its row, and an update that does not touch it does
+not carry it. It is filled in from the old row where that is sent (replica identity full) or from what capture has seen
+of the row before (``LargeValues``, bounded); where neither knows it, Debezium's stand-in says so.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from base64 import b64encode
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import headrace
+from headrace.capture import pgoutput
+from headrace.capture.envelope import UNCHANGED, Column, Out, Table, TableEncoder, Transaction, json_text
+from headrace.capture.options import CaptureOptions
+from headrace.capture.outbox import OutboxRouter
+from headrace.capture.postgres_values import PgType, renderer, unavailable
+
+__all__ = ["LargeValues", "PostgresEvents", "SourceBlock"]
+
+LARGE_MESSAGE_BYTES = 1_400
+"""A row is stored in parts only when it exceeds about 2 kB; a shorter message cannot have been such a row."""
+
+_SOURCE = (
+    b'{"version":%b,"connector":"postgresql","name":%b,"ts_ms":%%d,"snapshot":"%%b","db":%b,'
+    b'"sequence":"[%%b,\\"%%%%d\\"]","ts_us":%%d,"ts_ns":%%d,"schema":%b,"table":%b,"txId":%%b,"lsn":%%%%d,'
+    b'"xmin":null,"origin":%%b,"origin_lsn":null}'
+)
+
+
+class SourceBlock:
+    """The ``source`` of one table's events, filled in two steps: per transaction, and then per row."""
+
+    __slots__ = ("_template",)
+
+    def __init__(self, server: str, database: str, schema: str, table: str) -> None:
+        version = f"headrace-{headrace.__version__}"
+        names = [json_text(each).replace(b"%", b"%%%%") for each in (version, server, database, schema, table)]
+        self._template = _SOURCE % tuple(names)
+
+    def of_transaction(
+        self,
+        commit_us: int,
+        xid: int | None,
+        last_commit: int | None,
+        snapshot: bytes = b"false",
+        origin: bytes = b"null",
+    ) -> bytes:
+        """A template that leaves two numbers open: the position of the row, twice."""
+        last = b"null" if last_commit is None else b'\\"%d\\"' % last_commit
+        of = b"null" if xid is None else b"%d" % xid
+        return self._template % (commit_us // 1000, snapshot, last, commit_us, commit_us * 1000, of, origin)
+
+
+class LargeValues:
+    """The large values of rows seen lately, by table and key; the oldest go when there are too many."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._rows: OrderedDict[tuple[str, bytes], list[Any]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def remember(self, table: str, key: bytes, values: list[Any]) -> None:
+        self.forget(table, key)
+        self._rows[table, key] = values
+        self._bytes += self._size(values)
+        while self._bytes > self._bytes_max:
+            _, oldest = self._rows.popitem(last=False)
+            self._bytes -= self._size(oldest)
+
+    def forget(self, table: str, key: bytes) -> None:
+        values = self._rows.pop((table, key), None)
+        if values is not None:
+            self._bytes -= self._size(values)
+
+    def fill(self, table: str, key: bytes, values: list[Any]) -> None:
+        """Put what is known in the place of what was not sent."""
+        known = self._rows.get((table, key))
+        if known is not None and len(known) == len(values):
+            for index, value in enumerate(values):
+                if value is UNCHANGED:
+                    values[index] = known[index]
+
+    def forget_table(self, table: str) -> None:
+        for name, key in [each for each in self._rows if each[0] == table]:
+            self.forget(name, key)
+
+    @staticmethod
+    def _size(values: list[Any]) -> int:
+        return 200 + sum(len(value) for value in values if isinstance(value, bytes))
+
+
+class _Followed:
+    """A relation with everything compiled for it."""
+
+    __slots__ = ("block", "encoder", "name", "outbox", "table")
+
+    def __init__(self, encoder: TableEncoder, block: SourceBlock, outbox: OutboxRouter | None) -> None:
+        self.encoder = encoder
+        self.block = block
+        self.table = encoder.table
+        self.name = encoder.table.full_name
+        self.outbox = outbox
+
+
+class PostgresEvents:
+    """Turns decoded messages into events; see the module."""
+
+    def __init__(
+        self, options: CaptureOptions, database: str, out: Out, now_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        self._options = options
+        self._database = database
+        self.out = out
+        self._now_ns = now_ns
+        self._relations: dict[int, _Followed] = {}
+        self._large = LargeValues(options.remembered_bytes_max)
+        self._messages = SourceBlock(options.topic_prefix, database, "", "")
+        self.transaction = Transaction("", 0)
+        self._commit_us = 0
+        self._xid = 0
+        self._origin = b"null"
+        self.last_commit: int | None = None
+        self.types: dict[int, PgType] = {}
+        self.keys: dict[tuple[str, str], list[str]] = {}
+        self.shapes: dict[str, int] = {}
+        self.touched: Callable[[str, bytes | None], bool] | None = None
+        """Told of every key that changes while a snapshot runs; False: the event is not wanted."""
+
+    # ---- tables -----------------------------------------------------------------------------------------------------
+
+    def topic_of(self, schema: str, table: str) -> str:
+        return topic_name(f"{self._options.topic_prefix}.{schema}.{table}")
+
+    def relation(self, message: pgoutput.Relation) -> None:
+        """A table has been described: for the first time, or in another shape."""
+        flagged = [column.name for column in message.columns if column.is_identity]
+        known = self.keys.get((message.schema, message.name), [])
+        key = flagged if message.identity == "d" else known
+        followed = self.follow(message.schema, message.name, list(message.columns), key)
+        self._relations[message.relation] = followed
+        self._large.forget_table(followed.name)
+
+    def follow(self, schema: str, name: str, columns: list[pgoutput.RelationColumn], key: list[str]) -> _Followed:
+        """Compile what a table of this shape needs; a shape not seen before is announced."""
+        made = tuple(
+            Column(
+                each.name,
+                renderer(each.type_oid, each.type_modifier, self.types, self._options),
+                self.types[each.type_oid].name if each.type_oid in self.types else str(each.type_oid),
+                unavailable(each.type_oid, self.types),
+            )
+            for each in columns
+        )
+        names = [each.name for each in columns]
+        table = Table(schema, name, made, tuple(names.index(each) for each in key if each in names))
+        encoder = TableEncoder(table, self.topic_of(schema, name), self._options)
+        block = SourceBlock(self._options.topic_prefix, self._database, schema, name)
+        self._announce(table, columns, block)
+        outbox = OutboxRouter(table) if table.full_name == self._options.outbox else None
+        return _Followed(encoder, block, outbox)
+
+    def _announce(self, table: Table, columns: list[pgoutput.RelationColumn], block: SourceBlock) -> None:
+        """A changed shape goes to the topic named by the prefix, in the form of Debezium's schema changes."""
+        described = [
+            {
+                "name": each.name,
+                "typeName": made.type_name,
+                "typeExpression": made.type_name,
+                "length": each.type_modifier if each.type_modifier >= 0 else None,
+                "position": place,
+            }
+            for place, (each, made) in enumerate(zip(columns, table.columns, strict=True), 1)
+        ]
+        keys = [table.columns[index].name for index in table.key]
+        shape = zlib.crc32(json.dumps([keys, described]).encode())
+        before = self.shapes.get(table.full_name)
+        if before == shape:
+            return
+        self.shapes[table.full_name] = shape
+        change = {
+            "type": "CREATE" if before is None else "ALTER",
+            "id": f'"{self._database}"."{table.schema}"."{table.name}"',
+            "table": {"primaryKeyColumnNames": keys, "columns": described},
+        }
+        source = block.of_transaction(self._commit_us, self._xid or None, self.last_commit) % (0, 0)
+        value = b'{"source":%b,"ts_ms":%d,"databaseName":%b,"schemaName":%b,"ddl":null,"tableChanges":%b}' % (
+            source,
+            self._now_ns() // 1_000_000,
+            json_text(self._database),
+            json_text(table.schema),
+            json.dumps([change], separators=(",", ":")).encode(),
+        )
+        self.out.add(topic_name(self._options.topic_prefix), b'{"databaseName":%b}' % json_text(self._database), value)
+
+    # ---- transactions -----------------------------------------------------------------------------------------------
+
+    def begin(self, commit_lsn: int, commit_us: int, xid: int, written_up_to: int = 0) -> None:
+        self.transaction = Transaction(f"{xid}:{commit_lsn}", self._now_ns(), written_up_to)
+        self._commit_us = commit_us
+        self._xid = xid
+        self._origin = b"null"
+        if self._options.transactions and written_up_to == 0:
+            self._boundary(b"BEGIN", b"null", b"null")
+
+    def end(self, end_lsn: int) -> None:
+        transaction = self.transaction
+        if self._options.transactions and transaction.index:
+            each = b'{"data_collection":%b,"event_count":%d}'
+            counts = b",".join(each % (json_text(name), count) for name, count in transaction.per_table.items())
+            self._boundary(b"END", b"%d" % transaction.index, b"[" + counts + b"]")
+        self.last_commit = end_lsn
+
+    def _boundary(self, status: bytes, count: bytes, collections: bytes) -> None:
+        name = json_text(self.transaction.id)
+        value = b'{"status":"%b","id":%b,"event_count":%b,"data_collections":%b,"ts_ms":%d}' % (
+            status,
+            name,
+            count,
+            collections,
+            self._commit_us // 1000,
+        )
+        self.out.add(f"{self._options.topic_prefix}.transaction", b'{"id":%b}' % name, value)
+
+    def origin(self, name: str) -> None:
+        self._origin = json_text(name)
+
+    def _source(self, followed: _Followed, lsn: int) -> bytes:
+        sources = self.transaction.sources
+        template = sources.get(followed)
+        if template is None:
+            template = sources[followed] = followed.block.of_transaction(
+                self._commit_us, self._xid, self.last_commit, origin=self._origin
+            )
+        return template % (lsn, lsn)
+
+    # ---- changes ----------------------------------------------------------------------------------------------------
+
+    def insert(self, message: pgoutput.Insert, lsn: int, size: int) -> None:
+        followed = self._relations[message.relation]
+        encoder, new = followed.encoder, message.new
+        if followed.outbox is not None:
+            followed.outbox.created(self.out, self.transaction, new)
+            return
+        if self.touched is not None and not self.touched(followed.name, encoder.key(new)):
+            return
+        if size >= LARGE_MESSAGE_BYTES and followed.table.key:
+            self._large.remember(followed.name, encoder.key(new) or b"", new)
+        encoder.created(self.out, self.transaction, self._source(followed, lsn), new)
+
+    def update(self, message: pgoutput.Update, lsn: int, size: int) -> None:
+        followed = self._relations[message.relation]
+        if followed.outbox is not None:
+            return
+        encoder, old, new = followed.encoder, message.old, message.new
+        old_key = new_key = None
+        if old is not None:
+            old_key, new_key = encoder.key(old), encoder.key(new)
+            if not message.old_is_key:
+                new = [before if after is UNCHANGED else after for before, after in zip(old, new, strict=True)]
+                old = list(old)
+        elif self.touched is not None or size >= LARGE_MESSAGE_BYTES or len(self._large):
+            old_key = new_key = encoder.key(new)
+        if self.touched is not None and not self._both_touched(followed.name, old_key, new_key):
+            return
+        self._keep_large(followed, old_key, new_key, new, size)
+        source = self._source(followed, lsn)
+        if old is not None and old_key != new_key:
+            encoder.moved(self.out, self.transaction, source, old, new)
+        else:
+            encoder.updated(self.out, self.transaction, source, None if message.old_is_key else old, new)
+
+    def _both_touched(self, table: str, old_key: bytes | None, new_key: bytes | None) -> bool:
+        assert self.touched is not None
+        wanted = self.touched(table, new_key)
+        return self.touched(table, old_key) if old_key != new_key else wanted
+
+    def _keep_large(
+        self, followed: _Followed, old_key: bytes | None, new_key: bytes | None, new: list[Any], size: int
+    ) -> None:
+        """Fill in what is known, and remember what may be left out the next time."""
+        if new_key is None or old_key is None:
+            return
+        unsent = UNCHANGED in new
+        if unsent:
+            self._large.fill(followed.name, old_key, new)
+        self._large.forget(followed.name, old_key)
+        if unsent or size >= LARGE_MESSAGE_BYTES:
+            self._large.remember(followed.name, new_key, new)
+
+    def delete(self, message: pgoutput.Delete, lsn: int) -> None:
+        followed = self._relations[message.relation]
+        if followed.outbox is not None:
+            return
+        key = followed.encoder.key(message.old)
+        if self.touched is not None and not self.touched(followed.name, key):
+            return
+        if key is not None:
+            self._large.forget(followed.name, key)
+        followed.encoder.deleted(self.out, self.transaction, self._source(followed, lsn), message.old)
+
+    def truncate(self, message: pgoutput.Truncate, lsn: int) -> None:
+        for relation in message.relations:
+            followed = self._relations.get(relation)
+            if followed is not None and followed.outbox is None:
+                self._large.forget_table(followed.name)
+                followed.encoder.truncated(self.out, self.transaction, self._source(followed, lsn))
+
+    def message(self, message: pgoutput.LogicalMessage, lsn: int) -> None:
+        """What ``pg_logical_emit_message`` wrote: an event of its own, without a table."""
+        transaction = self.transaction
+        if not message.transactional:
+            transaction = Transaction(f"0:{message.lsn}", self._now_ns())
+        transaction.index += 1
+        transaction.per_table["message"] = in_table = transaction.per_table.get("message", 0) + 1
+        if transaction.index <= transaction.written_up_to:
+            return
+        commit_us = self._commit_us if message.transactional else self._now_ns() // 1000
+        xid = self._xid if message.transactional else None
+        source = self._messages.of_transaction(commit_us, xid, self.last_commit) % (lsn, lsn)
+        prefix = json_text(message.prefix)
+        value = (
+            b'{"op":"m","ts_ms":%d,"source":%b,"transaction":{"id":"%b","total_order":%d,"data_collection_order":%d},'
+            b'"message":{"prefix":%b,"content":"%b"}}'
+        ) % (
+            transaction.now_ns // 1_000_000,
+            source,
+            transaction.id.encode(),
+            transaction.index,
+            in_table,
+            prefix,
+            b64encode(message.content),
+        )
+        self.out.add(f"{self._options.topic_prefix}.message", b'{"prefix":%b}' % prefix, value)
+
+
+def topic_name(text: str) -> str:
+    """A topic's name: what Kafka does not allow in one becomes an underscore, as in Debezium."""
+    return "".join(each if each.isascii() and (each.isalnum() or each in "._-") else "_" for each in text)[:249]

@@ -1,0 +1,293 @@
+"""What was in the tables before capture began, read in chunks while changes go on; no locks, and resumable.
+
+A chunk of a table with a key is read in one statement, in a transaction that also tells *which transactions it sees*
+(``pg_current_snapshot()``). Then a watermark is written into the server's own log (``pg_logical_emit_message``) and the
+stream is followed until it comes by. The chunk's rows are emitted there, except those whose key was changed by a
+transaction that the chunk had not seen: such a change is in the stream already, and is newer than the row.
+
+Why this is right, for one row of the chunk:
+
+- A transaction that the chunk has seen had committed before the watermark was written, so its change is in the stream
+  before the watermark, and the row, which comes behind it, is at least as new.
+- A transaction that the chunk has not seen is newer than the row. If its change comes before the watermark, the row
+  is dropped. If it comes behind the watermark, it comes behind the row, as it should.
+
+It is not enough to look at what arrives between reading and watermark. A transaction's commit is in the stream a moment
+*before* other sessions see it (for long, where it waits for a synchronous standby), so a change may have passed already
+that the chunk does not see. Hence changes of tables still to be read are noted with their transaction as they pass, and
+forgotten once a chunk has seen that transaction. After a restart nothing is noted; so a first watermark is awaited
+before the first chunk is read, and what had passed before the restart is visible by then.
+
+A table without a key cannot be matched row by row. It is read in one piece and emitted at once. Changes from before are
+left out, and so are, until the log has passed the place where it was read, changes by transactions that it has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from psycopg import sql
+
+from headrace.capture.pgoutput import RelationColumn
+from headrace.capture.postgres_setup import PostgresSetup, TableInfo
+from headrace.capture.source import Progress
+
+__all__ = ["Chunk", "SeenTransactions", "Snapshots"]
+
+READ_ONLY = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+
+class SeenTransactions:
+    """PostgreSQL's snapshot, ``xmin:xmax:xip,…``: which transactions a statement has seen."""
+
+    __slots__ = ("_running", "_xmax", "_xmin", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        xmin, xmax, running = text.split(":")
+        self._xmin = int(xmin)
+        self._xmax = int(xmax)
+        self._running = {int(each) for each in running.split(",") if each}
+
+    def sees(self, xid: int) -> bool:
+        """``xid`` has 32 bits, as the stream has it; ids here have 64 and are near each other."""
+        full = (self._xmax & ~0xFFFFFFFF) | xid
+        if full - self._xmax > 2**31:
+            full -= 2**32
+        elif self._xmax - full > 2**31:
+            full += 2**32
+        return full < self._xmin or (full < self._xmax and full not in self._running)
+
+
+class Chunk(NamedTuple):
+    """Rows of one statement that wait for their watermark."""
+
+    number: int
+    table: TableInfo
+    columns: list[RelationColumn]
+    seen: SeenTransactions
+    rows: dict[bytes, list[bytes | None]]
+    after: list[str] | None
+    rows_read: int
+    is_last: bool
+
+
+class Snapshots:
+    """Which tables are still to be read, how far, and the chunk under way."""
+
+    def __init__(
+        self,
+        setup: PostgresSetup,
+        run: str,
+        chunk_rows: int,
+        key_of: Callable[[TableInfo, list[RelationColumn]], Callable[[list[bytes | None]], bytes | None]],
+    ) -> None:
+        self._setup = setup
+        self.prefix = f"{setup.slot}.watermark"
+        self._run = run
+        self._chunk_rows = chunk_rows
+        self._key_of = key_of
+        self.progress: dict[str, Progress] = {}
+        self._tables: dict[str, TableInfo] = {}
+        self._pending: list[str] = []
+        self._number = 0
+        self._awaited: int | None = None
+        self.chunk: Chunk | None = None
+        self._touched: dict[str, dict[bytes, int]] = {}
+        self._touched_without_key: dict[str, set[int]] = {}
+        self._filters: dict[str, tuple[SeenTransactions, int]] = {}
+
+    def start(self, progress: dict[str, Progress], tables: dict[str, TableInfo]) -> None:
+        """Take up what is recorded, and plan the tables that are not."""
+        self.progress = progress
+        self._tables = tables
+        for name, table in tables.items():
+            progress.setdefault(name, Progress(rows_expected=table.rows_expected))
+        self._pending = [name for name in tables if not progress[name].done]
+        self._touched = {name: {} for name in self._pending if tables[name].key}
+        self._touched_without_key = {name: set() for name in self._pending if not tables[name].key}
+        for name, each in progress.items():
+            if each.filter:
+                self._filters[name] = SeenTransactions(each.filter[0]), each.filter[1]
+        if self._pending:
+            self._awaited = self._watermark()
+
+    @property
+    def done(self) -> bool:
+        return not self._pending
+
+    @property
+    def wants_to_read(self) -> bool:
+        return bool(self._pending) and self._awaited is None
+
+    @property
+    def watching(self) -> bool:
+        """Whether changes must be told to ``changed``."""
+        return bool(self._pending or self._filters)
+
+    # ---- the stream tells -------------------------------------------------------------------------------------------
+
+    def changed(self, table: str, key: bytes | None, xid: int, commit_lsn: int) -> bool:
+        """A change passes; False: it is part of what a snapshot shows, or will show."""
+        if table in self._filters:
+            seen, until = self._filters[table]
+            if commit_lsn >= until:
+                self.progress[table].filter = None
+                del self._filters[table]
+                return True
+            return not seen.sees(xid)
+        if table in self._touched_without_key:
+            self._touched_without_key[table].add(xid)
+            return False
+        touched = self._touched.get(table)
+        if touched is not None and key is not None:
+            touched[key] = xid
+            chunk = self.chunk
+            if chunk is not None and chunk.table.full_name == table and not chunk.seen.sees(xid):
+                chunk.rows.pop(key, None)
+        return True
+
+    def passed(self, content: bytes) -> Chunk | None:
+        """A watermark comes by; gives the chunk that waited for it."""
+        run, _, number = content.decode().partition(":")
+        if run != self._run or int(number) != self._awaited:
+            return None  # of a run that is over: its chunk is read again
+        self._awaited = None
+        chunk, self.chunk = self.chunk, None
+        if chunk is None:
+            return None
+        progress = self.progress[chunk.table.full_name]
+        progress.after = chunk.after or progress.after
+        progress.rows += chunk.rows_read
+        if chunk.is_last:
+            self._finish(chunk.table.full_name)
+        return chunk
+
+    def _finish(self, table: str) -> None:
+        self.progress[table].done = True
+        self.progress[table].after = None
+        self._pending.remove(table)
+        self._touched.pop(table, None)
+        self._touched_without_key.pop(table, None)
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def step(
+        self, emit_whole: Callable[[TableInfo, list[RelationColumn], int, Iterator[list[bytes | None]]], int]
+    ) -> None:
+        """Read the next chunk unless one is under way. A table without a key is emitted whole, at once."""
+        if self._awaited is not None or not self._pending:
+            return
+        name = self._pending[0]
+        table = self._tables[name]
+        connection = self._setup.connection
+        connection.execute(READ_ONLY)
+        try:
+            seen = SeenTransactions(self._setup.one("select pg_current_snapshot()::text"))
+            self._forget_seen(seen)
+            columns = self._setup.columns(table)
+            if not table.key:
+                self._read_whole(table, columns, seen, emit_whole)
+                return
+            chunk = self._read_chunk(table, columns, seen)
+        finally:
+            connection.execute("COMMIT")
+        self._awaited = self._watermark()
+        self.chunk = chunk._replace(number=self._awaited)
+
+    def _forget_seen(self, seen: SeenTransactions) -> None:
+        for name, touched in self._touched.items():
+            self._touched[name] = {key: xid for key, xid in touched.items() if not seen.sees(xid)}
+        for name, xids in self._touched_without_key.items():
+            self._touched_without_key[name] = {xid for xid in xids if not seen.sees(xid)}
+
+    def _read_chunk(self, table: TableInfo, columns: list[RelationColumn], seen: SeenTransactions) -> Chunk:
+        key_of = self._key_of(table, columns)
+        places = [[each.name for each in columns].index(name) for name in table.key]
+        rows: dict[bytes, list[bytes | None]] = {}
+        row: list[bytes | None] = []
+        count = 0
+        for row in self._copy(table, columns, self.progress[table.full_name].after, self._chunk_rows):
+            rows[key_of(row) or b""] = row
+            count += 1
+        for key in self._touched[table.full_name]:
+            rows.pop(key, None)
+        after = [(row[place] or b"").decode() for place in places] if count else None
+        return Chunk(0, table, columns, seen, rows, after, count, count < self._chunk_rows)
+
+    def _read_whole(
+        self,
+        table: TableInfo,
+        columns: list[RelationColumn],
+        seen: SeenTransactions,
+        emit_whole: Callable[[TableInfo, list[RelationColumn], int, Iterator[list[bytes | None]]], int],
+    ) -> None:
+        name = table.full_name
+        if self._touched_without_key[name]:
+            return  # a change has been left out that this snapshot does not show yet; the next one will
+        until = self._setup.current_lsn()
+        progress = self.progress[name]
+        progress.rows = emit_whole(table, columns, until, self._copy(table, columns, None, None))
+        progress.filter = [seen.text, until]
+        self._filters[name] = seen, until
+        self._finish(name)
+
+    def _copy(
+        self, table: TableInfo, columns: list[RelationColumn], after: list[str] | None, limit: int | None
+    ) -> Iterator[list[bytes | None]]:
+        """Rows in the server's texts, by key."""
+        names = sql.SQL(", ").join(sql.Identifier(each.name) for each in columns)
+        query = sql.SQL("SELECT {} FROM {}").format(names, table.identifier)
+        key = sql.SQL(", ").join(map(sql.Identifier, table.key))
+        if after:
+            values = sql.SQL(", ").join(map(sql.Literal, after))
+            query += sql.SQL(" WHERE ({}) > ({})").format(key, values)
+        if limit is not None:
+            query += sql.SQL(" ORDER BY {} LIMIT {}").format(key, sql.Literal(limit))
+        cursor = self._setup.connection.cursor()
+        with cursor.copy(sql.SQL("COPY ({}) TO STDOUT").format(query)) as copy:
+            for line in copy:
+                yield _fields(bytes(line))
+
+    def _watermark(self) -> int:
+        """Write a mark into the server's log, as a transaction of its own so that it is flushed."""
+        self._number += 1
+        content = f"{self._run}:{self._number}"
+        self._setup.connection.execute("select pg_logical_emit_message(true, %s, %s)", (self.prefix, content))
+        return self._number
+
+
+_ESCAPES = {
+    b"b": b"\b",
+    b"f": b"\f",
+    b"n": b"\n",
+    b"r": b"\r",
+    b"t": b"\t",
+    b"v": b"\v",
+    b"\\": b"\\",
+}
+
+
+def _fields(line: bytes) -> list[bytes | None]:
+    """One line of COPY's text format."""
+    values = line[:-1].split(b"\t")
+    if b"\\" not in line:
+        return values  # type: ignore[return-value]
+    return [None if value == b"\\N" else _unescaped(value) if b"\\" in value else value for value in values]
+
+
+def _unescaped(value: bytes) -> bytes:
+    first, *rest = value.split(b"\\")
+    out = [first]
+    escaped_backslash = False
+    for part in rest:
+        if escaped_backslash:
+            out.append(part)
+            escaped_backslash = False
+        elif not part:
+            out.append(b"\\")
+            escaped_backslash = True
+        else:
+            out.append(_ESCAPES.get(part[:1], part[:1]) + part[1:])
+    return b"".join(out)

@@ -1,0 +1,127 @@
+"""Events and the position behind them, committed together in one transaction of the log.
+
+Records are encoded as they come, into one batch per partition; full batches go out while the next ones are filled. The
+transaction begins with the first of them and ends with ``commit``, which adds the state. Whoever is killed in between
+leaves an open transaction that no reader of committed records sees; the next holder of the name aborts it before it
+reads where to go on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.capture.envelope import Headers
+from headrace.capture.options import CaptureOptions
+from headrace.capture.state import STATE_CONFIG, ensure_topic, read_state, state_topic
+from headrace.client import Client, PreparedRecords, ProducerOptions, TopicPartition, TransactionalProducer
+from headrace.client.accumulator import OpenBatch
+from headrace.client.partitioner import partition_for_key
+from headrace.record import Codec
+
+__all__ = ["Writer"]
+
+BATCH_BYTES = 512 * 1024
+TRANSACTION_TIMEOUT_MS = 600_000
+"""A table without a key is read in one piece and must be written in one transaction; Kafka allows 15 minutes."""
+
+
+class Writer:
+    """Gathers events and commits them with their position; see the module. Used by one thread."""
+
+    def __init__(self, client: Client, options: CaptureOptions) -> None:
+        self._client = client
+        self._options = options
+        self._producer = TransactionalProducer(
+            client,
+            f"headrace-capture-{options.name}",
+            TRANSACTION_TIMEOUT_MS,
+            ProducerOptions(create_topics=False, codec=Codec.LZ4, batch_bytes=BATCH_BYTES),
+        )
+        self._state_topic = state_topic(options.name)
+        self._written: dict[str, bytes] = {}
+        self._partitions: dict[str, int] = {}
+        self._open: dict[TopicPartition, OpenBatch] = {}
+        self._in_transaction = False
+        self._now_ms = 0
+        self.events = 0
+        """Taken since the writer was made."""
+        self.events_pending = 0
+        self.bytes_pending = 0
+        self.pending_since = 0.0
+
+    def start(self) -> dict[str, Any]:
+        """Become the only writer of this name; gives the state that was committed last."""
+        ensure_topic(self._client, self._state_topic, partitions=1, config=STATE_CONFIG)
+        self._producer.init()
+        state = read_state(self._client, self._options.name)
+        self._written = {part: _json(value) for part, value in state.items()}
+        return state
+
+    def add(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
+        """Take one record; it becomes visible with the next ``commit``."""
+        count = self._partitions.get(topic) or self._prepare(topic)
+        place = TopicPartition(topic, 0 if count == 1 or key is None else partition_for_key(key, count))
+        batch = self._open.get(place)
+        if batch is None:
+            if not self.events_pending:
+                self.pending_since = time.monotonic()
+            self._now_ms = time.time_ns() // 1_000_000
+            batch = self._open[place] = OpenBatch(place, Codec.NONE, 0)
+        before = len(batch)
+        batch.add(key, value, headers, self._now_ms)
+        self.events += 1
+        self.events_pending += 1
+        self.bytes_pending += len(batch) - before
+        if len(batch) >= BATCH_BYTES:
+            self._send(self._open.pop(place))
+
+    def commit(self, state: Mapping[str, Any]) -> None:
+        """Make the events and the state visible together. When it raises, only ``start`` tells what has come of it."""
+        changed = self._changed(state)
+        if not changed and not self.events_pending:
+            return
+        for place in list(self._open):
+            self._send(self._open.pop(place))
+        self._begin()
+        for part, text in changed.items():
+            self._producer.send(self._state_topic, text, key=part.encode(), partition=0)
+        self._producer.commit()
+        self._in_transaction = False
+        self._written.update(changed)
+        self.events_pending = self.bytes_pending = 0
+
+    def is_new(self, state: Mapping[str, Any]) -> bool:
+        """Whether ``commit`` would write this state."""
+        return bool(self._changed(state))
+
+    def _changed(self, state: Mapping[str, Any]) -> dict[str, bytes]:
+        return {part: text for part, value in state.items() if self._written.get(part) != (text := _json(value))}
+
+    def abandon(self) -> None:
+        """Take back what was not committed."""
+        self._open.clear()
+        self._producer.abort()
+
+    def _begin(self) -> None:
+        if not self._in_transaction:
+            self._producer.begin()
+            self._in_transaction = True
+
+    def _send(self, batch: OpenBatch) -> None:
+        self._begin()
+        records = PreparedRecords(batch.data, batch.count, batch.base_timestamp, batch.max_timestamp)
+        self._producer.send_prepared(batch.partition, records)
+
+    def _prepare(self, topic: str) -> int:
+        """The number of a topic's partitions; a topic that is not there is made."""
+        config = dict(self._options.topic_config)
+        ensure_topic(self._client, topic, partitions=self._options.partitions, config=config)
+        count = self._partitions[topic] = len(self._client.topic(topic).partitions)
+        return count
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
