@@ -101,3 +101,10 @@ def test_without_pyspark_the_error_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, timeout=100, capture_output=True, text=True)
     assert "pip install 'headrace[spark]'" in done.stdout
+
+
+def test_what_spark_loads_into_its_many_processes_does_not_import_pandas() -> None:
+    """Spark starts a Python for the planner of every query; pandas would take two thirds of its start."""
+    loads = "import sys, headrace.spark.source, headrace.spark.sink, headrace.spark.testing"
+    program = f"{loads}; sys.exit('pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=120, check=False).returncode == 0
