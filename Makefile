@@ -45,10 +45,10 @@ test: $(STAMP) ## every test, fast ones first
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) tests -m "not spark"
+	$(PYTEST) tests --ignore tests/cluster -m "not (spark and slow)"
 
-test-spark: $(STAMP) ## the tests that start Spark: source, sink, pipelines, examples (many minutes)
-	$(PYTEST) tests/spark tests/docs -m spark --timeout=600
+test-spark: $(STAMP) ## all tests that start Spark, also the long ones: kills, restarts, clusters (half an hour)
+	$(PYTEST) tests/spark tests/docs -m spark
 
 test-cluster: $(STAMP) ## client, source and sink on Apache Kafka with three brokers, whose leaders are killed
 	$(PYTEST) tests/cluster --timeout=1800

@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
+LONG = (pytest.mark.spark, pytest.mark.slow)
+"""Examples that start Spark for themselves; ``make test`` runs what they show in tests/spark."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -72,18 +74,18 @@ def test_every_command_and_program_of_a_document_runs_and_prints_what_it_says(
     assert play(document, server, tmp_path) == count
 
 
-@pytest.mark.timeout(330)  # the Spark examples start a session of their own
+@pytest.mark.timeout(660)  # the Spark examples start a session of their own
 @pytest.mark.parametrize(
     "example",
     [
-        pytest.param(path, id=path.name, marks=[pytest.mark.spark] if "headrace.spark" in path.read_text() else [])
+        pytest.param(path, id=path.name, marks=LONG if "headrace.spark" in path.read_text() else ())
         for path in sorted(ROOT.glob("examples/0*.py"))
     ],
 )
 def test_every_example_runs_by_itself(example: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     done = subprocess.run(
-        [sys.executable, str(example)], env=kept, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, str(example)], env=kept, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert done.stdout.strip(), "an example shows what it saw"

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.client import Client, Groups, TopicPartition
-from tests.servers.headrace import headrace_server as start_headrace
+from headrace.testing import broker as start_broker
 from tests.servers.process import RunningServer
-from tests.spark.topics import create, send
+from tests.spark.topics import create, eventually, send
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(900)]
 
@@ -38,14 +37,14 @@ def copy(spark):
 """
 
 
-def options(broker: RunningServer, *more: str) -> list[str]:
-    return ["--bootstrap", broker.bootstrap, "--master", "local[2]", *more]
+def options(bootstrap: str, *more: str) -> list[str]:
+    return ["--bootstrap", bootstrap, "--master", "local[2]", *more]
 
 
 def environment() -> dict[str, str]:
-    return {
-        name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE_", "SPARK_", "PYSPARK"))
-    }
+    ours = ("HEADRACE_", "SPARK_", "PYSPARK")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return {**kept, "SPARK_SUBMIT_OPTS": os.environ.get("SPARK_SUBMIT_OPTS", "")}
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -55,34 +54,28 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
 
 
 @contextmanager
 def running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    child = subprocess.Popen(
-        [str(COMMAND), "run", *arguments],
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.wait()
+    command = [str(COMMAND), "run", *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=folder, env=environment(), stdout=pipe, stderr=pipe, text=True) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
-def until(condition: Callable[[], bool], child: subprocess.Popen[str], timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
+def until(condition: Callable[[], bool], child: subprocess.Popen[str]) -> None:
+    def met() -> bool:
         assert child.poll() is None, child.communicate()
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.2)
+        return condition()
+
+    eventually(met)
 
 
 def written(folder: Path) -> list[str]:
@@ -101,7 +94,7 @@ def test_what_is_there_is_worked_off_the_terminal_stays_clean_and_the_next_run_g
     create(headrace_server.bootstrap, topic)
     send(headrace_server.bootstrap, topic, [b"a", b"b"])
     (tmp_path / "shop.py").write_text(HEAD + COPY.replace("TOPIC", topic))
-    first = run(tmp_path, "shop.py", "--available-now", *options(headrace_server, "--output", "json"))
+    first = run(tmp_path, "shop.py", "--available-now", *options(headrace_server.bootstrap, "--output", "json"))
     assert first.returncode == 0, first.stderr
     assert first.stderr == "starting Spark; its messages go to headrace-run.log\n"
     *batches, last = [json.loads(line) for line in first.stdout.splitlines()]
@@ -110,12 +103,13 @@ def test_what_is_there_is_worked_off_the_terminal_stays_clean_and_the_next_run_g
     assert (tmp_path / "headrace-run.log").stat().st_size > 0
     assert (tmp_path / "headrace-checkpoints" / "copy" / "spark" / "commits" / "0").is_file()
     send(headrace_server.bootstrap, topic, [b"c"])
-    second = run(tmp_path, "shop.py", "--available-now", *options(headrace_server))
+    second = run(tmp_path, "shop.py", "--available-now", *options(headrace_server.bootstrap))
     assert second.returncode == 0, second.stderr
     assert "copy  done" in second.stderr
     assert written(tmp_path) == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_a_signal_stops_it_cleanly_and_positions_are_shown_to_the_last_one(
     headrace_server: RunningServer, unique: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -123,12 +117,12 @@ def test_a_signal_stops_it_cleanly_and_positions_are_shown_to_the_last_one(
     create(headrace_server.bootstrap, topic)
     send(headrace_server.bootstrap, topic, [b"a"])
     (tmp_path / "shop.py").write_text(HEAD + COPY.replace("TOPIC", topic))
-    with running(tmp_path, "shop.py", *options(headrace_server)) as child:
+    with running(tmp_path, "shop.py", *options(headrace_server.bootstrap)) as child:
         until(lambda: written(tmp_path) == ["a"], child)
         send(headrace_server.bootstrap, topic, [b"b"])
         until(lambda: written(tmp_path) == ["a", "b"], child)
         child.send_signal(signal.SIGTERM)
-        _, errors = child.communicate(timeout=60)
+        _, errors = child.communicate(timeout=300)
     assert child.returncode == 0, errors
     assert "stopping" in errors
     assert "copy  stopped" in errors
@@ -138,31 +132,29 @@ def test_a_signal_stops_it_cleanly_and_positions_are_shown_to_the_last_one(
     assert found[TopicPartition(topic, 0)] == 2
 
 
+@pytest.mark.slow
 def test_a_broker_that_goes_away_is_waited_for_and_nothing_is_lost(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with start_headrace(data=data) as broker:
+    with start_broker(in_process=False) as broker:
         create(broker.bootstrap, "in")
         send(broker.bootstrap, "in", [b"a"])
-        address = broker.bootstrap
-        (tmp_path / "shop.py").write_text(
-            HEAD + COPY.replace("TOPIC", "in").replace('"text"', '"text", retryTimeoutMs=1000')
-        )
-        with running(tmp_path, "shop.py", *options(broker)) as child:
+        impatient = COPY.replace("TOPIC", "in").replace('"text"', '"text", retryTimeoutMs=1000')
+        (tmp_path / "shop.py").write_text(HEAD + impatient)
+        with running(tmp_path, "shop.py", *options(broker.bootstrap)) as child:
             until(lambda: written(tmp_path) == ["a"], child)
-            os.kill(broker.pid, signal.SIGTERM)
+            broker.kill()
             log = tmp_path / "headrace-run.log"
             until(lambda: "pipeline copy failed" in log.read_text(errors="replace"), child)
-            with start_headrace(data=data, arguments=["--kafka", address]) as again:
-                assert again.bootstrap == address
-                send(address, "in", [b"b"])
-                until(lambda: written(tmp_path) == ["a", "b"], child)
-                child.send_signal(signal.SIGINT)
-                _, errors = child.communicate(timeout=60)
-        assert child.returncode == 0, errors
-        assert "copy failed: " in errors
-        assert "restart 1 in 1 s" in errors
+            broker.start()
+            send(broker.bootstrap, "in", [b"b"])
+            until(lambda: written(tmp_path) == ["a", "b"], child)
+            child.send_signal(signal.SIGINT)
+            _, errors = child.communicate(timeout=300)
+    assert child.returncode == 0, errors
+    assert "copy failed: " in errors
+    assert "restart 1 in 1 s" in errors
 
 
+@pytest.mark.slow
 def test_a_changed_query_is_refused_in_words_and_starts_over_when_told_to(
     headrace_server: RunningServer, unique: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -178,20 +170,21 @@ def words(spark):
 """
     file = tmp_path / "words.py"
     file.write_text(HEAD + counting.replace("KEY", '"value"'))
-    first = run(tmp_path, "words.py", "--available-now", *options(headrace_server))
+    first = run(tmp_path, "words.py", "--available-now", *options(headrace_server.bootstrap))
     assert first.stdout == "[('a', 2), ('b', 1)]\n", first.stderr
     file.write_text(HEAD + counting.replace("KEY", '"value", "_partition"'))
-    refused = run(tmp_path, "words.py", "--available-now", *options(headrace_server))
+    refused = run(tmp_path, "words.py", "--available-now", *options(headrace_server.bootstrap))
     assert refused.returncode == 1
     line = refused.stderr.splitlines()[-1]
     assert "pipeline 'words' has changed and no longer fits its checkpoint headrace-checkpoints/words" in line
     assert "was by value (string) and is by value (string), _partition (int)" in line
     assert "headrace run words.py --only words --start-over" in line
-    again = run(tmp_path, "words.py", "--available-now", "--start-over", *options(headrace_server))
+    again = run(tmp_path, "words.py", "--available-now", "--start-over", *options(headrace_server.bootstrap))
     assert again.stdout == "[('a', 0, 2), ('b', 0, 1)]\n", again.stderr
     assert "its old checkpoint is kept as words.until-" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_bounded_pipeline_runs_once_and_only_those_asked_for_run(
     headrace_server: RunningServer, unique: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -208,14 +201,15 @@ def never(spark):
     raise RuntimeError("not asked for")
 """
     (tmp_path / "once.py").write_text(HEAD + text)
-    done = run(tmp_path, "once.py", "--only", "once", *options(headrace_server))
+    done = run(tmp_path, "once.py", "--only", "once", *options(headrace_server.bootstrap))
     assert done.returncode == 0, done.stderr
     assert "|    a|" in done.stdout
-    wrong = run(tmp_path, "once.py", *options(headrace_server))
+    wrong = run(tmp_path, "once.py", *options(headrace_server.bootstrap))
     assert wrong.returncode == 1
     assert "headrace: pipeline 'never': RuntimeError: not asked for" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_without_a_broker_it_ends_at_once_and_says_how_to_start_one(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(HEAD + COPY.replace("TOPIC", "in"))
     done = run(tmp_path, "shop.py", "--bootstrap", "127.0.0.1:1", "--master", "local[2]")
@@ -223,6 +217,7 @@ def test_without_a_broker_it_ends_at_once_and_says_how_to_start_one(tmp_path: Pa
     assert "start one: headrace up" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_on_a_cluster_headrace_and_the_file_reach_executors_that_have_neither(
     headrace_server: RunningServer, unique: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -281,10 +276,10 @@ def test_the_pipeline_of_the_readme_runs(headrace_server: RunningServer, tmp_pat
     create(headrace_server.bootstrap, "shop.orders")
     create(headrace_server.bootstrap, "revenue")
     send(headrace_server.bootstrap, "shop.orders", [json.dumps(order).encode() for order in orders])
-    done = run(tmp_path, "shop.py", "--available-now", *options(headrace_server))
+    done = run(tmp_path, "shop.py", "--available-now", *options(headrace_server.bootstrap))
     assert done.returncode == 0, done.stderr
     consume = [str(COMMAND), "consume", "revenue", "-e", "-b", headrace_server.bootstrap, "-f", "%k %v\n"]
-    printed = subprocess.run(consume, env=environment(), capture_output=True, text=True, timeout=60, check=True)
+    printed = subprocess.run(consume, env=environment(), capture_output=True, text=True, timeout=120, check=True)
     lines = sorted(printed.stdout.splitlines())
     key, value = lines[0].split(" {", 1)
     assert key == "2026-01-31 10:00:00"
@@ -292,6 +287,7 @@ def test_the_pipeline_of_the_readme_runs(headrace_server: RunningServer, tmp_pat
     assert len(lines) == 7
 
 
+@pytest.mark.slow
 def test_updates_reach_a_topic_and_a_second_run_repeats_none(
     headrace_server: RunningServer, unique: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -308,8 +304,8 @@ def words(spark):
     folder.mkdir()
     (folder / "words.py").write_text(HEAD + text)
     for _ in range(2):
-        done = run(folder, "words.py", "--available-now", *options(headrace_server))
+        done = run(folder, "words.py", "--available-now", *options(headrace_server.bootstrap))
         assert done.returncode == 0, done.stderr
     consume = [str(COMMAND), "consume", out, "-e", "-b", headrace_server.bootstrap, "-f", "%k %v\n"]
-    printed = subprocess.run(consume, env=environment(), capture_output=True, text=True, timeout=60, check=True)
+    printed = subprocess.run(consume, env=environment(), capture_output=True, text=True, timeout=120, check=True)
     assert sorted(printed.stdout.splitlines()) == ['a {"value":"a","count":2}', 'b {"value":"b","count":1}']

@@ -12,7 +12,7 @@ from headrace.spark.checkpoints import Checkpoint
 from headrace.spark.compat import Shape, changes, shape_of
 from headrace.spark.reading import stream
 
-pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]
 
 
 def orders(spark: SparkSession, topic: str = "orders") -> DataFrame:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from headrace.client import Client, Consumer, ConsumerOptions, FetchOptions, TopicPartition, start_offsets
 from headrace.record import Record
@@ -19,9 +19,9 @@ from headrace.spark.sink import exactly_once_batch
 from headrace.spark.sink_checkpoint import read_end_offsets
 from headrace.testing import broker as start_broker
 from tests.servers.process import RunningServer
-from tests.spark.topics import create, fill, read_stream
+from tests.spark.topics import create, eventually, fill, read_stream
 
-pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]
 
 Name = Callable[[str], str]
 
@@ -42,12 +42,10 @@ def committed(bootstrap: str, topic: str) -> list[tuple[int, Record]]:
 
 def values(bootstrap: str, topic: str, *, count: int = 0) -> list[bytes]:
     """Sorted. Apache Kafka answers an end before its markers are written, so readers may be a moment late."""
-    deadline = time.monotonic() + 10
-    while True:
-        found = sorted(record.value or b"" for _, record in committed(bootstrap, topic))
-        if len(found) >= count or time.monotonic() > deadline:
-            return found
-        time.sleep(0.1)
+    return eventually(
+        lambda: sorted(record.value or b"" for _, record in committed(bootstrap, topic)),
+        lambda found: len(found) >= count,
+    )
 
 
 def write(rows: DataFrame, bootstrap: str, **options: Any) -> None:
@@ -117,6 +115,7 @@ def test_a_stream_goes_from_topic_to_topic_over_several_runs(
     assert last.batch.query == query_id
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_lost_its_last_entry_is_noticed(
     spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
 ) -> None:
@@ -170,6 +169,7 @@ def test_a_batch_inside_for_each_batch_is_written_once_when_spark_replays_it(
     assert values(bootstrap, target) == [b"50", b"50"]
 
 
+@pytest.mark.slow
 def test_a_stream_that_cannot_tell_its_query_asks_for_a_name(
     spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
 ) -> None:
@@ -217,6 +217,11 @@ def test_a_topic_cannot_be_overwritten(spark: SparkSession) -> None:
         writer.option("kafka.bootstrap.servers", "127.0.0.1:1").option("topic", "t").save()
 
 
+def wait_for_batches(query: StreamingQuery, count: int) -> None:
+    eventually(lambda: len(query.recentProgress) >= count or not query.isActive)
+
+
+@pytest.mark.slow
 def test_a_broker_that_is_killed_in_mid_batch_and_comes_back_costs_no_row(
     spark: SparkSession, unique: Name, tmp_path: Path
 ) -> None:
@@ -229,9 +234,12 @@ def test_a_broker_that_is_killed_in_mid_batch_and_comes_back_costs_no_row(
         writer = rows.select("key", "value").writeStream.format("headrace").option("topic", target)
         writer = writer.option("kafka.bootstrap.servers", broker.bootstrap).option("batchBytes", "200")
         query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
-        for _ in range(2):
-            time.sleep(2)
-            broker.kill()
-            broker.start()
-        query.awaitTermination()
+        try:
+            for batches in (1, 3):
+                wait_for_batches(query, batches)
+                broker.kill()
+                broker.start()
+            query.awaitTermination()
+        finally:
+            query.stop()
         assert values(broker.bootstrap, target) == sorted(b"value-%d" % index for index in range(3000))

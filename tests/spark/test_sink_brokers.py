@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +10,7 @@ from headrace.client import Admin, Client, end_transaction
 from headrace.spark.decisions import BatchRef, DecisionTopic
 from headrace.spark.sink_protocol import Protocol, Settings
 from tests.servers.process import RunningServer
+from tests.spark.topics import eventually
 from tests.unit.spark.sink_world import PATIENCE, Death, Fate, World, expected, mortality, spread
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
@@ -29,10 +29,7 @@ def world(broker: RunningServer, unique: Callable[[str], str]) -> World:
 
 def visible_soon(world: World, rows: list[bytes]) -> list[bytes]:
     """Apache Kafka answers an end when it is decided; its markers follow a moment later."""
-    deadline = time.monotonic() + 10
-    while (found := world.visible()) != rows and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return found
+    return eventually(world.visible, lambda found: found == rows)
 
 
 def test_deaths_all_over_a_run_leave_no_duplicate_and_no_gap(world: World) -> None:

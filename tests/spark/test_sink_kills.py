@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from headrace.client import Client
 from headrace.testing import broker as start_broker
@@ -17,7 +18,8 @@ from tests.chaos.spark import Kill, Run
 from tests.chaos.spark_judge import committed
 from tests.chaos.spark_life import CLUSTER, LOCAL
 from tests.servers.process import RunningServer
-from tests.spark.topics import create, fill
+from tests.spark.sink_job import TASKS
+from tests.spark.topics import create, fill, read_stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(1200)]
 
@@ -28,6 +30,7 @@ ROWS = 1200
 ROWS_PER_BATCH = 400
 
 
+@pytest.mark.slow
 def test_a_worker_a_broker_a_driver_and_an_executor_that_are_killed_leave_no_duplicate_and_no_gap(
     tmp_path: Path,
 ) -> None:
@@ -80,6 +83,21 @@ class Doomed:
 
 def every_row_once() -> Counter[bytes]:
     return Counter(b"value-%d!" % index for index in range(ROWS))
+
+
+def test_a_driver_that_is_killed_between_two_commits_is_followed_by_one_that_completes_them(
+    spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
+) -> None:
+    """With eight tasks; the driver of the tests goes on with the dead one's checkpoint."""
+    bootstrap, source, target = headrace_server.bootstrap, unique("from"), unique("to")
+    query = Doomed(bootstrap, source, target, tmp_path, fence="on")
+    assert query.run("1,one-committed") == -9, query.told()
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": ROWS_PER_BATCH, "minPartitions": TASKS}
+    rows = read_stream(spark, bootstrap, source, **options)
+    writer = rows.selectExpr("key", "concat(cast(value AS string), '!') AS value").writeStream.format("headrace")
+    writer = writer.option("kafka.bootstrap.servers", bootstrap).option("topic", target)
+    writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start().awaitTermination()
+    assert query.values() == every_row_once()
 
 
 @pytest.mark.slow

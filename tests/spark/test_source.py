@@ -15,7 +15,7 @@ from headrace.client import Admin, Client, TopicPartition, TransactionalProducer
 from tests.servers.process import RunningServer
 from tests.spark.topics import create, fill, read, send, values
 
-pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]
 
 Name = Callable[[str], str]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,11 @@ from pyspark.sql.streaming import StreamingQuery
 from headrace.client import Admin, Client, Groups, TopicPartition
 from headrace.testing import broker as start_broker
 from tests.servers.process import RunningServer
-from tests.spark.topics import create, drain, fill, read_stream, start, values
+from tests.spark.topics import create, drain, eventually, fill, read, read_stream, start, values
 
-pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]
 
 Name = Callable[[str], str]
-
-
-def eventually(what: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.1)
 
 
 def batches_of(query: StreamingQuery) -> list[dict[str, Any]]:
@@ -84,6 +76,7 @@ def test_a_running_query_gets_new_records_new_partitions_and_new_topics(
     assert table_values(spark, "grown") == sorted(b"value-%d" % index for index in numbers)
 
 
+@pytest.mark.slow
 def test_a_query_that_starts_at_the_end_gets_only_what_comes_later(
     spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
 ) -> None:
@@ -100,6 +93,7 @@ def test_a_query_that_starts_at_the_end_gets_only_what_comes_later(
     assert table_values(spark, "late") == [b"value-5", b"value-6", b"value-7"]
 
 
+@pytest.mark.slow
 def test_a_batch_waits_for_the_least_number_of_offsets(
     spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
 ) -> None:
@@ -111,10 +105,11 @@ def test_a_batch_waits_for_the_least_number_of_offsets(
     try:
         eventually(lambda: len(table_values(spark, "least")) == 20)
         fill(headrace_server.bootstrap, topic, 9, partitions=1, first=20)
-        time.sleep(1.5)
-        assert len(table_values(spark, "least")) == 20
+        # Meanwhile the query looks at the topic many times over.
+        assert read(spark, headrace_server.bootstrap, topic).count() == 29
         fill(headrace_server.bootstrap, topic, 1, partitions=1, first=29)
         eventually(lambda: len(table_values(spark, "least")) == 30)
+        eventually(lambda: [each["numInputRows"] for each in batches_of(query)] == [20, 10])
     finally:
         query.stop()
 
@@ -135,6 +130,23 @@ def test_the_positions_of_the_last_batch_are_shown_although_the_next_one_is_far_
         query.stop()
 
 
+def test_two_queries_on_one_topic_show_their_positions_apart_by_name_or_by_id(
+    spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
+) -> None:
+    topic, name = unique("shared"), unique("query")
+    create(headrace_server.bootstrap, topic)
+    fill(headrace_server.bootstrap, topic, 5, partitions=1)
+    rows = read_stream(spark, headrace_server.bootstrap, topic, startingOffsets="earliest")
+    drain(rows, tmp_path / "named", query_name=name)
+    fill(headrace_server.bootstrap, topic, 3, partitions=1, first=5)
+    _, other = drain(rows, tmp_path / "other", query_name=None)
+    place = TopicPartition(topic, 0)
+    with Client(headrace_server.bootstrap) as client:
+        eventually(lambda: Groups(client).committed(f"headrace-spark-{other.id}") == {place: 8})
+        eventually(lambda: Groups(client).committed(f"headrace-spark-{name}") == {place: 5})
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("fail", [True, False])
 def test_a_topic_that_is_deleted_ends_the_query_or_is_left_out(
     spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path, fail: bool
@@ -156,6 +168,7 @@ def test_a_topic_that_is_deleted_ends_the_query_or_is_left_out(
         assert len(drain(rows, tmp_path / "c")[0]) == 5
 
 
+@pytest.mark.slow
 def test_a_topic_that_was_made_anew_is_read_from_its_beginning_when_loss_is_accepted(
     spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
 ) -> None:
@@ -177,6 +190,7 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning_when_loss_is_acce
         drain(strict, tmp_path / "c")
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_killed_and_comes_back_in_mid_batch_loses_and_doubles_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -187,13 +201,12 @@ def test_a_broker_that_is_killed_and_comes_back_in_mid_batch_loses_and_doubles_n
         slow = read_stream(spark, running.bootstrap, "t", **options).selectExpr("value", "offset")
         query = start(slow, tmp_path / "c", "survived")
         try:
+            eventually(lambda: query.status["isDataAvailable"] or bool(query.recentProgress))
             for index in range(3):
-                eventually(lambda: query.status["isTriggerActive"])
-                time.sleep(0.5)
                 running.kill()
                 running.start()
                 fill(running.bootstrap, "t", 1000, first=20_000 + 1000 * index)
-            eventually(lambda: spark.table("survived").count() >= 23_000, timeout_s=120)
+            eventually(lambda: spark.table("survived").count() >= 23_000)
         finally:
             query.stop()
         assert table_values(spark, "survived") == sorted(b"value-%d" % index for index in range(23_000))

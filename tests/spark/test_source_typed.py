@@ -18,7 +18,7 @@ from headrace.record import Record
 from tests.servers.process import RunningServer
 from tests.spark.topics import create, drain, read, read_stream, send
 
-pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]
 
 Name = Callable[[str], str]
 
@@ -41,7 +41,10 @@ def letters(bootstrap: str, topic: str) -> list[Record]:
     with Client(bootstrap) as client:
         consumer = Consumer(client)
         consumer.assign(start_offsets(client, [TopicPartition(topic, 0)]))
-        return consumer.poll(timeout_ms=5000).get(TopicPartition(topic, 0), [])
+        found: list[Record] = []
+        while not consumer.at_end():
+            found += consumer.poll(timeout_ms=1000).get(TopicPartition(topic, 0), [])
+        return found
 
 
 def test_json_values_become_the_columns_of_the_schema_in_batch_and_stream(

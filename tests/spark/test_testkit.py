@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -14,7 +16,7 @@ from headrace.errors import UsageError
 from headrace.spark.reading import batch, stream, table
 from headrace.spark.testing import Event, run_pipeline
 
-pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]
 
 ORDERS = "id long, amount decimal(12,2), placed_at timestamp"
 
@@ -46,6 +48,7 @@ def test_events_out_of_order_count_and_late_ones_are_dropped_and_counted(spark: 
     assert rows.late == 1
 
 
+@pytest.mark.slow
 def test_micro_batches_come_as_they_were_given(spark: SparkSession) -> None:
     """The same event is late or not by the micro-batch that it comes in."""
     together = [[order(1, "3.20", "10:00:05"), order(3, "9.90", "10:05:00"), order(4, "1.00", "10:00:59")]]
@@ -78,6 +81,7 @@ def test_a_stateless_pipeline_gives_its_rows_batch_by_batch_with_all_that_a_reco
     assert (bytes(gone.key), gone.partition, gone.offset) == (b"gone", 2, 1)
 
 
+@pytest.mark.slow
 def test_an_aggregation_without_a_watermark_gives_updates(spark: SparkSession) -> None:
     def count(spark: SparkSession) -> DataFrame:
         return stream(spark, "words", value_format="text").groupBy("value").count()
@@ -86,6 +90,7 @@ def test_an_aggregation_without_a_watermark_gives_updates(spark: SparkSession) -
     assert [{(row.value, row["count"]) for row in each} for each in rows.batches] == [{("a", 1), ("b", 1)}, {("a", 2)}]
 
 
+@pytest.mark.slow
 def test_topics_go_through_their_micro_batches_side_by_side(spark: SparkSession) -> None:
     def both(spark: SparkSession) -> DataFrame:
         left = stream(spark, "left", value_format="text").select("value", "_topic")
@@ -104,6 +109,7 @@ def test_a_bounded_pipeline_gives_its_rows_and_a_table_the_latest_of_each_key(sp
     assert [row.offset for row in whole] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_bad_record_does_what_the_source_would_do(spark: SparkSession) -> None:
     events = {"orders": [order(1, "3.20", "10:00:05"), "not json", order(2, "1.00", "10:00:06")]}
     with pytest.raises(StreamingQueryException, match=r"orders\[0\] offset 1 does not fit"):
@@ -118,6 +124,7 @@ def test_a_bad_record_does_what_the_source_would_do(spark: SparkSession) -> None
     assert [(row.id, row._offset) for row in good] == [(1, 0), (2, 2)]
 
 
+@pytest.mark.slow
 def test_a_topic_without_events_is_told_with_those_that_have_some(spark: SparkSession) -> None:
     with pytest.raises(
         (UsageError, StreamingQueryException), match=r"reads topic 'orders', and the test gives .* users"
@@ -125,6 +132,15 @@ def test_a_topic_without_events_is_told_with_those_that_have_some(spark: SparkSe
         run_pipeline(revenue_per_minute, {"users": []}, spark=spark)
 
 
-def test_what_is_not_a_data_frame_is_told() -> None:
+def test_the_example_of_a_pipeline_under_test_passes(spark: SparkSession) -> None:
+    """In this session; that the example runs by itself is a test of the documents."""
+    example = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "08_test_a_pipeline.py"))
+    tests = [value for name, value in example.items() if name.startswith("test_")]
+    assert len(tests) == 2
+    for test in tests:
+        test()
+
+
+def test_what_is_not_a_data_frame_is_told(spark: SparkSession) -> None:
     with pytest.raises(UsageError, match="returns int and not a DataFrame"):
-        run_pipeline(lambda spark: 7, {}, spark=SparkSession.getActiveSession())  # type: ignore[arg-type, return-value]
+        run_pipeline(lambda spark: 7, {}, spark=spark)  # type: ignore[arg-type, return-value]

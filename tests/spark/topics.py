@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from headrace.client import Admin, Client, Producer
+from tests import waiting
 
-__all__ = ["create", "drain", "fill", "read", "read_stream", "send", "start", "values"]
+__all__ = ["create", "drain", "eventually", "fill", "read", "read_stream", "send", "start", "values"]
+
+eventually = partial(waiting.eventually, pause_s=0.1, patience_s=180)
+"""Starting Spark, and its first micro-batch, take a busy machine a minute."""
 
 
 def create(bootstrap: str, topic: str, *, partitions: int = 1, **config: str) -> None:
@@ -56,11 +61,12 @@ def start(rows: DataFrame, checkpoint: Path, name: str, **trigger: Any) -> Strea
     return (writer.trigger(**trigger) if trigger else writer).start()
 
 
-def drain(rows: DataFrame, checkpoint: Path, *, query_name: str = "drained") -> tuple[list[Row], StreamingQuery]:
+def drain(rows: DataFrame, checkpoint: Path, *, query_name: str | None = "drained") -> tuple[list[Row], StreamingQuery]:
     """All rows of one run to the end of what is there now. A table in memory cannot go on, so files take them."""
     spark = rows.sparkSession
     out = checkpoint.parent / f"{checkpoint.name}-out"
-    writer = rows.writeStream.format("parquet").queryName(query_name).option("path", str(out))
+    writer = rows.writeStream.format("parquet").option("path", str(out))
+    writer = writer.queryName(query_name) if query_name else writer
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     query.awaitTermination()
     return spark.read.schema(rows.schema).parquet(str(out)).collect(), query
