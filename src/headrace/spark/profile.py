@@ -6,6 +6,7 @@ in its own ways (``spark-submit --conf``).
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -135,17 +136,23 @@ def find_java() -> tuple[Path, tuple[int, ...]]:
     if found is None or not Path(found).exists():
         where = f"JAVA_HOME={home} has no bin/java" if home else "there is no java on the PATH"
         raise UsageError(f"Spark needs Java and {where}", JAVA_HINT)
-    try:
-        done = subprocess.run([found, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"Spark needs Java and {found} does not run: {error}", JAVA_HINT) from error
-    version = java_version(done.stderr + done.stdout)
+    version = java_version(_what_java_prints(found))
     problem = wrong_version(version)
     if problem:
         raise UsageError(
             f"{found} is Java {'.'.join(map(str, version)) or 'of an unknown version'}: {problem}", JAVA_HINT
         )
     return Path(found), version
+
+
+@functools.cache
+def _what_java_prints(java: str) -> str:
+    """Asked once: a JVM takes a while to say even this, and a run looks at it more than once."""
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"Spark needs Java and {java} does not run: {error}", JAVA_HINT) from error
+    return done.stderr + done.stdout
 
 
 def java_version(text: str) -> tuple[int, ...]:
