@@ -23,8 +23,8 @@ Name = Callable[[str], str]
 
 @asynccontextmanager
 async def started(client: Any) -> AsyncIterator[Any]:
-    await client.start()
     try:
+        await client.start()
         yield client
     finally:
         await client.stop()
@@ -42,8 +42,8 @@ def consumer(broker: RunningServer, *topics: str, **config: Any) -> Any:
 @asynccontextmanager
 async def admin(broker: RunningServer) -> AsyncIterator[AIOKafkaAdminClient]:
     client = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
-    await client.start()
     try:
+        await client.start()
         yield client
     finally:
         await client.close()

@@ -220,14 +220,16 @@ def test_a_second_producer_of_the_same_transactional_id_fences_the_first(
     name, identifier = topic(), unique("transaction")
     with producer(broker, transactional_id=identifier) as new:
         old = KafkaProducer(bootstrap_servers=broker.bootstrap, transactional_id=identifier)
-        old.init_transactions()
-        old.begin_transaction()
-        old.send(name, b"zombie").get(PATIENCE_S)
-        new.init_transactions()
-        with pytest.raises(KafkaError) as raised:
-            old.commit_transaction()
-        assert "Fenced" in type(raised.value).__name__ or "Epoch" in type(raised.value).__name__
-        old.close(timeout=1)
+        try:
+            old.init_transactions()
+            old.begin_transaction()
+            old.send(name, b"zombie").get(PATIENCE_S)
+            new.init_transactions()
+            with pytest.raises(KafkaError) as raised:
+                old.commit_transaction()
+            assert "Fenced" in type(raised.value).__name__ or "Epoch" in type(raised.value).__name__
+        finally:
+            old.close(timeout=1)  # it has lost its transaction, and would wait for it
         new.begin_transaction()
         new.send(name, b"alive").get(PATIENCE_S)
         new.commit_transaction()
