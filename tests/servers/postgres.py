@@ -27,6 +27,7 @@ SETTINGS = {
     "fsync": "off",  # the machine does not lose power in a test; killed processes lose nothing by it
     "logging_collector": "off",
     "max_connections": "60",
+    "logical_decoding_work_mem": "64kB",  # small transactions count as large, and take that way
 }
 
 

@@ -1,0 +1,75 @@
+"""One PostgreSQL and one broker for all tests of capture, and a database of its own for each."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+
+from headrace.testing import broker as start_broker
+from tests.servers.postgres import PostgresServer, postgres_server
+from tests.servers.process import CannotRun, skip_or_fail
+
+numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(postgres_server())
+        except CannotRun as why:
+            skip_or_fail(str(why))
+        yield server
+
+
+@pytest.fixture(scope="session")
+def log() -> Iterator[str]:
+    """A broker in this process: its address."""
+    with start_broker() as running:
+        yield running.bootstrap
+
+
+class Database:
+    """A database and a session in it."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.url = url
+        self.name = name
+        self.session = psycopg.connect(url, autocommit=True)
+
+    def run(self, *statements: str) -> None:
+        for each in statements:
+            self.session.execute(each)
+
+    def all(self, query: str) -> list[tuple[object, ...]]:
+        return self.session.execute(query).fetchall()
+
+    def another(self) -> psycopg.Connection[tuple[object, ...]]:
+        return psycopg.connect(self.url)
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Iterator[Database]:
+    name = f"test{next(numbers)}"
+    with psycopg.connect(postgres.url(), autocommit=True) as admin:
+        admin.execute(f"create database {name}")
+        made = Database(postgres.url(name), name)
+        try:
+            yield made
+        finally:
+            made.session.close()
+            drop(admin, name)
+
+
+def drop(admin: psycopg.Connection[tuple[object, ...]], name: str) -> None:
+    """A database goes only after its slots, and a slot only after whoever streams from it."""
+    of_slots = "from pg_replication_slots where database = %s and active_pid is"
+    while admin.execute(f"select pg_terminate_backend(active_pid) {of_slots} not null", (name,)).fetchall():
+        time.sleep(0.02)
+    admin.execute(f"select pg_drop_replication_slot(slot_name) {of_slots} null", (name,))
+    admin.execute(f"drop database {name} with (force)")

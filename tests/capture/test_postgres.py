@@ -1,0 +1,459 @@
+"""A real PostgreSQL into a real log: what is in the topics, and what a database needs for it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import psycopg
+import pytest
+
+from headrace.capture import Capture, CaptureOptions
+from headrace.capture.run import Taken
+from headrace.capture.source import PositionLost, open_source
+from headrace.errors import UsageError
+from tests.capture.conftest import Database
+from tests.capture.world import (
+    Event,
+    catch_up,
+    check_numbering,
+    check_order,
+    committed,
+    events,
+    fold,
+    fold_bag,
+    topics,
+)
+
+pytestmark = [pytest.mark.servers, pytest.mark.slow]
+
+
+def options(database: Database, **more: Any) -> CaptureOptions:
+    return CaptureOptions(name=database.name, url=database.url, **more)
+
+
+def all_done(capture: Capture) -> bool:
+    """Whether a running capture has read every table."""
+    progress = capture.snapshots()
+    return bool(progress) and all(each.done for each in progress.values())
+
+
+def ops(changes: list[Event]) -> list[str]:
+    return [each.op for each in changes]
+
+
+def test_rows_that_were_there_come_first_and_then_every_change_once(log: str, database: Database) -> None:
+    database.run("create table t (id int primary key, name text)", "insert into t values (1, 'a'), (2, 'b')")
+    capture = options(database, chunk_rows=1)
+    catch_up(log, capture)
+    database.run("insert into t values (3, 'c')", "update t set name = 'B' where id = 2", "delete from t where id = 1")
+    catch_up(log, capture)
+    catch_up(log, capture)
+    found = events(log, f"{database.name}.public.t")
+    assert ops(found) == ["r", "r", "c", "u", "d", "tombstone"]
+    assert fold(found) == {'{"id": 2}': {"id": 2, "name": "B"}, '{"id": 3}': {"id": 3, "name": "c"}}
+    check_numbering(found)
+    check_order(found)
+
+
+def test_what_a_snapshot_reads_and_the_stream_brings_is_told_once_in_its_newest_form(
+    log: str, database: Database
+) -> None:
+    """Changes fall into the snapshot at every place: between chunks, and while transactions are open."""
+    database.run(
+        "create table t (id int primary key, n int)", "insert into t select i, 0 from generate_series(1, 50) i"
+    )
+    with database.another() as open_transaction:
+        capture = Capture(log, options(database, chunk_rows=7))
+        step = iter(range(1, 1000))
+
+        class Disturbed(threading.Event):
+            """Asked between any two reads: a good moment to change something."""
+
+            def is_set(self) -> bool:
+                number = next(step)
+                if number == 2:
+                    open_transaction.execute("update t set n = -1 where id % 10 = 0")
+                    open_transaction.execute("delete from t where id = 33")
+                if number % 2:
+                    database.run(f"update t set n = n + 1 where id = {number % 50}")
+                if number == 9:
+                    open_transaction.commit()
+                return False
+
+        capture.run(Disturbed(), until_current=True)
+        open_transaction.rollback()
+    catch_up(log, options(database))
+    found = events(log, f"{database.name}.public.t")
+    rows = {json.dumps({"id": row[0]}): {"id": row[0], "n": row[1]} for row in database.all("select * from t")}
+    assert fold(found) == rows
+    assert ops(found).count("r") > 20
+    check_numbering(found)
+
+
+def test_a_table_without_a_key_is_told_as_a_bag_of_rows(log: str, database: Database) -> None:
+    database.run("create table bag (a int, b text)", "alter table bag replica identity full")
+    database.run("insert into bag values (1, 'x'), (1, 'x'), (2, 'y')")
+    catch_up(log, options(database))
+    database.run("insert into bag values (3, 'z')", "update bag set b = 'w' where a = 2")
+    database.run("delete from bag where a = 3")
+    catch_up(log, options(database))
+    found = events(log, f"{database.name}.public.bag")
+    assert [each.key for each in found] == [None] * 6
+    expected = [json.dumps({"a": a, "b": b}) for a, b in database.all("select a, b from bag")]
+    assert fold_bag(found) == sorted(expected)
+
+
+def test_publishing_a_table_without_identity_does_not_break_the_applications_own_updates(
+    log: str, database: Database
+) -> None:
+    database.run("create table bag (a int)", "insert into bag values (1)")
+    catch_up(log, options(database))
+    database.run("insert into bag values (2)", "update bag set a = 5 where a = 1", "delete from bag where a = 2")
+    catch_up(log, options(database))
+    assert ops(events(log, f"{database.name}.public.bag")) == ["r", "c"]
+    source = open_source(options(database), None)
+    notes = source.check()
+    source.close()
+    assert any("ALTER TABLE public.bag REPLICA IDENTITY FULL" in each for each in notes)
+
+
+def test_a_changed_key_is_a_deletion_and_a_creation_that_name_each_other(log: str, database: Database) -> None:
+    database.run("create table t (id int primary key, n int)", "insert into t values (1, 1)")
+    catch_up(log, options(database))
+    database.run("update t set id = 2")
+    catch_up(log, options(database))
+    _, deleted, tombstone, created = events(log, f"{database.name}.public.t")
+    assert (deleted.op, deleted.key, deleted.headers) == ("d", {"id": 1}, {"__debezium.newkey": b'{"id":2}'})
+    assert (tombstone.op, tombstone.key) == ("tombstone", {"id": 1})
+    assert (created.op, created.key, created.headers) == ("c", {"id": 2}, {"__debezium.oldkey": b'{"id":1}'})
+
+
+def test_large_values_are_filled_in_and_after_a_restart_stand_in_for_themselves(log: str, database: Database) -> None:
+    database.run("create table t (id int primary key, n int, body text)")
+    database.run("alter table t alter body set storage external")
+    catch_up(log, options(database))
+    database.run("insert into t values (1, 0, repeat('x', 9000))", "update t set n = 1")
+    catch_up(log, options(database))
+    database.run("update t set n = 2")
+    catch_up(log, options(database))
+    after = [each.value["after"] for each in events(log, f"{database.name}.public.t")]
+    assert [each["body"] for each in after] == ["x" * 9000, "x" * 9000, "__debezium_unavailable_value"]
+
+
+def test_truncations_and_logical_messages_are_events_too(log: str, database: Database) -> None:
+    database.run("create table a (id int primary key)", "create table b (id int primary key)")
+    catch_up(log, options(database))
+    database.run("insert into a values (1)", "truncate a, b")
+    database.run("select pg_logical_emit_message(true, 'mine', 'within')")
+    database.run("select pg_logical_emit_message(false, 'mine', 'outside')", "insert into a values (2)")
+    catch_up(log, options(database))
+    catch_up(log, options(database))
+    assert ops(events(log, f"{database.name}.public.a")) == ["c", "t", "c"]
+    assert ops(events(log, f"{database.name}.public.b")) == ["t"]
+    messages = [each.value["message"]["content"] for each in events(log, f"{database.name}.message")]
+    assert messages == ["d2l0aGlu", "b3V0c2lkZQ=="]
+
+
+def test_a_changed_schema_is_followed_and_announced(log: str, database: Database) -> None:
+    database.run("create table t (id int primary key)", "insert into t values (1)")
+    catch_up(log, options(database))
+    database.run("alter table t add column name text default 'd'", "insert into t values (2, 'b')")
+    database.run("alter table t drop column name", "alter table t add column n numeric(6,2)")
+    database.run("insert into t values (3, 1.5)")
+    catch_up(log, options(database))
+    after = [each.value["after"] for each in events(log, f"{database.name}.public.t")]
+    assert after == [{"id": 1}, {"id": 2, "name": "b"}, {"id": 3, "n": "AJY="}]
+    announced = [json.loads(each.value or b"")["tableChanges"][0] for each in committed(log, database.name)]
+    assert [each["type"] for each in announced] == ["CREATE", "ALTER", "ALTER"]
+    assert [[each["name"] for each in one["table"]["columns"]] for one in announced][1] == ["id", "name"]
+
+
+def test_a_table_added_later_gets_its_snapshot_and_the_others_do_not_get_another(log: str, database: Database) -> None:
+    database.run("create table a (id int primary key)", "create table b (id int primary key)")
+    database.run("insert into a values (1)", "insert into b values (1)")
+    catch_up(log, options(database, tables=("public.a",)))
+    database.run("insert into b values (2)")
+    catch_up(log, options(database, tables=("public.a", "public.b")))
+    database.run("insert into b values (3)")
+    catch_up(log, options(database, tables=("public.a", "public.b")))
+    assert ops(events(log, f"{database.name}.public.a")) == ["r"]
+    assert ops(events(log, f"{database.name}.public.b")) == ["r", "r", "c"]
+
+
+def test_large_transactions_that_are_streamed_while_open_come_out_as_the_others_do(
+    log: str, database: Database
+) -> None:
+    database.run("create table t (id int primary key, body text)")
+    capture = options(database, streaming=True)
+    catch_up(log, capture)
+    with database.another() as first, database.another() as second:
+        for low in (1, 1001, 2001):
+            rows = f"from generate_series({low}, {low + 499}) i"
+            first.execute(f"insert into t select i, repeat('a', 200) {rows}")
+            second.execute(f"insert into t select -i, repeat('b', 200) {rows}")
+            second.execute("savepoint s")
+            second.execute(f"insert into t select 100000 + i, repeat('c', 200) {rows}")
+            second.execute("rollback to s")
+        second.commit()
+        first.rollback()
+    catch_up(log, capture)
+    found = events(log, f"{database.name}.public.t")
+    assert len(found) == 1500
+    slot = f"from pg_stat_replication_slots where slot_name = 'headrace_{database.name}'"
+    while database.all(f"select stream_txns > 0 {slot}") != [(True,)]:
+        time.sleep(0.05)  # the server tells a moment later that it has streamed at all
+    assert {each.value["transaction"]["id"] for each in found} == {found[0].value["transaction"]["id"]}
+    assert sorted(each.key["id"] for each in found) == [row[0] for row in database.all("select id from t order by id")]
+    check_numbering(found)
+
+
+def test_transactions_are_told_when_asked_for(log: str, database: Database) -> None:
+    database.run("create table t (id int primary key)")
+    capture = options(database, transactions=True, snapshot=False)
+    catch_up(log, capture)
+    database.run("insert into t select generate_series(1, 3)")
+    catch_up(log, capture)
+    begin, end = [json.loads(each.value or b"") for each in committed(log, f"{database.name}.transaction")]
+    (transaction,) = {each.value["transaction"]["id"] for each in events(log, f"{database.name}.public.t")}
+    assert (begin["status"], begin["id"], end["status"], end["id"]) == ("BEGIN", transaction, "END", transaction)
+    assert end["data_collections"] == [{"data_collection": "public.t", "event_count": 3}]
+
+
+def test_an_outbox_is_routed_by_what_its_events_are_about(log: str, database: Database) -> None:
+    database.run(
+        "create table outbox (id uuid primary key, aggregatetype text, aggregateid text, type text, payload jsonb)"
+    )
+    capture = options(database, outbox="public.outbox", tables=("public.outbox",))
+    catch_up(log, capture)
+    name = "00000000-0000-0000-0000-000000000001"
+    kind = f"order-{database.name}"
+    database.run(f"insert into outbox values ('{name}', '{kind}', '7', 'placed', '{{\"a\": 1}}')", "delete from outbox")
+    catch_up(log, capture)
+    (record,) = committed(log, f"outbox.event.{kind}")
+    assert (record.key, record.value) == (b"7", b'{"a": 1}')
+    assert dict(record.headers) == {"id": name.encode(), "eventType": b"placed"}
+    assert topics(log, f"{database.name}.public") == []
+
+
+def test_plain_rows_and_tombstones_instead_of_envelopes(log: str, database: Database) -> None:
+    database.run("create table t (id int primary key, n numeric(5,2), d date)")
+    capture = options(database, unwrap=True, decimals="string", times="strings")
+    database.run("insert into t values (1, 2.5, '2026-01-02')")
+    catch_up(log, capture)
+    database.run("update t set n = 3", "delete from t")
+    catch_up(log, capture)
+    values = [each.value for each in committed(log, f"{database.name}.public.t")]
+    assert values == [b'{"id":1,"n":"2.50","d":"2026-01-02"}', b'{"id":1,"n":"3.00","d":"2026-01-02"}', None]
+
+
+def test_the_slot_of_a_quiet_table_does_not_stay_behind(log: str, database: Database) -> None:
+    """Another table fills the server's log; the slot follows with the keep-alives."""
+    database.run("create table quiet (id int primary key)", "create table busy (id int, body text)")
+    capture = options(database, tables=("public.quiet",), heartbeat_ms=100)
+    catch_up(log, capture)
+    database.run("insert into busy select i, repeat('x', 500) from generate_series(1, 4000) i")
+    (target,) = database.all("select pg_current_wal_lsn()")[0]
+    stop = threading.Event()
+    worker = threading.Thread(target=Capture(log, capture).run, args=(stop,))
+    worker.start()
+    try:
+        slot = f"from pg_replication_slots where slot_name = 'headrace_{database.name}'"
+        query = f"select confirmed_flush_lsn >= '{target}' {slot}"
+        deadline = threading.Event()
+        while database.all(query) != [(True,)]:
+            assert not deadline.wait(0.05)
+            assert worker.is_alive()
+    finally:
+        stop.set()
+        worker.join()
+    assert events(log, f"{database.name}.public.quiet") == []
+
+
+def test_a_second_capture_of_the_same_name_takes_over_and_the_first_ends(log: str, database: Database) -> None:
+    database.run("create table t (id int primary key)")
+    first = Capture(log, options(database))
+    failures: list[BaseException] = []
+
+    def run_first() -> None:
+        try:
+            first.run(threading.Event())
+        except Taken as error:
+            failures.append(error)
+
+    worker = threading.Thread(target=run_first, daemon=True)
+    worker.start()
+    pause = threading.Event()
+    while not all_done(first):
+        pause.wait(0.02)
+    database.run("insert into t values (1)")
+    catch_up(log, options(database))
+    worker.join(60)
+    assert not worker.is_alive()
+    assert "taken over" in str(failures[0])
+    database.run("insert into t values (2)")
+    catch_up(log, options(database))
+    found = events(log, f"{database.name}.public.t")
+    assert [each.key["id"] for each in found] == [1, 2]
+
+
+def test_a_lost_slot_is_said_loudly_and_mended_by_a_snapshot_on_request(log: str, database: Database) -> None:
+    database.run("create table t (id int primary key)", "insert into t values (1), (2)")
+    catch_up(log, options(database))
+    database.run(f"select pg_drop_replication_slot('headrace_{database.name}')", "delete from t where id = 1")
+    with pytest.raises(PositionLost, match=r"is gone.*--resnapshot"):
+        catch_up(log, options(database))
+    catch_up(log, options(database), resnapshot=True)
+    found = events(log, f"{database.name}.public.t")
+    assert ops(found) == ["r", "r", "t", "r"]
+    assert list(fold(found)) == ['{"id": 2}']
+
+
+def test_a_slot_that_somebody_else_moved_is_refused(log: str, database: Database) -> None:
+    database.run("create table t (id int primary key)")
+    catch_up(log, options(database))
+    database.run("insert into t values (1)")
+    database.run(f"select pg_replication_slot_advance('headrace_{database.name}', pg_current_wal_lsn())")
+    with pytest.raises(PositionLost, match=r"moved .* by somebody else"):
+        catch_up(log, options(database))
+
+
+def test_removing_a_capture_leaves_nothing_in_the_database(log: str, database: Database) -> None:
+    database.run("create table t (id int primary key)")
+    catch_up(log, options(database))
+    source = open_source(options(database), None)
+    removed = source.remove()
+    source.close()
+    assert removed[0] == f"slot headrace_{database.name}"
+    assert database.all("select pubname from pg_publication") == []
+
+
+def test_what_is_missing_is_named_with_the_statement_that_mends_it(database: Database) -> None:
+    role = f"poor_{database.name}"
+    database.run("create table t (id int primary key)", f"create role {role} login")
+    try:
+        url = database.url.replace("postgres@", f"{role}@")
+        poor = CaptureOptions(name=database.name, url=url)
+        source = open_source(poor, None)
+        with pytest.raises(UsageError) as missing:
+            source.check()
+        source.close()
+        assert missing.value.hint == f"ALTER ROLE {role} REPLICATION"
+        source = open_source(options(database, tables=("public.nothing",)), None)
+        with pytest.raises(UsageError, match=r"no table public\.nothing"):
+            source.check()
+        source.close()
+    finally:
+        database.run(f"drop role {role}")
+
+
+def test_names_that_need_quoting_are_captured_as_they_are(log: str, database: Database) -> None:
+    database.run('create schema "my schema"', 'create table "my schema"."a%b" ("Id" int primary key, "per%cent" text)')
+    database.run("""insert into "my schema"."a%b" values (1, E'tab\\there\\\\n "quoted" \\n')""")
+    catch_up(log, options(database))
+    database.run("""update "my schema"."a%b" set "per%cent" = '100%d' """)
+    catch_up(log, options(database))
+    found = events(log, f"{database.name}.my_schema.a_b")
+    assert [each.value["after"]["per%cent"] for each in found] == ['tab\there\\n "quoted" \n', "100%d"]
+    assert found[1].value["source"]["table"] == "a%b"
+
+
+class AfterSome(threading.Event):
+    """Is set, or raises, when it has been asked so often: capture asks between any two reads."""
+
+    def __init__(self, often: int, error: Exception | None = None) -> None:
+        super().__init__()
+        self.left = often
+        self.error = error
+
+    def is_set(self) -> bool:
+        self.left -= 1
+        if self.left > 0:
+            return False
+        if self.error is not None:
+            raise self.error
+        return True
+
+
+class Died(Exception):
+    pass
+
+
+def test_a_stop_inside_a_transaction_leaves_nothing_of_it_in_the_log(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.run("create table t (id int primary key)")
+    catch_up(log, options(database))
+    database.run("insert into t select generate_series(1, 5000)")
+    monkeypatch.setattr("headrace.capture.postgres.READ_BYTES", 10_000)
+    monkeypatch.setattr("headrace.capture.postgres.READ_BYTES_MAX", 20_000)
+    capture = Capture(log, options(database))
+    capture.run(AfterSome(12))
+    assert capture.figures.commits == 1, "the one with which a session begins"
+    assert committed(log, f"{database.name}.public.t") == []
+    catch_up(log, options(database))
+    found = events(log, f"{database.name}.public.t")
+    assert len(found) == 5000
+    check_numbering(found)
+
+
+def test_a_transaction_too_large_for_one_write_is_cut_and_resumed_inside(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.run("create table t (id int primary key)")
+    catch_up(log, options(database))
+    database.run("insert into t select generate_series(1, 5000)")
+    monkeypatch.setattr("headrace.capture.postgres.READ_BYTES", 10_000)
+    monkeypatch.setattr("headrace.capture.postgres.READ_BYTES_MAX", 20_000)
+    monkeypatch.setattr("headrace.capture.run.COMMIT_BYTES_MAX", 50_000)
+    topic = f"{database.name}.public.t"
+    sizes = []
+    for often in (12, 20, 30):
+        with pytest.raises(Died):
+            Capture(log, options(database)).run(AfterSome(often, Died()))
+        sizes.append(len(committed(log, topic)))
+    assert 0 < sizes[0] < sizes[1] < sizes[2] < 5000
+    catch_up(log, options(database))
+    found = events(log, topic)
+    assert [each.key["id"] for each in found] == [*range(1, 5001)]
+    check_numbering(found)
+
+
+def test_both_rows_of_a_partitioned_table_go_to_its_own_topic(log: str, database: Database) -> None:
+    database.run("create table t (id int primary key, n int) partition by range (id)")
+    database.run("create table t1 partition of t for values from (0) to (10)")
+    database.run("create table t2 partition of t for values from (10) to (20)", "insert into t values (1, 1)")
+    catch_up(log, options(database))
+    database.run("insert into t values (11, 1)", "update t set id = 12 where id = 1")
+    catch_up(log, options(database))
+    assert sorted(fold(events(log, f"{database.name}.public.t"))) == ['{"id": 11}', '{"id": 12}']
+    assert topics(log, f"{database.name}.public") == [f"{database.name}.public.t"]
+
+
+def test_a_database_that_goes_away_is_waited_for(log: str, database: Database) -> None:
+    """The server ends all sessions; capture comes back by itself."""
+    database.run("create table t (id int primary key)")
+    said: list[str] = []
+    capture = Capture(log, options(database), say=said.append)
+    stop = threading.Event()
+    worker = threading.Thread(target=capture.run, args=(stop,))
+    worker.start()
+    pause = threading.Event()
+    try:
+        while capture.figures.commits == 0:
+            pause.wait(0.02)
+        with psycopg.connect(database.url, autocommit=True) as admin:
+            admin.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'headrace-%%'"
+            )
+        while capture.figures.sessions < 2:
+            pause.wait(0.02)
+        database.run("insert into t values (1)")
+        while not events(log, f"{database.name}.public.t"):
+            pause.wait(0.05)
+    finally:
+        stop.set()
+        worker.join()
+    assert "trying again" in said[0]
