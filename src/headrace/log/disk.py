@@ -98,8 +98,16 @@ class OsDisk:
         self._syncfs_fds: dict[str, int] = {}
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> OsFile:
+        """Without the kernel's read-ahead: whoever reads here knows how much it wants and asks for it in one piece.
+
+        Beside a reader of 1 GB that was not in memory, a small sync took 4 to 6 ms (p99 15 to 19) with read-ahead,
+        which keeps the disk's queue full, and 0.9 ms (p99 2 to 6) without; in pieces of 1 MiB the reader itself was
+        twice as fast without.
+        """
         flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
-        return OsFile(path, os.open(path, flags, _FILE_MODE))
+        fd = os.open(path, flags, _FILE_MODE)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        return OsFile(path, fd)
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(path)

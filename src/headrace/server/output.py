@@ -73,6 +73,7 @@ class Output:
         self._reading: asyncio.Future[bytes] | None = None
         self._direct: DirectSocket | None = None
         self._around = False  # what is in the queue goes around the transport
+        self._warmed_bytes = 0  # of the first slice, from where it is: a thread has just read them
 
     @property
     def blocked(self) -> bool:
@@ -145,17 +146,18 @@ class Output:
             self._break_off(f"{chunk.file.path} at {position}: {error.strerror}")
             return
         if piece is None:
-            self._read_in_thread(chunk)
+            self._read_in_thread(chunk, PIECE_BYTES, self._take_piece)
         else:
             self._take_piece(chunk, piece)
 
-    def _read_in_thread(self, chunk: Slice) -> None:
-        size = min(PIECE_BYTES, chunk.size - self._slice_sent)
+    def _read_in_thread(self, chunk: Slice, size_max: int, then: Callable[[Slice, bytes], None]) -> None:
+        """Only this connection waits."""
+        size = min(size_max, chunk.size - self._slice_sent)
         loop = asyncio.get_running_loop()
         self._reading = loop.run_in_executor(self._readers, chunk.file.pread, size, chunk.position + self._slice_sent)
-        self._reading.add_done_callback(self._read_by_thread)
+        self._reading.add_done_callback(lambda reading: self._read_by_thread(reading, then))
 
-    def _read_by_thread(self, reading: asyncio.Future[bytes]) -> None:
+    def _read_by_thread(self, reading: asyncio.Future[bytes], then: Callable[[Slice, bytes], None]) -> None:
         self._reading = None
         error = None if reading.cancelled() else reading.exception()
         if not self._chunks or reading.cancelled():
@@ -164,7 +166,7 @@ class Output:
         if error is not None:
             self._break_off(f"{chunk.file.path} at {chunk.position + self._slice_sent}: {error}")
             return
-        self._take_piece(chunk, reading.result())
+        then(chunk, reading.result())
         self._go_on()
 
     def _take_piece(self, chunk: Slice, piece: bytes | bytearray | memoryview) -> None:
@@ -179,13 +181,14 @@ class Output:
         self._slice_sent += count
         if self._slice_sent == chunk.size:
             self._chunks.popleft()
-            self._slice_sent = 0
+            self._slice_sent = self._warmed_bytes = 0
         return True
 
     # ---- around it --------------------------------------------------------------------------------------------------
 
     def _may_go_around(self) -> bool:
-        if sum(len(chunk) for chunk in self._chunks if not isinstance(chunk, _BYTES)) < DIRECT_BYTES_MIN:
+        slices = [chunk for chunk in self._chunks if not isinstance(chunk, _BYTES)]
+        if sum(map(len, slices)) < DIRECT_BYTES_MIN or not _has_descriptor(slices[0].file):
             return False
         if self._paused or self._transport.get_write_buffer_size():
             return False
@@ -225,17 +228,23 @@ class Output:
         size = min(size_max, chunk.size - self._slice_sent)
         position = chunk.position + self._slice_sent
         try:
-            if not _is_cached(chunk.file, size, position):
-                self._read_in_thread(chunk)
+            if not self._warmed_bytes and not _is_cached(chunk.file, size, position):
+                self._read_in_thread(chunk, TURN_BYTES, self._note_warmed)
                 return 0
+            size = min(size, self._warmed_bytes or size)
             sent = direct.send_file(chunk.file, size, position)
         except (BlockingIOError, ConnectionError):
             raise
         except OSError as error:
             self._break_off(f"{chunk.file.path} at {position}: {error.strerror}")
             return 0
+        self._warmed_bytes = max(0, self._warmed_bytes - sent)
         self._advance(chunk, sent)
         return sent
+
+    def _note_warmed(self, chunk: Slice, data: bytes) -> None:
+        """The page cache has these bytes now, and sends them itself."""
+        self._warmed_bytes = len(data)
 
 
 class DirectSocket:
@@ -301,11 +310,19 @@ def _is_cached(file: File, size: int, position: int) -> bool:
     return all(_read_cached(file, byte, place) is not None for place in places)
 
 
+def _has_descriptor(file: File) -> bool:
+    """Simulated files have none."""
+    try:
+        return file.fileno() >= 0
+    except io.UnsupportedOperation:
+        return False
+
+
 def _read_cached(file: File, into: bytearray, position: int) -> int | None:
     try:
         return os.preadv(file.fileno(), [into], position, _NO_WAIT)
     except io.UnsupportedOperation:
-        return None  # a file without descriptor: a simulated one
+        return None
     except OSError as error:
         if error.errno in _NOT_NOW:
             return None
