@@ -59,9 +59,10 @@ demo: $(STAMP) ## real events through real clients, on this machine
 bench: $(STAMP) ## benchmarks, as ratios measured in one run
 	$(BIN)/python -m benchmarks
 
-chaos: $(STAMP) ## kill -9 under load with a checker: the broker KILLS times (200), then Spark SPARK_KILLS times (50)
+chaos: $(STAMP) ## kill -9 under load with a checker: the broker KILLS times (200), then Spark SPARK_KILLS times (50), then capture
 	$(BIN)/python -m tests.chaos.run --kills $(KILLS)
 	$(BIN)/python -m tests.chaos.spark --kills $(SPARK_KILLS)
+	$(BIN)/python -m tests.capture.kills --kills $(KILLS)
 
 docs: $(STAMP) ## write the parts of docs/ that are printed from the code
 	$(BIN)/python docs/generate.py

@@ -1,0 +1,119 @@
+"""``headrace capture`` as a user types it, against a real PostgreSQL and a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.capture.conftest import Database
+from tests.capture.world import committed, events
+
+pytestmark = [pytest.mark.servers, pytest.mark.slow]
+
+COMMAND = str(Path(sys.executable).with_name("headrace"))
+
+
+class Shell:
+    def __init__(self, bootstrap: str, home: Path) -> None:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE_", "PG"))}
+        self.environment = {**kept, "HEADRACE_BOOTSTRAP": bootstrap, "XDG_CONFIG_HOME": str(home)}
+
+    def __call__(self, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [COMMAND, "capture", *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == status, f"{arguments}\n{done.stdout}\n{done.stderr}"
+        return done
+
+
+@pytest.fixture
+def shell(log: str, tmp_path: Path) -> Shell:
+    return Shell(log, tmp_path)
+
+
+def test_a_capture_is_added_listed_run_shown_and_removed(log: str, database: Database, shell: Shell) -> None:
+    database.run("create table t (id int primary key)", "insert into t values (1), (2)", "create table other (id int)")
+    name = database.name
+    added = shell("add", name, database.url, "--tables", "public.t", "--prefix", f"p.{name}")
+    assert f"headrace capture run {name}" in added.stderr
+    listed = {each["name"]: each for each in json.loads(shell("list", "--output", "json").stdout)}
+    assert listed[name]["tables"] == ["public.t"]
+    assert json.loads(shell("status", name, "--output", "json").stdout)[0]["snapshot"] == "not begun"
+    done = shell("run", name, "--available-now")
+    assert "stopped; 3 events" in done.stderr, "two rows and the shape of their table"
+    assert [each.op for each in events(log, f"p.{name}.public.t")] == ["r", "r"]
+    (status,) = json.loads(shell("status", name, "--output", "json").stdout)
+    assert (status["health"], status["snapshot"], status["rows"]) == ("ok", "done", 2)
+    assert status["tables"]["public.t"]["done"]
+    removed = shell("remove", name, "--yes")
+    assert f"slot headrace_{name}" in removed.stderr
+    assert database.all("select slot_name from pg_replication_slots where database = current_database()") == []
+    assert name not in {each["name"] for each in json.loads(shell("list", "--output", "json").stdout)}
+
+
+def test_run_takes_the_arguments_of_add_and_ends_well_on_sigterm(log: str, database: Database, shell: Shell) -> None:
+    database.run("create table t (id int primary key, n int)", "insert into t values (1, 1)")
+    arguments = [COMMAND, "capture", "run", database.name, database.url, "--unwrap", "--tables", "public.t"]
+    with subprocess.Popen(arguments, env=shell.environment, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            while not committed(log, f"{database.name}.public.t"):
+                assert child.poll() is None
+                time.sleep(0.05)
+            database.run("update t set n = 2")
+            while len(found := committed(log, f"{database.name}.public.t")) < 2:
+                assert child.poll() is None
+                time.sleep(0.05)
+        finally:
+            child.send_signal(signal.SIGTERM)
+        assert child.stderr is not None
+        said = child.stderr.read()
+        assert child.wait() == 0, said
+    assert [each.value for each in found] == [b'{"id":1,"n":1}', b'{"id":1,"n":2}']
+    assert "stopped;" in said
+
+
+def test_a_password_reaches_neither_the_log_nor_the_screen(
+    log: str, database: Database, shell: Shell, tmp_path: Path
+) -> None:
+    secret = "s3cret/word"
+    database.run("create table t (id int primary key)")
+    url = database.url.replace("postgres@", "postgres:s3cret%2Fword@")
+    said = [shell("add", database.name, url), shell("list"), shell("run", database.name, "--available-now")]
+    said += [shell("status", database.name), shell("remove", "--yes", database.name)]
+    assert all("s3cret" not in each.stdout + each.stderr for each in said)
+    records = [each for topic in ("__headrace_captures", database.name) for each in committed(log, topic)]
+    assert all(b"s3cret" not in (each.value or b"") for each in records)
+    (file,) = tmp_path.glob("headrace/*.json")
+    assert file.stat().st_mode & 0o077 == 0
+    assert secret not in file.read_text(), "removed with its capture"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["run", "nobody"], "there is no capture 'nobody'; there are: "),
+        (["add", "Bad Name", "postgresql://x/y"], "'Bad Name' is no name of a capture"),
+        (["add", "a", "oracle://x/y"], "oracle://x/y is no database that capture knows"),
+        (["add", "a", "postgresql://nobody@127.0.0.1:1/x"], "postgresql://nobody@127.0.0.1:1/x: connection"),
+        (
+            ["add", "a", "postgresql://u:${HEADRACE_NOT_SET}@127.0.0.1:1/x"],
+            "needs the environment variable HEADRACE_NOT_SET",
+        ),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(arguments: list[str], line: str, shell: Shell) -> None:
+    failed = shell(*arguments, status=1)
+    assert line in failed.stderr
+    assert failed.stderr.count("\n") == 1
