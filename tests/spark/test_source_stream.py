@@ -43,7 +43,7 @@ def test_available_now_reads_in_bounded_batches_what_is_there_and_a_second_run_g
     assert values(rows) == sorted(b"value-%d" % index for index in range(100))
     assert [each["numInputRows"] for each in batches_of(query)] == [40, 40, 20]
     first = batches_of(query)[0]["sources"][0]
-    assert first["endOffset"] == {topic: {"0": 20, "1": 20}}
+    assert first["endOffset"][topic] == {"0": 20, "1": 20}
     assert first["latestOffset"] == {topic: {"0": 50, "1": 50}}
     expected = {TopicPartition(topic, 0): 50, TopicPartition(topic, 1): 50}
     with Client(broker.bootstrap) as client:

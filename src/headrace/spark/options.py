@@ -16,7 +16,18 @@ from typing import Any, Literal
 from headrace.client import Client, ClientOptions
 from headrace.errors import UsageError
 
-__all__ = ["KAFKA_OPTIONS", "Option", "Role", "Selection", "SourceOptions", "client_options", "connect", "parse"]
+__all__ = [
+    "KAFKA_OPTIONS",
+    "Option",
+    "Role",
+    "Selection",
+    "SourceOptions",
+    "client_options",
+    "connect",
+    "number",
+    "parse",
+    "text_of",
+]
 
 FETCH_BYTES = 4 * 1024 * 1024
 FORMATS = ("json", "debezium", "text")
@@ -75,7 +86,7 @@ class Option:
     meaning: str
 
 
-def _number(text: str) -> int:
+def number(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
         raise ValueError("a whole number of at least 1")
     return int(text)
@@ -100,7 +111,7 @@ def _duration_ms(text: str) -> int:
     return int(found[1]) * DURATION_MS[(found[2] or "ms").lower()]
 
 
-def _text(text: str) -> str:
+def text_of(text: str) -> str:
     if not text.strip():
         raise ValueError("a text that is not empty")
     return text.strip()
@@ -116,11 +127,11 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 
 
 SOURCE: tuple[Option, ...] = (
-    Option("subscribe", _text, None, "topics, separated by commas"),
-    Option("subscribePattern", _text, None, "a regular expression that whole topic names match"),
-    Option("assign", _text, None, 'partitions as JSON: {"orders":[0,1]}'),
-    Option("startingOffsets", _text, None, "earliest, latest, or JSON with -2 for earliest and -1 for latest"),
-    Option("startingOffsetsByTimestamp", _text, None, 'times in ms as JSON: {"orders":{"0":1700000000000}}'),
+    Option("subscribe", text_of, None, "topics, separated by commas"),
+    Option("subscribePattern", text_of, None, "a regular expression that whole topic names match"),
+    Option("assign", text_of, None, 'partitions as JSON: {"orders":[0,1]}'),
+    Option("startingOffsets", text_of, None, "earliest, latest, or JSON with -2 for earliest and -1 for latest"),
+    Option("startingOffsetsByTimestamp", text_of, None, 'times in ms as JSON: {"orders":{"0":1700000000000}}'),
     Option("startingTimestamp", _milliseconds, None, "one time in ms for all partitions"),
     Option(
         "startingOffsetsByTimestampStrategy",
@@ -128,30 +139,30 @@ SOURCE: tuple[Option, ...] = (
         "error",
         "what to do where nothing is as young as the time asked for",
     ),
-    Option("endingOffsets", _text, None, "as startingOffsets; batch only"),
-    Option("endingOffsetsByTimestamp", _text, None, "as startingOffsetsByTimestamp; batch only"),
+    Option("endingOffsets", text_of, None, "as startingOffsets; batch only"),
+    Option("endingOffsetsByTimestamp", text_of, None, "as startingOffsetsByTimestamp; batch only"),
     Option("endingTimestamp", _milliseconds, None, "as startingTimestamp; batch only"),
-    Option("maxOffsetsPerTrigger", _number, None, "the most offsets of one micro-batch, over all partitions"),
-    Option("minOffsetsPerTrigger", _number, None, "a micro-batch waits for so many offsets"),
+    Option("maxOffsetsPerTrigger", number, None, "the most offsets of one micro-batch, over all partitions"),
+    Option("minOffsetsPerTrigger", number, None, "a micro-batch waits for so many offsets"),
     Option("maxTriggerDelay", _duration_ms, 900_000, "but no longer than this"),
-    Option("minPartitions", _number, None, "split partitions until there are so many tasks"),
-    Option("maxRecordsPerPartition", _number, None, "split ranges that are longer than this"),
+    Option("minPartitions", number, None, "split partitions until there are so many tasks"),
+    Option("maxRecordsPerPartition", number, None, "split ranges that are longer than this"),
     Option("includeHeaders", _flag, False, "whether there is a column of headers"),
     Option("failOnDataLoss", _flag, True, "whether records that are gone before they were read end the query"),
     Option(
         "groupIdPrefix",
-        _text,
+        text_of,
         "headrace-spark",
         "what the group's name begins with, before the query's, without kafka.group.id",
     ),
     Option("commitGroupOffsets", _flag, True, "whether positions are shown to the broker as a consumer group's"),
     Option("valueFormat", _one_of(*FORMATS), None, "how values become typed columns"),
-    Option("valueSchema", _text, None, "the columns of a value, as DDL: id long, name string"),
+    Option("valueSchema", text_of, None, "the columns of a value, as DDL: id long, name string"),
     Option("onBadRecord", _one_of(*BAD_RECORD_CHOICES), "fail", "what becomes of a value that does not fit"),
-    Option("deadLetterTopic", _text, None, "where bad records go with onBadRecord=deadletter"),
-    Option("timeZone", _text, "UTC", "the zone of times that do not name one"),
-    Option("bytesPerBatch", _number, 4 * 1024 * 1024, "fetched bytes that are decoded together"),
-    Option("retryTimeoutMs", _number, 120_000, "how long a task waits for a broker that is away"),
+    Option("deadLetterTopic", text_of, None, "where bad records go with onBadRecord=deadletter"),
+    Option("timeZone", text_of, "UTC", "the zone of times that do not name one"),
+    Option("bytesPerBatch", number, 4 * 1024 * 1024, "fetched bytes that are decoded together"),
+    Option("retryTimeoutMs", number, 120_000, "how long a task waits for a broker that is away"),
 )
 
 
@@ -310,16 +321,14 @@ def client_options(kafka: Mapping[str, str], *, retry_timeout_ms: int, role: Rol
         "client_id": kafka.get("client.id", f"headrace-spark-{role}"),
         "retry_timeout_ms": retry_timeout_ms,
     }
+    if role == "task":  # the driver has reached the broker before, so a broker that is away is one to wait for
+        common["first_contact_timeout_ms"] = retry_timeout_ms
     if "request.timeout.ms" in kafka:
         common["request_timeout_ms"] = int(kafka["request.timeout.ms"])
     secured = {name: value for name, value in kafka.items() if name not in _OWN_SETTINGS}
     if not secured:
         return ClientOptions(**common)
-    from_config = getattr(ClientOptions, "from_kafka_config", None)
-    if from_config is None:
-        raise UsageError(f"this client cannot do {', '.join('kafka.' + name for name in sorted(secured))}")
-    made: ClientOptions = from_config(secured, **common)
-    return made
+    return ClientOptions.from_kafka_config(secured, **common)
 
 
 def connect(options: SourceOptions, *, role: Role) -> Client:

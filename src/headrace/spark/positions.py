@@ -1,8 +1,12 @@
 """Positions in topics: as JSON for Spark's checkpoint, where a query starts and ends, how a range is cut into tasks.
 
-An offset of the source is ``{"orders": {"0": 17, "1": 23}}``: per partition the next offset to read, as Spark's own
-Kafka source has it. Everything that decides which rows a task reads is computed from two such offsets and the options,
-and from nothing else: a micro-batch that is run again after a crash has the same tasks with the same rows.
+An offset of the source is ``{"orders": {"0": 17, "1": 23}, "orders@6a0f…": {}}``: per partition the next offset to
+read, as Spark's own Kafka source has it, and which topic of that name is meant: one that was deleted and made anew has
+other records at the same offsets. The id stands in a name that no topic can have, with nothing below it, so that
+whoever does not know about ids reads the positions all the same.
+
+Everything that decides which rows a task reads is computed from two such offsets and the options, and from nothing
+else: a micro-batch that is run again after a crash has the same tasks with the same rows.
 
 A partition that appears while a query runs enters an offset at its beginning, with no rows; the next micro-batch reads
 it. So even its first range is written in the checkpoint, and does not depend on when it is planned.
@@ -21,6 +25,7 @@ from typing import Any
 from headrace.client import EARLIEST, LATEST, Client, TopicPartition, end_offsets, list_offsets, start_offsets
 from headrace.errors import ErrorCode, KafkaError, UsageError
 from headrace.spark.options import Selection, SourceOptions
+from headrace.wire.kafka.schema import NO_ID
 
 __all__ = [
     "OffsetRange",
@@ -29,6 +34,7 @@ __all__ = [
     "ending_positions",
     "find_partitions",
     "from_json",
+    "ids_in",
     "split",
     "starting_positions",
     "to_json",
@@ -36,6 +42,8 @@ __all__ = [
 
 Positions = dict[TopicPartition, int]
 JsonPositions = dict[str, dict[str, int]]
+
+ID_MARK = "@"
 
 WORDS = {"earliest": EARLIEST, "latest": LATEST}
 
@@ -60,16 +68,26 @@ class OffsetRange:
         return f"{self.topic}[{self.partition}] from {self.start} to {self.end}"
 
 
-def to_json(positions: Mapping[TopicPartition, int]) -> JsonPositions:
+def to_json(positions: Mapping[TopicPartition, int], ids: Mapping[str, bytes] | None = None) -> JsonPositions:
     """Sorted, so that equal positions have equal text: Spark compares offsets as text."""
     found: JsonPositions = {}
     for place in sorted(positions):
         found.setdefault(place.topic, {})[str(place.partition)] = positions[place]
+    for topic in list(found):
+        topic_id = (ids or {}).get(topic, NO_ID)
+        if topic_id != NO_ID:
+            found[f"{topic}{ID_MARK}{topic_id.hex()}"] = {}
     return found
 
 
 def from_json(offset: Mapping[str, Any]) -> Positions:
     return {TopicPartition(topic, int(index)): int(at) for topic, each in offset.items() for index, at in each.items()}
+
+
+def ids_in(offset: Mapping[str, Any]) -> dict[str, bytes]:
+    """The ids of the topics, where they are known: neither old checkpoints nor old brokers tell."""
+    marked = [name.rpartition(ID_MARK) for name in offset if ID_MARK in name]
+    return {topic: bytes.fromhex(topic_id) for topic, _, topic_id in marked}
 
 
 def _parse(text: str, option: str) -> Positions:

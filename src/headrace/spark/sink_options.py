@@ -20,7 +20,7 @@ from headrace.client import Client, ClientOptions, ProducerOptions
 from headrace.errors import UsageError
 from headrace.record import Codec
 from headrace.spark.decisions import DECISION_TOPIC
-from headrace.spark.options import KAFKA_OPTIONS, Option, _number, _text, parse
+from headrace.spark.options import KAFKA_OPTIONS, Option, number, parse, text_of
 from headrace.spark.sink_protocol import Settings, check_sink_id
 
 __all__ = ["SINK", "SinkOptions", "canonical", "check_columns"]
@@ -38,20 +38,23 @@ def _batch_number(text: str) -> int:
 
 
 SINK: tuple[Option, ...] = (
-    Option("topic", _text, None, "where all rows go; without it every row's column topic tells"),
-    Option("sinkId", _text, None, "the name under which batches are recorded; default: the id of the query"),
-    Option("writeId", _text, None, "batch only: repeating a write with the same id completes it and adds nothing"),
+    Option("topic", text_of, None, "where all rows go; without it every row's column topic tells"),
+    Option("sinkId", text_of, None, "the name under which batches are recorded; default: the id of the query"),
+    Option("writeId", text_of, None, "batch only: repeating a write with the same id completes it and adds nothing"),
     Option("batchId", _batch_number, None, "batch only, with sinkId: the number of a batch inside foreachBatch"),
-    Option("endOffsets", _text, None, "batch only, with batchId: where the input of the batch ended"),
-    Option("decisionTopic", _text, DECISION_TOPIC, "the compacted topic that records which batches count"),
-    Option("transactionTimeoutMs", _number, 900_000, "how long a batch may take before the broker gives it up"),
-    Option("batchBytes", _number, 512 * 1024, "the largest record batch that is sent, before compression"),
-    Option("retryTimeoutMs", _number, 120_000, "how long to wait for a broker that is away"),
+    Option("endOffsets", text_of, None, "batch only, with batchId: where the input of the batch ended"),
+    Option("decisionTopic", text_of, DECISION_TOPIC, "the compacted topic that records which batches count"),
+    Option("transactionTimeoutMs", number, 900_000, "how long a batch may take before the broker gives it up"),
+    Option("batchBytes", number, 512 * 1024, "the largest record batch that is sent, before compression"),
+    Option("retryTimeoutMs", number, 120_000, "how long to wait for a broker that is away"),
     Option(
-        "checkpointLocation", _text, None, "stream only, of Spark itself: the id and offsets of batches are read there"
+        "checkpointLocation",
+        text_of,
+        None,
+        "stream only, of Spark itself: the id and offsets of batches are read there",
     ),
-    Option("queryName", _text, None, "of Spark itself: passed on to sinks by queryName(); it has no effect here"),
-    Option("path", _text, None, "of Spark itself: what start() or save() was given; a topic"),
+    Option("queryName", text_of, None, "of Spark itself: passed on to sinks by queryName(); it has no effect here"),
+    Option("path", text_of, None, "of Spark itself: what start() or save() was given; a topic"),
 )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +40,14 @@ from headrace.spark.positions import (
     ending_positions,
     find_partitions,
     from_json,
+    ids_in,
     split,
     starting_positions,
     to_json,
 )
 from headrace.spark.tasks import DataLost, Plan, read_range
 from headrace.spark.typed import output_schema
+from headrace.wire.kafka.schema import NO_ID
 
 __all__ = ["HeadraceDataSource", "RangePartition"]
 
@@ -63,6 +65,7 @@ class RangePartition(InputPartition):
     partition: int
     start: int
     end: int
+    topic_id: bytes | None = None
 
     @property
     def range(self) -> OffsetRange:
@@ -107,13 +110,14 @@ class BatchReader(DataSourceReader):
         with connect(options, role="driver") as client:
             start = starting_positions(client, options)
             end = ending_positions(client, options, start)
-        return _tasks(options, start, end)
+            ids = {topic: client.topic_id(topic) for topic in {place.topic for place in start}}
+        return _tasks(options, start, end, ids)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Spark makes one partition without a range when there is nothing to read.
         if not isinstance(partition, RangePartition):
             return iter(())
-        return read_range(self.plan, partition.range)
+        return read_range(self.plan, partition.range, partition.topic_id)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -126,11 +130,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ends: Positions = {}
         self._target: Positions | None = None
         self._places: list[TopicPartition] = []
+        self._ids: dict[str, bytes] = {}
         self._looked_s = float("-inf")
         self._last_batch_s = float("-inf")
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
-        return to_json(starting_positions(self._connected(), self.plan.options))
+        start = starting_positions(self._connected(), self.plan.options)
+        return to_json(start, self._ids_of(start))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Spark carries one limit; when both are asked for, ``latestOffset`` looks at the other one itself."""
@@ -141,7 +147,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """What is there now is what this run reads; partitions that come later are for the next run."""
-        self._places = find_partitions(self._connected(), self.plan.options.selection)
+        self._look()
         self._target = self._current_ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, dict[str, int]]:
@@ -150,25 +156,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._show(begin)
         self._discover()
         self._ends = self._current_ends()
-        end = self._reachable(begin, self._target if self._target is not None else self._ends)
+        replaced = self._replaced(ids_in(start))
+        end = self._reachable(begin, self._target if self._target is not None else self._ends, replaced)
         if self._waits_for_more(begin, end, limit):
-            return to_json(begin)
+            return start
         if isinstance(limit, ReadMaxRows):
             end = admit(begin, end, limit.max_rows)
         if end != begin:
             self._last_batch_s = time.monotonic()
-        return to_json(end)
+        return to_json(end, self._ids)
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]]:
         """For the progress report: what is in the log, beside what has been read."""
         return to_json(self._ends)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return _tasks(self.plan.options, from_json(start), from_json(end))
+        """A topic that was made anew between the two has no rows in between: it is entered, and read a batch later."""
+        before, ids = ids_in(start), ids_in(end)
+        same = {place: at for place, at in from_json(start).items() if _is_same(place.topic, before, ids)}
+        return _tasks(self.plan.options, same, from_json(end), ids)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangePartition), f"a partition that this source did not make: {partition!r}"
-        return read_range(self.plan, partition.range)
+        return read_range(self.plan, partition.range, partition.topic_id)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._show(from_json(end))
@@ -188,22 +198,38 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _discover(self) -> None:
         if self._target is None and time.monotonic() - self._looked_s >= DISCOVERY_INTERVAL_S:
-            self._places = find_partitions(self._connected(), self.plan.options.selection)
+            self._look()
             self._looked_s = time.monotonic()
+
+    def _look(self) -> None:
+        self._places = find_partitions(self._connected(), self.plan.options.selection)
+        self._ids = self._ids_of(self._places)
+
+    def _ids_of(self, places: Iterable[TopicPartition]) -> dict[str, bytes]:
+        """From what was asked a moment ago, so it costs no question."""
+        return {topic: self._connected().topic_id(topic) for topic in {place.topic for place in places}}
 
     def _current_ends(self) -> Positions:
         return end_offsets(self._connected(), self._places, read_committed=self.plan.options.read_committed)
 
-    def _reachable(self, begin: Positions, ends: Positions) -> Positions:
+    def _replaced(self, before: dict[str, bytes]) -> set[str]:
+        """Topics that are others than those that were read under their names."""
+        replaced = {topic for topic in self._ids if not _is_same(topic, before, self._ids)}
+        if replaced:
+            self._lost(f"topic {', '.join(sorted(replaced))} was deleted and made anew since it was read")
+        return replaced
+
+    def _reachable(self, begin: Positions, ends: Positions, replaced: set[str]) -> Positions:
         """The ends, but partitions that are new, or begin anew, enter at their beginning and are read a batch later."""
+        anew = [place for place in begin if place in ends and place.topic in replaced]
         gone = sorted(set(begin) - set(ends))
-        cut = sorted(place for place in begin if place in ends and ends[place] < begin[place])
+        cut = sorted(place for place in begin if place in ends and ends[place] < begin[place] and place not in anew)
         if gone:
             self._lost(f"{', '.join(map(str, gone))} no longer exists")
         if cut:
             place = cut[0]
             self._lost(f"{place} was read up to {begin[place]} but ends at {ends[place]}; it was deleted and made anew")
-        entering = [place for place in ends if place not in begin] + cut
+        entering = [place for place in ends if place not in begin] + cut + anew
         return {**ends, **(start_offsets(self._connected(), entering) if entering else {})}
 
     def _lost(self, what: str) -> None:
@@ -230,6 +256,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._group.show(positions)
 
 
-def _tasks(options: SourceOptions, start: Positions, end: Positions) -> list[InputPartition]:
+def _is_same(topic: str, before: Mapping[str, bytes], now: Mapping[str, bytes]) -> bool:
+    """As far as is known: an id that one side does not tell says nothing."""
+    ids = {known[topic] for known in (before, now) if known.get(topic, NO_ID) != NO_ID}
+    return len(ids) < 2
+
+
+def _tasks(options: SourceOptions, start: Positions, end: Positions, ids: Mapping[str, bytes]) -> list[InputPartition]:
     ranges = split(start, end, pieces_min=options["minPartitions"], records_max=options["maxRecordsPerPartition"])
-    return [RangePartition(each.topic, each.partition, each.start, each.end) for each in ranges]
+    return [RangePartition(each.topic, each.partition, each.start, each.end, ids.get(each.topic)) for each in ranges]

@@ -55,8 +55,8 @@ class Plan:
         return cls(options, schema)
 
 
-def read_range(plan: Plan, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of the range, with exactly the schema that Spark expects.
+def read_range(plan: Plan, wanted: OffsetRange, topic_id: bytes | None = None) -> Iterator[pa.RecordBatch]:
+    """Arrow batches of the range, with exactly the schema that Spark expects, of the topic with that id.
 
     Where records are gone and the user accepts that, reading goes on behind them, in a range of its own: what a batch
     still holds from before that point is not given.
@@ -69,7 +69,7 @@ def read_range(plan: Plan, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         while position < wanted.end:
             rest = replace(wanted, start=position)
             try:
-                for group in grouped(_raw_batches(options, rest), bytes_max=options["bytesPerBatch"]):
+                for group in grouped(_raw_batches(options, rest, topic_id), bytes_max=options["bytesPerBatch"]):
                     decoded = _decode(plan, group, rest)
                     position = group[-1].next_offset
                     if decoded.row_count:
@@ -122,7 +122,7 @@ def _client_for(options: SourceOptions) -> Client:
     return client
 
 
-def _raw_batches(options: SourceOptions, wanted: OffsetRange) -> Iterator[RawBatch]:
+def _raw_batches(options: SourceOptions, wanted: OffsetRange, topic_id: bytes | None) -> Iterator[RawBatch]:
     return fetch_range(
         _client_for(options),
         wanted.place,
@@ -131,6 +131,7 @@ def _raw_batches(options: SourceOptions, wanted: OffsetRange) -> Iterator[RawBat
         read_committed=options.read_committed,
         bytes_per_fetch=options.fetch_bytes,
         timeout_ms=options["retryTimeoutMs"],
+        topic_id=topic_id,
     )
 
 
