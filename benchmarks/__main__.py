@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import platform
 import sys
 import time
 from collections.abc import Callable
 from importlib import metadata
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
@@ -28,7 +29,17 @@ ON_BROKERS: dict[str, Callable[..., list[Figure]]] = {
 }
 """These take both brokers, running."""
 
-ALONE: dict[str, Callable[..., list[Figure]]] = {"codec": codec.run}
+
+def of_spark(name: str) -> Callable[..., list[Figure]]:
+    """Imported when it runs: pyspark takes a second, and who measures the broker need not have it."""
+    return lambda **options: cast("list[Figure]", importlib.import_module(f"benchmarks.{name}").run(**options))
+
+
+ALONE: dict[str, Callable[..., list[Figure]]] = {
+    "codec": codec.run,
+    "spark-decode": of_spark("spark_decode"),
+    "spark-source": of_spark("spark_source"),
+}
 
 NAMES = [*ALONE, *ON_BROKERS]
 

@@ -7,29 +7,33 @@ Both read the same topic of the same broker in the same session, in turn, into a
 - floor   how long a record takes from its timestamp to a stateless pipeline's sink, one record at a time
 - memory  of the Python workers, after the first rounds and after the last
 
-``python -m benchmarks.spark_source [--quick]``
+Rows a second suffer from whatever else runs on the machine; the processor time of driver, workers and broker together,
+which stands below each rate, suffers less.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
+import os
 import random
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from statistics import median
 
 import psutil
+import pyspark
 from confluent_kafka import Producer  # type: ignore[attr-defined]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
 from benchmarks.figures import Figure, table
+from benchmarks.meters import cpu_seconds
 from benchmarks.spark_kafka_jars import connector_jars
 from headrace.client import Admin, Client
 from headrace.spark.profile import session
@@ -37,6 +41,7 @@ from tests.servers.headrace import headrace_server
 from tests.servers.process import CannotRun
 
 PARTITIONS = 4
+RECORDS = 3_000_000
 SCHEMA = "id long, customer string, amount double, placed_at timestamp, paid boolean, item struct<sku: string, n: int>"
 JVM = "Spark's Kafka source"
 
@@ -107,27 +112,54 @@ def jvm_json(spark: SparkSession, bootstrap: str, topic: str) -> DataFrame:
     return jvm(spark, bootstrap, topic).select(parsed, *kept).select("row.*", *kept)
 
 
-def rows_per_second(read: Callable[[], DataFrame], count: int) -> float:
-    start = time.monotonic()
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    ours: Callable[[], DataFrame]
+    jvm: Callable[[], DataFrame] | None
+    rows: int
+    goal: float
+
+
+def throw_away(read: Callable[[], DataFrame]) -> None:
     read().write.format("noop").mode("overwrite").save()
-    return count / (time.monotonic() - start)
 
 
-def compare(
-    case: str, our_read: Callable[[], DataFrame], jvm_read: Callable[[], DataFrame] | None, count: int, **more: float
-) -> Figure:
-    """One round each to warm up, then rounds in turn."""
-    rounds = int(more["rounds"])
-    found: tuple[list[float], list[float]] = ([], [])
-    for index in range(rounds + 1):
-        for into, read in zip(found, (our_read, jvm_read), strict=True):
+def spend(read: Callable[[], DataFrame], broker_pid: int) -> tuple[float, float]:
+    """(seconds, processor seconds of driver, workers and broker) of reading everything."""
+    start, used = time.monotonic(), cpu_seconds(os.getpid()) + cpu_seconds(broker_pid)
+    throw_away(read)
+    return time.monotonic() - start, cpu_seconds(os.getpid()) + cpu_seconds(broker_pid) - used
+
+
+def compare(case: Case, broker_pid: int, *, warm_ups: int, rounds: int) -> list[Figure]:
+    """In turn. The JVM compiles what runs often, so several rounds come first that do not count."""
+    found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for index in range(warm_ups + rounds):
+        for is_ours, read in ((True, case.ours), (False, case.jvm)):
             if read is not None:
-                rate = rows_per_second(read, count)
-                if index:
-                    into.append(rate / 1e6)
-    return Figure(
-        hop="spark source", case=case, unit="M rows/s", ours=found[0], peers=found[1], peer=JVM, goal=more["goal"]
-    )
+                spent = spend(read, broker_pid)
+                if index >= warm_ups:
+                    found[is_ours].append(spent)
+    common = {"hop": "spark source", "peer": JVM}
+    return [
+        Figure(
+            **common,  # type: ignore[arg-type]
+            case=case.name,
+            unit="M rows/s",
+            ours=[case.rows / seconds / 1e6 for seconds, _ in found[True]],
+            peers=[case.rows / seconds / 1e6 for seconds, _ in found[False]],
+            goal=case.goal,
+        ),
+        Figure(
+            **common,  # type: ignore[arg-type]
+            case=case.name,
+            unit="CPU s per million rows",
+            ours=[used / case.rows * 1e6 for _, used in found[True]],
+            peers=[used / case.rows * 1e6 for _, used in found[False]],
+            higher_is_better=False,
+        ),
+    ]
 
 
 def floor_ms(spark: SparkSession, bootstrap: str, source: str, count: int) -> list[float]:
@@ -168,53 +200,54 @@ def worker_bytes() -> int:
     return found
 
 
-def run(*, quick: bool = False, records: int = 3_000_000) -> list[Figure]:
-    count = 200_000 if quick else records
-    rounds = 1 if quick else 3
+def run(*, quick: bool) -> list[Figure]:
+    count = 200_000 if quick else RECORDS
     jars: list[str] = []
     note = ""
     try:
         version, found = connector_jars()
         jars = [str(jar) for jar in found]
-        note = f"connector {version} on Spark 4.3"
+        note = f"connector {version} on Spark {pyspark.__version__}"
     except CannotRun as reason:
         print(f"without {JVM}: {reason}", file=sys.stderr)
     with headrace_server() as server, spark_session(jars) as spark:
-        bootstrap = server.bootstrap
-        produce(bootstrap, "raw", raw_values(count))
-        produce(bootstrap, "json", json_values(count // 2))
-        typed = {"valueFormat": "json", "valueSchema": SCHEMA}
-        peer = jvm if jars else None
-        figures = [
-            compare(
-                "raw, 100 B values",
-                lambda: ours(spark, bootstrap, "raw"),
-                (lambda: jvm(spark, bootstrap, "raw")) if peer else None,
-                count,
-                rounds=rounds,
-                goal=1.5,
-            ),
-            compare(
-                "JSON to typed columns",
-                lambda: ours(spark, bootstrap, "json", **typed),
-                (lambda: jvm_json(spark, bootstrap, "json")) if peer else None,
-                count // 2,
-                rounds=rounds,
-                goal=2.0,
-            ),
-        ]
-        figures += [memory(spark, bootstrap, count, rounds=3 if quick else 10)]
-        figures += [floor(spark, bootstrap, bool(jars), 5 if quick else 60)]
+        produce(server.bootstrap, "raw", raw_values(count))
+        produce(server.bootstrap, "json", json_values(count // 2))
+        figures = []
+        for case in cases(spark, server.bootstrap, count, bool(jars)):
+            figures += compare(case, server.pid, warm_ups=1 if quick else 3, rounds=1 if quick else 3)
+        figures += [memory(spark, server.bootstrap, rounds=4 if quick else 10)]
+        figures += [floor(spark, server.bootstrap, bool(jars), 5 if quick else 50)]
     for figure in figures:
         figure.note = figure.note or note
     return figures
 
 
-def memory(spark: SparkSession, bootstrap: str, count: int, rounds: int) -> Figure:
+def cases(spark: SparkSession, bootstrap: str, count: int, with_jvm: bool) -> list[Case]:
+    typed = {"valueFormat": "json", "valueSchema": SCHEMA}
+    return [
+        Case(
+            "raw, 100 B values",
+            lambda: ours(spark, bootstrap, "raw"),
+            (lambda: jvm(spark, bootstrap, "raw")) if with_jvm else None,
+            count,
+            1.5,
+        ),
+        Case(
+            "JSON to typed columns",
+            lambda: ours(spark, bootstrap, "json", **typed),
+            (lambda: jvm_json(spark, bootstrap, "json")) if with_jvm else None,
+            count // 2,
+            2.0,
+        ),
+    ]
+
+
+def memory(spark: SparkSession, bootstrap: str, rounds: int) -> Figure:
     """The ratio of the workers' memory after the last round to that after the second."""
     sizes = []
     for _ in range(rounds):
-        rows_per_second(lambda: ours(spark, bootstrap, "raw"), count)
+        throw_away(lambda: ours(spark, bootstrap, "raw"))
         sizes.append(worker_bytes() / 1e6)
     return Figure(
         hop="spark source",
@@ -244,13 +277,5 @@ def floor(spark: SparkSession, bootstrap: str, with_jvm: bool, count: int) -> Fi
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_source", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one short round: shows that it works, proves little")
-    parser.add_argument("--records", type=int, default=3_000_000, help="how many are read in a round")
-    arguments = parser.parse_args()
-    print(table(run(quick=arguments.quick, records=arguments.records)))
-
-
 if __name__ == "__main__":
-    main()
+    print(table(run(quick="--quick" in sys.argv)))
