@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.partition import Partition
-from headrace.broker.request import Reply, Request
+from headrace.broker.request import PromptReply, Reply, Request
 from headrace.errors import ErrorCode, KafkaError
 from headrace.ports import TimerHandle
 from headrace.wire.kafka.codec import blank
@@ -245,7 +245,7 @@ class PendingFetch:
         self._session = session
         self._incremental = session is not None and request.body.session_epoch > INITIAL_EPOCH
         self._by_id = request.version >= TOPIC_IDS_SINCE
-        self._future: asyncio.Future[FetchResponse] | None = None
+        self._reply: PromptReply | None = None
         self._timer: TimerHandle | None = None
         self._watched: list[Partition] = []
         self._idle: dict[Partition, PartitionData] = {}
@@ -303,16 +303,16 @@ class PendingFetch:
             answers.append((key, wanted, answer))
         return answers, total, urgent
 
-    def wait(self) -> asyncio.Future[FetchResponse]:
-        self._future = asyncio.get_running_loop().create_future()
+    def wait(self) -> PromptReply:
+        reply = self._reply = PromptReply(loop=asyncio.get_running_loop())
         for key in self._wanted:
             partition = self._fetching.partition_of(key, self._by_id)
             if isinstance(partition, Partition):
                 partition.watchers[self] = None
                 self._watched.append(partition)
         self._timer = self._broker.clock.call_later(self._request.body.max_wait_ms / 1000, self._timed_out)
-        self._future.add_done_callback(self._cleanup)
-        return self._future
+        reply.add_done_callback(self._cleanup)
+        return reply
 
     def partition_advanced(self, partition: Partition) -> None:
         """Several partitions advance in one flush: look once, after all of them have."""
@@ -329,10 +329,11 @@ class PendingFetch:
         self._finish(self.attempt(final=True))
 
     def _finish(self, response: FetchResponse | None) -> None:
-        if response is not None and self._future is not None and not self._future.done():
-            self._future.set_result(response)
+        if response is not None and self._reply is not None and not self._reply.done():
+            self._cleanup()
+            self._reply.deliver(response)
 
-    def _cleanup(self, _: Any) -> None:
+    def _cleanup(self, _: Any = None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         for partition in self._watched:

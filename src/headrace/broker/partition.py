@@ -114,14 +114,15 @@ class Partition:
             self._waiting.append((offset, countdown))
 
     def _advanced(self) -> None:
-        """The flusher or a write has moved the visible end: first the producers hear, then the fetchers."""
+        """The flusher or a write has moved the visible end: first the fetchers hear, then the producers. The record is
+        what somebody waits for; its acknowledgement only lets the producer forget it."""
         visible = self.log.visible_end_offset
-        while self._waiting and self._waiting[0][0] < visible:
-            self._waiting.popleft()[1].one_done()
         if visible != self._visible:
             self._visible = visible
             for watcher in list(self.watchers):
                 watcher.partition_advanced(self)
+        while self._waiting and self._waiting[0][0] < visible:
+            self._waiting.popleft()[1].one_done()
 
     def remove(self) -> None:
         """The topic is gone: whoever waits is released and finds that out by asking again."""

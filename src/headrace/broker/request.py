@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Peer", "Reply", "Request", "after"]
+__all__ = ["Peer", "PromptReply", "Reply", "Request", "after"]
 
 T = TypeVar("T")
 
@@ -50,6 +50,18 @@ class Request(Generic[T]):
 
 Reply = Any | asyncio.Future[Any]
 """A response message, or a future that gives it; ``None`` is an answer that is not sent (Produce with acks=0)."""
+
+
+class PromptReply(asyncio.Future[Any]):
+    """A reply that its taker gets in the same turn of the loop: between two turns the loop may run whatever else has
+    come in, and somebody at the other end of a fetch is waiting for a record that is there."""
+
+    taker: Callable[[asyncio.Future[Any]], None] | None = None
+
+    def deliver(self, response: Any) -> None:
+        self.set_result(response)
+        if self.taker is not None:
+            self.taker(self)
 
 
 def after(flushed: asyncio.Future[None], response: T) -> asyncio.Future[T]:

@@ -8,8 +8,8 @@ from headrace.config import Settings
 from headrace.wire.kafka.connection import Limits
 
 __all__ = [
-    "DIRECT_BYTES_MIN",
     "FAVOUR_S",
+    "GATHERED_BYTES_MAX",
     "LARGE_FRAME_BYTES",
     "LINGER_S",
     "PIECE_BYTES",
@@ -31,8 +31,8 @@ PIECE_BYTES = 128 << 10
 pieces 0.62, 128 KiB 0.48, 256 KiB 0.46; ``sendfile`` 0.30. A consumer that does not read costs one piece and the write
 buffer."""
 
-DIRECT_BYTES_MIN = 64 << 10
-"""An answer with so much of it in files goes around the transport; below, one gathered write is cheaper."""
+GATHERED_BYTES_MAX = 64 << 10
+"""An answer up to this size is read into memory and sent in one call; above, ``sendfile`` is cheaper."""
 
 TURN_BYTES = 1 << 20
 """What one connection may send around its transport before the others have their turn."""

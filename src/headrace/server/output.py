@@ -3,9 +3,10 @@
 A chunk is bytes, or a slice of a file. What a peer does not take stays in its file: slices are sent piece by piece, and
 only while the connection takes them, so a peer that asks for a gigabyte and does not read costs next to nothing.
 
-Small answers go through the transport, which gathers what one turn of the loop writes. An answer with a large part in
-files goes around it: the kernel sends the file's pages itself (``sendfile``), and none is copied through this process.
-That is possible while the transport holds nothing back, and where the connection is plain TCP.
+Answers in memory go through the transport, which gathers what one turn of the loop writes. An answer that carries
+records goes around it, so that it leaves at once: a small one in one call, a large one by the kernel, which sends the
+file's pages itself (``sendfile``), and none is copied through this process. That is possible while the transport holds
+nothing back, and where the connection is plain TCP.
 
 Nothing here waits for the disk on the loop. What the page cache has (the usual case) is sent at once; where it lacks
 something a thread reads the piece, and this connection alone waits.
@@ -21,10 +22,11 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import Any, Protocol
 
 from headrace.ports import File
-from headrace.server.limits import DIRECT_BYTES_MIN, PIECE_BYTES, SAMPLE_BYTES, TURN_BYTES
+from headrace.server.limits import GATHERED_BYTES_MAX, PIECE_BYTES, SAMPLE_BYTES, TURN_BYTES
 
 __all__ = ["Output", "Slice"]
 
@@ -83,8 +85,9 @@ class Output:
     def add(self, chunks: Iterable[Any]) -> None:
         idle = not self._chunks
         self._chunks.extend(chunks)
-        if idle:
-            self._around = self._may_go_around()
+        if idle and self._may_go_around():
+            self._around = True
+            self._gather_if_small()
         self._pump()
 
     def pause(self) -> None:
@@ -187,14 +190,27 @@ class Output:
     # ---- around it --------------------------------------------------------------------------------------------------
 
     def _may_go_around(self) -> bool:
-        slices = [chunk for chunk in self._chunks if not isinstance(chunk, _BYTES)]
-        if sum(map(len, slices)) < DIRECT_BYTES_MIN or not _has_descriptor(slices[0].file):
+        first = next((chunk for chunk in self._chunks if not isinstance(chunk, _BYTES)), None)
+        if first is None or not _has_descriptor(first.file):
             return False
         if self._paused or self._transport.get_write_buffer_size():
             return False
         if self._direct is None:
             self._direct = DirectSocket.of(self._transport, self._writable)
         return self._direct is not None
+
+    def _gather_if_small(self) -> None:
+        """One call for a small answer costs less than the header and each slice in a call of its own."""
+        if sum(map(len, self._chunks)) > GATHERED_BYTES_MAX:
+            return
+        parts = []
+        with suppress(OSError):  # what cannot be read now is dealt with where it is sent
+            for chunk in self._chunks:
+                part = chunk if isinstance(chunk, _BYTES) else _read_at_once(chunk.file, chunk.size, chunk.position)
+                if part is None or len(part) != len(chunk):
+                    return
+                parts.append(part)
+            self._chunks = deque([b"".join(parts)])
 
     def _pump_around(self) -> None:
         """As much as fits into the kernel's buffer, and then the others' turn."""

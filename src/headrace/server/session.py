@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.broker.request import Peer, Reply, Request
+from headrace.broker.request import Peer, PromptReply, Reply, Request
 from headrace.server.limits import LARGE_FRAME_BYTES, LINGER_S, READ_BYTES_SMALL
 from headrace.server.output import Output
 from headrace.wire.kafka.apis import APIS, PRODUCE
@@ -205,7 +205,10 @@ class Session(asyncio.BufferedProtocol):
         if isinstance(reply, asyncio.Future) and not reply.done():
             if event.api_key != PRODUCE:
                 self._parked = reply
-            reply.add_done_callback(self._answered)
+            if isinstance(reply, PromptReply):
+                reply.taker = self._answered
+            else:
+                reply.add_done_callback(self._answered)
         elif len(self._pending) == 1:
             self._send_ready()
 
