@@ -132,6 +132,15 @@ def test_a_topic_without_events_is_told_with_those_that_have_some(spark: SparkSe
         run_pipeline(revenue_per_minute, {"users": []}, spark=spark)
 
 
+def test_a_session_is_listened_to_once_however_many_pipelines_it_runs(spark: SparkSession) -> None:
+    def listeners() -> int:
+        return len(list(spark._jsparkSession.streams().listListeners()))
+
+    before = listeners()
+    run_pipeline(lambda spark: batch(spark, "t", value_format="text"), {"t": ["a"]}, spark=spark)
+    assert listeners() == before
+
+
 def test_the_example_of_a_pipeline_under_test_passes(spark: SparkSession) -> None:
     """In this session; that the example runs by itself is a test of the documents."""
     example = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "08_test_a_pipeline.py"))

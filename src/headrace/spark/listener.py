@@ -11,12 +11,12 @@ from __future__ import annotations
 # ruff: noqa: N802 the names of methods are Spark's
 import json
 import logging
-import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQueryManager
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -35,19 +35,21 @@ SOURCE_NAME = "headrace"
 
 logger = logging.getLogger(__name__)
 
-_listening: weakref.WeakSet[SparkSession] = weakref.WeakSet()
+_listening: set[str] = set()
+"""By the id of the JVM's session: any number of Python's objects may stand for one of those."""
 
 
 def listen(spark: SparkSession) -> None:
     """Listen to the queries of a session, once."""
-    if spark not in _listening:
-        spark.streams.addListener(PositionListener(spark))
-        _listening.add(spark)
+    session = str(spark._jsparkSession.sessionUUID())
+    if session not in _listening:
+        spark.streams.addListener(PositionListener(spark.streams))
+        _listening.add(session)
 
 
 class PositionListener(StreamingQueryListener):
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = weakref.ref(spark)
+    def __init__(self, queries: StreamingQueryManager) -> None:
+        self._queries = queries
         self._groups: dict[str, list[GroupPositions | None]] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
@@ -79,8 +81,7 @@ class PositionListener(StreamingQueryListener):
         """One entry per source of the query, in Spark's order; None for sources of other kinds and without a group."""
         if run not in self._groups:
             try:
-                spark = self._spark()
-                query = None if spark is None else spark.streams.get(query_id)
+                query = self._queries.get(query_id)
                 if query is None:
                     return []
                 plan = query._jsq.streamingQuery().analyzedPlan()
