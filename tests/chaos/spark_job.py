@@ -48,6 +48,7 @@ CONF = {
     "spark.driver.memory": "768m",
     "spark.sql.shuffle.partitions": str(TASKS),
     "spark.sql.streaming.minBatchesToRetain": "10",
+    "spark.sql.streaming.pollingDelay": "100ms",  # three queries that ask a hundred times a second take a core
 }
 
 
