@@ -17,6 +17,7 @@ from headrace.errors import UsageError
 from tests.capture.conftest import Database
 from tests.capture.world import (
     Event,
+    all_done,
     catch_up,
     check_numbering,
     check_order,
@@ -32,12 +33,6 @@ pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
 def options(database: Database, **more: Any) -> CaptureOptions:
     return CaptureOptions(name=database.name, url=database.url, **more)
-
-
-def all_done(capture: Capture) -> bool:
-    """Whether a running capture has read every table."""
-    progress = capture.snapshots()
-    return bool(progress) and all(each.done for each in progress.values())
 
 
 def ops(changes: list[Event]) -> list[str]:
@@ -442,7 +437,7 @@ def test_a_database_that_goes_away_is_waited_for(log: str, database: Database) -
     worker.start()
     pause = threading.Event()
     try:
-        while capture.figures.commits == 0:
+        while not all_done(capture):
             pause.wait(0.02)
         with psycopg.connect(database.url, autocommit=True) as admin:
             admin.execute(

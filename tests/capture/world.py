@@ -20,6 +20,12 @@ def catch_up(bootstrap: str, options: CaptureOptions, **how: Any) -> Capture:
     return capture
 
 
+def all_done(capture: Capture) -> bool:
+    """Whether a running capture has read every table."""
+    progress = capture.snapshots()
+    return bool(progress) and all(each.done for each in progress.values())
+
+
 def committed(bootstrap: str, topic: str) -> list[Record]:
     """Every committed record of a topic, partition by partition; none when there is no such topic."""
     with Client(bootstrap) as client:

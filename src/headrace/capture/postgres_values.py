@@ -23,7 +23,7 @@ from typing import TypeAlias
 from headrace.capture.envelope import json_text
 from headrace.capture.options import CaptureOptions
 
-__all__ = ["UNAVAILABLE", "PgType", "Renderer", "json_string", "renderer", "unavailable"]
+__all__ = ["UNAVAILABLE", "PgType", "Renderer", "big_integer", "json_string", "renderer", "unavailable"]
 
 Renderer: TypeAlias = Callable[[bytes], bytes]
 
@@ -81,7 +81,7 @@ def floating(value: bytes) -> bytes:
 # ---- decimals -------------------------------------------------------------------------------------------------------
 
 
-def _big_integer(number: int) -> bytes:
+def big_integer(number: int) -> bytes:
     """Two's complement in as few bytes as hold it, as Java's BigInteger."""
     size = (number if number >= 0 else ~number).bit_length() // 8 + 1
     return _base64(number.to_bytes(size, "big", signed=True))
@@ -96,14 +96,14 @@ def decimal_precise(scale: int, value: bytes) -> bytes:
     if value[-1:] in (b"N", b"y"):
         return b"null"  # NaN and the infinities have no unscaled number
     number, digits = _unscaled(value)
-    return _big_integer(number * 10 ** (scale - digits) if scale >= digits else number // 10 ** (digits - scale))
+    return big_integer(number * 10 ** (scale - digits) if scale >= digits else number // 10 ** (digits - scale))
 
 
 def decimal_variable(value: bytes) -> bytes:
     if value[-1:] in (b"N", b"y"):
         return b"null"
     number, scale = _unscaled(value)
-    return b'{"scale":%d,"value":%b}' % (scale, _big_integer(number))
+    return b'{"scale":%d,"value":%b}' % (scale, big_integer(number))
 
 
 def money(value: bytes) -> bytes:

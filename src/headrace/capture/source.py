@@ -116,8 +116,12 @@ def open_source(options: CaptureOptions, writer: Writer | None) -> Source:
             from headrace.capture.postgres import PostgresSource
 
             return PostgresSource(options, writer)
+        if kind == "mysql":
+            from headrace.capture.mariadb import MariadbSource
+
+            return MariadbSource(options, writer)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("headrace"):
             raise
         raise UsageError(f"capture needs {error.name}", "pip install 'headrace[capture]'") from error
-    raise UsageError(f"capture of {kind} is not built in", "use postgresql://…")
+    raise UsageError(f"capture of {kind} is not built in", "use postgresql://… or mysql://…")

@@ -1,0 +1,109 @@
+"""The binlog, read ahead by a thread: decoding rows is most of the work, and waiting must not hold up commits.
+
+The thread puts what it reads into a bounded queue; a failure is put there too and raised to whoever takes it. The
+library would reconnect by itself, from where it first began, in the middle of a transaction; so it is given a
+connection only once.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pymysql
+from pymysqlreplication import BinLogStreamReader
+from pymysqlreplication.event import HeartbeatLogEvent, MariadbGtidEvent, QueryEvent, XidEvent
+from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
+
+from headrace.capture.source import DatabaseGone, PositionLost
+
+__all__ = ["BinlogReader"]
+
+EVENTS = (MariadbGtidEvent, QueryEvent, XidEvent, WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent, HeartbeatLogEvent)
+QUEUE_EVENTS_MAX = 2_000
+HEARTBEAT_S = 1.0
+LOST_BINLOG = 1236
+
+
+class BinlogReader:
+    """Events behind a GTID position, each with the file and position where it ends."""
+
+    def __init__(self, settings: Mapping[str, Any], server_id: int, gtid: str) -> None:
+        self._settings = dict(settings)
+        self._connections: list[pymysql.Connection[Any]] = []
+        self._events: queue.Queue[tuple[Any, str, int] | BaseException] = queue.Queue(QUEUE_EVENTS_MAX)
+        self._closing = threading.Event()
+        self._stream = BinLogStreamReader(
+            connection_settings=self._settings,
+            server_id=server_id,
+            only_events=EVENTS,
+            blocking=True,
+            auto_position=gtid,
+            is_mariadb=True,
+            slave_heartbeat=HEARTBEAT_S,
+            pymysql_wrapper=self._connect,
+            enable_logging=False,
+        )
+        self._thread = threading.Thread(target=self._work, name="headrace-binlog", daemon=True)
+        self._thread.start()
+
+    def _connect(self, **settings: Any) -> pymysql.Connection[Any]:
+        """One connection for the stream and one for the catalogue, and no more."""
+        if len(self._connections) >= 2:
+            raise pymysql.OperationalError(2013, "the connection was lost")
+        connection = pymysql.connect(**settings)
+        self._connections.append(connection)
+        return connection
+
+    def _work(self) -> None:
+        try:
+            while not self._closing.is_set():
+                event = self._stream.fetchone()
+                if event is None:
+                    raise pymysql.OperationalError(2013, "the server ended the stream")
+                if isinstance(event, WriteRowsEvent | UpdateRowsEvent | DeleteRowsEvent):
+                    _ = event.rows  # decoded here, while the other thread encodes
+                    # The library's own map of tables goes on changing with its reading: take what holds here.
+                    event.described = event.table_map[event.table_id].columns
+                self._put((event, self._stream.log_file, self._stream.log_pos))
+        except BaseException as error:  # told to whoever takes events, whatever it is
+            self._put(error)
+
+    def _put(self, item: tuple[Any, str, int] | BaseException) -> None:
+        while not self._closing.is_set():
+            try:
+                self._events.put(item, timeout=0.2)
+                return
+            except queue.Full:
+                continue
+
+    def take(self, wait_s: float) -> tuple[Any, str, int] | None:
+        """The next event; None when there is none within ``wait_s``."""
+        try:
+            item = self._events.get(timeout=wait_s) if wait_s > 0 else self._events.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(item, tuple):
+            return item
+        if isinstance(item, pymysql.Error) and item.args and item.args[0] == LOST_BINLOG:
+            raise PositionLost(f"the server no longer has the binlog behind the position in the log: {item.args[1]}")
+        if isinstance(item, pymysql.Error | OSError):
+            raise DatabaseGone(f"the binlog connection ended: {item}") from item
+        raise item
+
+    def close(self) -> None:
+        self._closing.set()
+        for connection in self._connections:
+            sock = getattr(connection, "_sock", None)
+            if sock is not None:
+                try:
+                    sock.shutdown(2)  # wakes the thread, which may be waiting in it
+                except OSError:
+                    pass
+        self._thread.join()
+        self._stream.close()
+        for connection in self._connections:
+            if connection.open:
+                connection.close()

@@ -1,0 +1,236 @@
+"""A real MariaDB into a real log."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pymysql
+import pytest
+
+from headrace.capture import Capture, CaptureOptions
+from headrace.capture.source import PositionLost, open_source
+from headrace.errors import UsageError
+from tests.capture.world import all_done, catch_up, check_numbering, committed, events, fold, fold_bag
+from tests.servers.mariadb import MariadbServer, mariadb_server
+from tests.servers.process import CannotRun, skip_or_fail
+
+pytestmark = [pytest.mark.servers, pytest.mark.slow]
+
+numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariadbServer]:
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(mariadb_server())
+        except CannotRun as why:
+            skip_or_fail(str(why), programs=("mariadbd",))
+        yield server
+
+
+class Shop:
+    """A database and a session in it."""
+
+    def __init__(self, server: MariadbServer, name: str) -> None:
+        self.server = server
+        self.name = name
+        self.session = server.connect(name)
+
+    def options(self, **more: Any) -> CaptureOptions:
+        return CaptureOptions(name=self.name, url=self.server.url(self.name), **more)
+
+    def run(self, *statements: str) -> None:
+        with self.session.cursor() as cursor:
+            for each in statements:
+                cursor.execute(each)
+
+    def all(self, query: str) -> list[dict[str, Any]]:
+        with self.session.cursor(pymysql.cursors.DictCursor) as cursor:
+            cursor.execute(query)
+            return list(cursor.fetchall())
+
+
+@pytest.fixture
+def shop(mariadb: MariadbServer) -> Iterator[Shop]:
+    name = f"shop{next(numbers)}"
+    administer(mariadb, f"create database {name}")
+    made = Shop(mariadb, name)
+    try:
+        yield made
+    finally:
+        made.session.close()
+        administer(mariadb, f"drop database {name}")
+
+
+def administer(server: MariadbServer, statement: str) -> None:
+    session = server.connect()
+    try:
+        with session.cursor() as cursor:
+            cursor.execute(statement)
+    finally:
+        session.close()
+
+
+def test_rows_that_were_there_come_first_and_then_every_change_once(log: str, shop: Shop) -> None:
+    shop.run(
+        "create table t (id int primary key, name varchar(20))", "insert into t values (1, 'a'), (2, 'b'), (3, 'c')"
+    )
+    capture = shop.options(chunk_rows=2)
+    catch_up(log, capture)
+    shop.run("insert into t values (4, 'd')", "update t set name = 'B' where id = 2", "delete from t where id = 1")
+    shop.run("update t set id = 9 where id = 3")
+    catch_up(log, capture)
+    catch_up(log, capture)
+    found = events(log, f"{shop.name}.{shop.name}.t")
+    assert [each.op for each in found] == ["r", "r", "r", "c", "u", "d", "tombstone", "d", "tombstone", "c"]
+    assert fold(found) == {json.dumps({"id": each["id"]}): each for each in shop.all("select * from t")}
+    assert found[4].value["before"] == {"id": 2, "name": "b"}
+    check_numbering(found)
+
+
+def test_a_snapshot_under_change_gives_the_table(log: str, shop: Shop) -> None:
+    shop.run("create table t (a int, b varchar(10), n int, primary key (a, b))", "create table bag (n int)")
+    shop.run("insert into t select seq % 7, concat('k', seq), 0 from seq_1_to_60")
+    shop.run("insert into bag select seq % 5 from seq_1_to_20")
+    step = itertools.count(1)
+
+    class Disturbed(threading.Event):
+        def is_set(self) -> bool:
+            number = next(step)
+            if number > 40:
+                return False
+            shop.run(f"update t set n = n + 1 where b = 'k{number % 60}'", f"insert into bag values ({number})")
+            if number % 5 == 0:
+                shop.run(f"delete from t where b = 'k{number}'", f"update t set a = a + 10 where b = 'k{number + 1}'")
+            return False
+
+    Capture(log, shop.options(chunk_rows=7)).run(Disturbed(), until_current=True)
+    catch_up(log, shop.options())
+    found = events(log, f"{shop.name}.{shop.name}.t")
+    expected = {json.dumps({"a": each["a"], "b": each["b"]}): each for each in shop.all("select * from t")}
+    assert fold(found) == expected
+    bag = events(log, f"{shop.name}.{shop.name}.bag")
+    assert fold_bag(bag) == sorted(json.dumps(each) for each in shop.all("select * from bag"))
+    check_numbering([*found, *bag])
+
+
+TYPES = {
+    "i": ("bigint unsigned", "18446744073709551615", 18446744073709551615),
+    "d": ("decimal(8,2)", "-12.50", "+x4="),
+    "f": ("float", "1.1", 1.1),
+    "g": ("double", "2.5", 2.5),
+    "dt": ("datetime", "'2026-01-02 03:04:05'", 1767323045000),
+    "dt6": ("datetime(6)", "'2026-01-02 03:04:05.123456'", 1767323045123456),
+    "ts": ("timestamp(3) null", "'2026-01-02 03:04:05.120'", "2026-01-02T03:04:05.120Z"),
+    "da": ("date", "'2026-01-02'", 20455),
+    "ti": ("time(1)", "'-01:00:00.5'", -3600500000),
+    "y": ("year", "2026", 2026),
+    "c": ("varchar(20)", "'\u00e9\U0001f600'", "\u00e9\U0001f600"),
+    "tx": ("text", "'long'", "long"),
+    "b": ("varbinary(4)", "x'00ff'", "AP8="),
+    "bl": ("blob", "x'dead'", "3q0="),
+    "e": ("enum('one', 'two')", "'two'", "two"),
+    "s": ("set('a', 'b', 'c')", "'a,c'", "a,c"),
+    "b1": ("bit(1)", "b'1'", True),
+    "b9": ("bit(9)", "b'100000001'", "AQE="),
+    "j": ("json", """'{"k": 1}'""", '{"k": 1}'),
+    "n": ("int", "null", None),
+}
+
+
+def test_every_type_is_the_same_from_the_snapshot_and_from_the_binlog(log: str, shop: Shop) -> None:
+    columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in TYPES.items())
+    values = ", ".join(value for _, value, _ in TYPES.values())
+    shop.run("set time_zone = '+00:00'", f"create table t (id int primary key, {columns}) character set utf8mb4")
+    shop.run(f"insert into t values (1, {values})")
+    catch_up(log, shop.options())
+    shop.run(f"insert into t values (2, {values})")
+    catch_up(log, shop.options())
+    read, created = [each.value["after"] for each in events(log, f"{shop.name}.{shop.name}.t")]
+    expected = {name: value for name, (_, _, value) in TYPES.items()}
+    assert read == {"id": 1, **expected}
+    assert created == {"id": 2, **expected}
+
+
+def test_a_changed_schema_is_followed_in_mid_stream_and_announced(log: str, shop: Shop) -> None:
+    shop.run("create table t (id int primary key)")
+    catch_up(log, shop.options())
+    shop.run(
+        "insert into t values (1)",
+        "alter table t add name varchar(5) default 'x' first",
+        "insert into t values ('b', 2)",
+    )
+    shop.run("truncate table t", "insert into t values ('c', 3)")
+    catch_up(log, shop.options())
+    found = events(log, f"{shop.name}.{shop.name}.t")
+    assert [each.value["after"] for each in found] == [{"id": 1}, {"name": "b", "id": 2}, None, {"name": "c", "id": 3}]
+    assert [each.op for each in found] == ["c", "c", "t", "c"]
+    announced = [json.loads(each.value or b"")["tableChanges"][0]["type"] for each in committed(log, shop.name)]
+    assert announced == ["CREATE", "ALTER"]
+
+
+def test_rolled_back_work_is_not_told_and_a_transaction_is_numbered_through(log: str, shop: Shop) -> None:
+    shop.run("create table a (id int primary key)", "create table b (id int primary key)")
+    catch_up(log, shop.options())
+    shop.run("begin", "insert into a values (1)", "rollback", "begin", "insert into a values (2)", "savepoint s")
+    shop.run("insert into a values (3)", "rollback to s", "insert into b select seq from seq_1_to_5", "commit")
+    catch_up(log, shop.options())
+    first = events(log, f"{shop.name}.{shop.name}.a")
+    second = events(log, f"{shop.name}.{shop.name}.b")
+    assert [each.key["id"] for each in first] == [2]
+    assert [each.value["transaction"]["total_order"] for each in [*first, *second]] == [1, 2, 3, 4, 5, 6]
+    assert len({each.value["transaction"]["id"] for each in [*first, *second]}) == 1
+
+
+def test_a_killed_database_is_waited_for(log: str, shop: Shop) -> None:
+    shop.run("create table t (id int primary key)")
+    capture = Capture(log, shop.options())
+    stop = threading.Event()
+    worker = threading.Thread(target=capture.run, args=(stop,))
+    worker.start()
+    pause = threading.Event()
+    try:
+        while not all_done(capture):
+            pause.wait(0.02)
+        shop.run("insert into t values (1)")
+        shop.session.close()
+        shop.server.kill()
+        shop.server.start()
+        shop.session = shop.server.connect(shop.name)
+        shop.run("insert into t values (2)")
+        while len(events(log, f"{shop.name}.{shop.name}.t")) < 2:
+            pause.wait(0.05)
+    finally:
+        stop.set()
+        worker.join()
+    found = events(log, f"{shop.name}.{shop.name}.t")
+    assert [each.key["id"] for each in found] == [1, 2]
+
+
+def test_a_binlog_that_was_purged_is_said_loudly(log: str, shop: Shop) -> None:
+    shop.run("create table t (id int primary key)")
+    catch_up(log, shop.options())
+    shop.run("insert into t values (1)", "flush logs", "insert into t values (2)", "flush logs")
+    (newest,) = shop.all("show master status")
+    while len(shop.all("show binary logs")) > 1:  # the server lets go of a file a moment after its last reader
+        shop.run(f"purge binary logs to '{newest['File']}'")
+    with pytest.raises(PositionLost):
+        catch_up(log, shop.options())
+
+
+def test_a_setting_that_is_missing_is_named_with_the_statement_that_mends_it(shop: Shop) -> None:
+    shop.run("set global binlog_row_metadata = 'NO_LOG'")
+    try:
+        source = open_source(shop.options(), None)
+        with pytest.raises(UsageError) as missing:
+            source.check()
+        source.close()
+        assert missing.value.hint == "SET GLOBAL binlog_row_metadata = 'FULL'"
+    finally:
+        shop.run("set global binlog_row_metadata = 'FULL'")
