@@ -15,7 +15,7 @@ from headrace.record import Codec, Record
 from headrace.wire.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
 from headrace.wire.kafka.messages.offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from headrace.wire.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from tests.unit.broker.harness import Harness, batch, fetched, running
+from tests.unit.broker.harness import Harness, batch, fetched, payload, running
 from tests.waiting import PATIENCE_S
 
 Scenario = Callable[[Harness], Awaitable[None]]
@@ -103,6 +103,24 @@ def test_a_fetch_waits_until_something_is_produced(with_broker: Callable[..., No
         assert [each.value for each in fetched(answer.responses[0].partitions[0])] == [b"late"]
         partition = harness.broker.partition("t", 0)
         assert not partition.watchers, "an answered fetch must not stay among the watchers"
+
+    with_broker(scenario)
+
+
+def test_a_reader_gets_the_record_before_its_producer_gets_the_acknowledgement(
+    with_broker: Callable[..., None],
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        order: list[str] = []
+        waiting = harness.start(harness.fetch_body("t", 0, max_wait_ms=600_000), 12)
+        waiting.taker = lambda _: order.append("reader")
+        data = PartitionProduceData(index=0, records=payload([b"x"]))
+        body = ProduceRequest(acks=-1, topic_data=[TopicProduceData(name="t", partition_data=[data])])
+        producing = harness.start(body, 9)
+        producing.add_done_callback(lambda _: order.append("producer"))
+        await asyncio.wait_for(asyncio.gather(waiting, producing), PATIENCE_S)
+        assert order == ["reader", "producer"]
 
     with_broker(scenario)
 
