@@ -97,7 +97,7 @@ class UnfencedSource(HeadraceDataSource):
 class Job:
     def __init__(self, home: Path, bootstrap: str, master: str, sink: str) -> None:
         self.home = home
-        self.options = {"kafka.bootstrap.servers": bootstrap, "retryTimeoutMs": "60000"}
+        self.options = {"kafka.bootstrap.servers": bootstrap, "retryTimeoutMs": "240000"}
         self.sink = sink
         self.spark = open_session(master)
 
