@@ -27,6 +27,7 @@ from tests.capture.world import (
     fold_bag,
     topics,
 )
+from tests.servers.process import RunningServer
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
@@ -452,3 +453,22 @@ def test_a_database_that_goes_away_is_waited_for(log: str, database: Database) -
         stop.set()
         worker.join()
     assert "trying again" in said[0]
+
+
+def test_on_apache_kafka_events_and_position_are_committed_together_too(
+    apache_kafka: RunningServer, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.run("create table t (id int primary key)", "insert into t select generate_series(1, 100)")
+    monkeypatch.setattr("headrace.capture.postgres.READ_BYTES", 10_000)
+    for often in (2, 4, 6):
+        with pytest.raises(Died):
+            Capture(apache_kafka.bootstrap, options(database, chunk_rows=20)).run(AfterSome(often, Died()))
+        database.run(
+            f"insert into t select generate_series({often}00, {often}00 + 50)", "delete from t where id % 10 = 0"
+        )
+    catch_up(apache_kafka.bootstrap, options(database))
+    found = events(apache_kafka.bootstrap, f"{database.name}.public.t")
+    assert [*map(json.loads, sorted(fold(found)))] == sorted(
+        ({"id": row[0]} for row in database.all("select id from t")), key=json.dumps
+    )
+    check_numbering(found)

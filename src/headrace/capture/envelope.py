@@ -93,6 +93,11 @@ class Transaction:
     sources: dict[Any, bytes] = field(default_factory=dict)
     """Ready ``source`` blocks by table, each a template that leaves the row's position open."""
 
+    id_json: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.id_json = json_text(self.id)
+
     @property
     def times(self) -> tuple[int, int, int]:
         return self.now_ns // 1_000_000, self.now_ns // 1_000, self.now_ns
@@ -196,6 +201,6 @@ class TableEncoder:
             if operation in b"cru":
                 out.add(self.topic, key, after, headers)
             return
-        order = b'{"id":"%b","total_order":%d,"data_collection_order":%d}' % (transaction.id.encode(), index, in_table)
+        order = b'{"id":%b,"total_order":%d,"data_collection_order":%d}' % (transaction.id_json, index, in_table)
         value = _VALUE % (before, after, source, order, operation, *transaction.times)
         out.add(self.topic, key, value, headers)

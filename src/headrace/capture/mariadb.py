@@ -13,7 +13,6 @@ Names and keys of columns come with the binlog (``binlog_row_metadata=FULL``), s
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import zlib
@@ -31,7 +30,7 @@ from headrace.capture.mariadb_binlog import BinlogReader
 from headrace.capture.mariadb_values import Kind, kind_in_binlog, kind_in_catalogue, renderer
 from headrace.capture.options import CaptureOptions
 from headrace.capture.outbox import OutboxRouter
-from headrace.capture.postgres_events import topic_name
+from headrace.capture.shapes import announce, topic_name
 from headrace.capture.source import DatabaseGone, Progress, SourceStatus
 from headrace.capture.writer import Writer
 from headrace.errors import UsageError
@@ -214,30 +213,10 @@ class MariadbSource:
         topic = topic_name(f"{self._options.topic_prefix}.{schema}.{name}")
         version = f"headrace-{headrace.__version__}"
         shown = [json_text(each).replace(b"%", b"%%%%") for each in (version, self._options.topic_prefix, schema, name)]
-        self._announce(table)
+        if self._writer is not None:
+            announce(self._writer, self._options.topic_prefix, self._shapes, table, database=schema)
         outbox = OutboxRouter(table) if table.full_name == self._options.outbox else None
         return _Followed(TableEncoder(table, topic, self._options), _SOURCE % tuple(shown), outbox)
-
-    def _announce(self, table: Table) -> None:
-        """A table seen for the first time, or in another shape."""
-        keys = [table.columns[index].name for index in table.key]
-        columns = [
-            {"name": each.name, "typeName": each.type_name, "position": place}
-            for place, each in enumerate(table.columns, 1)
-        ]
-        shape = zlib.crc32(json.dumps([keys, columns]).encode())
-        before = self._shapes.get(table.full_name)
-        if before == shape or self._writer is None:
-            return
-        self._shapes[table.full_name] = shape
-        change = {
-            "type": "CREATE" if before is None else "ALTER",
-            "id": f'"{table.schema}"."{table.name}"',
-            "table": {"primaryKeyColumnNames": keys, "columns": columns},
-        }
-        value = {"ts_ms": time.time_ns() // 1_000_000, "databaseName": table.schema, "tableChanges": [change]}
-        key = json.dumps({"databaseName": table.schema}, separators=(",", ":"))
-        self._writer.add(topic_name(self._options.topic_prefix), key.encode(), json.dumps(value).encode())
 
     def _from_catalogue(self, name: str) -> _Followed:
         schema, _, table = name.partition(".")

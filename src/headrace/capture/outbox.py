@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.capture.envelope import Out, Table, Transaction
+from headrace.capture.shapes import topic_name
 from headrace.errors import UsageError
 
 __all__ = ["OutboxRouter"]
@@ -48,8 +49,7 @@ class OutboxRouter:
         if self._event_type is not None:
             headers.append(("eventType", _bytes(row[self._event_type])))
         kind = (_bytes(row[self._kind]) or b"").decode()
-        topic = TOPIC + "".join(each if each.isascii() and (each.isalnum() or each in "._-") else "_" for each in kind)
-        out.add(topic, _bytes(row[self._key]), _bytes(row[self._payload]), headers)
+        out.add(topic_name(TOPIC + kind), _bytes(row[self._key]), _bytes(row[self._payload]), headers)
 
 
 def _bytes(value: Any) -> bytes | None:

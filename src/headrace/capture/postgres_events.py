@@ -10,9 +10,7 @@ of the row before (``LargeValues``, bounded); where neither knows it, Debezium's
 
 from __future__ import annotations
 
-import json
 import time
-import zlib
 from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from headrace.capture.envelope import UNCHANGED, Column, Out, Table, TableEncode
 from headrace.capture.options import CaptureOptions
 from headrace.capture.outbox import OutboxRouter
 from headrace.capture.postgres_values import PgType, renderer, unavailable
+from headrace.capture.shapes import announce, topic_name
 
 __all__ = ["LargeValues", "PostgresEvents", "SourceBlock"]
 
@@ -168,42 +167,17 @@ class PostgresEvents:
         table = Table(schema, name, made, tuple(names.index(each) for each in key if each in names))
         encoder = TableEncoder(table, self.topic_of(schema, name), self._options)
         block = SourceBlock(self._options.topic_prefix, self._database, schema, name)
-        self._announce(table, columns, block)
+        announce(
+            self.out,
+            self._options.topic_prefix,
+            self.shapes,
+            table,
+            database=self._database,
+            source=block.of_transaction(self._commit_us, self._xid or None, self.last_commit) % (0, 0),
+            lengths=[each.type_modifier if each.type_modifier >= 0 else None for each in columns],
+        )
         outbox = OutboxRouter(table) if table.full_name == self._options.outbox else None
         return _Followed(encoder, block, outbox)
-
-    def _announce(self, table: Table, columns: list[pgoutput.RelationColumn], block: SourceBlock) -> None:
-        """A changed shape goes to the topic named by the prefix, in the form of Debezium's schema changes."""
-        described = [
-            {
-                "name": each.name,
-                "typeName": made.type_name,
-                "typeExpression": made.type_name,
-                "length": each.type_modifier if each.type_modifier >= 0 else None,
-                "position": place,
-            }
-            for place, (each, made) in enumerate(zip(columns, table.columns, strict=True), 1)
-        ]
-        keys = [table.columns[index].name for index in table.key]
-        shape = zlib.crc32(json.dumps([keys, described]).encode())
-        before = self.shapes.get(table.full_name)
-        if before == shape:
-            return
-        self.shapes[table.full_name] = shape
-        change = {
-            "type": "CREATE" if before is None else "ALTER",
-            "id": f'"{self._database}"."{table.schema}"."{table.name}"',
-            "table": {"primaryKeyColumnNames": keys, "columns": described},
-        }
-        source = block.of_transaction(self._commit_us, self._xid or None, self.last_commit) % (0, 0)
-        value = b'{"source":%b,"ts_ms":%d,"databaseName":%b,"schemaName":%b,"ddl":null,"tableChanges":%b}' % (
-            source,
-            self._now_ns() // 1_000_000,
-            json_text(self._database),
-            json_text(table.schema),
-            json.dumps([change], separators=(",", ":")).encode(),
-        )
-        self.out.add(topic_name(self._options.topic_prefix), b'{"databaseName":%b}' % json_text(self._database), value)
 
     # ---- transactions -----------------------------------------------------------------------------------------------
 
@@ -332,20 +306,15 @@ class PostgresEvents:
         source = self._messages.of_transaction(commit_us, xid, self.last_commit) % (lsn, lsn)
         prefix = json_text(message.prefix)
         value = (
-            b'{"op":"m","ts_ms":%d,"source":%b,"transaction":{"id":"%b","total_order":%d,"data_collection_order":%d},'
+            b'{"op":"m","ts_ms":%d,"source":%b,"transaction":{"id":%b,"total_order":%d,"data_collection_order":%d},'
             b'"message":{"prefix":%b,"content":"%b"}}'
         ) % (
             transaction.now_ns // 1_000_000,
             source,
-            transaction.id.encode(),
+            transaction.id_json,
             transaction.index,
             in_table,
             prefix,
             b64encode(message.content),
         )
         self.out.add(f"{self._options.topic_prefix}.message", b'{"prefix":%b}' % prefix, value)
-
-
-def topic_name(text: str) -> str:
-    """A topic's name: what Kafka does not allow in one becomes an underscore, as in Debezium."""
-    return "".join(each if each.isascii() and (each.isalnum() or each in "._-") else "_" for each in text)[:249]

@@ -120,8 +120,10 @@ def open_source(options: CaptureOptions, writer: Writer | None) -> Source:
             from headrace.capture.mariadb import MariadbSource
 
             return MariadbSource(options, writer)
+        from headrace.capture.sqlite import SqliteSource
+
+        return SqliteSource(options, writer)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("headrace"):
             raise
         raise UsageError(f"capture needs {error.name}", "pip install 'headrace[capture]'") from error
-    raise UsageError(f"capture of {kind} is not built in", "use postgresql://… or mysql://…")

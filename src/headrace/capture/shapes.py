@@ -1,0 +1,58 @@
+"""Announcing shapes of tables: seen for the first time, or changed, in the form of Debezium's schema changes.
+
+Which shape of a table was announced last is part of a capture's state, so each is told once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from typing import Any
+
+from headrace.capture.envelope import Out, Table, json_text
+
+__all__ = ["announce", "topic_name"]
+
+
+def topic_name(text: str) -> str:
+    """A topic's name: what Kafka does not allow in one becomes an underscore, as in Debezium."""
+    return "".join(each if each.isascii() and (each.isalnum() or each in "._-") else "_" for each in text)[:249]
+
+
+def announce(
+    out: Out,
+    prefix: str,
+    shapes: dict[str, int],
+    table: Table,
+    *,
+    database: str,
+    source: bytes = b"null",
+    lengths: list[int | None] | None = None,
+) -> None:
+    """Tell a shape to the topic named by the prefix, unless it is the one in ``shapes``; and note it there."""
+    columns: list[dict[str, Any]] = [
+        {"name": each.name, "typeName": each.type_name, "typeExpression": each.type_name, "position": place}
+        for place, each in enumerate(table.columns, 1)
+    ]
+    for each, length in zip(columns, lengths or [None] * len(columns), strict=True):
+        each["length"] = length
+    keys = [table.columns[index].name for index in table.key]
+    shape = zlib.crc32(json.dumps([keys, columns]).encode())
+    before = shapes.get(table.full_name)
+    if before == shape:
+        return
+    shapes[table.full_name] = shape
+    change = {
+        "type": "CREATE" if before is None else "ALTER",
+        "id": ".".join(f'"{each}"' for each in (database, table.schema, table.name)),
+        "table": {"primaryKeyColumnNames": keys, "columns": columns},
+    }
+    value = b'{"source":%b,"ts_ms":%d,"databaseName":%b,"schemaName":%b,"ddl":null,"tableChanges":%b}' % (
+        source,
+        time.time_ns() // 1_000_000,
+        json_text(database),
+        json_text(table.schema),
+        json.dumps([change], separators=(",", ":"), ensure_ascii=False).encode(),
+    )
+    out.add(topic_name(prefix), b'{"databaseName":%b}' % json_text(database), value)

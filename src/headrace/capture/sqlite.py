@@ -1,0 +1,343 @@
+"""SQLite as a source: triggers write every change into a table, and capture reads that.
+
+SQLite has no log that other processes could follow, but one writer at a time; so the numbers that a change table gives
+out (``AUTOINCREMENT``) are in the order of commits, and whatever a reader sees has no gap that could still be filled.
+
+    _headrace_<name>   change_id, table_name, operation (c, u, d), old_row, new_row, committed_ms
+
+A row is kept as a JSON array of type and value of each column, bytes as hexadecimal digits. What the log has is
+deleted.
+
+**Snapshots** are exact: in one read transaction, changes up to the newest are taken first and then a chunk of rows.
+
+Triggers name the columns of their table; when the schema has changed they are made anew.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import headrace
+from headrace.capture.envelope import Column, Table, TableEncoder, Transaction, json_text
+from headrace.capture.options import CaptureOptions
+from headrace.capture.outbox import OutboxRouter
+from headrace.capture.shapes import announce, topic_name
+from headrace.capture.source import DatabaseGone, PositionLost, Progress, SourceStatus
+from headrace.capture.writer import Writer
+from headrace.errors import UsageError
+
+__all__ = ["SqliteSource"]
+
+SCHEMA = "main"
+READ_CHANGES_MAX = 10_000
+POLL_S = 0.05
+LOCK_TIMEOUT_S = 30.0
+_SOURCE = (
+    b'{"version":%b,"connector":"sqlite","name":%b,"ts_ms":%%d,"snapshot":"%%b","db":%b,"sequence":null,"ts_us":%%d,'
+    b'"ts_ns":%%d,"table":%b,"change_id":%%d}'
+)
+
+
+def _json_value(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return b'"' + b64encode(value) + b'"'
+    return json_text(value) if isinstance(value, str) else json.dumps(value).encode()
+
+
+def _stored(row: str | None) -> list[Any] | None:
+    """A row as the triggers wrote it: type, value, type, value …"""
+    if row is None:
+        return None
+    parts = json.loads(row)
+    return [
+        bytes.fromhex(value) if kind == "blob" else value for kind, value in zip(parts[::2], parts[1::2], strict=True)
+    ]
+
+
+class _Followed:
+    __slots__ = ("block", "encoder", "names", "outbox")
+
+    def __init__(self, encoder: TableEncoder, block: bytes, outbox: OutboxRouter | None) -> None:
+        self.encoder = encoder
+        self.block = block
+        self.outbox = outbox
+        self.names = [each.name for each in encoder.table.columns]
+
+
+class SqliteSource:
+    """``headrace.capture.source.Source`` for SQLite."""
+
+    at_boundary = True
+
+    def __init__(self, options: CaptureOptions, writer: Writer | None) -> None:
+        self._options = options
+        self._writer = writer
+        self._path = Path(options.database.resolved().partition("://")[2].removeprefix("/"))
+        if not self._path.exists():
+            raise UsageError(
+                f"there is no file {self._path}", "use sqlite:///FILE, or sqlite:////FILE for a whole path"
+            )
+        self._connection = sqlite3.connect(self._path, isolation_level=None, timeout=LOCK_TIMEOUT_S)
+        self._changes = f"_headrace_{options.name}"
+        self._followed: dict[str, _Followed] = {}
+        self._shapes: dict[str, int] = {}
+        self._progress: dict[str, Progress] = {}
+        self._change = 0
+        self._target = 0
+        self._versions = (-1, -1)
+
+    # ---- the database -----------------------------------------------------------------------------------------------
+
+    def _run(self, statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        try:
+            return self._connection.execute(statement, arguments).fetchall()
+        except sqlite3.OperationalError as error:
+            raise DatabaseGone(f"{self._path}: {error}") from error
+
+    def _tables(self) -> list[str]:
+        query = (
+            "select name from sqlite_schema where type = 'table' and name not like 'sqlite\\_%' escape '\\' "
+            "and name not like '\\_headrace\\_%' escape '\\' order by name"
+        )
+        found = [name for (name,) in self._run(query)]
+        chosen = {each.removeprefix(f"{SCHEMA}.") for each in self._options.tables}
+        missing = sorted(chosen - set(found))
+        if missing:
+            raise UsageError(f"{self._path} has no table {', '.join(missing)}", "choose others with --tables")
+        return [name for name in found if not chosen or name in chosen or f"{SCHEMA}.{name}" == self._options.outbox]
+
+    def check(self) -> list[str]:
+        return [f"{len(self._tables())} tables"]
+
+    def _prepare(self) -> None:
+        """The change table and the triggers, made where they are missing or know other columns."""
+        self._run(
+            f"create table if not exists {_quoted(self._changes)} (change_id integer primary key autoincrement, "
+            "table_name text not null, operation text not null, old_row text, new_row text, "
+            "committed_ms integer not null)"
+        )
+        for name in self._tables():
+            columns = [row[1] for row in self._run(f"pragma table_info({_quoted(name)})")]
+            for operation, event in (("c", "insert"), ("u", "update"), ("d", "delete")):
+                self._trigger(name, columns, operation, event)
+
+    def _trigger(self, table: str, columns: Sequence[str], operation: str, event: str) -> None:
+        name = f"{self._changes}_{table}_{operation}"
+        old = _row_as_json("old", columns) if operation in "ud" else "null"
+        new = _row_as_json("new", columns) if operation in "cu" else "null"
+        statement = (
+            f"create trigger {_quoted(name)} after {event} on {_quoted(table)} begin "
+            f"insert into {_quoted(self._changes)} (table_name, operation, old_row, new_row, committed_ms) "
+            f"values ({_literal(table)}, '{operation}', {old}, {new}, "
+            "cast((julianday('now') - 2440587.5) * 86400000 as integer)); end"
+        )
+        query = "select sql from sqlite_schema where type = 'trigger' and name = ?"
+        if [each.lower() for (each,) in self._run(query, name)] != [statement.lower()]:
+            self._run(f"drop trigger if exists {_quoted(name)}")
+            self._run(statement)
+
+    # ---- starting ---------------------------------------------------------------------------------------------------
+
+    def start(self, state: Mapping[str, Any], *, resnapshot: bool = False) -> None:
+        position = {} if resnapshot else state.get("position", {})
+        known = self._run("select 1 from sqlite_schema where name = ?", self._changes)
+        if position and not known:
+            self._lost("its change table is gone")
+        self._prepare()
+        self._target = self._newest()
+        self._change = position.get("change", self._target)
+        if self._change > self._target:
+            self._lost(f"its newest change is {self._target}, and the log has {self._change}: it is an older copy")
+        self._shapes = dict(state.get("shapes", {}))
+        recorded = {} if resnapshot else state.get("snapshots", {})
+        self._progress = {name: Progress.from_json(each) for name, each in recorded.items()}
+        for name in self._tables():
+            done = not self._options.snapshot or f"{SCHEMA}.{name}" == self._options.outbox
+            self._progress.setdefault(name, Progress(done=done, rows_expected=self._rows_expected(name, done)))
+        if resnapshot:
+            self._announce_gap()
+
+    def _lost(self, why: str) -> None:
+        name = self._options.name
+        raise PositionLost(f"{self._path}: {why}; take a new snapshot: headrace capture run {name} --resnapshot")
+
+    def _newest(self) -> int:
+        rows = self._run("select seq from sqlite_sequence where name = ?", self._changes)
+        return int(rows[0][0]) if rows else 0
+
+    def _rows_expected(self, name: str, done: bool) -> int:
+        return 0 if done else int(self._run(f"select count(*) from {_quoted(name)}")[0][0])
+
+    def _announce_gap(self) -> None:
+        """What was deleted meanwhile is not known; a truncation tells whoever folds the topic to begin anew."""
+        assert self._writer is not None
+        for name in self._tables():
+            followed = self._follow(name)
+            source = self._source(followed, b"incremental", time.time_ns() // 1_000_000)
+            followed.encoder.truncated(self._writer, Transaction(f"{self._change}/{name}", time.time_ns()), source)
+
+    def _follow(self, name: str) -> _Followed:
+        rows = self._run(f"pragma table_info({_quoted(name)})")
+        columns = tuple(Column(row[1], _json_value, row[2] or "ANY") for row in rows)
+        keyed = sorted((row[5], place) for place, row in enumerate(rows) if row[5])
+        table = Table(SCHEMA, name, columns, tuple(place for _, place in keyed))
+        prefix = self._options.topic_prefix
+        version = f"headrace-{headrace.__version__}"
+        shown = [json_text(each).replace(b"%", b"%%") for each in (version, prefix, self._path.name, name)]
+        if self._writer is not None:
+            announce(self._writer, prefix, self._shapes, table, database=self._path.name)
+        outbox = OutboxRouter(table) if table.full_name == self._options.outbox else None
+        encoder = TableEncoder(table, topic_name(f"{prefix}.{SCHEMA}.{name}"), self._options)
+        return _Followed(encoder, _SOURCE % tuple(shown), outbox)
+
+    def _source(self, followed: _Followed, snapshot: bytes, at_ms: int) -> bytes:
+        return followed.block % (at_ms, snapshot, at_ms * 1000, at_ms * 1_000_000, self._change)
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def read(self, wait_s: float) -> bool:
+        """Changes, and then a chunk of a table still to be read, from one state of the database."""
+        versions = (self._run("pragma data_version")[0][0], self._run("pragma schema_version")[0][0])
+        if versions[1] != self._versions[1]:
+            self._prepare()
+            self._followed.clear()
+        pending = [name for name, each in self._progress.items() if not each.done]
+        if versions == self._versions and not pending:
+            time.sleep(min(wait_s, POLL_S))
+            return False
+        self._run("begin")
+        try:
+            taken = self._take_changes()
+            if pending and taken < READ_CHANGES_MAX:
+                self._take_chunk(pending[0])
+        finally:
+            self._run("commit")
+        if taken < READ_CHANGES_MAX:
+            self._versions = (versions[0], self._run("pragma schema_version")[0][0])
+        return taken == READ_CHANGES_MAX or bool(pending)
+
+    def _take_changes(self) -> int:
+        rows = self._run(
+            f"select change_id, table_name, operation, old_row, new_row, committed_ms from {_quoted(self._changes)} "
+            f"where change_id > ? order by change_id limit {READ_CHANGES_MAX}",
+            self._change,
+        )
+        now_ns = time.time_ns()
+        for change, name, operation, old, new, at_ms in rows:
+            self._change = change
+            if name in self._progress and not self._shown_by_snapshot(name):
+                self._take_change(name, operation, _stored(old), _stored(new), at_ms, now_ns)
+        return len(rows)
+
+    def _shown_by_snapshot(self, name: str) -> bool:
+        """A table without a key is told by its snapshot first, which shows this change too."""
+        return not self._progress[name].done and not self._of(name).encoder.table.key
+
+    def _of(self, name: str) -> _Followed:
+        followed = self._followed.get(name)
+        if followed is None:
+            followed = self._followed[name] = self._follow(name)
+        return followed
+
+    def _take_change(
+        self, name: str, operation: str, old: list[Any] | None, new: list[Any] | None, at_ms: int, now_ns: int
+    ) -> None:
+        assert self._writer is not None
+        followed = self._of(name)
+        source = self._source(followed, b"false", at_ms)
+        transaction = Transaction(str(self._change), now_ns)
+        width = len(followed.names)
+        # A column added since the change was written is null in it.
+        before, after = ([*each, *[None] * (width - len(each))][:width] if each else None for each in (old, new))
+        encoder = followed.encoder
+        if followed.outbox is not None:
+            if operation == "c" and after is not None:
+                followed.outbox.created(self._writer, transaction, after)
+        elif after is None:
+            encoder.deleted(self._writer, transaction, source, before or [])
+        elif before is None:
+            encoder.created(self._writer, transaction, source, after)
+        elif encoder.key(before) != encoder.key(after):
+            encoder.moved(self._writer, transaction, source, before, after)
+        else:
+            encoder.updated(self._writer, transaction, source, before, after)
+
+    def _take_chunk(self, name: str) -> None:
+        assert self._writer is not None
+        followed, progress = self._of(name), self._progress[name]
+        key = [followed.names[index] for index in followed.encoder.table.key]
+        query = f"select {', '.join(map(_quoted, followed.names))} from {_quoted(name)}"
+        after = [json.loads(each) for each in progress.after or ()]
+        if after:
+            query += f" where ({', '.join(map(_quoted, key))}) > ({', '.join('?' * len(key))})"
+        if key:
+            query += f" order by {', '.join(map(_quoted, key))} limit {self._options.chunk_rows}"
+        rows = self._run(query, *(bytes.fromhex(each["hex"]) if isinstance(each, dict) else each for each in after))
+        transaction = Transaction(f"{self._change}/{name}/{progress.rows}", time.time_ns())
+        source = self._source(followed, b"incremental", time.time_ns() // 1_000_000)
+        for row in rows:
+            followed.encoder.read(self._writer, transaction, source, row)
+        progress.rows += len(rows)
+        progress.done = not key or len(rows) < self._options.chunk_rows
+        progress.after = None
+        if not progress.done:
+            last = [rows[-1][index] for index in followed.encoder.table.key]
+            progress.after = [json.dumps({"hex": each.hex()} if isinstance(each, bytes) else each) for each in last]
+
+    # ---- positions --------------------------------------------------------------------------------------------------
+
+    def position(self) -> dict[str, Any]:
+        snapshots = {name: each.as_json() for name, each in self._progress.items()}
+        return {"position": {"format": 1, "change": self._change}, "snapshots": snapshots, "shapes": self._shapes}
+
+    def committed(self, state: Mapping[str, Any]) -> None:
+        """The log has these changes, so the file need not."""
+        change = state["position"]["change"]
+        if self._run(f"select 1 from {_quoted(self._changes)} where change_id <= ? limit 1", change):
+            self._run(f"delete from {_quoted(self._changes)} where change_id <= ?", change)
+
+    def caught_up(self) -> bool:
+        return self._change >= self._target and all(each.done for each in self._progress.values())
+
+    def snapshots(self) -> dict[str, Progress]:
+        return dict(self._progress)
+
+    def status(self) -> SourceStatus:
+        if not self._run("select 1 from sqlite_schema where name = ?", self._changes):
+            return SourceStatus()
+        waiting = self._run(f"select count(*) from {_quoted(self._changes)}")[0][0]
+        return SourceStatus(position=str(self._newest() - waiting))
+
+    def remove(self) -> list[str]:
+        query = "select name from sqlite_schema where type = 'trigger' and name like ? escape '\\'"
+        pattern = self._changes.replace("_", "\\_") + "\\_%"
+        triggers = [name for (name,) in self._run(query, pattern)]
+        for name in triggers:
+            self._run(f"drop trigger {_quoted(name)}")
+        self._run(f"drop table if exists {_quoted(self._changes)}")
+        return [f"table {self._changes}", *(f"trigger {name}" for name in triggers)]
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _row_as_json(which: str, columns: Sequence[str]) -> str:
+    parts = []
+    for name in columns:
+        column = f"{which}.{_quoted(name)}"
+        parts.append(f"typeof({column}), case typeof({column}) when 'blob' then hex({column}) else {column} end")
+    return f"json_array({', '.join(parts)})"

@@ -1,0 +1,134 @@
+"""A real SQLite file into a real log."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.capture import Capture, CaptureOptions
+from headrace.capture.source import PositionLost, open_source
+from tests.capture.world import catch_up, check_numbering, committed, events, fold, fold_bag
+
+pytestmark = pytest.mark.slow
+
+numbers = itertools.count(1)
+
+
+class File:
+    def __init__(self, path: Path, name: str) -> None:
+        self.path = path
+        self.name = name
+        self.session = sqlite3.connect(path, isolation_level=None)
+        self.session.row_factory = sqlite3.Row
+
+    def options(self, **more: Any) -> CaptureOptions:
+        return CaptureOptions(name=self.name, url=f"sqlite:///{self.path}", **more)
+
+    def run(self, *statements: str) -> None:
+        for each in statements:
+            self.session.execute(each)
+
+    def all(self, query: str) -> list[dict[str, Any]]:
+        return [dict(row) for row in self.session.execute(query)]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[File]:
+    made = File(tmp_path / "shop.db", f"file{next(numbers)}")
+    try:
+        yield made
+    finally:
+        made.session.close()
+
+
+def test_rows_that_were_there_come_first_and_then_every_change_once(log: str, file: File) -> None:
+    file.run("create table t (id integer primary key, name text)", "insert into t values (1, 'a'), (2, 'b'), (3, 'c')")
+    catch_up(log, file.options(chunk_rows=2))
+    file.run("insert into t values (4, 'd')", "update t set name = 'B' where id = 2", "delete from t where id = 1")
+    file.run("update t set id = 9 where id = 3", "begin", "insert into t values (100, 'never')", "rollback")
+    catch_up(log, file.options())
+    catch_up(log, file.options())
+    found = events(log, f"{file.name}.main.t")
+    assert [each.op for each in found] == ["r", "r", "r", "c", "u", "d", "tombstone", "d", "tombstone", "c"]
+    assert fold(found) == {json.dumps({"id": each["id"]}): each for each in file.all("select * from t")}
+    assert file.all(f"select * from _headrace_{file.name}") == [], "what the log has is not kept twice"
+    check_numbering(found)
+
+
+def test_a_snapshot_under_change_gives_the_table(log: str, file: File) -> None:
+    file.run("create table t (a integer, b text, n integer, primary key (a, b))", "create table bag (n)")
+    for number in range(50):
+        file.run(f"insert into t values ({number % 7}, 'k{number}', 0)", f"insert into bag values ({number % 5})")
+    step = itertools.count(1)
+
+    class Disturbed(threading.Event):
+        def is_set(self) -> bool:
+            number = next(step)
+            if number < 40:
+                file.run(f"update t set n = n + 1 where b = 'k{number}'", f"insert into bag values ({number})")
+                file.run(
+                    f"delete from t where b = 'k{number * 3}'", f"update t set a = a + 10 where b = 'k{number * 2}'"
+                )
+            return False
+
+    Capture(log, file.options(chunk_rows=7)).run(Disturbed(), until_current=True)
+    catch_up(log, file.options())
+    found, bag = events(log, f"{file.name}.main.t"), events(log, f"{file.name}.main.bag")
+    assert fold(found) == {json.dumps({"a": each["a"], "b": each["b"]}): each for each in file.all("select * from t")}
+    assert fold_bag(bag) == sorted(json.dumps(each) for each in file.all("select * from bag"))
+    check_numbering([*found, *bag])
+
+
+def test_every_kind_of_value_is_the_same_from_the_snapshot_and_from_the_triggers(log: str, file: File) -> None:
+    values = "9223372036854775807, 0.1, 'a\"b\u00e9', x'00ff', null"
+    file.run(
+        'create table "t""%d" (id integer primary key, i, f, t, b, n)', f'insert into "t""%d" values (1, {values})'
+    )
+    catch_up(log, file.options())
+    file.run(f'insert into "t""%d" values (2, {values})')
+    catch_up(log, file.options())
+    read, created = [each.value["after"] for each in events(log, f"{file.name}.main.t__d")]
+    expected = {"i": 9223372036854775807, "f": 0.1, "t": 'a"b\u00e9', "b": "AP8=", "n": None}
+    assert (read, created) == ({"id": 1, **expected}, {"id": 2, **expected})
+
+
+def test_a_new_column_is_followed_and_announced_while_capture_runs(log: str, file: File) -> None:
+    file.run("create table t (id integer primary key)")
+    catch_up(log, file.options())
+    file.run("insert into t values (1)", "alter table t add column name text")
+    catch_up(log, file.options())
+    file.run("insert into t values (2, 'b')")
+    catch_up(log, file.options())
+    after = [each.value["after"] for each in events(log, f"{file.name}.main.t")]
+    assert after == [{"id": 1, "name": None}, {"id": 2, "name": "b"}]
+    announced = [json.loads(each.value or b"")["tableChanges"][0]["type"] for each in committed(log, file.name)]
+    assert announced == ["CREATE", "ALTER"]
+
+
+def test_an_older_copy_of_the_file_is_refused_and_mended_on_request(log: str, file: File) -> None:
+    file.run("create table t (id integer primary key)")
+    catch_up(log, file.options())
+    file.run("insert into t values (1)", "insert into t values (2)")
+    catch_up(log, file.options())
+    file.run("delete from t where id = 2", f"delete from _headrace_{file.name}")
+    file.run(f"update sqlite_sequence set seq = 1 where name = '_headrace_{file.name}'")
+    with pytest.raises(PositionLost, match=r"older copy.*--resnapshot"):
+        catch_up(log, file.options())
+    catch_up(log, file.options(), resnapshot=True)
+    assert list(fold(events(log, f"{file.name}.main.t"))) == ['{"id": 1}']
+
+
+def test_removing_a_capture_leaves_nothing_in_the_file(log: str, file: File) -> None:
+    file.run("create table t (id integer primary key)")
+    catch_up(log, file.options())
+    source = open_source(file.options(), None)
+    assert len(source.remove()) == 4
+    source.close()
+    assert file.all("select name from sqlite_schema where name like '%headrace%'") == []
