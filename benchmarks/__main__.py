@@ -38,6 +38,7 @@ def of_spark(name: str) -> Callable[..., list[Figure]]:
 ALONE: dict[str, Callable[..., list[Figure]]] = {
     "codec": codec.run,
     "spark-decode": of_spark("spark_decode"),
+    "spark-sink": of_spark("spark_sink"),
     "spark-source": of_spark("spark_source"),
 }
 
