@@ -87,6 +87,7 @@ def written(folder: Path) -> list[str]:
     return sorted(value for each in files for value in pq.read_table(each).column("value").to_pylist())
 
 
+@pytest.mark.slow
 def test_what_is_there_is_worked_off_the_terminal_stays_clean_and_the_next_run_goes_on(
     headrace_server: RunningServer, unique: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -268,7 +269,9 @@ def copy(spark):
     )
 
 
-def test_the_pipeline_of_the_readme_runs(headrace_server: RunningServer, tmp_path: Path) -> None:
+def test_the_pipeline_of_the_readme_runs_and_the_terminal_stays_clean(
+    headrace_server: RunningServer, tmp_path: Path
+) -> None:
     page = (Path(__file__).resolve().parents[2] / "README.md").read_text()
     (program,) = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "shop.py").write_text(program)
@@ -278,6 +281,9 @@ def test_the_pipeline_of_the_readme_runs(headrace_server: RunningServer, tmp_pat
     send(headrace_server.bootstrap, "shop.orders", [json.dumps(order).encode() for order in orders])
     done = run(tmp_path, "shop.py", "--available-now", *options(headrace_server.bootstrap))
     assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("starting Spark; its messages go to headrace-run.log\n")
+    assert "revenue_per_minute  done" in done.stderr
+    assert "WARN" not in done.stderr
     consume = [str(COMMAND), "consume", "revenue", "-e", "-b", headrace_server.bootstrap, "-f", "%k %v\n"]
     printed = subprocess.run(consume, env=environment(), capture_output=True, text=True, timeout=120, check=True)
     lines = sorted(printed.stdout.splitlines())

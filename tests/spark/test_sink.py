@@ -111,7 +111,8 @@ def test_a_stream_goes_from_topic_to_topic_over_several_runs(
     with Client(broker.bootstrap) as client:
         last = DecisionTopic(client, "__headrace_sink").last(query_id)
     assert last is not None
-    assert last.batch.ends == json.dumps({source: {"0": 100, "1": 100}}, separators=(",", ":"))
+    assert last.batch.ends is not None
+    assert json.loads(last.batch.ends)[source] == {"0": 100, "1": 100}
     assert last.batch.query == query_id
 
 
