@@ -184,13 +184,12 @@ def timestamp_string(value: bytes) -> bytes:
     return b'"' + value.replace(b" ", b"T", 1) + b'"'
 
 
-def timestamp_zoned(value: bytes) -> bytes:
-    """Sessions run in UTC, so the text ends in +00; the fraction has six digits or is absent, as Java writes it."""
+def timestamp_zoned(digits: int, value: bytes) -> bytes:
+    """Sessions run in UTC, so the text ends in +00. As many digits behind the second as the type has."""
     if not value.endswith(b"+00"):
         return json_string(value)
-    text = value[:-3].replace(b" ", b"T", 1)
-    whole, dot, fraction = text.partition(b".")
-    return b'"' + whole + (b"." + fraction.ljust(6, b"0") if dot else b"") + b'Z"'
+    whole, _, fraction = value[:-3].replace(b" ", b"T", 1).partition(b".")
+    return b'"' + whole + (b"." + fraction.ljust(digits, b"0") if digits else b"") + b'Z"'
 
 
 def date_days(value: bytes) -> bytes:
@@ -215,7 +214,8 @@ def time_zoned(value: bytes) -> bytes:
     clock_us = (_clock_us(value[: zone.start()]) + (offset_us if sign == b"-" else -offset_us)) % DAY_US
     whole_s, fraction_us = divmod(clock_us, 1_000_000)
     text = datetime.fromtimestamp(whole_s, UTC).strftime("%H:%M:%S")
-    return json_text(f"{text}.{fraction_us:06d}Z" if fraction_us else f"{text}Z")
+    fraction = f".{fraction_us:06d}".rstrip("0") if fraction_us else ""
+    return json_text(f"{text}{fraction}Z")
 
 
 _INTERVAL = re.compile(
@@ -344,7 +344,7 @@ def _parametric(name: str, modifier: int, options: CaptureOptions) -> Renderer:
     if name == "timestamp":
         return timestamp_string if as_text else timestamp_millis if coarse else timestamp_micros
     if name == "timestamptz":
-        return timestamp_zoned
+        return partial(timestamp_zoned, modifier if modifier >= 0 else 6)
     if name == "date":
         return json_string if as_text else date_days
     if name == "time":

