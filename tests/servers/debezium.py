@@ -24,7 +24,7 @@ from tests.servers.process import CACHE, CannotRun, end, log_tail
 DEBEZIUM_VERSION = "3.6.3.0"
 INSTALL_TIMEOUT_S = 600
 
-# What runs inside: every event as a line, or only how many there are so far and when the last one came.
+# What runs inside: every event as a line; or how many there are so far and when they came; or how old they were, in ms.
 PROGRAM = """
 import json, sys, time
 from pydbzengine import BasePythonChangeHandler, DebeziumJsonEngine
@@ -41,7 +41,14 @@ class Count(BasePythonChangeHandler):
         self.seen += len(records)
         print(json.dumps([self.seen, time.time()]), flush=True)
 
-handler = {"lines": Lines, "count": Count}[sys.argv[2]]()
+class Ages(BasePythonChangeHandler):
+    def handleJsonBatch(self, records):
+        now = time.time() * 1000
+        values = [json.loads(str(record.value())) for record in records if record.value()]
+        ages = [now - value["source"]["ts_us"] / 1000 for value in values if "source" in value]
+        print(json.dumps(ages), flush=True)
+
+handler = {"lines": Lines, "count": Count, "ages": Ages}[sys.argv[2]]()
 DebeziumJsonEngine(properties=json.load(open(sys.argv[1])), handler=handler).run()
 """
 
@@ -128,7 +135,7 @@ class Debezium:
 def debezium(
     url: str, prefix: str, *, what: str = "lines", more: Mapping[str, str] | None = None
 ) -> Iterator[Debezium]:
-    """Debezium on a PostgreSQL database, from its current end on; ``what``: lines or count."""
+    """Debezium on a PostgreSQL database, from its current end on; ``what``: lines, count or ages."""
     python = debezium_python()
     folder = Path(tempfile.mkdtemp(prefix="headrace-debezium-"))
     try:

@@ -22,12 +22,12 @@ from urllib.parse import unquote, urlsplit
 
 import pymysql
 from pymysqlreplication.event import HeartbeatLogEvent, MariadbGtidEvent, QueryEvent, XidEvent
-from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
+from pymysqlreplication.row_event import UpdateRowsEvent, WriteRowsEvent
 
 import headrace
 from headrace.capture.envelope import Column, Table, TableEncoder, Transaction, json_text
 from headrace.capture.mariadb_binlog import BinlogReader
-from headrace.capture.mariadb_values import Kind, kind_in_binlog, kind_in_catalogue, renderer
+from headrace.capture.mariadb_values import Kind, kind_in_catalogue, renderer
 from headrace.capture.options import CaptureOptions
 from headrace.capture.outbox import OutboxRouter
 from headrace.capture.shapes import announce, topic_name
@@ -231,13 +231,12 @@ class MariadbSource:
 
     def _from_binlog(self, event: Any) -> _Followed:
         """A table is described before every statement that changes it; only a new shape is compiled anew."""
-        described = event.described
-        shape = (event.schema, event.table, *((each.name, kind_in_binlog(each), each.is_primary) for each in described))
-        followed = self._followed.get(shape)
+        followed = self._followed.get(event.shape)
         if followed is None:
-            key = [each.name for each in described if each.is_primary]
-            columns = [(each.name, kind_in_binlog(each)) for each in described]
-            followed = self._followed[shape] = self._follow(event.schema, event.table, columns, key)
+            schema, table, *columns = event.shape
+            key = [name for name, _, is_key in columns if is_key]
+            followed = self._follow(schema, table, [(name, kind) for name, kind, _ in columns], key)
+            self._followed[event.shape] = followed
         return followed
 
     # ---- reading ----------------------------------------------------------------------------------------------------
@@ -319,22 +318,21 @@ class MariadbSource:
         followed = self._from_binlog(event)
         template = self._source(followed, b"false", place, event)
         encoder, out, transaction = followed.encoder, self._writer, self._transaction
-        for number, row in enumerate(event.rows):
-            source = template % number
+        if isinstance(event, UpdateRowsEvent):
+            for number, (before, after) in enumerate(zip(event.images[::2], event.images[1::2], strict=True)):
+                if followed.outbox is None:
+                    moved = encoder.key(before) != encoder.key(after)
+                    tell = encoder.moved if moved else encoder.updated
+                    tell(out, transaction, template % number, before, after)
+            return
+        for number, row in enumerate(event.images):
             if isinstance(event, WriteRowsEvent):
-                values = list(row["values"].values())
                 if followed.outbox is not None:
-                    followed.outbox.created(out, transaction, values)
+                    followed.outbox.created(out, transaction, row)
                 else:
-                    encoder.created(out, transaction, source, values)
-            elif followed.outbox is not None:
-                continue
-            elif isinstance(event, UpdateRowsEvent):
-                before, after = list(row["before_values"].values()), list(row["after_values"].values())
-                moved = encoder.key(before) != encoder.key(after)
-                (encoder.moved if moved else encoder.updated)(out, transaction, source, before, after)
-            elif isinstance(event, DeleteRowsEvent):
-                encoder.deleted(out, transaction, source, list(row["values"].values()))
+                    encoder.created(out, transaction, template % number, row)
+            elif followed.outbox is None:
+                encoder.deleted(out, transaction, template % number, row)
 
     # ---- snapshots --------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ connection only once.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.event import HeartbeatLogEvent, MariadbGtidEvent, QueryEvent, XidEvent
 from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
+from headrace.capture.mariadb_rows import MalformedBinlog, RowDecoder
+from headrace.capture.mariadb_values import kind_in_binlog
 from headrace.capture.source import DatabaseGone, PositionLost
 
 __all__ = ["BinlogReader"]
@@ -25,6 +28,8 @@ EVENTS = (MariadbGtidEvent, QueryEvent, XidEvent, WriteRowsEvent, UpdateRowsEven
 QUEUE_EVENTS_MAX = 2_000
 HEARTBEAT_S = 1.0
 LOST_BINLOG = 1236
+
+logging.getLogger("pymysqlreplication").setLevel(logging.ERROR)  # it warns of what is told here as an error
 
 
 class BinlogReader:
@@ -35,6 +40,7 @@ class BinlogReader:
         self._connections: list[pymysql.Connection[Any]] = []
         self._events: queue.Queue[tuple[Any, str, int] | BaseException] = queue.Queue(QUEUE_EVENTS_MAX)
         self._closing = threading.Event()
+        self._decoders: dict[Any, RowDecoder] = {}
         self._stream = BinLogStreamReader(
             connection_settings=self._settings,
             server_id=server_id,
@@ -64,12 +70,26 @@ class BinlogReader:
                 if event is None:
                     raise pymysql.OperationalError(2013, "the server ended the stream")
                 if isinstance(event, WriteRowsEvent | UpdateRowsEvent | DeleteRowsEvent):
-                    _ = event.rows  # decoded here, while the other thread encodes
-                    # The library's own map of tables goes on changing with its reading: take what holds here.
-                    event.described = event.table_map[event.table_id].columns
+                    self._decode(event)
                 self._put((event, self._stream.log_file, self._stream.log_pos))
         except BaseException as error:  # told to whoever takes events, whatever it is
             self._put(error)
+
+    def _decode(self, event: Any) -> None:
+        """Here and not by whoever takes the event: the library's map of tables goes on changing as it reads."""
+        columns = event.table_map[event.table_id].columns
+        if any(each.name is None for each in columns):
+            raise MalformedBinlog("the binlog has no names of columns; SET GLOBAL binlog_row_metadata = 'FULL'")
+        present = int.from_bytes(event.columns_present_bitmap, "little")
+        if present & (1 << len(columns)) - 1 != (1 << len(columns)) - 1:
+            raise MalformedBinlog("a row of the binlog lacks columns; SET GLOBAL binlog_row_image = 'FULL'")
+        shape = (event.schema, event.table, *((each.name, kind_in_binlog(each), each.is_primary) for each in columns))
+        exact = (shape, *((each.type, each.unsigned, each.character_set_name) for each in columns))
+        decoder = self._decoders.get(exact)
+        if decoder is None:
+            decoder = self._decoders[exact] = RowDecoder(columns)
+        event.shape = shape
+        event.images = decoder.rows(event.packet.read(event.event_size - event.packet.read_bytes))
 
     def _put(self, item: tuple[Any, str, int] | BaseException) -> None:
         while not self._closing.is_set():

