@@ -139,6 +139,15 @@ def test_large_values_are_filled_in_and_after_a_restart_stand_in_for_themselves(
     assert [each["body"] for each in after] == ["x" * 9000, "x" * 9000, "__debezium_unavailable_value"]
 
 
+def test_rows_of_megabytes_go_into_the_log(log: str, database: Database) -> None:
+    database.run("create table t (id int primary key, body text)", "insert into t values (1, repeat('x', 3000000))")
+    catch_up(log, options(database))
+    database.run("insert into t select 1 + i, repeat(md5(i::text), 30000) from generate_series(1, 5) i")
+    catch_up(log, options(database))
+    after = [each.value["after"]["body"] for each in events(log, f"{database.name}.public.t")]
+    assert [len(each) for each in after] == [3_000_000] + [960_000] * 5
+
+
 def test_truncations_and_logical_messages_are_events_too(log: str, database: Database) -> None:
     database.run("create table a (id int primary key)", "create table b (id int primary key)")
     catch_up(log, options(database))
@@ -222,7 +231,7 @@ def test_an_outbox_is_routed_by_what_its_events_are_about(log: str, database: Da
     database.run(
         "create table outbox (id uuid primary key, aggregatetype text, aggregateid text, type text, payload jsonb)"
     )
-    capture = options(database, outbox="public.outbox", tables=("public.outbox",))
+    capture = options(database, outbox="outbox", tables=("outbox",))
     catch_up(log, capture)
     name = "00000000-0000-0000-0000-000000000001"
     kind = f"order-{database.name}"

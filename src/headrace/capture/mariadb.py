@@ -84,9 +84,9 @@ class MariadbSource:
     """``headrace.capture.source.Source`` for MariaDB."""
 
     def __init__(self, options: CaptureOptions, writer: Writer | None) -> None:
-        self._options = options
-        self._writer = writer
         self._settings = connection_settings(options)
+        self._options = options.qualified(self._settings["database"])
+        self._writer = writer
         self._connection = self._guarded(lambda: pymysql.connect(**self._settings, autocommit=True))
         self._reader: BinlogReader | None = None
         self._gtids: dict[int, tuple[int, int]] = {}
@@ -156,9 +156,9 @@ class MariadbSource:
             key = found.setdefault(f"{schema}.{name}", [])
             if column is not None:
                 key.append(column)
-        wanted = [*self._options.tables, *([self._options.outbox] if self._options.tables else [])]
-        database = self._settings["database"]
-        chosen = {each if "." in each else f"{database}.{each}" for each in wanted if each}
+        chosen = set(self._options.tables)
+        if self._options.outbox and chosen:
+            chosen.add(self._options.outbox)
         missing = sorted(chosen - found.keys())
         if missing:
             raise UsageError(f"there is no table {', '.join(missing)} that the user may read", "choose with --tables")

@@ -117,6 +117,14 @@ class CaptureOptions:
     def database(self) -> DatabaseUrl:
         return DatabaseUrl(self.url)
 
+    def qualified(self, schema: str) -> CaptureOptions:
+        """With the schema in front of every table that was named without one."""
+
+        def full(name: str) -> str:
+            return name if "." in name or not name else f"{schema}.{name}"
+
+        return replace(self, tables=tuple(map(full, self.tables)), outbox=full(self.outbox))
+
     def stored(self) -> dict[str, Any]:
         """As JSON for the log: only what differs from the defaults, and never a password."""
         values = asdict(replace(self, url=self.database.shown if self.database.password else self.url))

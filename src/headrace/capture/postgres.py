@@ -49,10 +49,10 @@ class PostgresSource:
     """``headrace.capture.source.Source`` for PostgreSQL."""
 
     def __init__(self, options: CaptureOptions, writer: Writer | None) -> None:
-        self._options = options
+        self._options = options.qualified("public")
         self._writer = writer
         self._connection = connect(options)
-        self._setup = PostgresSetup(self._connection, options)
+        self._setup = PostgresSetup(self._connection, self._options)
         self._replication: psycopg.Connection[Any] | None = None
         self._snapshots: Snapshots | None = None
         self._streams = StreamedTransactions()

@@ -75,7 +75,10 @@ def connect(options: CaptureOptions, *, replication: bool = False) -> Connection
     except psycopg.OperationalError as error:
         raise _explained(error, options) from error
     except psycopg.ProgrammingError as error:
-        raise UsageError(f"{options.database.shown} is no address of a PostgreSQL server: {error}") from error
+        raise UsageError(
+            f"{options.database.shown} is no address of a PostgreSQL server",
+            "use postgresql://USER@HOST:PORT/DATABASE; other characters in a password are written as %XX",
+        ) from error
 
 
 def _explained(error: psycopg.OperationalError, options: CaptureOptions) -> Exception:
@@ -154,10 +157,9 @@ class PostgresSetup:
         for row in self.connection.execute(TABLES).fetchall():
             table = TableInfo(*row)
             found[table.full_name] = table
-        wanted = [*self._options.tables]
-        if self._options.outbox and self._options.tables:
-            wanted.append(self._options.outbox)
-        chosen = {name if "." in name else f"public.{name}" for name in wanted}
+        chosen = set(self._options.tables)
+        if self._options.outbox and chosen:
+            chosen.add(self._options.outbox)
         missing = sorted(chosen - found.keys())
         if missing:
             raise UsageError(

@@ -76,7 +76,7 @@ class SqliteSource:
     at_boundary = True
 
     def __init__(self, options: CaptureOptions, writer: Writer | None) -> None:
-        self._options = options
+        self._options = options.qualified(SCHEMA)
         self._writer = writer
         self._path = Path(options.database.resolved().partition("://")[2].removeprefix("/"))
         if not self._path.exists():

@@ -24,6 +24,8 @@ from headrace.record import Codec
 __all__ = ["Writer"]
 
 BATCH_BYTES = 512 * 1024
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+"""Of topics that capture makes: rows may be larger than the megabyte that a broker allows by itself."""
 TRANSACTION_TIMEOUT_MS = 600_000
 """A table without a key is read in one piece and must be written in one transaction; Kafka allows 15 minutes."""
 
@@ -65,6 +67,11 @@ class Writer:
         count = self._partitions.get(topic) or self._prepare(topic)
         place = TopicPartition(topic, 0 if count == 1 or key is None else partition_for_key(key, count))
         batch = self._open.get(place)
+        size = (len(key) if key else 0) + (len(value) if value else 0)
+        if batch is not None and len(batch) + size > BATCH_BYTES:
+            # Before and not behind: a large record must not make a batch that the topic refuses.
+            self._send(self._open.pop(place))
+            batch = None
         if batch is None:
             if not self.events_pending:
                 self.pending_since = time.monotonic()
@@ -75,8 +82,6 @@ class Writer:
         self.events += 1
         self.events_pending += 1
         self.bytes_pending += len(batch) - before
-        if len(batch) >= BATCH_BYTES:
-            self._send(self._open.pop(place))
 
     def commit(self, state: Mapping[str, Any]) -> None:
         """Make the events and the state visible together. When it raises, only ``start`` tells what has come of it."""
@@ -117,7 +122,7 @@ class Writer:
 
     def _prepare(self, topic: str) -> int:
         """The number of a topic's partitions; a topic that is not there is made."""
-        config = dict(self._options.topic_config)
+        config = {"max.message.bytes": str(MESSAGE_BYTES_MAX), **self._options.topic_config}
         ensure_topic(self._client, topic, partitions=self._options.partitions, config=config)
         count = self._partitions[topic] = len(self._client.topic(topic).partitions)
         return count
