@@ -43,7 +43,7 @@ LOOK_S = 0.5
 """How often to look whether the pipelines have anything left to do."""
 PATIENCE = ClientOptions(retry_timeout_ms=60_000, first_contact_timeout_ms=60_000)
 ENDS_A_LIFE = ("driver", "driver-python", "machine")
-WEIGHTS = {"worker": 6, "executor": 6, "broker": 6, "driver": 3, "driver-python": 1, "machine": 2}
+WEIGHTS = {"worker": 6, "executor": 8, "broker": 6, "driver": 3, "driver-python": 1, "machine": 2}
 """How often each is killed. A new driver takes longer to come than all else together."""
 
 
@@ -202,7 +202,7 @@ class Run:
 
 
 def kill_loop(run: Run, options: argparse.Namespace, chance: random.Random) -> Counter[str]:
-    masters = (LOCAL, CLUSTER) if options.parts != ["executor"] else (CLUSTER, CLUSTER)
+    masters = (CLUSTER, LOCAL)
     hits: Counter[str] = Counter()
     began = time.monotonic()
     run.begin(masters[0])
