@@ -3,12 +3,13 @@
 The file is one line ``headrace-checkpoint 1 <CRC-32C of the rest, 8 hex digits>`` and then JSON::
 
     {"clean": false, "logs": {"orders~6f1c…/0": [start offset, recovery offset, recovery position, [[epoch, start], …],
-    cleaned offset]}}
+    cleaned offset, whether no producer is known there]}}
 
 *start offset*: nothing before it is served, whatever files are still there. *Recovery offset and position*: everything
 before was flushed before this file was written, its index and aborted transactions included, so it is never scanned;
-what follows is scanned after a crash. *Cleaned offset*: compaction has been through everything before it. ``clean`` is
-written last of all at an orderly stop: then nothing follows.
+what follows is scanned after a crash. *Cleaned offset*: compaction has been through everything before it. Where no
+producer is known at the recovery offset there is no snapshot of producers either, and nobody needs to look for them in
+the log. ``clean`` is written last of all at an orderly stop: then nothing follows.
 
 The file is replaced atomically. If it is missing or does not check out, every log is scanned from its first byte:
 slow, but right.
@@ -39,6 +40,8 @@ class LogMark:
     recovery_position: int = 0
     epochs: tuple[tuple[int, int], ...] = ()
     cleaned_offset: int = 0
+    producerless: bool = False
+    """No producer is known at the recovery offset."""
 
 
 @dataclass(slots=True)
@@ -51,7 +54,14 @@ class Checkpoint:
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
     logs = {
-        name: [mark.start_offset, mark.recovery_offset, mark.recovery_position, mark.epochs, mark.cleaned_offset]
+        name: [
+            mark.start_offset,
+            mark.recovery_offset,
+            mark.recovery_position,
+            mark.epochs,
+            mark.cleaned_offset,
+            mark.producerless,
+        ]
         for name, mark in checkpoint.logs.items()
     }
     body = json.dumps({"clean": checkpoint.clean, "logs": logs}, separators=(",", ":")).encode()
@@ -64,8 +74,8 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
         return Checkpoint(problem="the checkpoint's checksum is wrong: every log is scanned from its first byte")
     content: dict[str, Any] = json.loads(body)
     logs = {
-        name: LogMark(start, offset, position, tuple((epoch, first) for epoch, first in epochs), cleaned)
-        for name, (start, offset, position, epochs, cleaned) in content["logs"].items()
+        name: LogMark(start, offset, position, tuple((epoch, first) for epoch, first in epochs), *rest)
+        for name, (start, offset, position, epochs, *rest) in content["logs"].items()
     }
     return Checkpoint(clean=bool(content["clean"]), logs=logs)
 

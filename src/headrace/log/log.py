@@ -32,7 +32,7 @@ from headrace.log.errors import CorruptLog, OffsetOutOfRange, RecordListTooLarge
 from headrace.log.producers import AbortedTransaction, ProducerStates
 from headrace.log.recovery import RecoveryReport, check_believed, load_believed, scan_unflushed
 from headrace.log.segment import OFFSET_DELTA_MAX, FileSlice, Segment, segment_name
-from headrace.log.snapshots import producers_at, snapshot_offsets, snapshot_path, write_snapshot
+from headrace.log.snapshots import producers_at, replay_headers, snapshot_offsets, snapshot_path, write_snapshot
 from headrace.log.swap import SwapGroup, complete_swaps, discard_cleaned, swap_files
 from headrace.ports import Disk, File
 from headrace.record import decode_records
@@ -80,6 +80,7 @@ class PartitionLog:
         self._mark = mark
         self._epochs = EpochHistory(mark.epochs)
         self._producers: ProducerStates | None = None
+        self._producerless = mark.producerless
         self._unsynced: dict[str, File] = {}
         self._directory_unsynced = False
         self._derived_unsynced = False
@@ -188,7 +189,14 @@ class PartitionLog:
                     segment.aborted.write()
 
     def _replay_believed(self, segments: Sequence[Segment]) -> None:
-        self._producers = producers_at(self._disk, self.directory, segments, self._mark.recovery_offset)
+        self._producers = self._producers_at(segments, self._mark.recovery_offset)
+
+    def _producers_at(self, segments: Sequence[Segment], offset: int) -> ProducerStates:
+        if not self._mark.producerless:
+            return producers_at(self._disk, self.directory, segments, offset)
+        states = ProducerStates()
+        replay_headers(states, segments, self._mark.recovery_offset, offset)
+        return states
 
     def _replay(self, segment: Segment, batch: Batch) -> None:
         self._epochs.note(batch.leader_epoch, batch.base_offset)
@@ -284,7 +292,7 @@ class PartitionLog:
     @property
     def producers(self) -> ProducerStates:
         if self._producers is None:
-            self._producers = producers_at(self._disk, self.directory, self._segments, self._end)
+            self._producers = self._producers_at(self._segments, self._end)
         return self._producers
 
     def last_stable_offset(self, high_watermark: int) -> int:
@@ -308,6 +316,8 @@ class PartitionLog:
         total = sum(batch.size for batch in batches)
         segment = self._segment_for(batches, total, now_ms)
         base_offset = offset = self._end
+        if self._producers is None:
+            _ = self.producers  # while what they are known by is at hand: later it would be a walk through the log
         chunks = []
         for batch in batches:
             batch.base_offset = offset
@@ -443,12 +453,16 @@ class PartitionLog:
                 segment.aborted.write()
                 self._directory_unsynced = True
         self._write_snapshot()
+        if self._producers is not None:
+            self._producerless = not len(self._producers)
         return self._end, self._active.size
 
     def checkpointed(self, offset: int, position: int) -> LogMark:
         """Everything ``prepare_checkpoint`` wrote has been synced: recovery may begin here."""
         if offset >= self._mark.recovery_offset:
-            self._mark = replace(self._mark, recovery_offset=offset, recovery_position=position)
+            self._mark = replace(
+                self._mark, recovery_offset=offset, recovery_position=position, producerless=self._producerless
+            )
         return self.mark
 
     @property

@@ -87,10 +87,32 @@ def test_a_lost_checkpoint_is_noticed() -> None:
 
 
 def test_a_checkpoint_has_exactly_these_bytes() -> None:
-    checkpoint = Checkpoint(clean=True, logs={"t~0a/0": LogMark(1, 5, 300, ((0, 1), (2, 4)), 3)})
+    checkpoint = Checkpoint(clean=True, logs={"t~0a/0": LogMark(1, 5, 300, ((0, 1), (2, 4)), 3, producerless=True)})
     data = encode_checkpoint(checkpoint)
-    assert data == (b"headrace-checkpoint 1 5aafa58f\n" + b'{"clean":true,"logs":{"t~0a/0":[1,5,300,[[0,1],[2,4]],3]}}')
+    assert data == (
+        b"headrace-checkpoint 1 87fea1d3\n" + b'{"clean":true,"logs":{"t~0a/0":[1,5,300,[[0,1],[2,4]],3,true]}}'
+    )
     assert decode_checkpoint(data) == checkpoint
+
+
+def test_a_checkpoint_from_before_producers_were_mentioned_is_read() -> None:
+    data = b"headrace-checkpoint 1 5aafa58f\n" + b'{"clean":true,"logs":{"t~0a/0":[1,5,300,[[0,1],[2,4]],3]}}'
+    assert decode_checkpoint(data).logs == {"t~0a/0": LogMark(1, 5, 300, ((0, 1), (2, 4)), 3)}
+
+
+def test_nobody_walks_through_a_log_without_producers_to_find_them() -> None:
+    disk = SimulatedDisk()
+    store = LogStore.open(disk, "/data")
+    log = store.open_log("t", ID, 0, SMALL)
+    fill(log, 30)
+    path = log.segments[0].path
+    store.close()
+    file = disk.open(path)
+    file.write([b"\xff" * file.size()], 0)  # a walk would stumble over this
+    again = LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL)
+    assert again.last_stable_offset(30) == 30
+    fill(again, 30)
+    assert again.last_stable_offset(60) == 60
 
 
 def test_old_segments_go_by_age_and_by_size() -> None:
