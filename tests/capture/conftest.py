@@ -66,6 +66,13 @@ def database(postgres: PostgresServer) -> Iterator[Database]:
             drop(admin, name)
 
 
+def drop_slot(database: Database, name: str) -> None:
+    """A slot goes only when the server has noticed that nobody streams from it any more."""
+    while database.all(f"select 1 from pg_replication_slots where slot_name = '{name}' and active_pid is not null"):
+        time.sleep(0.02)
+    database.run(f"select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = '{name}'")
+
+
 def drop(admin: psycopg.Connection[tuple[object, ...]], name: str) -> None:
     """A database goes only after its slots, and a slot only after whoever streams from it."""
     of_slots = "from pg_replication_slots where database = %s and active_pid is"

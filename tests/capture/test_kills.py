@@ -14,6 +14,6 @@ from tests.servers.process import CannotRun, skip_or_fail
 @pytest.mark.parametrize("seed", [7, 8], ids=["whole", "streamed"])
 def test_folding_the_topics_gives_the_tables_after_kills_of_capture_broker_and_database(seed: int) -> None:
     try:
-        assert run(6, seed, least_s=0.1, most_s=1.5).startswith("sound")
+        assert run(5, seed, least_s=0.1, most_s=1.0).startswith("sound")
     except CannotRun as why:
         skip_or_fail(str(why))

@@ -14,7 +14,7 @@ from headrace.capture import Capture, CaptureOptions
 from headrace.capture.run import Taken
 from headrace.capture.source import PositionLost, open_source
 from headrace.errors import UsageError
-from tests.capture.conftest import Database
+from tests.capture.conftest import Database, drop_slot
 from tests.capture.world import (
     Event,
     all_done,
@@ -307,7 +307,8 @@ def test_a_second_capture_of_the_same_name_takes_over_and_the_first_ends(log: st
 def test_a_lost_slot_is_said_loudly_and_mended_by_a_snapshot_on_request(log: str, database: Database) -> None:
     database.run("create table t (id int primary key)", "insert into t values (1), (2)")
     catch_up(log, options(database))
-    database.run(f"select pg_drop_replication_slot('headrace_{database.name}')", "delete from t where id = 1")
+    drop_slot(database, f"headrace_{database.name}")
+    database.run("delete from t where id = 1")
     with pytest.raises(PositionLost, match=r"is gone.*--resnapshot"):
         catch_up(log, options(database))
     catch_up(log, options(database), resnapshot=True)
@@ -320,7 +321,10 @@ def test_a_slot_that_somebody_else_moved_is_refused(log: str, database: Database
     database.run("create table t (id int primary key)")
     catch_up(log, options(database))
     database.run("insert into t values (1)")
-    database.run(f"select pg_replication_slot_advance('headrace_{database.name}', pg_current_wal_lsn())")
+    slot = f"headrace_{database.name}"
+    while database.all(f"select 1 from pg_replication_slots where slot_name = '{slot}' and active_pid is not null"):
+        time.sleep(0.02)  # the server has not noticed yet that capture has ended
+    database.run(f"select pg_replication_slot_advance('{slot}', pg_current_wal_lsn())")
     with pytest.raises(PositionLost, match=r"moved .* by somebody else"):
         catch_up(log, options(database))
 

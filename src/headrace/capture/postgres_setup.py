@@ -24,6 +24,8 @@ __all__ = ["PostgresSetup", "connect", "lsn_number", "lsn_text"]
 
 VERSION_MIN = 140_000
 SLOT_RELEASE_TIMEOUT_S = 30.0
+COUNTED_BYTES_MAX = 64 * 1024 * 1024
+ROW_BYTES_GUESSED = 100
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 TABLES = """
@@ -94,13 +96,13 @@ def _explained(error: psycopg.OperationalError, options: CaptureOptions) -> Exce
 class TableInfo:
     """A table as the catalogue shows it."""
 
-    __slots__ = ("identity", "key", "name", "rows_expected", "schema")
+    __slots__ = ("identity", "key", "name", "rows_estimated", "schema")
 
-    def __init__(self, schema: str, name: str, identity: str, rows_expected: int, key: list[str]) -> None:
+    def __init__(self, schema: str, name: str, identity: str, rows_estimated: int, key: list[str]) -> None:
         self.schema = schema
         self.name = name
         self.identity = identity
-        self.rows_expected = max(0, rows_expected)
+        self.rows_estimated = rows_estimated
         self.key = key
 
     @property
@@ -171,6 +173,19 @@ class PostgresSetup:
     def columns(self, table: TableInfo) -> list[RelationColumn]:
         rows = self.connection.execute(COLUMNS, (table.schema, table.name)).fetchall()
         return [RelationColumn(*row) for row in rows]
+
+    def rows_expected(self, table: TableInfo) -> int:
+        """The server's own estimate; a table that it has never looked at is counted where that is quick."""
+        if table.rows_estimated >= 0:
+            return table.rows_estimated
+        size = sql.SQL("select pg_relation_size({}::regclass)").format(sql.Literal(table.identifier.as_string()))
+        (pages_bytes,) = self.connection.execute(size).fetchone() or (0,)
+        if pages_bytes > COUNTED_BYTES_MAX:
+            return int(pages_bytes) // ROW_BYTES_GUESSED
+        (count,) = self.connection.execute(sql.SQL("select count(*) from {}").format(table.identifier)).fetchone() or (
+            0,
+        )
+        return int(count)
 
     def types(self) -> dict[int, PgType]:
         return {row[0]: PgType(*row) for row in self.connection.execute(TYPES).fetchall()}

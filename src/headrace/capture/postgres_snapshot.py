@@ -103,7 +103,8 @@ class Snapshots:
         self.progress = progress
         self._tables = tables
         for name, table in tables.items():
-            progress.setdefault(name, Progress(rows_expected=table.rows_expected))
+            if name not in progress:
+                progress[name] = Progress(rows_expected=self._setup.rows_expected(table))
         self._pending = [name for name in tables if not progress[name].done]
         self._touched = {name: {} for name in self._pending if tables[name].key}
         self._touched_without_key = {name: set() for name in self._pending if not tables[name].key}
