@@ -80,7 +80,6 @@ class PartitionLog:
         self._mark = mark
         self._epochs = EpochHistory(mark.epochs)
         self._producers: ProducerStates | None = None
-        self._producerless = mark.producerless
         self._unsynced: dict[str, File] = {}
         self._directory_unsynced = False
         self._derived_unsynced = False
@@ -227,14 +226,15 @@ class PartitionLog:
         With ``sync=False`` the caller syncs, and must not use the mark before that.
         """
         if not self._closed:
-            self.prepare_checkpoint()
+            prepared = self.prepare_checkpoint()
             with suppress(OSError):
                 self._active.index.save(self._active.summary())
             if sync:
                 self._disk.syncfs(self.directory)
                 self.flushed_to_end()
             self._closed = True
-        return self.checkpointed(self._end, self._active.size)
+            self.checkpointed(prepared)
+        return self.mark
 
     # Knowing.
 
@@ -443,27 +443,33 @@ class PartitionLog:
         if self.flush_listener is not None:
             self.flush_listener(self)
 
-    def prepare_checkpoint(self) -> tuple[int, int]:
-        """Write what must be durable beside the log so that recovery may begin at (offset, position) from now on.
+    def prepare_checkpoint(self) -> LogMark:
+        """Write what must be durable beside the log, and say from where recovery may then begin.
 
-        The caller syncs the whole filesystem and then calls ``checkpointed`` with the same numbers. Raises OSError.
+        The caller syncs the whole filesystem and calls ``checkpointed`` with the same mark. Raises OSError.
         """
         for segment in self._segments:
             if segment.aborted.unwritten:
                 segment.aborted.write()
                 self._directory_unsynced = True
         self._write_snapshot()
-        if self._producers is not None:
-            self._producerless = not len(self._producers)
-        return self._end, self._active.size
+        producerless = self._mark.producerless if self._producers is None else not len(self._producers)
+        return replace(
+            self.mark,
+            recovery_offset=self._end,
+            recovery_position=self._active.size,
+            producerless=producerless,
+        )
 
-    def checkpointed(self, offset: int, position: int) -> LogMark:
-        """Everything ``prepare_checkpoint`` wrote has been synced: recovery may begin here."""
-        if offset >= self._mark.recovery_offset:
+    def checkpointed(self, prepared: LogMark) -> None:
+        """Everything ``prepare_checkpoint`` wrote has been synced: recovery may begin there."""
+        if prepared.recovery_offset >= self._mark.recovery_offset:
             self._mark = replace(
-                self._mark, recovery_offset=offset, recovery_position=position, producerless=self._producerless
+                self._mark,
+                recovery_offset=prepared.recovery_offset,
+                recovery_position=prepared.recovery_position,
+                producerless=prepared.producerless,
             )
-        return self.mark
 
     @property
     def wants_checkpoint(self) -> bool:

@@ -18,7 +18,7 @@ import errno
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from headrace.log.checkpoint import Checkpoint, LogMark, read_checkpoint, write_checkpoint
@@ -55,7 +55,7 @@ class CheckpointJob:
 
     disk: Disk
     directory: str
-    points: list[tuple[PartitionLog, int, int]]
+    points: list[tuple[PartitionLog, LogMark]]
     ends: list[tuple[PartitionLog, int]]
     before: dict[str, LogMark]
     moved: dict[str, LogMark]
@@ -203,14 +203,13 @@ class LogStore:
             ends.append((log, log.end_offset))
             if everything or log.wants_checkpoint:
                 with suppress(OSError):
-                    offset, position = log.prepare_checkpoint()
-                    points.append((log, offset, position))
-                    moved[name] = replace(log.mark, recovery_offset=offset, recovery_position=position)
+                    moved[name] = log.prepare_checkpoint()
+                    points.append((log, moved[name]))
         return CheckpointJob(self.disk, self.directory, points, ends, before, moved)
 
     def finish_checkpoint(self, job: CheckpointJob) -> None:
-        for log, offset, position in job.points:
-            log.checkpointed(offset, position)
+        for log, prepared in job.points:
+            log.checkpointed(prepared)
         for log, end_offset in job.ends:
             log.on_flushed(end_offset)
         live = {self._name(*key) for key in self.logs} | self._marks.keys()

@@ -44,7 +44,7 @@ def put(log: PartitionLog, key: bytes, value: bytes | None) -> int:
 def settle(log: PartitionLog) -> None:
     """Make everything so far fit for compaction: sealed, flushed, below the recovery point."""
     log.roll()
-    log.checkpointed(*log.prepare_checkpoint())
+    log.checkpointed(log.prepare_checkpoint())
     log.sync_all()
 
 
@@ -146,7 +146,7 @@ def test_an_abort_marker_behind_the_job_still_counts() -> None:
     append(log, produced(1, 0, transactional=True, key=b"a"))
     log.roll()
     append(log, marker(1, commit=False))
-    log.checkpointed(*log.prepare_checkpoint())
+    log.checkpointed(log.prepare_checkpoint())
     log.sync_all()
     job = plan(log, NOW)
     assert job is not None
@@ -254,7 +254,7 @@ def test_a_group_that_retention_has_touched_is_thrown_away() -> None:
     assert job is not None
     result = clean(log._disk, job)
     log.delete_records(120)
-    log.checkpointed(*log.prepare_checkpoint())
+    log.checkpointed(log.prepare_checkpoint())
     log.remove_dead_segments()
     log.swap_in(result.groups, result.cleaned_offset)
     assert [offset for offset, _, _ in records(log) if offset >= 120] == list(range(120, 200))

@@ -181,7 +181,7 @@ def test_a_slice_stays_readable_after_its_segment_was_removed(tmp_path: Path) ->
     [held] = log.read(0, bytes_max=1 << 20, offset_max=20)
     before = held.read()
     log.delete_records(20)
-    log.checkpointed(*log.prepare_checkpoint())
+    log.checkpointed(log.prepare_checkpoint())
     assert log.remove_dead_segments() > 0
     assert held.read() == before
 
