@@ -15,7 +15,7 @@ import pytest
 from headrace.capture import Capture, CaptureOptions
 from headrace.capture.source import PositionLost, open_source
 from headrace.errors import UsageError
-from tests.capture.world import all_done, catch_up, check_numbering, committed, events, fold, fold_bag
+from tests.capture.world import all_read, catch_up, check_numbering, committed, events, fold, fold_bag
 from tests.servers.mariadb import MariadbServer, mariadb_server
 from tests.servers.process import CannotRun, skip_or_fail
 
@@ -215,7 +215,7 @@ def test_a_killed_database_is_waited_for(log: str, shop: Shop) -> None:
     worker.start()
     pause = threading.Event()
     try:
-        while not all_done(capture):
+        while not all_read(log, shop.name):
             pause.wait(0.02)
         shop.run("insert into t values (1)")
         shop.session.close()

@@ -17,7 +17,7 @@ from headrace.errors import UsageError
 from tests.capture.conftest import Database, drop_slot
 from tests.capture.world import (
     Event,
-    all_done,
+    all_read,
     catch_up,
     check_numbering,
     check_order,
@@ -291,7 +291,7 @@ def test_a_second_capture_of_the_same_name_takes_over_and_the_first_ends(log: st
     worker = threading.Thread(target=run_first, daemon=True)
     worker.start()
     pause = threading.Event()
-    while not all_done(first):
+    while not all_read(log, database.name):
         pause.wait(0.02)
     database.run("insert into t values (1)")
     catch_up(log, options(database))
@@ -451,7 +451,7 @@ def test_a_database_that_goes_away_is_waited_for(log: str, database: Database) -
     worker.start()
     pause = threading.Event()
     try:
-        while not all_done(capture):
+        while not all_read(log, database.name):
             pause.wait(0.02)
         with psycopg.connect(database.url, autocommit=True) as admin:
             admin.execute(

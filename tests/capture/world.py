@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.capture import Capture, CaptureOptions
 from headrace.capture.postgres_values import UNAVAILABLE
+from headrace.capture.state import read_state
 from headrace.client import Client, Consumer, ConsumerOptions, FetchOptions, TopicPartition, end_offsets, start_offsets
 from headrace.record import Record
 
@@ -20,10 +21,11 @@ def catch_up(bootstrap: str, options: CaptureOptions, **how: Any) -> Capture:
     return capture
 
 
-def all_done(capture: Capture) -> bool:
-    """Whether a running capture has read every table."""
-    progress = capture.snapshots()
-    return bool(progress) and all(each.done for each in progress.values())
+def all_read(bootstrap: str, name: str) -> bool:
+    """Whether a capture has read every table, and the log knows it: whoever comes next reads none of them again."""
+    with Client(bootstrap) as client:
+        progress = read_state(client, name).get("snapshots", {})
+    return bool(progress) and all(each["done"] for each in progress.values())
 
 
 def committed(bootstrap: str, topic: str) -> list[Record]:

@@ -118,10 +118,12 @@ class Capture:
     def _follow(self, source: Source, writer: Writer, stop: threading.Event, until_current: bool) -> None:
         self._commit(source, writer)
         heartbeat_s = time.monotonic()
+        read_whole = _tables_read(source)
         while not stop.is_set():
             more = source.read(READ_WAIT_S)
             now_s = time.monotonic()
-            if self._is_due(source, writer, more, now_s):
+            if self._is_due(source, writer, more, now_s) or (source.at_boundary and _tables_read(source) != read_whole):
+                read_whole = _tables_read(source)  # also of an empty table: it need not be read again
                 self._commit(source, writer)
             elif source.at_boundary and now_s - heartbeat_s >= self.options.heartbeat_ms / 1000:
                 heartbeat_s = now_s
@@ -153,3 +155,7 @@ class Capture:
         source.committed(state)
         self.figures.commits += 1
         self.figures.events = writer.events
+
+
+def _tables_read(source: Source) -> int:
+    return sum(each.done for each in source.snapshots().values())
