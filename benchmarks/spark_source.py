@@ -41,7 +41,7 @@ from tests.servers.headrace import headrace_server
 from tests.servers.process import CannotRun
 
 PARTITIONS = 4
-RECORDS = 3_000_000
+RECORDS = 2_000_000
 SCHEMA = "id long, customer string, amount double, placed_at timestamp, paid boolean, item struct<sku: string, n: int>"
 JVM = "Spark's Kafka source"
 
