@@ -19,7 +19,7 @@ from headrace.capture.state import STATE_CONFIG, ensure_topic, read_state, state
 from headrace.client import Client, PreparedRecords, ProducerOptions, TopicPartition, TransactionalProducer
 from headrace.client.accumulator import OpenBatch
 from headrace.client.partitioner import partition_for_key
-from headrace.record import Codec
+from headrace.record import Codec, Record
 
 __all__ = ["Writer"]
 
@@ -88,11 +88,14 @@ class Writer:
         changed = self._changed(state)
         if not changed and not self.events_pending:
             return
-        for place in list(self._open):
-            self._send(self._open.pop(place))
         self._begin()
-        for part, text in changed.items():
-            self._producer.send(self._state_topic, text, key=part.encode(), partition=0)
+        batches = [(batch.partition, _prepared(batch)) for batch in self._open.values()]
+        self._open.clear()
+        if changed:
+            now_ms = time.time_ns() // 1_000_000
+            records = [Record(part.encode(), text, now_ms) for part, text in changed.items()]
+            batches.append((TopicPartition(self._state_topic, 0), PreparedRecords.of(records)))
+        self._producer.send_all_prepared(batches)
         self._producer.commit()
         self._in_transaction = False
         self._written.update(changed)
@@ -117,8 +120,7 @@ class Writer:
 
     def _send(self, batch: OpenBatch) -> None:
         self._begin()
-        records = PreparedRecords(batch.data, batch.count, batch.base_timestamp, batch.max_timestamp)
-        self._producer.send_prepared(batch.partition, records)
+        self._producer.send_prepared(batch.partition, _prepared(batch))
 
     def _prepare(self, topic: str) -> int:
         """The number of a topic's partitions; a topic that is not there is made."""
@@ -126,6 +128,10 @@ class Writer:
         ensure_topic(self._client, topic, partitions=self._options.partitions, config=config)
         count = self._partitions[topic] = len(self._client.topic(topic).partitions)
         return count
+
+
+def _prepared(batch: OpenBatch) -> PreparedRecords:
+    return PreparedRecords(batch.data, batch.count, batch.base_timestamp, batch.max_timestamp)
 
 
 def _json(value: Any) -> bytes:

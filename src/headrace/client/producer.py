@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -147,11 +147,16 @@ class Producer:
 
     def send_prepared(self, partition: TopicPartition, records: PreparedRecords) -> None:
         """Take a batch of encoded records, behind what was sent to the partition before."""
-        if partition in self._open:
-            self._seal(partition)
-        batch = self._new_batch(partition)
-        batch.fill(records)
-        self._ready.setdefault(partition, deque()).append(batch)
+        self.send_all_prepared([(partition, records)])
+
+    def send_all_prepared(self, batches: Iterable[tuple[TopicPartition, PreparedRecords]]) -> None:
+        """Take batches of several partitions at once: one request per broker carries them, and one sync serves."""
+        for partition, records in batches:
+            if partition in self._open:
+                self._seal(partition)
+            batch = self._new_batch(partition)
+            batch.fill(records)
+            self._ready.setdefault(partition, deque()).append(batch)
         self._pump()
 
     def _new_batch(self, partition: TopicPartition) -> OpenBatch:

@@ -18,7 +18,7 @@ wants the id back calls ``init`` again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum, auto
 from types import TracebackType
@@ -216,9 +216,9 @@ class TransactionalProducer(Producer):
         self._check_open()
         return super().send(topic, value, key=key, partition=partition, headers=headers, timestamp=timestamp)
 
-    def send_prepared(self, partition: TopicPartition, records: PreparedRecords) -> None:
+    def send_all_prepared(self, batches: Iterable[tuple[TopicPartition, PreparedRecords]]) -> None:
         self._check_open()
-        super().send_prepared(partition, records)
+        super().send_all_prepared(batches)
 
     def _new_batch(self, partition: TopicPartition) -> OpenBatch:
         batch = super()._new_batch(partition)
