@@ -15,6 +15,7 @@ from headrace.errors import UsageError
 
 if TYPE_CHECKING:
     from headrace.spark import sinks
+    from headrace.spark.keyed import FOREVER, correct_clock, dedup, sessions
     from headrace.spark.pipelines import pipeline
     from headrace.spark.profile import register, session
     from headrace.spark.reading import batch, stream, table
@@ -23,26 +24,34 @@ if TYPE_CHECKING:
     from headrace.spark.source import HeadraceDataSource
 
 __all__ = [
+    "FOREVER",
     "HeadraceDataSource",
     "batch",
+    "correct_clock",
+    "dedup",
     "exactly_once_batch",
     "pipeline",
     "read_end_offsets",
     "register",
     "session",
+    "sessions",
     "sinks",
     "stream",
     "table",
 ]
 
 _HOMES = {
+    "FOREVER": "keyed",
     "HeadraceDataSource": "source",
     "batch": "reading",
+    "correct_clock": "keyed",
+    "dedup": "keyed",
     "exactly_once_batch": "sink",
     "pipeline": "pipelines",
     "read_end_offsets": "sink_checkpoint",
     "register": "profile",
     "session": "profile",
+    "sessions": "keyed",
     "sinks": "",
     "stream": "reading",
     "table": "reading",

@@ -1,0 +1,248 @@
+"""What an operator with state is, and how a batch of rows goes through a bucket: no Spark in here.
+
+An operator sees a batch and a bucket at once, in columns: the keys that the batch touches, what is held of each, and
+the rows with the number of their key. A key is touched by rows, or by its deadline, or by both; there is no other
+call. The operator answers with the rows to give out and, for every touched key, its new state and its next deadlines:
+
+    wake    touch the key again when the clock has come here, with or without rows
+    expire  forget the key when the clock has come here, without asking
+
+The clock is the watermark for an operator in event time and the time of the micro-batch for one in processing time.
+Rows behind the watermark are late: they are counted and left out. At the end of a bounded input the clock jumps to the
+end of time, so all that waits comes out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.spark.state_bucket import NEVER, Bucket, Flags, Ints, Key, Layout
+
+__all__ = [
+    "BEGINNING",
+    "END",
+    "Clock",
+    "Operator",
+    "Outcome",
+    "Step",
+    "Touched",
+    "advance",
+    "as_lists",
+    "earliest",
+    "factorize",
+    "flatten",
+    "latest",
+    "micros",
+    "run_bounded",
+    "search",
+    "whole",
+]
+
+Clock = Literal["event", "processing"]
+BEGINNING = int(np.iinfo(np.int64).min)
+"""The clock before anything was seen."""
+END = NEVER - 1
+"""The clock after the last row of a bounded input: all deadlines have come but NEVER."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Touched:
+    """The keys that a batch touches, and all there is to know of them."""
+
+    keys: pa.StructArray
+    held: pa.StructArray
+    """Their states, null where there is none."""
+    rows: pa.Table
+    codes: npt.NDArray[np.int64]
+    """For each row the number of its key."""
+    now_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What follows from a batch. Everything but the output is per touched key, in their order."""
+
+    output: pa.Table
+    states: pa.StructArray
+    keep: Flags
+    """False: nothing is to be held of the key."""
+    wake_us: Ints | None = None
+    expire_us: Ints | None = None
+    changed: Flags | None = None
+    """False: what is held of the key is right as it is. For operators without deadlines; all are changed when None."""
+
+
+class Operator(ABC):
+    """Keyed logic in columns. It keeps nothing in itself: it is sent to many processes and may be made anew."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    """Raise it whenever the columns of the state change, and give ``upgrade``."""
+    clock: ClassVar[Clock] = "event"
+
+    @property
+    @abstractmethod
+    def state(self) -> pa.StructType:
+        """The columns held for each key."""
+
+    @property
+    @abstractmethod
+    def output(self) -> pa.Schema: ...
+
+    @abstractmethod
+    def step(self, touched: Touched) -> Step: ...
+
+    def upgrade(self, states: pa.StructArray, version: int) -> pa.StructArray:
+        """States that an older version wrote, with the columns of this one."""
+        raise NotImplementedError(f"{self.name} cannot read states of its version {version}")
+
+    def layout(self, keys: pa.StructType) -> Layout:
+        return Layout(keys, self.state, self.version, self.upgrade)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    output: pa.Table
+    late_rows: int
+
+
+def advance(
+    bucket: Bucket, operator: Operator, rows: pa.Table, *, now_us: int, event_time: str | None = None
+) -> Outcome:
+    """Take the rows of one batch into the bucket, and all deadlines that have come by now."""
+    rows, late_rows = _in_time(rows, event_time, now_us if operator.clock == "event" else BEGINNING)
+    bucket.late_rows += late_rows
+    names = [each.name for each in bucket.layout.keys]
+    codes, keys = factorize(rows, names, bucket.layout.keys)
+    python_keys = bucket.layout.python_keys(keys)
+    due = bucket.due(now_us)
+    if due:
+        known = set(python_keys)
+        due = [key for key in due if key not in known]
+        keys = pa.concat_arrays([keys, bucket.gather(bucket.find(due), "key")])
+        python_keys = python_keys + due
+    if not python_keys:
+        return Outcome(operator.output.empty_table(), late_rows)
+    return Outcome(_touch(bucket, operator, rows, codes, keys, python_keys, now_us), late_rows)
+
+
+def _touch(
+    bucket: Bucket,
+    operator: Operator,
+    rows: pa.Table,
+    codes: Ints,
+    keys: pa.StructArray,
+    python_keys: list[Key],
+    now_us: int,
+) -> pa.Table:
+    places = bucket.find(python_keys)
+    known = bucket.alive(places)
+    valid = known & ~bucket.expired(places, now_us)
+    held = bucket.gather(np.where(valid, places, -1))
+    step = operator.step(Touched(keys=keys, held=held, rows=rows, codes=codes, now_us=now_us))
+    count = len(python_keys)
+    wake = np.full(count, NEVER) if step.wake_us is None else step.wake_us
+    expire = np.full(count, NEVER) if step.expire_us is None else step.expire_us
+    live = step.keep & (expire > now_us)
+    needed = live | known  # of a key that was not held and is not to be, nothing is written
+    written = np.flatnonzero(needed if step.changed is None else needed & step.changed)
+    if len(written):
+        chosen = pa.array(written)
+        bucket.append(
+            keys.take(chosen),
+            [python_keys[each] for each in written.tolist()],
+            live=live[written],
+            wake=wake[written],
+            expire=expire[written],
+            states=step.states.take(chosen),
+        )
+    return step.output
+
+
+def run_bounded(operator: Operator, rows: pa.Table, keys: pa.StructType, event_time: str | None) -> pa.Table:
+    """The operator on all rows at once."""
+    bucket = Bucket(operator.layout(keys))
+    first = advance(bucket, operator, rows, now_us=BEGINNING, event_time=event_time)
+    last = advance(bucket, operator, rows.slice(0, 0), now_us=END, event_time=event_time)
+    return pa.concat_tables([first.output, last.output])
+
+
+def _in_time(rows: pa.Table, event_time: str | None, watermark_us: int) -> tuple[pa.Table, int]:
+    """The rows that are not late, and how many are; a row without a time is late at any time."""
+    if event_time is None or not rows.num_rows:
+        return rows, 0
+    times = rows.column(event_time).cast(pa.timestamp("us", "UTC"), safe=False).cast(pa.int64())
+    kept = pc.fill_null(pc.greater_equal(times, pa.scalar(watermark_us, pa.int64())), False)
+    chosen = rows.filter(kept)
+    return chosen, rows.num_rows - chosen.num_rows
+
+
+# ---- columns by key ------------------------------------------------------------------------------------------------
+
+
+def factorize(rows: pa.Table, names: list[str], kind: pa.StructType) -> tuple[Ints, pa.StructArray]:
+    """For each row the number of its key, and the keys in the order of these numbers."""
+    codes = np.zeros(rows.num_rows, np.int64)
+    for name in names:
+        encoded = whole(rows.column(name)).dictionary_encode(null_encoding="encode")
+        codes = codes * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy(zero_copy_only=False)
+        _, codes = np.unique(codes, return_inverse=True)  # dense again, so that products stay small
+    _, first = np.unique(codes, return_index=True)
+    columns = [whole(rows.column(each.name)).take(pa.array(first)).cast(each.type) for each in kind]
+    return codes.astype(np.int64), pa.StructArray.from_arrays(columns, fields=list(kind))
+
+
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """One array, also of no chunk at all."""
+    combined = column.combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def micros(column: pa.ChunkedArray | pa.Array) -> Ints:
+    """Times as microseconds since 1970; there must be no nulls among them."""
+    found: Ints = np.asarray(column.cast(pa.timestamp("us", "UTC"), safe=False).cast(pa.int64()), np.int64)
+    return found
+
+
+def flatten(lists: pa.ListArray) -> tuple[Ints, pa.Array]:
+    """The elements of all lists, and for each the number of its list; a null is an empty list."""
+    return np.asarray(pc.list_parent_indices(lists), np.int64), lists.flatten()
+
+
+def as_lists(codes: Ints, elements: pa.Array, count: int) -> pa.ListArray:
+    """The opposite: elements in the order of their lists, which are ``count`` many."""
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(np.bincount(codes, minlength=count), out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), elements)
+
+
+def earliest(codes: Ints, times: Ints, count: int) -> Ints:
+    """The earliest time of each key, NEVER without any."""
+    found = np.full(count, NEVER)
+    np.minimum.at(found, codes, times)
+    return found
+
+
+def latest(codes: Ints, times: Ints, count: int) -> Ints:
+    found = np.full(count, BEGINNING)
+    np.maximum.at(found, codes, times)
+    return found
+
+
+def search(codes: Ints, times: Ints, wanted_codes: Ints, wanted_times: Ints) -> Ints:
+    """``np.searchsorted`` within each key: how many of the sorted (key, time) pairs are before each wanted pair."""
+    count = len(codes)
+    is_row = np.r_[np.ones(count, np.int8), np.zeros(len(wanted_codes), np.int8)]
+    order = np.lexsort((is_row, np.r_[times, wanted_times], np.r_[codes, wanted_codes]))
+    rows_so_far = np.cumsum(order < count)
+    found = np.empty(len(wanted_codes), np.int64)
+    asked = order >= count
+    found[order[asked] - count] = rows_so_far[asked]
+    return found
