@@ -277,6 +277,24 @@ def test_the_slot_of_a_quiet_table_does_not_stay_behind(log: str, database: Data
     assert events(log, f"{database.name}.public.quiet") == []
 
 
+def test_a_capture_that_is_far_behind_says_so_while_it_runs(log: str, database: Database) -> None:
+    """An open transaction of another writer does not hold it back; what it has not confirmed does."""
+    database.run("create table t (id int primary key)")
+    said: list[str] = []
+    capture = Capture(log, options(database, heartbeat_ms=100, lag_alarm_bytes=1), say=said.append)
+    stop = threading.Event()
+    worker = threading.Thread(target=capture.run, args=(stop,))
+    worker.start()
+    try:
+        while not any("behind by more than 1 bytes" in each for each in said):
+            assert worker.is_alive()
+            database.run("select pg_logical_emit_message(false, 'other', repeat('x', 10000))")
+            time.sleep(0.02)
+    finally:
+        stop.set()
+        worker.join()
+
+
 def test_a_second_capture_of_the_same_name_takes_over_and_the_first_ends(log: str, database: Database) -> None:
     database.run("create table t (id int primary key)")
     first = Capture(log, options(database))

@@ -363,7 +363,7 @@ class PostgresSource:
         return {} if self._snapshots is None else dict(self._snapshots.progress)
 
     def status(self) -> SourceStatus:
-        slot = self._setup.slot_state()
+        slot = self._guarded(self._setup.slot_state)
         if slot is None:
             return SourceStatus(health="no slot")
         lag = slot["lag_bytes"]

@@ -66,6 +66,7 @@ class Capture:
         self._say = say
         self._owner = os.urandom(8).hex()
         self._source: Source | None = None
+        self._health = "ok"
 
     def run(self, stop: threading.Event, *, until_current: bool = False, resnapshot: bool = False) -> None:
         """Follow the database until ``stop``, or until what it has now is in the log."""
@@ -125,9 +126,10 @@ class Capture:
             if self._is_due(source, writer, more, now_s) or (source.at_boundary and _tables_read(source) != read_whole):
                 read_whole = _tables_read(source)  # also of an empty table: it need not be read again
                 self._commit(source, writer)
-            elif source.at_boundary and now_s - heartbeat_s >= self.options.heartbeat_ms / 1000:
+            if source.at_boundary and now_s - heartbeat_s >= self.options.heartbeat_ms / 1000:
                 heartbeat_s = now_s
                 self._commit(source, writer, heartbeat=True)
+                self._watch(source)
             if until_current and source.caught_up():
                 self._commit(source, writer)
                 return
@@ -135,6 +137,15 @@ class Capture:
             self._commit(source, writer)
         else:
             writer.abandon()
+
+    def _watch(self, source: Source) -> None:
+        """Say once when the database keeps too much for us, or is about to give it up; and once when that is over."""
+        status = source.status()
+        if status.health != self._health:
+            self._say(
+                f"{self.options.name}: {status.health} (lag {status.lag_bytes}, retained {status.retained_bytes} bytes)"
+            )
+        self._health = status.health
 
     def _is_due(self, source: Source, writer: Writer, more: bool, now_s: float) -> bool:
         """Whole transactions are committed when nothing more is there, or when they are many or old."""
