@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headrace.spark.sink import exactly_once_batch
     from headrace.spark.sink_checkpoint import read_end_offsets
     from headrace.spark.source import HeadraceDataSource
+    from headrace.spark.state_inspection import state_of, state_totals
 
 __all__ = [
     "FOREVER",
@@ -36,6 +37,8 @@ __all__ = [
     "session",
     "sessions",
     "sinks",
+    "state_of",
+    "state_totals",
     "stream",
     "table",
 ]
@@ -53,6 +56,8 @@ _HOMES = {
     "session": "profile",
     "sessions": "keyed",
     "sinks": "",
+    "state_of": "state_inspection",
+    "state_totals": "state_inspection",
     "stream": "reading",
     "table": "reading",
 }

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arrow_type
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -37,7 +37,16 @@ from headrace.spark.compat import WATERMARK
 from headrace.spark.state_bucket import NEVER, Bucket, Manifest, StateMismatch
 from headrace.spark.state_operator import BEGINNING, Operator, advance, run_bounded
 
-__all__ = ["BUCKETS", "CACHE_BYTES_MAX", "apply_operator", "arrow_schema", "key_type", "watermarked"]
+__all__ = [
+    "BUCKET",
+    "BUCKETS",
+    "CACHE_BYTES_MAX",
+    "apply_operator",
+    "arrow_schema",
+    "bucket_of",
+    "key_type",
+    "watermarked",
+]
 
 BUCKETS = 32
 """A power of two a few times the cores: each bucket costs about a millisecond a batch, and is one task's work."""
@@ -83,13 +92,18 @@ def apply_operator(
     schema = arrow_schema(rows.schema)
     plan = Plan(operator, schema, key_type(rows, keys), event_time, buckets, uuid.uuid4().hex)
     output = from_arrow_schema(operator.output)
-    numbered = rows.withColumn(BUCKET, F.pmod(F.xxhash64(*keys), F.lit(buckets)).cast("int"))
+    numbered = rows.withColumn(BUCKET, bucket_of(keys, buckets))
     if not rows.isStreaming:
         return numbered.groupBy(BUCKET).applyInArrow(_bounded(plan), output)
     packed = numbered.mapInArrow(_packing(plan), f"{BUCKET} int, payload binary")
     mode = "EventTime" if operator.clock == "event" else "ProcessingTime"
     kept = packed.groupBy(BUCKET).transformWithState(_Keeper(plan), KEPT, "Append", mode)
     return _observed(kept, name or f"{operator.name}({', '.join(keys)})").mapInArrow(_unpacking(plan), output)
+
+
+def bucket_of(keys: Sequence[str], buckets: int) -> Column:
+    """Where a key's state is; it may never be computed otherwise, as checkpoints depend on it."""
+    return F.pmod(F.xxhash64(*keys), F.lit(buckets)).cast("int")
 
 
 def _observed(kept: DataFrame, name: str) -> DataFrame:

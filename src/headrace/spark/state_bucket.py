@@ -34,7 +34,7 @@ import pyarrow as pa
 
 from headrace.errors import HeadraceError
 
-__all__ = ["NEVER", "Bucket", "Chunk", "Layout", "Manifest", "StateMismatch", "Store"]
+__all__ = ["NEVER", "Bucket", "Chunk", "Chunks", "Layout", "Manifest", "StateMismatch", "Store"]
 
 NEVER = int(np.iinfo(np.int64).max)
 """The deadline of a key that has none. Deadlines are microseconds since 1970."""
@@ -75,12 +75,14 @@ class Layout:
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
-class Store(Protocol):
-    """Where the bytes of one bucket are kept."""
-
-    def manifest(self) -> bytes | None: ...
+class Chunks(Protocol):
+    """Where the chunks of one bucket are read from."""
 
     def chunk(self, chunk_id: str) -> bytes: ...
+
+
+class Store(Chunks, Protocol):
+    """Where the bytes of one bucket are kept."""
 
     def put_chunk(self, chunk_id: str, data: bytes) -> None: ...
 
@@ -375,7 +377,7 @@ class Bucket:
 
     # ---- to and from the store -------------------------------------------------------------------------------------
 
-    def refresh(self, manifest: Manifest, store: Store) -> None:
+    def refresh(self, manifest: Manifest, store: Chunks) -> None:
         """Become what the manifest says, fetching the chunks that are not here.
 
         What was merged elsewhere replaces a run of chunks at the end by one with the same keys; then only that one is

@@ -119,51 +119,98 @@ def advance(
     """Take the rows of one batch into the bucket, and all deadlines that have come by now."""
     rows, late_rows = _in_time(rows, event_time, now_us if operator.clock == "event" else BEGINNING)
     bucket.late_rows += late_rows
-    names = [each.name for each in bucket.layout.keys]
-    codes, keys = factorize(rows, names, bucket.layout.keys)
+    codes, keys = factorize(rows, bucket.layout.keys)
     python_keys = bucket.layout.python_keys(keys)
+    woken, expired = _due(bucket, python_keys, now_us)
+    if woken:
+        keys = pa.concat_arrays([keys, bucket.gather(bucket.find(woken), "key")])
+        python_keys = python_keys + woken
+    output = operator.output.empty_table()
+    changes = []
+    if python_keys:
+        touched = Touched(keys=keys, held=_held(bucket, python_keys, now_us), rows=rows, codes=codes, now_us=now_us)
+        step = operator.step(touched)
+        output = step.output
+        changes.append(_changes(bucket, touched, python_keys, step))
+    if expired:
+        changes.append(_removal(bucket, expired))
+    _write(bucket, changes)
+    return Outcome(output, late_rows)
+
+
+def _due(bucket: Bucket, with_rows: list[Key], now_us: int) -> tuple[list[Key], list[Key]]:
+    """Keys without rows whose deadline has come: those to be woken, and those to be forgotten."""
     due = bucket.due(now_us)
-    if due:
-        known = set(python_keys)
-        due = [key for key in due if key not in known]
-        keys = pa.concat_arrays([keys, bucket.gather(bucket.find(due), "key")])
-        python_keys = python_keys + due
-    if not python_keys:
-        return Outcome(operator.output.empty_table(), late_rows)
-    return Outcome(_touch(bucket, operator, rows, codes, keys, python_keys, now_us), late_rows)
+    if not due:
+        return [], []
+    known = set(with_rows)
+    due = [key for key in due if key not in known]
+    expired = bucket.expired(bucket.find(due), now_us).tolist()
+    woken = [key for key, gone in zip(due, expired, strict=True) if not gone]
+    return woken, [key for key, gone in zip(due, expired, strict=True) if gone]
 
 
-def _touch(
-    bucket: Bucket,
-    operator: Operator,
-    rows: pa.Table,
-    codes: Ints,
-    keys: pa.StructArray,
-    python_keys: list[Key],
-    now_us: int,
-) -> pa.Table:
-    places = bucket.find(python_keys)
-    known = bucket.alive(places)
-    valid = known & ~bucket.expired(places, now_us)
-    held = bucket.gather(np.where(valid, places, -1))
-    step = operator.step(Touched(keys=keys, held=held, rows=rows, codes=codes, now_us=now_us))
+def _held(bucket: Bucket, keys: list[Key], now_us: int) -> pa.StructArray:
+    places = bucket.find(keys)
+    valid = bucket.alive(places) & ~bucket.expired(places, now_us)
+    return bucket.gather(np.where(valid, places, -1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Changes:
+    """Rows for the bucket."""
+
+    keys: pa.StructArray
+    python_keys: list[Key]
+    live: Flags
+    wake: Ints
+    expire: Ints
+    states: pa.StructArray
+
+
+def _changes(bucket: Bucket, touched: Touched, python_keys: list[Key], step: Step) -> _Changes:
     count = len(python_keys)
     wake = np.full(count, NEVER) if step.wake_us is None else step.wake_us
     expire = np.full(count, NEVER) if step.expire_us is None else step.expire_us
-    live = step.keep & (expire > now_us)
-    needed = live | known  # of a key that was not held and is not to be, nothing is written
+    live = step.keep & (expire > touched.now_us)
+    # Of a key that was not held and is not to be, nothing is written.
+    needed = live | bucket.alive(bucket.find(python_keys))
     written = np.flatnonzero(needed if step.changed is None else needed & step.changed)
-    if len(written):
-        chosen = pa.array(written)
+    chosen = pa.array(written)
+    return _Changes(
+        keys=touched.keys.take(chosen),
+        python_keys=[python_keys[each] for each in written.tolist()],
+        live=live[written],
+        wake=wake[written],
+        expire=expire[written],
+        states=step.states.take(chosen),
+    )
+
+
+def _removal(bucket: Bucket, keys: list[Key]) -> _Changes:
+    never = np.full(len(keys), NEVER)
+    return _Changes(
+        keys=bucket.gather(bucket.find(keys), "key"),
+        python_keys=keys,
+        live=np.zeros(len(keys), np.bool_),
+        wake=never,
+        expire=never,
+        states=pa.nulls(len(keys), bucket.layout.state),
+    )
+
+
+def _write(bucket: Bucket, changes: list[_Changes]) -> None:
+    """One chunk, whatever there is to write."""
+    python_keys = [key for each in changes for key in each.python_keys]
+    if python_keys:
         bucket.append(
-            keys.take(chosen),
-            [python_keys[each] for each in written.tolist()],
-            live=live[written],
-            wake=wake[written],
-            expire=expire[written],
-            states=step.states.take(chosen),
+            pa.concat_arrays([each.keys for each in changes]),
+            python_keys,
+            live=np.concatenate([each.live for each in changes]),
+            wake=np.concatenate([each.wake for each in changes]),
+            expire=np.concatenate([each.expire for each in changes]),
+            states=pa.concat_arrays([each.states for each in changes]),
         )
-    return step.output
 
 
 def run_bounded(operator: Operator, rows: pa.Table, keys: pa.StructType, event_time: str | None) -> pa.Table:
@@ -187,11 +234,11 @@ def _in_time(rows: pa.Table, event_time: str | None, watermark_us: int) -> tuple
 # ---- columns by key ------------------------------------------------------------------------------------------------
 
 
-def factorize(rows: pa.Table, names: list[str], kind: pa.StructType) -> tuple[Ints, pa.StructArray]:
+def factorize(rows: pa.Table, kind: pa.StructType) -> tuple[Ints, pa.StructArray]:
     """For each row the number of its key, and the keys in the order of these numbers."""
     codes = np.zeros(rows.num_rows, np.int64)
-    for name in names:
-        encoded = whole(rows.column(name)).dictionary_encode(null_encoding="encode")
+    for each in kind:
+        encoded = whole(rows.column(each.name)).dictionary_encode(null_encoding="encode")
         codes = codes * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy(zero_copy_only=False)
         _, codes = np.unique(codes, return_inverse=True)  # dense again, so that products stay small
     _, first = np.unique(codes, return_index=True)

@@ -178,7 +178,7 @@ def test_the_manifest_has_the_same_value_after_a_round_trip_and_a_newer_format_i
 def test_rows_get_the_number_of_their_key_with_nulls_as_keys_like_others(rows: list[tuple[Any, Any]]) -> None:
     kind = pa.struct([("x", pa.string()), ("y", pa.int64())])
     table = pa.Table.from_pylist([{"x": x, "y": y} for x, y in rows], pa.schema(list(kind)))
-    codes, keys = factorize(table, ["x", "y"], kind)
+    codes, keys = factorize(table, kind)
     values = [(each["x"], each["y"]) for each in keys.to_pylist()]
     assert [values[code] for code in codes] == rows
     assert len(set(values)) == len(values)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.spark.clock_correction import SmoothClock
 from headrace.spark.deduplication import Dedup, DedupForever
 from headrace.spark.session_windows import Aggregate, Sessions
-from headrace.spark.state_bucket import Bucket
-from headrace.spark.state_operator import BEGINNING, END, Operator, advance, run_bounded
+from headrace.spark.state_bucket import NEVER, Bucket
+from headrace.spark.state_operator import BEGINNING, END, Clock, Operator, Step, Touched, advance, run_bounded
 from tests.unit.spark.state_world import MemoryStore
 
 SECOND = 1_000_000
@@ -240,6 +241,7 @@ def copies(draw: st.DrawFn) -> list[Event]:
     return [event for event in originals for _ in range(draw(st.integers(1, 4)))]
 
 
+@settings(max_examples=60)
 @given(arrivals(copies()), st.sets(st.integers(0, 30)))
 def test_of_copies_one_is_given_out_whatever_the_cuts_the_order_and_the_restarts(
     batches: list[list[Event]], restarts: set[int]
@@ -251,6 +253,7 @@ def test_of_copies_one_is_given_out_whatever_the_cuts_the_order_and_the_restarts
     assert stream.store.manifest_value().key_count == 0, "everything is forgotten in the end"
 
 
+@settings(max_examples=60)
 @given(arrivals(), st.sets(st.integers(0, 30)))
 def test_rows_given_out_are_never_closer_than_the_bound_and_every_other_row_is_close_to_one(
     batches: list[list[Event]], restarts: set[int]
@@ -263,6 +266,7 @@ def test_rows_given_out_are_never_closer_than_the_bound_and_every_other_row_is_c
             assert any(other == user and abs(at - second) < WITHIN_S for other, at in kept)
 
 
+@settings(max_examples=60)
 @given(arrivals(), st.sets(st.integers(0, 30)))
 def test_without_a_bound_each_key_comes_once_for_ever(batches: list[list[Event]], restarts: set[int]) -> None:
     operator = DedupForever(ROWS)
@@ -346,6 +350,7 @@ def plain_clocks(results: pa.Table) -> Counter[tuple[Any, ...]]:
     )
 
 
+@settings(max_examples=40)
 @given(arrivals(), st.sets(st.integers(0, 30)))
 def test_corrected_times_are_those_of_a_plain_loop_whatever_the_cuts_the_order_and_the_restarts(
     batches: list[list[Event]], restarts: set[int]
@@ -362,3 +367,58 @@ def test_corrected_times_are_those_of_a_plain_loop_whatever_the_cuts_the_order_a
     assert plain_clocks(stream.finish()) == expected
     assert plain_clocks(run_bounded(clock(), everything, KEYS, "at")) == expected
     assert stream.store.manifest_value().key_count == 0, "every device is forgotten in the end"
+
+
+# ---- the processor's clock -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Silence(Operator):
+    """Tells of a key that nothing has come from it for ten seconds, and forgets it after a minute."""
+
+    name: ClassVar[str] = "silence"
+    clock: ClassVar[Clock] = "processing"
+
+    @property
+    def state(self) -> pa.StructType:
+        return pa.struct([("heard", pa.int64())])
+
+    @property
+    def output(self) -> pa.Schema:
+        return pa.schema([("user", pa.string())])
+
+    def step(self, touched: Touched) -> Step:
+        count = len(touched.keys)
+        has_rows = np.bincount(touched.codes, minlength=count) > 0
+        heard = np.where(has_rows, touched.now_us, np.asarray(touched.held.field("heard").fill_null(0), np.int64))
+        silent = heard + 10 * SECOND <= touched.now_us
+        return Step(
+            output=pa.Table.from_arrays([touched.keys.field("user").filter(pa.array(silent))], schema=self.output),
+            states=pa.StructArray.from_arrays([pa.array(heard)], fields=list(self.state)),
+            keep=np.ones(count, np.bool_),
+            wake_us=np.where(silent, NEVER, heard + 10 * SECOND),
+            expire_us=heard + 60 * SECOND,
+        )
+
+
+def test_a_key_is_woken_and_forgotten_by_the_time_of_the_batches_and_no_row_is_late() -> None:
+    stream = Stream(Silence())
+
+    def told(second: int, *events: Event) -> list[str]:
+        stream.push(table(events), second * SECOND)
+        return list(stream.output[-1].column("user").to_pylist())
+
+    assert told(100, ("a", 1, 0), ("b", 99, 0)) == []
+    assert told(105, ("a", 1, 0)) == []
+    assert told(109) == []
+    assert told(110) == ["b"]
+    stream.restart()
+    assert told(115) == ["a"]
+    assert told(159) == []
+    assert stream.store.manifest_value().key_count == 2
+    assert told(160) == []
+    assert stream.store.manifest_value().key_count == 1
+    assert told(161, ("b", 1, 0)) == []
+    assert told(200) == ["b"]
+    assert stream.store.manifest_value().key_count == 1
+    assert stream.late_rows == 0
