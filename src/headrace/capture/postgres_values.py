@@ -96,6 +96,8 @@ def decimal_precise(scale: int, value: bytes) -> bytes:
     if value[-1:] in (b"N", b"y"):
         return b"null"  # NaN and the infinities have no unscaled number
     number, digits = _unscaled(value)
+    if digits == scale:
+        return big_integer(number)
     return big_integer(number * 10 ** (scale - digits) if scale >= digits else number // 10 ** (digits - scale))
 
 

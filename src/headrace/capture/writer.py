@@ -45,6 +45,7 @@ class Writer:
         self._state_topic = state_topic(options.name)
         self._written: dict[str, bytes] = {}
         self._partitions: dict[str, int] = {}
+        self._only_partition: dict[str, TopicPartition] = {}
         self._open: dict[TopicPartition, OpenBatch] = {}
         self._in_transaction = False
         self._now_ms = 0
@@ -64,8 +65,12 @@ class Writer:
 
     def add(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
         """Take one record; it becomes visible with the next ``commit``."""
-        count = self._partitions.get(topic) or self._prepare(topic)
-        place = TopicPartition(topic, 0 if count == 1 or key is None else partition_for_key(key, count))
+        place = self._only_partition.get(topic)
+        if place is None:
+            count = self._partitions.get(topic) or self._prepare(topic)
+            place = TopicPartition(topic, 0 if count == 1 or key is None else partition_for_key(key, count))
+            if count == 1:
+                self._only_partition[topic] = place
         batch = self._open.get(place)
         size = (len(key) if key else 0) + (len(value) if value else 0)
         if batch is not None and len(batch) + size > BATCH_BYTES:
