@@ -234,7 +234,10 @@ class MariadbSource:
         followed = self._followed.get(event.shape)
         if followed is None:
             schema, table, *columns = event.shape
-            key = [name for name, _, is_key in columns if is_key]
+            # The binlog tells which columns the key had at that time, the catalogue in which order they stand in it.
+            marked = [name for name, _, is_key in columns if is_key]
+            known = self._tables.get(f"{schema}.{table}", [])
+            key = known if set(known) == set(marked) else marked
             followed = self._follow(schema, table, [(name, kind) for name, kind, _ in columns], key)
             self._followed[event.shape] = followed
         return followed

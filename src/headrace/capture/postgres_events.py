@@ -147,7 +147,8 @@ class PostgresEvents:
         """A table has been described: for the first time, or in another shape."""
         flagged = [column.name for column in message.columns if column.is_identity]
         known = self.keys.get((message.schema, message.name), [])
-        key = flagged if message.identity == "d" else known
+        # The stream tells which columns the key had at that time, the catalogue in which order they stand in it.
+        key = flagged if message.identity == "d" and set(flagged) != set(known) else known
         followed = self.follow(message.schema, message.name, list(message.columns), key)
         self._relations[message.relation] = followed
         self._large.forget_table(followed.name)
