@@ -40,6 +40,7 @@ __all__ = [
     "NO_PRODUCER_ID",
     "PREFIX_BYTES",
     "Batch",
+    "BatchAttributes",
     "CorruptBatch",
     "InvalidBatch",
     "RecordTooLarge",
@@ -120,7 +121,36 @@ class UnsupportedCodec(KafkaError):
         self.codec = codec
 
 
-class Batch:
+class BatchAttributes:
+    """What the bits of a batch's ``attributes`` mean."""
+
+    __slots__ = ()
+
+    attributes: int
+
+    @property
+    def codec(self) -> Codec:
+        number = self.attributes & CODEC_MASK
+        if number > Codec.ZSTD:
+            raise UnsupportedCodec(number)
+        return Codec(number)
+
+    @property
+    def is_log_append_time(self) -> bool:
+        """All records then have ``max_timestamp``."""
+        return bool(self.attributes & LOG_APPEND_TIME)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        """A transaction's end: it takes an offset and holds no records of users."""
+        return bool(self.attributes & CONTROL)
+
+
+class Batch(BatchAttributes):
     """One record batch: the header's fields, and the checksummed bytes as they came."""
 
     __slots__ = (
@@ -189,25 +219,6 @@ class Batch:
             return NO_SEQUENCE
         last = self.base_sequence + self.last_offset_delta
         return last if last <= SEQUENCE_MAX else last - SEQUENCE_MAX - 1
-
-    @property
-    def codec(self) -> Codec:
-        number = self.attributes & CODEC_MASK
-        if number > Codec.ZSTD:
-            raise UnsupportedCodec(number)
-        return Codec(number)
-
-    @property
-    def is_log_append_time(self) -> bool:
-        return bool(self.attributes & LOG_APPEND_TIME)
-
-    @property
-    def is_transactional(self) -> bool:
-        return bool(self.attributes & TRANSACTIONAL)
-
-    @property
-    def is_control(self) -> bool:
-        return bool(self.attributes & CONTROL)
 
     @property
     def delete_horizon_ms(self) -> int | None:

@@ -24,16 +24,12 @@ from dataclasses import dataclass, replace
 import google_crc32c
 
 from headrace.batch import (
-    CODEC_MASK,
-    CONTROL,
     HEADER_BYTES,
     LENGTH_FIELD_END,
-    LOG_APPEND_TIME,
     PREFIX_BYTES,
-    TRANSACTIONAL,
     Batch,
+    BatchAttributes,
     CorruptBatch,
-    UnsupportedCodec,
     control_type,
     parse_header,
 )
@@ -42,7 +38,6 @@ from headrace.client.connection import Connection, Pending
 from headrace.client.fetch import FETCH_VERSION_BY_NAME_MAX
 from headrace.client.offsets import end_offsets, start_offsets
 from headrace.errors import ErrorCode, KafkaError
-from headrace.record import Codec
 from headrace.wire.kafka.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 from headrace.wire.kafka.schema import NO_ID
 
@@ -90,7 +85,7 @@ class TopicReplaced(KafkaError):
         self.partition = partition
 
 
-class RawBatch:
+class RawBatch(BatchAttributes):
     """One batch as it came: the fields of its header, and its bytes as a view of the fetched answer."""
 
     __slots__ = (
@@ -130,27 +125,6 @@ class RawBatch:
     @property
     def next_offset(self) -> int:
         return self.last_offset + 1
-
-    @property
-    def codec(self) -> Codec:
-        number = self.attributes & CODEC_MASK
-        if number > Codec.ZSTD:
-            raise UnsupportedCodec(number)
-        return Codec(number)
-
-    @property
-    def is_log_append_time(self) -> bool:
-        """All records then have ``max_timestamp``."""
-        return bool(self.attributes & LOG_APPEND_TIME)
-
-    @property
-    def is_transactional(self) -> bool:
-        return bool(self.attributes & TRANSACTIONAL)
-
-    @property
-    def is_control(self) -> bool:
-        """A transaction's end: it takes an offset and holds no records of users."""
-        return bool(self.attributes & CONTROL)
 
     def parsed(self) -> Batch:
         """A copy that ``headrace.record`` decodes."""
