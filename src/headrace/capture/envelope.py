@@ -153,9 +153,11 @@ class TableEncoder:
         row = self.row(new)
         self._event(out, transaction, source, self.key(new), b"c", b"null", row)
 
-    def read(self, out: Out, transaction: Transaction, source: bytes, row: Sequence[Any]) -> None:
-        """A row of a snapshot."""
-        self._event(out, transaction, source, self.key(row), b"r", b"null", self.row(row))
+    def read(
+        self, out: Out, transaction: Transaction, source: bytes, row: Sequence[Any], key: bytes | None = None
+    ) -> None:
+        """A row of a snapshot; ``key`` where it is known already."""
+        self._event(out, transaction, source, key or self.key(row), b"r", b"null", self.row(row))
 
     def updated(
         self, out: Out, transaction: Transaction, source: bytes, old: Sequence[Any] | None, new: Sequence[Any]

@@ -302,8 +302,8 @@ class PostgresSource:
         begun = self._begun
         block = followed.block.of_transaction(begun.commit_us, begun.xid, self._events.last_commit, b"incremental")
         source = block % (lsn, lsn)
-        for row in chunk.rows.values():
-            followed.encoder.read(self._events.out, self._events.transaction, source, row)
+        for key, row in chunk.rows.items():
+            followed.encoder.read(self._events.out, self._events.transaction, source, row, key)
         self._watch_changes()
 
     def _emit_whole(
