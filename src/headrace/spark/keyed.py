@@ -6,8 +6,9 @@ refused here, before a query starts, with what to write instead.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -26,6 +27,18 @@ FOREVER: Final = "forever"
 """A bound that is none: said out loud, because memory and disk then grow with the number of keys."""
 
 FUNCTIONS = ("sum", "min", "max")
+UNITS_US = {
+    "microsecond": 1,
+    "millisecond": 1000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+"""No months and years: they differ in length."""
+PART = re.compile(rf"(\d+) +({'|'.join(UNITS_US)})s?")
+DURATION = re.compile(rf"(interval +)?{PART.pattern}( +{PART.pattern})*")
 
 
 def dedup(
@@ -52,7 +65,7 @@ def dedup(
     if within == FOREVER:
         return apply_operator(rows, DedupForever(schema), keys=names, buckets=buckets, name=name)
     time = _time_column(rows, event_time, "event_time")
-    operator = Dedup(schema, time, micros_of(rows, within, "within"))
+    operator = Dedup(schema, time, micros_of(within, "within"))
     return apply_operator(rows, operator, keys=names, event_time=time, buckets=buckets, name=name)
 
 
@@ -78,7 +91,7 @@ def sessions(
     names = _names(keys)
     time = _time_column(rows, event_time, "event_time")
     aggregates = tuple(_aggregate(rows, each, *given) for each, given in (values or {}).items())
-    operator = Sessions(key_type(rows, names), time, micros_of(rows, gap, "gap"), aggregates, emit)
+    operator = Sessions(key_type(rows, names), time, micros_of(gap, "gap"), aggregates, emit)
     taken = [each.name for each in operator.output]
     doubled = sorted({each for each in taken if taken.count(each) > 1})
     if doubled:
@@ -109,13 +122,13 @@ def correct_clock(
     """
     for column in (occurred, sent, received):
         _time_column(rows, column, "a time of clock correction")
-    offset_us_max = micros_of(rows, offset_max, "offset_max")
+    offset_us_max = micros_of(offset_max, "offset_max")
     if device is None:
         return _corrected_row_by_row(rows, occurred, sent, received, offset_us_max)
     if samples < 1:
         raise UsageError(f"samples={samples}: a median needs at least one")
     schema = arrow_schema(rows.schema)
-    operator = SmoothClock(schema, occurred, sent, received, samples, offset_us_max, micros_of(rows, forget, "forget"))
+    operator = SmoothClock(schema, occurred, sent, received, samples, offset_us_max, micros_of(forget, "forget"))
     return apply_operator(rows, operator, keys=_names(device), event_time=received, buckets=buckets, name=name)
 
 
@@ -143,17 +156,15 @@ def _time_column(rows: DataFrame, column: str | None, argument: str) -> str:
     return column
 
 
-def micros_of(rows: DataFrame, duration: str, argument: str) -> int:
+def micros_of(duration: str, argument: str) -> int:
     """A duration as Spark writes them: '10 minutes', '1 hour 30 seconds'."""
-    text = str(duration).strip()
-    jvm: Any = rows.sparkSession._jvm
-    try:
-        interval = jvm.org.apache.spark.sql.catalyst.util.IntervalUtils.fromIntervalString(text)
-    except Exception as error:
-        raise UsageError(f"{argument}={duration!r} is no duration", "'10 minutes', '1 hour 30 seconds'") from error
-    if interval.months:
-        raise UsageError(f"{argument}={duration!r}: months and years differ in length", "say it in days")
-    found = int(interval.days) * 86_400_000_000 + int(interval.microseconds)
+    parts = DURATION.fullmatch(str(duration).strip().lower()) and PART.findall(str(duration).lower())
+    if not parts:
+        raise UsageError(
+            f"{argument}={duration!r} is no duration",
+            f"'10 minutes', '1 hour 30 seconds'; units: {', '.join(UNITS_US)}",
+        )
+    found = sum(int(number) * UNITS_US[unit] for number, unit in parts)
     if found <= 0:
         raise UsageError(f"{argument}={duration!r} is not longer than nothing", "'10 minutes', say")
     return found

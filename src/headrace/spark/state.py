@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arrow_type
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import AtomicType as Atomic
 from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
@@ -91,7 +91,7 @@ def apply_operator(
         watermarked(rows, event_time, operator.name)
     schema = arrow_schema(rows.schema)
     plan = Plan(operator, schema, key_type(rows, keys), event_time, buckets, uuid.uuid4().hex)
-    output = from_arrow_schema(operator.output)
+    output = _spark_schema(operator.output, rows.schema)
     numbered = rows.withColumn(BUCKET, bucket_of(keys, buckets))
     if not rows.isStreaming:
         return numbered.groupBy(BUCKET).applyInArrow(_bounded(plan), output)
@@ -99,6 +99,17 @@ def apply_operator(
     mode = "EventTime" if operator.clock == "event" else "ProcessingTime"
     kept = packed.groupBy(BUCKET).transformWithState(_Keeper(plan), KEPT, "Append", mode)
     return _observed(kept, name or f"{operator.name}({', '.join(keys)})").mapInArrow(_unpacking(plan), output)
+
+
+def _spark_schema(output: pa.Schema, rows: StructType) -> StructType:
+    """Columns that pass through keep Spark's type: several of those are one type of Arrow's."""
+    passing = {field.name: field.dataType for field in rows}
+    same = arrow_schema(rows)
+    found = StructType()
+    for field in output:
+        passes = field.name in passing and same.field(field.name).type == field.type
+        found.add(field.name, passing[field.name] if passes else from_arrow_type(field.type))
+    return found
 
 
 def bucket_of(keys: Sequence[str], buckets: int) -> Column:

@@ -46,7 +46,7 @@ def table(rows: Sequence[Event]) -> pa.Table:
 @st.composite
 def arrivals(draw: st.DrawFn, rows: st.SearchStrategy[list[Event]] = events) -> list[list[Event]]:
     """The events in an order that the lateness allows, in micro-batches, some of them empty."""
-    delays = st.integers(0, LATENESS_S)
+    delays = st.sampled_from([0, 0, 1, LATENESS_S // 2, LATENESS_S - 1, LATENESS_S, LATENESS_S])
     delayed = [(event[1] + draw(delays), number, event) for number, event in enumerate(draw(rows))]
     ordered = [event for _, _, event in sorted(delayed, key=lambda each: each[:2])]
     batches: list[list[Event]] = [[]]
@@ -207,6 +207,14 @@ def test_a_session_is_final_when_the_watermark_comes_to_its_end_and_not_before()
     stream.push(ROWS.empty_table(), (10 + GAP_S) * SECOND)
     assert stream.output[-1].num_rows == 1
     assert stream.store.manifest_value().key_count == 0
+
+
+def test_a_session_that_is_touched_just_before_its_end_stays_open_for_an_event_within_it() -> None:
+    stream = Stream(sessions())
+    stream.push(table([("a", 10, 1)]), BEGINNING)
+    stream.push(table([("a", 40, 1)]), (10 + GAP_S - 1) * SECOND)
+    stream.push(table([("a", 10 + GAP_S - 1, 1)]), (10 + GAP_S - 1) * SECOND)
+    assert sorted(row["events"] for row in stream.finish().to_pylist()) == [1, 2]
 
 
 def test_an_event_behind_the_watermark_and_one_without_a_time_are_counted_and_left_out() -> None:
