@@ -24,7 +24,7 @@ ARGUMENTS = (
     "--binlog-row-image=FULL",
     "--binlog-row-metadata=FULL",
     "--gtid-strict-mode=ON",
-    "--innodb-flush-log-at-trx-commit=0",
+    "--innodb-flush-log-at-trx-commit=2",  # what was committed survives kill -9, if not the loss of power
     "--innodb-buffer-pool-size=64M",
     "--skip-name-resolve",
 )
