@@ -41,6 +41,7 @@ ALONE: dict[str, Callable[..., list[Figure]]] = {
     "spark-decode": of_spark("spark_decode"),
     "spark-sink": of_spark("spark_sink"),
     "spark-source": of_spark("spark_source"),
+    "spark-state": of_spark("spark_state"),
 }
 
 NAMES = [*ALONE, *ON_BROKERS]

@@ -239,10 +239,10 @@ class _Cache:
 
     def put(self, plan: Plan, number: int, bucket: Bucket) -> None:
         self.buckets[(plan.uid, number)] = bucket
-        byte_count = sum(each.byte_count for each in self.buckets.values())
+        byte_count = sum(each.memory_bytes for each in self.buckets.values())
         while byte_count > CACHE_BYTES_MAX and len(self.buckets) > 1:
             _, gone = self.buckets.popitem(last=False)
-            byte_count -= gone.byte_count
+            byte_count -= gone.memory_bytes
 
 
 _CACHE = _Cache()

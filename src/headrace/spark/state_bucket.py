@@ -42,6 +42,7 @@ NEVER = int(np.iinfo(np.int64).max)
 MERGE_CHUNKS_MIN = 8
 GARBAGE_ROWS_MIN = 1024
 """So few hidden rows are not worth a rewrite of everything."""
+INDEX_ENTRY_BYTES = 200
 VERSION_FIELD = b"headrace.state.version"
 FORMAT = 1
 
@@ -256,6 +257,11 @@ class Bucket:
     @property
     def byte_count(self) -> int:
         return sum(each.byte_count for each in self.chunks)
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what it takes in memory: the chunks, and for each key an entry of the index."""
+        return self.byte_count + INDEX_ENTRY_BYTES * len(self._index)
 
     def find(self, keys: Sequence[Key]) -> Ints:
         """Where the newest row of each key is; dead rows are found too."""

@@ -1,0 +1,183 @@
+"""Keyed state on Spark: the kernel beside Spark's own transformWithState, key by key.
+
+- keys       a batch of 100,000 rows over 10,000 keys, each key counting its rows: the kernel, whole buckets in columns,
+             and ``transformWithState`` as its documentation shows it
+- held       10,000 keys touched of 10,000 held and of 1,000,000 held: how much longer the second takes
+- operators  rows a second through dedup and sessions, for information
+
+The rows are made by Spark's ``rate-micro-batch``, whose own cost is small beside either. A batch's time is what Spark
+reports for running it (``addBatch``); the first batches, in which workers start and state is filled, do not count.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+import headrace.spark as hr
+from benchmarks.figures import Figure, table
+from benchmarks.spark_source import spark_session
+from headrace.spark.state import apply_operator
+from headrace.spark.state_operator import Clock, Operator, Step, Touched
+
+ROWS = 100_000
+KEYS = 10_000
+HELD = 1_000_000
+PATIENCE_S = 600
+TRANSFORM = "transformWithState by key"
+PARTS = ("keys", "held", "operators")
+
+
+@dataclass(frozen=True, slots=True)
+class Counting(Operator):
+    """How many rows each key has had: the least that state can be."""
+
+    name: ClassVar[str] = "count"
+    clock: ClassVar[Clock] = "processing"
+
+    @property
+    def state(self) -> pa.StructType:
+        return pa.struct([("count", pa.int64())])
+
+    @property
+    def output(self) -> pa.Schema:
+        return pa.schema([("key", pa.int64()), ("count", pa.int64())])
+
+    def step(self, touched: Touched) -> Step:
+        count = len(touched.keys)
+        before = np.asarray(touched.held.field("count").fill_null(0), np.int64)
+        counts = pa.array(before + np.bincount(touched.codes, minlength=count))
+        return Step(
+            output=pa.Table.from_arrays([*touched.keys.flatten(), counts], schema=self.output),
+            states=pa.StructArray.from_arrays([counts], fields=list(self.state)),
+            keep=np.ones(count, np.bool_),
+        )
+
+
+class CountingByKey(StatefulProcessor):
+    """The same with Spark's own interface."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.count = handle.getValueState("count", "count long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        held = self.count.get()
+        total = (held[0] if held else 0) + sum(1 for _ in rows)
+        self.count.update((total,))
+        yield Row(key=key[0], count=total)
+
+    def close(self) -> None:
+        pass
+
+
+def rows_of(spark: SparkSession, key: Any, rows_per_batch: int) -> DataFrame:
+    reader = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch)
+    source = reader.option("numPartitions", 2).option("startTimestamp", 1_767_225_600_000)
+    made = source.option("advanceMillisPerBatch", 1000).load()
+    return made.select(key.alias("key"), F.col("timestamp").alias("at"), F.col("value"))
+
+
+def batch_seconds(rows: DataFrame, *, skip: int, rounds: int) -> list[float]:
+    """How long each batch ran, after those that do not count."""
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        writer = rows.writeStream.format("noop").option("checkpointLocation", folder)
+        query = writer.start()
+        try:
+            deadline = time.monotonic() + PATIENCE_S
+            found: dict[int, float] = {}
+            while len(found) < skip + rounds:
+                assert time.monotonic() < deadline, f"{len(found)} batches in {PATIENCE_S} s; {query.exception()}"
+                assert query.isActive, query.exception()
+                reports = [each for each in query.recentProgress if each["numInputRows"]]
+                found |= {each["batchId"]: each["durationMs"]["addBatch"] / 1000 for each in reports}
+                time.sleep(0.1)
+        finally:
+            query.stop()
+    return [found[number] for number in sorted(found)[skip : skip + rounds]]
+
+
+def counted(spark: SparkSession, key: Any, rows: int) -> DataFrame:
+    return apply_operator(rows_of(spark, key, rows), Counting(), keys=["key"])
+
+
+def against_transform(spark: SparkSession, rounds: int, rows: int, keys: int) -> Figure:
+    key = F.col("value") % keys
+    ours = batch_seconds(counted(spark, key, rows), skip=3, rounds=rounds)
+    plain = rows_of(spark, key, rows).groupBy("key")
+    theirs = plain.transformWithState(CountingByKey(), "key long, count long", "Append", "None")
+    peers = batch_seconds(theirs, skip=1, rounds=2)
+    return Figure(
+        hop="spark state",
+        case=f"{rows:,} rows over {keys:,} keys a batch",
+        unit="rows/s",
+        ours=[rows / each for each in ours],
+        peers=[rows / each for each in peers],
+        peer=TRANSFORM,
+        goal=30,
+    )
+
+
+def with_much_held(spark: SparkSession, rounds: int, held: int) -> Figure:
+    """Batches of 10,000 keys: the same ones again and again, and those of a walk through all that is held."""
+    few = batch_seconds(counted(spark, F.col("value") % KEYS, KEYS), skip=5, rounds=rounds)
+    # Batches go round the keys; scattered, so that a batch's keys are not neighbours in anything.
+    scattered = (F.col("value") * 7919) % held
+    many = batch_seconds(counted(spark, scattered, KEYS), skip=held // KEYS, rounds=rounds)
+    return Figure(
+        hop="spark state",
+        case=f"{KEYS:,} keys touched, of {held:,} held and of {KEYS:,}",
+        unit="s a batch",
+        ours=many,
+        peers=few,
+        peer=f"{KEYS:,} held",
+        higher_is_better=False,
+        goal=1.5,
+        note=f"slowest batch {max(many):.2f} s: merging",
+    )
+
+
+def operators(spark: SparkSession, rounds: int) -> list[Figure]:
+    rows = rows_of(spark, F.col("value") % KEYS, ROWS).withWatermark("at", "2 seconds")
+    cases = {
+        "dedup within 10 s": hr.dedup(rows, ["key", "value"], within="10 seconds", event_time="at"),
+        "sessions, gap 2 s": hr.sessions(rows, "key", event_time="at", gap="2 seconds", values={"v": ("sum", "value")}),
+    }
+    return [
+        Figure(
+            hop="spark state",
+            case=case,
+            unit="rows/s",
+            ours=[ROWS / each for each in batch_seconds(frame, skip=12, rounds=rounds)],
+            peer="nothing",
+        )
+        for case, frame in cases.items()
+    ]
+
+
+def run(*, quick: bool, parts: tuple[str, ...] = PARTS) -> list[Figure]:
+    rounds = 2 if quick else 8
+    figures: list[Figure] = []
+    with spark_session([]) as spark:
+        if "keys" in parts:
+            part = 10 if quick else 1
+            figures.append(against_transform(spark, rounds, ROWS // part, KEYS // part))
+        if "held" in parts:
+            figures.append(with_much_held(spark, 10 if quick else 40, HELD // 10 if quick else HELD))
+        if "operators" in parts:
+            figures += operators(spark, rounds)
+    return figures
+
+
+if __name__ == "__main__":
+    asked = tuple(each for each in sys.argv[1:] if each in PARTS)
+    print(table(run(quick="--quick" in sys.argv, parts=asked or PARTS)))

@@ -1,0 +1,234 @@
+"""Operators with state on Spark: a stream that is stopped and goes on ends where the bounded frame does."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
+
+import headrace.spark as hr
+from headrace.errors import UsageError
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]
+
+SCHEMA = "user string, at timestamp, amount long, sent timestamp"
+START = datetime(2026, 1, 31, 10, 0, tzinfo=UTC)
+TIMEOUT_S = 240
+FIRST_FILE_S = 1_750_000_000
+BUCKETS = 4
+Operator = Callable[[DataFrame], DataFrame]
+Event = tuple[str | None, int, int]
+"""(user, seconds after the start, amount)"""
+
+
+class Lane:
+    """Files that a stream reads one by one, and the checkpoint that it goes on from."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark = spark
+        self.input = folder / "input"
+        self.checkpoint = folder / "checkpoint"
+        self.input.mkdir()
+        self.progress: list[Any] = []
+
+    def add(self, *files: Sequence[Event]) -> None:
+        for events in files:
+            lines = [json.dumps(self._line(event)) for event in events]
+            number = len(list(self.input.iterdir()))
+            path = self.input / f"{number:04}.json"
+            path.write_text("\n".join(lines))
+            os.utime(path, (FIRST_FILE_S + number, FIRST_FILE_S + number))  # streams take files by their age
+
+    def _line(self, event: Event) -> dict[str, Any]:
+        user, second, amount = event
+        at = START + timedelta(seconds=second)
+        sent = at - timedelta(seconds=60 + amount)  # a clock about a minute behind
+        return {"user": user, "at": at.isoformat(), "amount": amount, "sent": sent.isoformat()}
+
+    def run(self, operator: Operator) -> list[Row]:
+        """Everything that is there, file by file, in a query of its own: what it gives out."""
+        rows: list[Row] = []
+        reader = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+        results = operator(reader.json(str(self.input)).withWatermark("at", "20 seconds"))
+        writer = results.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
+        query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(TIMEOUT_S), f"not done after {TIMEOUT_S} s: {query.lastProgress}"
+        finally:
+            query.stop()
+        self.progress += query.recentProgress
+        return rows
+
+    def bounded(self, operator: Operator) -> list[Row]:
+        return operator(self.spark.read.schema(SCHEMA).json(str(self.input))).collect()
+
+
+@pytest.fixture
+def lane(spark: SparkSession, tmp_path: Path) -> Iterator[Lane]:
+    kept = spark.conf.get("spark.sql.session.timeZone")
+    yield Lane(spark, tmp_path)
+    spark.conf.set("spark.sql.session.timeZone", kept)
+
+
+FILES: list[list[Event]] = [
+    [("anna", 0, 1), ("ben", 2, 2), (None, 3, 3)],
+    [("anna", 12, 4), ("ben", 1, 5)],
+    [("anna", 5, 6), ("anna", 5, 6), ("ben", 40, 7)],
+]
+MORE: list[list[Event]] = [
+    [("anna", 55, 8), ("ben", 41, 9), ("ben", 41, 9)],
+    [("anna", 120, 10), (None, 121, 11)],
+]
+LAST: Event = ("last", 10_000, 0)
+"""Its time moves the watermark past everything else."""
+
+
+def test_sessions_of_a_restarted_stream_are_those_of_the_bounded_frame_and_of_sparks_own(lane: Lane) -> None:
+    def per_user(rows: DataFrame) -> DataFrame:
+        values = {"spent": ("sum", "amount")}
+        return hr.sessions(rows, "user", event_time="at", gap="10 seconds", values=values, buckets=BUCKETS)
+
+    lane.add(*FILES)
+    streamed = lane.run(per_user)
+    assert streamed, "sessions end before the restart too"
+    lane.add(*MORE, [LAST])
+    streamed += lane.run(per_user)
+    assert all(row.is_final for row in streamed)
+    columns = ("user", "session_start", "session_end", "events", "spent")
+    found = Counter(tuple(row[name] for name in columns) for row in streamed)
+    whole = Counter(tuple(row[name] for name in columns) for row in lane.bounded(per_user) if row.user != "last")
+    assert found == whole
+    window = F.session_window("at", "10 seconds")
+    own = lane.bounded(
+        lambda rows: rows.groupBy("user", window).agg(F.count("*").alias("n"), F.sum("amount").alias("s"))
+    )
+    theirs = Counter(
+        (row.user, row.session_window.start, row.session_window.end, row.n, row.s) for row in own if row.user != "last"
+    )
+    assert found == theirs
+
+
+def test_duplicates_are_removed_across_a_restart_and_what_is_held_is_seen_in_the_progress(lane: Lane) -> None:
+    def once(rows: DataFrame) -> DataFrame:
+        return hr.dedup(rows, ["user", "amount"], within="1 hour", event_time="at", name="orders", buckets=BUCKETS)
+
+    lane.add(*FILES)
+    streamed = lane.run(once)
+    lane.add(FILES[-1][-1:], [("late", 0, 0)], MORE[0])
+    streamed += lane.run(once)
+    expected = {event for file in [*FILES, MORE[0]] for event in file}
+    assert Counter((row.user, row.amount) for row in streamed) == Counter(
+        (user, amount) for user, _, amount in expected
+    )
+    seen = [report["observedMetrics"]["state orders"] for report in lane.progress if report["observedMetrics"]]
+    assert sum(each["late_rows"] or 0 for each in seen) == 1
+    held: dict[int, int] = {}
+    for each in seen:
+        held |= {bucket["_bucket"]: bucket["keys"] for bucket in each["buckets"] or []}
+    assert sum(held.values()) == len(expected)
+
+
+def test_clocks_corrected_on_a_restarted_stream_are_those_of_the_bounded_frame(lane: Lane) -> None:
+    def by_user(rows: DataFrame) -> DataFrame:
+        timed = rows.withColumn("occurred", F.col("sent"))
+        return hr.correct_clock(
+            timed, device="user", occurred="occurred", sent="sent", received="at", samples=3, buckets=BUCKETS
+        )
+
+    lane.add(*FILES)
+    streamed = lane.run(by_user)
+    lane.add(*MORE, [LAST])
+    streamed += lane.run(by_user)
+    expected = Counter(row for row in lane.bounded(by_user) if row.user != "last")
+    assert Counter(streamed) == expected
+    assert {row.clock_trusted for row in streamed} == {True}
+    ben = sorted((row.at, row.clock_offset_us) for row in streamed if row.user == "ben")
+    assert [offset // 1_000_000 for _, offset in ben] == [65, 63, 65, 67, 69], "medians of 65, 62, 67, 69, 69"
+
+
+@pytest.mark.slow
+def test_a_checkpoint_shows_what_is_held_of_a_key_and_refuses_another_number_of_buckets(lane: Lane) -> None:
+    def per_user(rows: DataFrame, buckets: int = 8) -> DataFrame:
+        return hr.sessions(rows, "user", event_time="at", gap="10 seconds", buckets=buckets)
+
+    lane.add([("anna", 0, 1), (None, 3, 3)], [("anna", 5, 2), ("ben", 30, 0)])
+    lane.run(per_user)
+    checkpoint = str(lane.checkpoint)
+    totals = hr.state_totals(lane.spark, checkpoint)
+    assert (totals.keys, totals.timers, totals.late_rows) == (3, 3, 0)
+    anna = hr.state_of(lane.spark, checkpoint, {"user": "anna"})
+    assert anna is not None
+    assert [each["events"] for each in anna.state["open"]] == [2]
+    assert anna.wake == START + timedelta(seconds=15)
+    nobody = hr.state_of(lane.spark, checkpoint, {"user": None})
+    assert nobody is not None
+    assert hr.state_of(lane.spark, checkpoint, {"user": "carl"}) is None
+    with pytest.raises(UsageError, match="they are user"):
+        hr.state_of(lane.spark, checkpoint, {"name": "anna"})
+    lane.add([("anna", 40, 1), ("ben", 41, 1), (None, 42, 1), ("carl", 43, 1)])
+    with pytest.raises(StreamingQueryException, match=r"has 8 buckets and the program asks for 4.*say buckets=8"):
+        lane.run(lambda rows: per_user(rows, buckets=4))
+
+
+def test_what_cannot_work_is_refused_before_the_query_starts_with_what_to_write_instead(lane: Lane) -> None:
+    rows = lane.spark.readStream.schema(SCHEMA).json(str(lane.input))
+    dated = rows.withWatermark("at", "1 minute")
+    with pytest.raises(UsageError, match=r"sessions on a stream needs a watermark on at.*withWatermark\(\"at\""):
+        hr.sessions(rows, "user", event_time="at", gap="10 seconds")
+    with pytest.raises(UsageError, match="needs a watermark on sent"):
+        hr.dedup(dated, "user", within="1 hour", event_time="sent")
+    with pytest.raises(UsageError, match=r"how long it has to remember.*within=hr.FOREVER"):
+        hr.dedup(dated, "user")
+    with pytest.raises(UsageError, match=r"event_time is not given.*at, sent"):
+        hr.dedup(dated, "user", within="1 hour")
+    with pytest.raises(UsageError, match=r"no column 'id'.*user, at, amount, sent"):
+        hr.dedup(dated, "id", within=hr.FOREVER)
+    with pytest.raises(UsageError, match="cannot be a key"):
+        hr.dedup(dated.withColumn("x", F.lit(1.5)), "x", within=hr.FOREVER)
+    with pytest.raises(UsageError, match=r"gap='soon' is no duration.*10 minutes"):
+        hr.sessions(dated, "user", event_time="at", gap="soon")
+    with pytest.raises(UsageError, match="gap='1 month' is no duration"):
+        hr.sessions(dated, "user", event_time="at", gap="1 month")
+    with pytest.raises(UsageError, match=r"no function 'avg'.*sum, min, max"):
+        hr.sessions(dated, "user", event_time="at", gap="1 hour", values={"x": ("avg", "amount")})
+    with pytest.raises(UsageError, match="would be called 'events'"):
+        hr.sessions(dated, "user", event_time="at", gap="1 hour", values={"events": ("sum", "amount")})
+
+
+def test_keys_of_a_bounded_frame_without_a_bound_come_once_each(lane: Lane) -> None:
+    lane.add(*FILES)
+    rows = lane.bounded(lambda rows: hr.dedup(rows, "user", within=hr.FOREVER))
+    assert Counter(row.user for row in rows) == Counter(["anna", "ben", None])
+
+
+def test_each_row_is_corrected_by_itself_without_a_device(lane: Lane) -> None:
+    lane.add([("anna", 10, 5)])
+    (row,) = lane.bounded(lambda rows: hr.correct_clock(rows, occurred="sent", sent="sent", received="at"))
+    assert (row.corrected, row.clock_offset_us, row.clock_trusted) == (row.at, 65_000_000, True)
+    (other,) = lane.bounded(
+        lambda rows: hr.correct_clock(rows, occurred="sent", sent="sent", received="at", offset_max="1 minute")
+    )
+    assert (other.corrected, other.clock_offset_us, other.clock_trusted) == (other.sent, None, False)
+
+
+@pytest.mark.slow
+def test_sessions_in_another_time_zone_are_the_same_instants(lane: Lane) -> None:
+    def per_user(rows: DataFrame) -> DataFrame:
+        found = hr.sessions(rows, "user", event_time="at", gap="10 seconds", buckets=BUCKETS)
+        return found.withColumn("starts", F.unix_micros("session_start"))
+
+    lane.add(*FILES, [LAST])
+    expected = Counter((row.user, row.starts) for row in lane.bounded(per_user))
+    lane.spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    assert Counter((row.user, row.starts) for row in lane.bounded(per_user)) == expected
+    streamed = Counter((row.user, row.starts) for row in lane.run(per_user))
+    assert streamed == Counter({key: count for key, count in expected.items() if key[0] != "last"})
