@@ -323,7 +323,8 @@ class PendingFetch:
 
     def _look_again(self) -> None:
         self._woken = False
-        self._finish(self.attempt())
+        if self._reply is not None and not self._reply.done():
+            self._finish(self.attempt())
 
     def _timed_out(self) -> None:
         self._finish(self.attempt(final=True))

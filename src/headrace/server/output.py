@@ -33,6 +33,8 @@ __all__ = ["Output", "Slice"]
 _BYTES = (bytes, bytearray, memoryview)
 _NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
 _NOT_NOW = {errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+_NO_SENDFILE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+"""Of filesystems that cannot."""
 _MORE = getattr(socket, "MSG_MORE", 0)
 
 
@@ -101,6 +103,7 @@ class Output:
         """The connection is gone."""
         self._chunks.clear()
         self._paused = True
+        self._around = False
         if self._direct is not None:
             self._direct.close()
 
@@ -235,8 +238,8 @@ class Output:
                 left -= sent
         except BlockingIOError:
             left = 0
-        except ConnectionError:
-            self._transport.abort()  # it has not noticed yet
+        except OSError:
+            self._transport.abort()  # it has not noticed yet that nothing can be sent any more
             return
         direct.watch(bool(chunks) and self._reading is None)
 
@@ -249,10 +252,13 @@ class Output:
                 return 0
             size = min(size, self._warmed_bytes or size)
             sent = direct.send_file(chunk.file, size, position)
-        except (BlockingIOError, ConnectionError):
-            raise
         except OSError as error:
-            self._break_off(f"{chunk.file.path} at {position}: {error.strerror}")
+            if error.errno in _NO_SENDFILE:
+                self._read_in_thread(chunk, PIECE_BYTES, self._take_piece)
+            elif error.errno == errno.EIO:
+                self._break_off(f"{chunk.file.path} at {position}: {error.strerror}")
+            else:
+                raise  # it is the connection's
             return 0
         self._warmed_bytes = max(0, self._warmed_bytes - sent)
         self._advance(chunk, sent)

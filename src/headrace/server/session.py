@@ -119,6 +119,8 @@ class Session(asyncio.BufferedProtocol):
         self._connection.close()
         self._received.clear()
         self._received_bytes = 0
+        if isinstance(self._parked, PromptReply):
+            self._parked.cancel()  # a fetch may be waiting for hours, and nobody would take its answer
         self._pending.clear()
         self._output.abandon()
         self._listener.budget.leave(self)

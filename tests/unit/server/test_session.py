@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.request import Request
+from headrace.broker.request import PromptReply, Request
 from headrace.server.session import REQUESTS_PER_TURN
 from headrace.wire.kafka.connection import Limits
 from headrace.wire.kafka.messages.groups import HeartbeatRequest, HeartbeatResponse
@@ -163,6 +163,20 @@ def test_a_peer_that_is_gone_is_marked_closed_and_its_late_answer_is_dropped() -
         server.until(lambda: held.requests[0].peer.closed)
         server.on_loop(lambda: held.let_go(1))
         assert server.on_loop(lambda: server.listener.connections) == 0
+
+
+def test_a_fetch_does_not_go_on_waiting_for_a_peer_that_is_gone() -> None:
+    waiting: list[PromptReply] = []
+
+    def handle(request: Request[Any]) -> PromptReply:
+        waiting.append(PromptReply(loop=asyncio.get_running_loop()))
+        return waiting[0]
+
+    with serving(handle) as server:
+        with Client(server.address) as client:
+            client.fetch(1)
+            server.until(lambda: bool(waiting))
+        server.until(lambda: waiting[0].cancelled())
 
 
 def test_a_peer_that_only_stopped_sending_still_gets_its_answers() -> None:
