@@ -18,11 +18,11 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 import headrace.spark as hr
 from headrace.errors import UsageError
 
-pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(1200)]
 
 SCHEMA = "user string, at timestamp, amount long, sent timestamp"
 START = datetime(2026, 1, 31, 10, 0, tzinfo=UTC)
-TIMEOUT_S = 240
+TIMEOUT_S = 400
 FIRST_FILE_S = 1_750_000_000
 BUCKETS = 4
 Operator = Callable[[DataFrame], DataFrame]
