@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -97,6 +98,19 @@ def test_every_kind_of_value_is_the_same_from_the_snapshot_and_from_the_triggers
     read, created = [each.value["after"] for each in events(log, f"{file.name}.main.t__d")]
     expected = {"i": 9223372036854775807, "f": 0.1, "t": 'a"b\u00e9', "b": "AP8=", "n": None}
     assert (read, created) == ({"id": 1, **expected}, {"id": 2, **expected})
+
+
+def test_reals_keep_all_their_digits_and_infinities_do_not_stop_capture(log: str, file: File) -> None:
+    reals = [0.1 + 0.2, 1 / 3, -2 / 3, 5e-324, 1.7976931348623157e308, 123456789.12345679, 1e22, math.inf, -math.inf]
+    file.run("create table t (id integer primary key, r real)")
+    insert = "insert into t (r) values (?)"
+    file.session.executemany(insert, [(each,) for each in reals])
+    catch_up(log, file.options())
+    file.session.executemany(insert, [(each,) for each in reals])
+    catch_up(log, file.options())
+    told = [each.value["after"]["r"] for each in events(log, f"{file.name}.main.t")]
+    expected = [*reals[:-2], "Infinity", "-Infinity"]
+    assert (told[: len(reals)], told[len(reals) :]) == (expected, expected)
 
 
 def test_a_new_column_is_followed_and_announced_while_capture_runs(log: str, file: File) -> None:

@@ -5,8 +5,8 @@ out (``AUTOINCREMENT``) are in the order of commits, and whatever a reader sees 
 
     _headrace_<name>   change_id, table_name, operation (c, u, d), old_row, new_row, committed_ms
 
-A row is kept as a JSON array of type and value of each column, bytes as hexadecimal digits. What the log has is
-deleted.
+A row is kept as a JSON array of type and value of each column, bytes as hexadecimal digits and reals as text of 20
+digits: SQLite's JSON has 15 of them, which is less than a real has, and no infinities. What the log has is deleted.
 
 **Snapshots** are exact: in one read transaction, changes up to the newest are taken first and then a chunk of rows.
 
@@ -16,6 +16,7 @@ Triggers name the columns of their table; when the schema has changed they are m
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import time
 from base64 import b64encode
@@ -47,7 +48,12 @@ _SOURCE = (
 def _json_value(value: Any) -> bytes:
     if isinstance(value, bytes):
         return b'"' + b64encode(value) + b'"'
-    return json_text(value) if isinstance(value, str) else json.dumps(value).encode()
+    if isinstance(value, str):
+        return json_text(value)
+    if isinstance(value, float) and math.isinf(value):
+        # JSON has no infinities; a text is what readers of Debezium's JSON are used to.
+        return b'"Infinity"' if value > 0 else b'"-Infinity"'
+    return json.dumps(value).encode()
 
 
 def _stored(row: str | None) -> list[Any] | None:
@@ -56,7 +62,8 @@ def _stored(row: str | None) -> list[Any] | None:
         return None
     parts = json.loads(row)
     return [
-        bytes.fromhex(value) if kind == "blob" else value for kind, value in zip(parts[::2], parts[1::2], strict=True)
+        bytes.fromhex(value) if kind == "blob" else float(value) if kind == "real" else value
+        for kind, value in zip(parts[::2], parts[1::2], strict=True)
     ]
 
 
@@ -339,5 +346,8 @@ def _row_as_json(which: str, columns: Sequence[str]) -> str:
     parts = []
     for name in columns:
         column = f"{which}.{_quoted(name)}"
-        parts.append(f"typeof({column}), case typeof({column}) when 'blob' then hex({column}) else {column} end")
+        parts.append(
+            f"typeof({column}), case typeof({column}) when 'blob' then hex({column}) "
+            f"when 'real' then printf('%!.20g', {column}) else {column} end"
+        )
     return f"json_array({', '.join(parts)})"
