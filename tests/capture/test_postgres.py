@@ -13,6 +13,7 @@ import pytest
 from headrace.capture import Capture, CaptureOptions
 from headrace.capture.run import Taken
 from headrace.capture.source import PositionLost, open_source
+from headrace.client import Client, list_transactions
 from headrace.errors import UsageError
 from tests.capture.conftest import Database, drop_slot
 from tests.capture.world import (
@@ -434,6 +435,32 @@ def test_a_stop_inside_a_transaction_leaves_nothing_of_it_in_the_log(
     found = events(log, f"{database.name}.public.t")
     assert len(found) == 5000
     check_numbering(found)
+
+
+def test_a_capture_that_fails_inside_a_transaction_takes_back_what_it_had_sent(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left open, it would hold back every reader of committed records until it times out."""
+    database.run("create table t (id int primary key)")
+    catch_up(log, options(database))
+    database.run("insert into t select generate_series(1, 5000)")
+    monkeypatch.setattr("headrace.capture.postgres.READ_BYTES", 10_000)
+    monkeypatch.setattr("headrace.capture.postgres.READ_BYTES_MAX", 20_000)
+    monkeypatch.setattr("headrace.capture.writer.BATCH_BYTES", 5_000)
+    with Client(log) as client:
+
+        def is_open() -> bool:
+            return f"headrace-capture-{database.name}" in list_transactions(client, states=["Ongoing"])
+
+        class DiesInside(threading.Event):
+            def is_set(self) -> bool:
+                if is_open():
+                    raise Died
+                return False
+
+        with pytest.raises(Died):
+            Capture(log, options(database)).run(DiesInside(), until_current=True)
+        assert not is_open()
 
 
 def test_a_transaction_too_large_for_one_write_is_cut_and_resumed_inside(

@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,16 +101,27 @@ class Capture:
                 self._check_owner(client)
             writer = Writer(client, self.options)
             state = writer.start()
-            writer.commit({"owner": self._owner})
-            self.figures.sessions += 1
-            source = open_source(self.options, writer)
             try:
-                source.start(state, resnapshot=resnapshot)
-                self._source = source
-                self._follow(source, writer, stop, until_current)
-            finally:
-                self._source = None
-                source.close()
+                writer.commit({"owner": self._owner})
+                self.figures.sessions += 1
+                self._with_source(writer, state, stop, until_current, resnapshot)
+            except BaseException:
+                # Left open, the transaction would hold back every reader of its topics until it times out.
+                with suppress(HeadraceError):
+                    writer.abandon()
+                raise
+
+    def _with_source(
+        self, writer: Writer, state: dict[str, Any], stop: threading.Event, until_current: bool, resnapshot: bool
+    ) -> None:
+        source = open_source(self.options, writer)
+        try:
+            source.start(state, resnapshot=resnapshot)
+            self._source = source
+            self._follow(source, writer, stop, until_current)
+        finally:
+            self._source = None
+            source.close()
 
     def _check_owner(self, client: Client) -> None:
         owner = read_state(client, self.options.name).get("owner")

@@ -116,6 +116,8 @@ class Writer:
     def abandon(self) -> None:
         """Take back what was not committed."""
         self._open.clear()
+        self._in_transaction = False
+        self.events_pending = self.bytes_pending = 0
         self._producer.abort()
 
     def _begin(self) -> None:
