@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -101,6 +102,34 @@ def test_a_table_without_a_key_is_told_as_a_bag_of_rows(log: str, database: Data
     assert [each.key for each in found] == [None] * 6
     expected = [json.dumps({"a": a, "b": b}) for a, b in database.all("select a, b from bag")]
     assert fold_bag(found) == sorted(expected)
+
+
+class Disturbed(threading.Event):
+    """Does something whenever it is asked: capture asks once before a session and then before every read."""
+
+    def __init__(self, disturb: Callable[[int], None]) -> None:
+        super().__init__()
+        self.asked = 0
+        self.disturb = disturb
+
+    def is_set(self) -> bool:
+        self.asked += 1
+        self.disturb(self.asked)
+        return False
+
+
+def bag_rows(database: Database) -> list[str]:
+    return sorted(json.dumps({"a": row[0]}) for row in database.all("select a from bag"))
+
+
+def test_a_row_that_is_seen_before_its_commit_is_written_is_told_once(log: str, database: Database) -> None:
+    """Without a key the rows are read in one piece, and a commit that does not wait is seen before it is written."""
+    database.run("create table bag (a int)", "insert into bag values (0)", "set synchronous_commit = off")
+    rows = Disturbed(lambda asked: database.run(f"insert into bag values ({asked})"))
+    Capture(log, options(database)).run(rows, until_current=True)
+    database.run("set synchronous_commit = on", "insert into bag values (-1)")
+    catch_up(log, options(database))
+    assert fold_bag(events(log, f"{database.name}.public.bag")) == bag_rows(database)
 
 
 def test_publishing_a_table_without_identity_does_not_break_the_applications_own_updates(

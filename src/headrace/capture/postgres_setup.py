@@ -193,6 +193,10 @@ class PostgresSetup:
     def current_lsn(self) -> int:
         return lsn_number(self.one("select pg_current_wal_lsn()::text"))
 
+    def inserted_lsn(self) -> int:
+        """Behind everything that anybody can see by now; a commit that does not wait is seen before it is written."""
+        return lsn_number(self.one("select pg_current_wal_insert_lsn()::text"))
+
     def slot_state(self) -> dict[str, Any] | None:
         """The slot as the server shows it; None when there is none."""
         query = (

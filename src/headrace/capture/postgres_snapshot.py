@@ -227,7 +227,7 @@ class Snapshots:
         name = table.full_name
         if self._touched_without_key[name]:
             return  # a change has been left out that this snapshot does not show yet; the next one will
-        until = self._setup.current_lsn()
+        until = self._setup.inserted_lsn()
         progress = self.progress[name]
         progress.rows = emit_whole(table, columns, until, self._copy(table, columns, None, None))
         progress.filter = [seen.text, until]
