@@ -7,7 +7,7 @@ import json
 import math
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from headrace.capture import Capture, CaptureOptions
 from headrace.capture.source import PositionLost, open_source
+from headrace.capture.sqlite import SqliteSource
 from tests.capture.world import catch_up, check_numbering, committed, events, fold, fold_bag
 
 pytestmark = pytest.mark.slow
@@ -124,6 +125,71 @@ def test_a_new_column_is_followed_and_announced_while_capture_runs(log: str, fil
     assert after == [{"id": 1, "name": None}, {"id": 2, "name": "b"}]
     announced = [json.loads(each.value or b"")["tableChanges"][0]["type"] for each in committed(log, file.name)]
     assert announced == ["CREATE", "ALTER"]
+
+
+def before_statements(monkeypatch: pytest.MonkeyPatch, do: Callable[[str], None]) -> None:
+    """Another program gets its turn before every statement of capture."""
+    run = SqliteSource._run
+
+    def disturbed(source: SqliteSource, statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        do(statement)
+        return run(source, statement, *arguments)
+
+    monkeypatch.setattr(SqliteSource, "_run", disturbed)
+
+
+def test_a_schema_changed_just_behind_a_read_is_noticed(log: str, file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.run("create table t (id integer primary key)")
+    seen = ["", ""]
+    altered, stop, turns = threading.Event(), threading.Event(), itertools.count()
+
+    def alter_behind_the_first_read(statement: str) -> None:
+        seen.append(statement)
+        if "begin" in seen and seen[-2] == "commit" and not altered.is_set():
+            altered.set()
+            file.run("alter table t add column name text")
+
+    class Turn(threading.Event):
+        """Asked once per read: a row is written when the triggers know the column, or have had many turns to."""
+
+        def is_set(self) -> bool:
+            knows = file.all("select 1 from sqlite_schema where type = 'trigger' and sql like '%\"name\"%'")
+            if not stop.is_set() and altered.is_set() and (knows or next(turns) == 20):
+                file.run("insert into t values (1, 'a')")
+                stop.set()
+            return False
+
+    before_statements(monkeypatch, alter_behind_the_first_read)
+    monkeypatch.setattr(SqliteSource, "caught_up", lambda source: stop.is_set())
+    Capture(log, file.options()).run(Turn(), until_current=True)
+    catch_up(log, file.options())
+    assert [each.value["after"] for each in events(log, f"{file.name}.main.t")] == [{"id": 1, "name": "a"}]
+
+
+def test_a_row_written_while_triggers_are_made_anew_is_told(
+    log: str, file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.run("create table t (id integer primary key)", "pragma busy_timeout = 0")
+    catch_up(log, file.options())
+    file.run("alter table t add column name text")
+    seen: list[str] = []
+    refused: list[str] = []
+
+    def write_behind_the_drop(statement: str) -> None:
+        if seen and seen[-1].startswith("drop trigger") and not refused:
+            try:
+                file.run("insert into t values (1, 'a')")
+            except sqlite3.OperationalError as error:
+                refused.append(str(error))
+        seen.append(statement)
+
+    with monkeypatch.context() as patch:
+        before_statements(patch, write_behind_the_drop)
+        catch_up(log, file.options())
+    assert refused == ["database is locked"], "a writer waits, and then finds the new triggers"
+    file.run("insert into t values (1, 'a')")
+    catch_up(log, file.options())
+    assert [each.value["after"] for each in events(log, f"{file.name}.main.t")] == [{"id": 1, "name": "a"}]
 
 
 def test_an_older_copy_of_the_file_is_refused_and_mended_on_request(log: str, file: File) -> None:

@@ -10,7 +10,9 @@ digits: SQLite's JSON has 15 of them, which is less than a real has, and no infi
 
 **Snapshots** are exact: in one read transaction, changes up to the newest are taken first and then a chunk of rows.
 
-Triggers name the columns of their table; when the schema has changed they are made anew.
+Triggers name the columns of their table; when the schema has changed they are made anew, all in one transaction that
+keeps writers out. Changes are read only in a state of the database whose schema is the one that the triggers were made
+for, so what is read there was written by the right triggers.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import sqlite3
 import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +100,8 @@ class SqliteSource:
         self._progress: dict[str, Progress] = {}
         self._change = 0
         self._target = 0
-        self._versions = (-1, -1)
+        self._data_version = -1
+        self._schema_version = -1
 
     # ---- the database -----------------------------------------------------------------------------------------------
 
@@ -123,6 +127,19 @@ class SqliteSource:
         return [f"{len(self._tables())} tables"]
 
     def _prepare(self) -> None:
+        """The change table and the triggers, in one transaction: no writer finds a trigger missing on the way."""
+        self._run("begin immediate")
+        try:
+            self._make_triggers()
+            self._schema_version = self._run("pragma schema_version")[0][0]
+            self._run("commit")
+        except BaseException:
+            with suppress(DatabaseGone):
+                self._run("rollback")
+            raise
+        self._followed.clear()
+
+    def _make_triggers(self) -> None:
         """The change table and the triggers, made where they are missing or know other columns."""
         self._run(
             f"create table if not exists {_quoted(self._changes)} (change_id integer primary key autoincrement, "
@@ -210,24 +227,34 @@ class SqliteSource:
 
     def read(self, wait_s: float) -> bool:
         """Changes, and then a chunk of a table still to be read, from one state of the database."""
-        versions = (self._run("pragma data_version")[0][0], self._run("pragma schema_version")[0][0])
-        if versions[1] != self._versions[1]:
-            self._prepare()
-            self._followed.clear()
-        pending = [name for name, each in self._progress.items() if not each.done]
-        if versions == self._versions and not pending:
+        data_version = self._run("pragma data_version")[0][0]
+        if data_version == self._data_version and not self._pending():
             time.sleep(min(wait_s, POLL_S))
             return False
         self._run("begin")
         try:
-            taken = self._take_changes()
-            if pending and taken < READ_CHANGES_MAX:
-                self._take_chunk(pending[0])
+            # Asked inside: a schema that changes from here on is not the one that is read.
+            known = self._run("pragma schema_version")[0][0] == self._schema_version
+            more = self._take() if known else True
         finally:
             self._run("commit")
-        if taken < READ_CHANGES_MAX:
-            self._versions = (versions[0], self._run("pragma schema_version")[0][0])
-        return taken == READ_CHANGES_MAX or bool(pending)
+        if not known:
+            self._prepare()
+        elif not more:
+            self._data_version = data_version
+        return more
+
+    def _take(self) -> bool:
+        """True: more is there."""
+        if self._take_changes() == READ_CHANGES_MAX:
+            return True
+        pending = self._pending()
+        if pending:
+            self._take_chunk(pending[0])
+        return bool(pending)
+
+    def _pending(self) -> list[str]:
+        return [name for name, each in self._progress.items() if not each.done]
 
     def _take_changes(self) -> int:
         rows = self._run(
