@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from headrace.capture import Capture, CaptureOptions
+from headrace.capture.postgres import PostgresSource
 from headrace.capture.run import Taken
 from headrace.capture.source import PositionLost, open_source
 from headrace.client import Client, list_transactions
@@ -253,6 +254,31 @@ def test_large_transactions_that_are_streamed_while_open_come_out_as_the_others_
     assert {each.value["transaction"]["id"] for each in found} == {found[0].value["transaction"]["id"]}
     assert sorted(each.key["id"] for each in found) == [row[0] for row in database.all("select id from t order by id")]
     check_numbering(found)
+
+
+def test_the_server_hears_of_capture_while_a_whole_table_or_a_streamed_transaction_is_written(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends a stream from which it hears nothing, and the same work would begin anew, for ever."""
+    told: list[tuple[str, int]] = []
+    send = PostgresSource._send_status
+
+    def noted(self: PostgresSource) -> None:
+        transaction = self._events.transaction
+        told.append((transaction.id, transaction.index))
+        send(self)
+
+    database.run("create table bag (a int, body text)", "insert into bag select generate_series(1, 1500)")
+    monkeypatch.setattr(PostgresSource, "_send_status", noted)
+    monkeypatch.setattr("headrace.capture.postgres.STATUS_INTERVAL_S", 0.0)
+    catch_up(log, options(database, streaming=True))
+    database.run("insert into bag select i, repeat('a', 200) from generate_series(1, 1500) i")
+    catch_up(log, options(database, streaming=True))
+    found = events(log, f"{database.name}.public.bag")
+    assert ops(found) == ["r"] * 1500 + ["c"] * 1500
+    for written in (found[0], found[1500]):
+        inside = [index for name, index in told if name == written.value["transaction"]["id"] and index < 1500]
+        assert len([index for index in inside if index]) >= 5
 
 
 def test_transactions_are_told_when_asked_for(log: str, database: Database) -> None:

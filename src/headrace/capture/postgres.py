@@ -36,6 +36,8 @@ __all__ = ["PostgresSource"]
 T = TypeVar("T")
 
 STATUS_INTERVAL_S = 10.0
+STATUS_ROWS = 256
+"""In work of any length the clock is asked after so many rows."""
 READ_BYTES = 4 * 1024 * 1024
 """``read`` returns at the end of the transaction with which it has taken this much, or far behind it inside one."""
 READ_BYTES_MAX = 8 * READ_BYTES
@@ -213,7 +215,7 @@ class PostgresSource:
         """A streamed transaction has committed: now its changes count, as if they had come at once."""
         commit, messages = self._streams.take_ended()
         self._message(pgoutput.Begin(commit.commit_lsn, commit.commit_us, commit.xid), commit.commit_lsn, 0)
-        for message, lsn, size in messages:
+        for message, lsn, size in self._in_touch(messages):
             self._message(message, lsn, size)
         self._message(pgoutput.Commit(commit.commit_lsn, commit.end_lsn, commit.commit_us), commit.end_lsn, 0)
 
@@ -314,7 +316,7 @@ class PostgresSource:
         followed = self._events.follow(table.schema, table.name, columns, [])
         source = followed.block.of_transaction(now_us, None, self._events.last_commit, b"incremental") % (lsn, lsn)
         self._events.begin(lsn, now_us, 0)
-        for row in rows:
+        for row in self._in_touch(rows):
             followed.encoder.read(self._events.out, self._events.transaction, source, row)
         return self._events.transaction.index
 
@@ -341,6 +343,13 @@ class PostgresSource:
 
     def caught_up(self) -> bool:
         return self._snapshots is not None and self._snapshots.done and self._lsn >= self._target_lsn
+
+    def _in_touch(self, items: Iterator[T]) -> Iterator[T]:
+        """The items, however long they take: a server that hears nothing from us meanwhile ends the stream."""
+        for number, item in enumerate(items, 1):
+            if number % STATUS_ROWS == 0:
+                self._maybe_status()
+            yield item
 
     def _maybe_status(self) -> None:
         if time.monotonic() - self._status_s >= STATUS_INTERVAL_S:
