@@ -13,6 +13,7 @@ import pytest
 
 from headrace.capture import Capture, CaptureOptions
 from headrace.capture.postgres import PostgresSource
+from headrace.capture.postgres_snapshot import Snapshots
 from headrace.capture.run import Taken
 from headrace.capture.source import PositionLost, open_source
 from headrace.client import Client, list_transactions
@@ -131,6 +132,41 @@ def test_a_row_that_is_seen_before_its_commit_is_written_is_told_once(log: str, 
     database.run("set synchronous_commit = on", "insert into bag values (-1)")
     catch_up(log, options(database))
     assert fold_bag(events(log, f"{database.name}.public.bag")) == bag_rows(database)
+
+
+def test_a_truncation_that_the_snapshot_of_a_table_without_a_key_has_seen_does_not_empty_it_again(
+    log: str, database: Database
+) -> None:
+    """It stands in the server's log behind the first watermark, and passes after the rows have been read."""
+    database.run("create table bag (a int)", "insert into bag values (1), (2)")
+
+    def truncate(asked: int) -> None:
+        if asked == 2:
+            database.run("truncate bag", "insert into bag values (3)")
+
+    Capture(log, options(database)).run(Disturbed(truncate), until_current=True)
+    database.run("insert into bag values (4)")
+    catch_up(log, options(database))
+    assert fold_bag(events(log, f"{database.name}.public.bag")) == bag_rows(database) == ['{"a": 3}', '{"a": 4}']
+    database.run("truncate bag")
+    catch_up(log, options(database))
+    assert fold_bag(events(log, f"{database.name}.public.bag")) == []
+
+
+def test_rows_of_a_chunk_that_are_truncated_before_its_watermark_are_not_told(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.run("create table t (id int primary key)", "insert into t values (1), (2), (3)")
+    watermark = Snapshots._watermark
+
+    def truncating(self: Snapshots) -> int:
+        if self._number == 1:  # the first chunk has been read, and its watermark is written now
+            database.run("truncate t", "insert into t values (100)")
+        return watermark(self)
+
+    monkeypatch.setattr(Snapshots, "_watermark", truncating)
+    catch_up(log, options(database, chunk_rows=2))
+    assert list(fold(events(log, f"{database.name}.public.t"))) == ['{"id": 100}']
 
 
 def test_publishing_a_table_without_identity_does_not_break_the_applications_own_updates(

@@ -285,12 +285,19 @@ class PostgresSource:
     def _watch_changes(self) -> None:
         """Changes are told to the snapshots as long as these ask for it, and not a moment longer."""
         assert self._snapshots is not None
-        self._events.touched = self._touched if self._snapshots.watching else None
+        watching = self._snapshots.watching
+        self._events.touched = self._touched if watching else None
+        self._events.emptied = self._emptied if watching else None
 
     def _touched(self, table: str, key: bytes | None) -> bool:
         assert self._snapshots is not None
         assert self._begun is not None, "changes come in transactions"
         return self._snapshots.changed(table, key, self._begun.xid, self._begun.commit_lsn)
+
+    def _emptied(self, table: str) -> bool:
+        assert self._snapshots is not None
+        assert self._begun is not None, "truncations come in transactions"
+        return self._snapshots.truncated(table, self._begun.xid, self._begun.commit_lsn)
 
     def _key_of(self, table: TableInfo, columns: list[RelationColumn]) -> Callable[[list[bytes | None]], bytes | None]:
         encoder: TableEncoder = self._events.follow(table.schema, table.name, columns, table.key).encoder

@@ -137,6 +137,8 @@ class PostgresEvents:
         self.shapes: dict[str, int] = {}
         self.touched: Callable[[str, bytes | None], bool] | None = None
         """Told of every key that changes while a snapshot runs; False: the event is not wanted."""
+        self.emptied: Callable[[str], bool] | None = None
+        """The same for truncations, told of the table."""
 
     # ---- tables -----------------------------------------------------------------------------------------------------
 
@@ -291,6 +293,8 @@ class PostgresEvents:
             followed = self._relations.get(relation)
             if followed is not None and followed.outbox is None:
                 self._large.forget_table(followed.name)
+                if self.emptied is not None and not self.emptied(followed.name):
+                    continue
                 followed.encoder.truncated(self.out, self.transaction, self._source(followed, lsn))
 
     def message(self, message: pgoutput.LogicalMessage, lsn: int) -> None:

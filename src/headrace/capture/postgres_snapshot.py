@@ -149,6 +149,13 @@ class Snapshots:
                 chunk.rows.pop(key, None)
         return True
 
+    def truncated(self, table: str, xid: int, commit_lsn: int) -> bool:
+        """A truncation passes: a change of every row. The answer is that of ``changed``."""
+        chunk = self.chunk
+        if chunk is not None and chunk.table.full_name == table and not chunk.seen.sees(xid):
+            chunk.rows.clear()
+        return self.changed(table, None, xid, commit_lsn)
+
     def passed(self, content: bytes) -> Chunk | None:
         """A watermark comes by; gives the chunk that waited for it."""
         run, _, number = content.decode().partition(":")
