@@ -116,15 +116,77 @@ def test_reals_keep_all_their_digits_and_infinities_do_not_stop_capture(log: str
 
 def test_a_new_column_is_followed_and_announced_while_capture_runs(log: str, file: File) -> None:
     file.run("create table t (id integer primary key)")
+    file.run("insert into t values (1)")
     catch_up(log, file.options())
-    file.run("insert into t values (1)", "alter table t add column name text")
+    file.run("alter table t add column name text")
     catch_up(log, file.options())
     file.run("insert into t values (2, 'b')")
     catch_up(log, file.options())
     after = [each.value["after"] for each in events(log, f"{file.name}.main.t")]
-    assert after == [{"id": 1, "name": None}, {"id": 2, "name": "b"}]
+    assert after == [{"id": 1}, {"id": 2, "name": "b"}], "nothing was missed, so nothing is told anew"
     announced = [json.loads(each.value or b"")["tableChanges"][0]["type"] for each in committed(log, file.name)]
     assert announced == ["CREATE", "ALTER"]
+
+
+def test_values_of_a_column_that_the_triggers_did_not_know_yet_are_told(log: str, file: File) -> None:
+    file.run("create table t (id integer primary key)", "insert into t values (1)", "create table other (id)")
+    catch_up(log, file.options())
+    file.run("alter table t add column name text", "insert into t values (2, 'b')", "update t set name = 'a'")
+    file.run("insert into other values (1)")
+    catch_up(log, file.options())
+    found = events(log, f"{file.name}.main.t")
+    assert fold(found) == {json.dumps({"id": each["id"]}): each for each in file.all("select * from t")}
+    assert [each.op for each in events(log, f"{file.name}.main.other")] == ["c"], "other tables are not told anew"
+    check_numbering(found)
+
+
+@pytest.mark.parametrize("key", ["integer primary key", "integer"])
+def test_a_table_that_a_migration_built_anew_is_told_anew_also_after_a_kill(
+    log: str, file: File, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.run(f"create table t (id {key}, n integer)", "insert into t values (1, 1), (2, 2), (3, 3)")
+    catch_up(log, file.options(chunk_rows=2))
+    file.run("begin", f"create table new_t (id {key}, n integer)", "insert into new_t select id, n * 10 from t")
+    file.run("drop table t", "alter table new_t rename to t", "commit")
+    file.run("insert into t values (4, 40)", "delete from t where id = 1")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(SqliteSource, "_newest", _killed_behind_the_triggers(file))
+        catch_up(log, file.options())
+    catch_up(log, file.options(chunk_rows=2))
+    file.run("update t set n = 21 where id = 2")
+    catch_up(log, file.options())
+    found = events(log, f"{file.name}.main.t")
+    rows = file.all("select * from t")
+    if key == "integer":
+        assert fold_bag(found) == sorted(json.dumps(each) for each in rows)
+    else:
+        assert fold(found) == {json.dumps({"id": each["id"]}): each for each in rows}
+    assert [each.op for each in found] == ["r", "r", "r", "t", "r", "r", "r", "u"]
+    check_numbering(found)
+
+
+def _killed_behind_the_triggers(file: File) -> Callable[[SqliteSource], int]:
+    newest = SqliteSource._newest
+
+    def killed(source: SqliteSource) -> int:
+        if file.all("select 1 from sqlite_schema where type = 'trigger'"):
+            raise KeyboardInterrupt
+        return newest(source)
+
+    return killed
+
+
+def test_a_gap_in_a_table_without_a_snapshot_is_warned_of(
+    log: str, file: File, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.run("create table t (id integer primary key)")
+    catch_up(log, file.options(snapshot=False))
+    file.run(f"drop trigger _headrace_{file.name}_t_c", "insert into t values (1)")
+    catch_up(log, file.options(snapshot=False))
+    file.run("insert into t values (2)")
+    catch_up(log, file.options(snapshot=False))
+    assert [each.op for each in events(log, f"{file.name}.main.t")] == ["c"]
+    assert "triggers of table t were missing" in caplog.text
 
 
 def before_statements(monkeypatch: pytest.MonkeyPatch, do: Callable[[str], None]) -> None:
@@ -197,7 +259,8 @@ def test_an_older_copy_of_the_file_is_refused_and_mended_on_request(log: str, fi
     catch_up(log, file.options())
     file.run("insert into t values (1)", "insert into t values (2)")
     catch_up(log, file.options())
-    file.run("delete from t where id = 2", f"delete from _headrace_{file.name}")
+    file.run(f"drop trigger _headrace_{file.name}_t_d", "delete from t where id = 2")
+    file.run(f"delete from _headrace_{file.name}")
     file.run(f"update sqlite_sequence set seq = 1 where name = '_headrace_{file.name}'")
     with pytest.raises(PositionLost, match=r"older copy.*--resnapshot"):
         catch_up(log, file.options())

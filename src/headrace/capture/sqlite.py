@@ -3,7 +3,7 @@
 SQLite has no log that other processes could follow, but one writer at a time; so the numbers that a change table gives
 out (``AUTOINCREMENT``) are in the order of commits, and whatever a reader sees has no gap that could still be filled.
 
-    _headrace_<name>   change_id, table_name, operation (c, u, d), old_row, new_row, committed_ms
+    _headrace_<name>   change_id, table_name, operation (c, u, d, t), old_row, new_row, committed_ms
 
 A row is kept as a JSON array of type and value of each column, bytes as hexadecimal digits and reals as text of 20
 digits: SQLite's JSON has 15 of them, which is less than a real has, and no infinities. What the log has is deleted.
@@ -13,11 +13,17 @@ digits: SQLite's JSON has 15 of them, which is less than a real has, and no infi
 Triggers name the columns of their table; when the schema has changed they are made anew, all in one transaction that
 keeps writers out. Changes are read only in a state of the database whose schema is the one that the triggers were made
 for, so what is read there was written by the right triggers.
+
+**Gaps.** A migration that builds a table anew drops its triggers, and a column added is unknown to them until capture
+sees it. What was written meanwhile is not known, or not wholly. So whoever mends the triggers of a table notes a gap
+(operation t) in the change table, in the same transaction: no kill can come between. When capture reads the note, it
+tells a truncation and reads the table anew.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sqlite3
 import time
@@ -42,6 +48,8 @@ SCHEMA = "main"
 READ_CHANGES_MAX = 10_000
 POLL_S = 0.05
 LOCK_TIMEOUT_S = 30.0
+_log = logging.getLogger(__name__)
+_EVENTS = {"c": "insert", "u": "update", "d": "delete"}
 _SOURCE = (
     b'{"version":%b,"connector":"sqlite","name":%b,"ts_ms":%%d,"snapshot":"%%b","db":%b,"sequence":null,"ts_us":%%d,'
     b'"ts_ns":%%d,"table":%b,"change_id":%%d}'
@@ -148,23 +156,46 @@ class SqliteSource:
         )
         for name in self._tables():
             columns = [row[1] for row in self._run(f"pragma table_info({_quoted(name)})")]
-            for operation, event in (("c", "insert"), ("u", "update"), ("d", "delete")):
-                self._trigger(name, columns, operation, event)
+            wanted = {each: self._trigger(name, columns, each) for each in _EVENTS}
+            found = {each: self._found_trigger(name, each) for each in _EVENTS}
+            # Its own spelling of the first words is all that SQLite changes in a statement.
+            wrong = [each for each in _EVENTS if (found[each] or "").lower() != wanted[each].lower()]
+            if wrong and name in self._progress and (None in found.values() or self._has_unread(name)):
+                self._note_gap(name)
+            for each in wrong:
+                self._run(f"drop trigger if exists {_quoted(self._trigger_name(name, each))}")
+                self._run(wanted[each])
 
-    def _trigger(self, table: str, columns: Sequence[str], operation: str, event: str) -> None:
-        name = f"{self._changes}_{table}_{operation}"
+    def _has_unread(self, table: str) -> bool:
+        """Without any, triggers that know other columns have missed nothing: all they wrote was read in their time."""
+        query = f"select 1 from {_quoted(self._changes)} where change_id > ? and table_name = ? limit 1"
+        return bool(self._run(query, self._change, table))
+
+    def _note_gap(self, table: str) -> None:
+        self._run(
+            f"insert into {_quoted(self._changes)} (table_name, operation, committed_ms) values (?, 't', ?)",
+            table,
+            time.time_ns() // 1_000_000,
+        )
+
+    def _trigger_name(self, table: str, operation: str) -> str:
+        return f"{self._changes}_{table}_{operation}"
+
+    def _found_trigger(self, table: str, operation: str) -> str | None:
+        query = "select sql from sqlite_schema where type = 'trigger' and name = ? and tbl_name = ?"
+        rows = self._run(query, self._trigger_name(table, operation), table)
+        return rows[0][0] if rows else None
+
+    def _trigger(self, table: str, columns: Sequence[str], operation: str) -> str:
         old = _row_as_json("old", columns) if operation in "ud" else "null"
         new = _row_as_json("new", columns) if operation in "cu" else "null"
-        statement = (
-            f"create trigger {_quoted(name)} after {event} on {_quoted(table)} begin "
+        return (
+            f"create trigger {_quoted(self._trigger_name(table, operation))} "
+            f"after {_EVENTS[operation]} on {_quoted(table)} begin "
             f"insert into {_quoted(self._changes)} (table_name, operation, old_row, new_row, committed_ms) "
             f"values ({_literal(table)}, '{operation}', {old}, {new}, "
             "cast((julianday('now') - 2440587.5) * 86400000 as integer)); end"
         )
-        query = "select sql from sqlite_schema where type = 'trigger' and name = ?"
-        if [each.lower() for (each,) in self._run(query, name)] != [statement.lower()]:
-            self._run(f"drop trigger if exists {_quoted(name)}")
-            self._run(statement)
 
     # ---- starting ---------------------------------------------------------------------------------------------------
 
@@ -173,17 +204,19 @@ class SqliteSource:
         known = self._run("select 1 from sqlite_schema where name = ?", self._changes)
         if position and not known:
             self._lost("its change table is gone")
-        self._prepare()
-        self._target = self._newest()
-        self._change = position.get("change", self._target)
-        if self._change > self._target:
-            self._lost(f"its newest change is {self._target}, and the log has {self._change}: it is an older copy")
-        self._shapes = dict(state.get("shapes", {}))
+        if position and position["change"] > (newest := self._newest()):
+            self._lost(f"its newest change is {newest}, and the log has {position['change']}: it is an older copy")
         recorded = {} if resnapshot else state.get("snapshots", {})
         self._progress = {name: Progress.from_json(each) for name, each in recorded.items()}
+        self._change = position.get("change", 0)
+        self._prepare()
+        self._target = self._newest()
+        if not position:
+            self._change = self._target
+        self._shapes = dict(state.get("shapes", {}))
         for name in self._tables():
-            done = not self._options.snapshot or f"{SCHEMA}.{name}" == self._options.outbox
-            self._progress.setdefault(name, Progress(done=done, rows_expected=self._rows_expected(name, done)))
+            if name not in self._progress:
+                self._progress[name] = self._unread(name)
         if resnapshot:
             self._announce_gap()
 
@@ -195,8 +228,13 @@ class SqliteSource:
         rows = self._run("select seq from sqlite_sequence where name = ?", self._changes)
         return int(rows[0][0]) if rows else 0
 
-    def _rows_expected(self, name: str, done: bool) -> int:
-        return 0 if done else int(self._run(f"select count(*) from {_quoted(name)}")[0][0])
+    def _is_snapshotted(self, name: str) -> bool:
+        return self._options.snapshot and f"{SCHEMA}.{name}" != self._options.outbox
+
+    def _unread(self, name: str) -> Progress:
+        if not self._is_snapshotted(name):
+            return Progress(done=True)
+        return Progress(rows_expected=int(self._run(f"select count(*) from {_quoted(name)}")[0][0]))
 
     def _announce_gap(self) -> None:
         """What was deleted meanwhile is not known; a truncation tells whoever folds the topic to begin anew."""
@@ -265,9 +303,28 @@ class SqliteSource:
         now_ns = time.time_ns()
         for change, name, operation, old, new, at_ms in rows:
             self._change = change
-            if name in self._progress and not self._shown_by_snapshot(name):
+            if name not in self._progress or self._shown_by_snapshot(name):
+                continue
+            if operation == "t":
+                self._take_gap(name, at_ms, now_ns)
+            else:
                 self._take_change(name, operation, _stored(old), _stored(new), at_ms, now_ns)
         return len(rows)
+
+    def _take_gap(self, name: str, at_ms: int, now_ns: int) -> None:
+        """Triggers have missed changes of the table: it is told anew, unless it is gone or no snapshot is wanted."""
+        assert self._writer is not None
+        if not self._is_snapshotted(name):
+            _log.warning(
+                "%s: triggers of table %s were missing or old; changes may not have been told", self._path, name
+            )
+            return
+        if name not in self._tables():
+            return
+        followed = self._of(name)
+        source = self._source(followed, b"incremental", at_ms)
+        followed.encoder.truncated(self._writer, Transaction(str(self._change), now_ns), source)
+        self._progress[name] = self._unread(name)
 
     def _shown_by_snapshot(self, name: str) -> bool:
         """A table without a key is told by its snapshot first, which shows this change too."""
