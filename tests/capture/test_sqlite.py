@@ -176,6 +176,25 @@ def _killed_behind_the_triggers(file: File) -> Callable[[SqliteSource], int]:
     return killed
 
 
+def test_a_column_is_dropped_as_the_documentation_says_and_renamed_without_further_ado(log: str, file: File) -> None:
+    file.run("create table t (id integer primary key, a text, b text)", "insert into t values (1, 'a', 'b')")
+    catch_up(log, file.options())
+    with pytest.raises(sqlite3.OperationalError, match=r"error in trigger .* no such column"):
+        file.run("alter table t drop column a")
+    file.run("begin", *(f"drop trigger _headrace_{file.name}_t_{each}" for each in "cud"))
+    file.run("alter table t drop column a", "commit", "insert into t values (2, 'B')")
+    catch_up(log, file.options())
+    file.run("alter table t rename column b to c", "insert into t values (3, 'C')")
+    catch_up(log, file.options())
+    found = [(each.op, each.value["after"]) for each in events(log, f"{file.name}.main.t")]
+    assert found[1:] == [
+        ("t", None),
+        ("r", {"id": 1, "b": "b"}),
+        ("r", {"id": 2, "b": "B"}),
+        ("c", {"id": 3, "c": "C"}),
+    ]
+
+
 def test_a_gap_in_a_table_without_a_snapshot_is_warned_of(
     log: str, file: File, caplog: pytest.LogCaptureFixture
 ) -> None:
