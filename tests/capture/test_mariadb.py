@@ -6,7 +6,7 @@ import itertools
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pymysql
@@ -262,3 +262,60 @@ def test_a_setting_that_is_missing_is_named_with_the_statement_that_mends_it(sho
         assert missing.value.hint == "SET GLOBAL binlog_row_metadata = 'FULL'"
     finally:
         shop.run("set global binlog_row_metadata = 'FULL'")
+
+
+def test_a_compressed_binlog_is_refused_with_the_statement_that_mends_it(shop: Shop) -> None:
+    shop.run("set global log_bin_compress = 'ON'")
+    try:
+        source = open_source(shop.options(), None)
+        with closing(source), pytest.raises(UsageError) as refused:
+            source.check()
+    finally:
+        shop.run("set global log_bin_compress = 'OFF'")
+    assert refused.value.hint == "SET GLOBAL log_bin_compress = 'OFF'"
+
+
+def test_changes_that_were_compressed_meanwhile_stop_capture_and_are_not_passed_over(log: str, shop: Shop) -> None:
+    shop.run("create table t (id int primary key, name varchar(2000))")
+    catch_up(log, shop.options())
+    shop.run("set global log_bin_compress = 'ON'")
+    try:
+        shop.run("insert into t values (1, repeat('x', 1500))")
+    finally:
+        shop.run("set global log_bin_compress = 'OFF'")
+    with pytest.raises(UsageError, match="compressed events"):
+        catch_up(log, shop.options())
+    catch_up(log, shop.options(), resnapshot=True)
+    assert [each.op for each in events(log, f"{shop.name}.{shop.name}.t")] == ["t", "r"]
+
+
+@pytest.mark.parametrize("fate", ["commit", "rollback"])
+def test_rows_of_a_prepared_transaction_stop_capture_before_they_are_told(log: str, shop: Shop, fate: str) -> None:
+    shop.run("create table t (id int primary key)")
+    catch_up(log, shop.options())
+    shop.run("xa start 'x'", "insert into t values (1)", "xa end 'x'", "xa prepare 'x'")
+    try:
+        with pytest.raises(UsageError, match="XA PREPARE"):
+            catch_up(log, shop.options())
+        with pytest.raises(UsageError, match="1 XA transactions are prepared"):
+            catch_up(log, shop.options(), resnapshot=True)
+    finally:
+        shop.run(f"xa {fate} 'x'")
+    assert events(log, f"{shop.name}.{shop.name}.t") == []
+    catch_up(log, shop.options(), resnapshot=True)
+    shop.run("insert into t values (2)")
+    catch_up(log, shop.options())
+    found = events(log, f"{shop.name}.{shop.name}.t")
+    assert [each.op for each in found] == (["t", "r", "c"] if fate == "commit" else ["t", "c"])
+
+
+def test_prepared_transactions_of_other_tables_are_passed_over_and_one_phase_ones_are_told(
+    log: str, shop: Shop
+) -> None:
+    shop.run("create table t (id int primary key)", "create table other (id int primary key)")
+    capture = shop.options(tables=(f"{shop.name}.t",))
+    catch_up(log, capture)
+    shop.run("xa start 'x'", "insert into other values (1)", "xa end 'x'", "xa prepare 'x'", "xa commit 'x'")
+    shop.run("xa start 'y'", "insert into t values (1)", "xa end 'y'", "xa commit 'y' one phase")
+    catch_up(log, capture)
+    assert [each.key["id"] for each in events(log, f"{shop.name}.{shop.name}.t")] == [1]

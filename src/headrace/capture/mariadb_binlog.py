@@ -15,21 +15,57 @@ from typing import Any
 
 import pymysql
 from pymysqlreplication import BinLogStreamReader
-from pymysqlreplication.event import HeartbeatLogEvent, MariadbGtidEvent, QueryEvent, XidEvent
+from pymysqlreplication.constants.BINLOG import APPEND_BLOCK_EVENT, DELETE_FILE_EVENT
+from pymysqlreplication.event import (
+    HeartbeatLogEvent,
+    MariadbGtidEvent,
+    NotImplementedEvent,
+    QueryEvent,
+    XAPrepareEvent,
+    XidEvent,
+)
 from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
 from headrace.capture.mariadb_rows import MalformedBinlog, RowDecoder
 from headrace.capture.mariadb_values import kind_in_binlog
 from headrace.capture.source import DatabaseGone, PositionLost
+from headrace.errors import UsageError
 
 __all__ = ["BinlogReader"]
 
-EVENTS = (MariadbGtidEvent, QueryEvent, XidEvent, WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent, HeartbeatLogEvent)
+EVENTS = (
+    MariadbGtidEvent,
+    QueryEvent,
+    XidEvent,
+    XAPrepareEvent,
+    WriteRowsEvent,
+    UpdateRowsEvent,
+    DeleteRowsEvent,
+    HeartbeatLogEvent,
+    NotImplementedEvent,
+)
+COMPRESSED_EVENTS = range(165, 172)
+"""MariaDB's types of statements and rows that were compressed: of a query, then of rows in two versions."""
+EMPTY_EVENTS = (APPEND_BLOCK_EVENT, DELETE_FILE_EVENT)
+"""Pieces of a file that a statement loads: the library does not read them, and there are no rows in them."""
+IGNORABLE = 0x80
+"""A flag of any event: whoever does not know its type may leave it out."""
 QUEUE_EVENTS_MAX = 2_000
 HEARTBEAT_S = 1.0
 LOST_BINLOG = 1236
 
 logging.getLogger("pymysqlreplication").setLevel(logging.ERROR)  # it warns of what is told here as an error
+
+
+def refuse_unknown(kind: int, flags: int) -> None:
+    """An event that cannot be read may hold changes: to pass over it would lose them without a word."""
+    if kind in COMPRESSED_EVENTS:
+        raise UsageError(
+            "the binlog holds compressed events, which capture does not read",
+            "SET GLOBAL log_bin_compress = 'OFF', then run once with --resnapshot",
+        )
+    if kind not in EMPTY_EVENTS and not flags & IGNORABLE:
+        raise MalformedBinlog(f"the binlog holds an event of type {kind}, which capture does not know")
 
 
 class BinlogReader:
@@ -49,6 +85,7 @@ class BinlogReader:
             auto_position=gtid,
             is_mariadb=True,
             slave_heartbeat=HEARTBEAT_S,
+            filter_non_implemented_events=False,
             pymysql_wrapper=self._connect,
             enable_logging=False,
         )
@@ -71,6 +108,9 @@ class BinlogReader:
                     raise pymysql.OperationalError(2013, "the server ended the stream")
                 if isinstance(event, WriteRowsEvent | UpdateRowsEvent | DeleteRowsEvent):
                     self._decode(event)
+                elif isinstance(event, NotImplementedEvent):
+                    refuse_unknown(event.packet.event_type, event.packet.flags)
+                    continue
                 self._put((event, self._stream.log_file, self._stream.log_pos))
         except BaseException as error:  # told to whoever takes events, whatever it is
             self._put(error)
