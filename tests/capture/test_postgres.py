@@ -239,6 +239,21 @@ def test_truncations_and_logical_messages_are_events_too(log: str, database: Dat
     assert messages == ["d2l0aGlu", "b3V0c2lkZQ=="]
 
 
+def test_a_compacted_topic_is_spared_truncations_and_capture_goes_on_and_says_so(log: str, database: Database) -> None:
+    """It takes no records without a key: a single truncation would otherwise stop capture for good."""
+    compacted = options(database, topic_config={"cleanup.policy": "compact"})
+    database.run("create table t (id int primary key)", "insert into t values (1)")
+    catch_up(log, compacted)
+    database.run("truncate t", "insert into t values (2)")
+    said: list[str] = []
+    for resnapshot in (False, True):
+        capture = Capture(log, compacted, say=said.append)
+        capture.run(threading.Event(), until_current=True, resnapshot=resnapshot)
+    found = events(log, f"{database.name}.public.t")
+    assert [(each.op, each.key["id"]) for each in found] == [("r", 1), ("c", 2), ("r", 2)]
+    assert ["left out" in each for each in said] == [True, True]
+
+
 def test_a_changed_schema_is_followed_and_announced(log: str, database: Database) -> None:
     database.run("create table t (id int primary key)", "insert into t values (1)")
     catch_up(log, options(database))

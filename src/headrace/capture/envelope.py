@@ -43,6 +43,9 @@ class Out(Protocol):
 
     def add(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None: ...
 
+    def takes_truncations(self, topic: str) -> bool:
+        """A truncation has no key, and a compacted topic refuses what has none."""
+
 
 class Column(NamedTuple):
     """``render`` gives a value's JSON; None: the value is JSON already."""
@@ -181,7 +184,18 @@ class TableEncoder:
             out.add(self.topic, key, None)
 
     def truncated(self, out: Out, transaction: Transaction, source: bytes) -> None:
-        self._event(out, transaction, source, None, b"t", b"null", b"null")
+        """Where the topic does not take it, it is counted all the same: the numbers of what follows stay the same."""
+        if self._unwrap or out.takes_truncations(self.topic):
+            self._event(out, transaction, source, None, b"t", b"null", b"null")
+        else:
+            self._count(transaction)
+
+    def _count(self, transaction: Transaction) -> tuple[int, int]:
+        """The next event's place in its transaction, and among those of this table."""
+        transaction.index = index = transaction.index + 1
+        counts = transaction.per_table
+        counts[self._full_name] = in_table = counts.get(self._full_name, 0) + 1
+        return index, in_table
 
     def _event(
         self,
@@ -194,9 +208,7 @@ class TableEncoder:
         after: bytes,
         headers: Headers = (),
     ) -> None:
-        transaction.index = index = transaction.index + 1
-        counts = transaction.per_table
-        counts[self._full_name] = in_table = counts.get(self._full_name, 0) + 1
+        index, in_table = self._count(transaction)
         if index <= transaction.written_up_to:
             return
         if self._unwrap:

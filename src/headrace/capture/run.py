@@ -99,7 +99,7 @@ class Capture:
         with Client(self._bootstrap, self._client_options) as client:
             if self.figures.sessions:
                 self._check_owner(client)
-            writer = Writer(client, self.options)
+            writer = Writer(client, self.options, self._say)
             state = writer.start()
             try:
                 writer.commit({"owner": self._owner})

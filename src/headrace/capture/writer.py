@@ -10,15 +10,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.capture.envelope import Headers
 from headrace.capture.options import CaptureOptions
 from headrace.capture.state import STATE_CONFIG, ensure_topic, read_state, state_topic
-from headrace.client import Client, PreparedRecords, ProducerOptions, TopicPartition, TransactionalProducer
+from headrace.client import (
+    Admin,
+    Client,
+    PreparedRecords,
+    ProducerOptions,
+    ResourceKind,
+    TopicPartition,
+    TransactionalProducer,
+)
 from headrace.client.accumulator import OpenBatch
 from headrace.client.partitioner import partition_for_key
+from headrace.errors import ErrorCode, KafkaError
 from headrace.record import Codec, Record
 
 __all__ = ["Writer"]
@@ -33,9 +42,10 @@ TRANSACTION_TIMEOUT_MS = 600_000
 class Writer:
     """Gathers events and commits them with their position; see the module. Used by one thread."""
 
-    def __init__(self, client: Client, options: CaptureOptions) -> None:
+    def __init__(self, client: Client, options: CaptureOptions, say: Callable[[str], None] = lambda line: None) -> None:
         self._client = client
         self._options = options
+        self._say = say
         self._producer = TransactionalProducer(
             client,
             f"headrace-capture-{options.name}",
@@ -46,6 +56,7 @@ class Writer:
         self._written: dict[str, bytes] = {}
         self._partitions: dict[str, int] = {}
         self._only_partition: dict[str, TopicPartition] = {}
+        self._compacted: dict[str, bool] = {}
         self._open: dict[TopicPartition, OpenBatch] = {}
         self._in_transaction = False
         self._now_ms = 0
@@ -87,6 +98,28 @@ class Writer:
         self.events += 1
         self.events_pending += 1
         self.bytes_pending += len(batch) - before
+
+    def takes_truncations(self, topic: str) -> bool:
+        """Whether a topic takes records without a key. When one is left out, that is said each time."""
+        if topic not in self._compacted:
+            if topic not in self._partitions:
+                self._prepare(topic)
+            self._compacted[topic] = self._is_compacted(topic)
+        if self._compacted[topic]:
+            self._say(
+                f"a truncation is left out of {topic}, which is compacted and takes no records without a key: "
+                "rows that are gone stay in it (delete the topic and run with --resnapshot to begin anew)"
+            )
+        return not self._compacted[topic]
+
+    def _is_compacted(self, topic: str) -> bool:
+        try:
+            entries = Admin(self._client).describe_config(ResourceKind.TOPIC, topic)
+        except KafkaError as error:
+            if error.code is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                raise
+            return False  # who may not ask finds out by writing
+        return any(each.name == "cleanup.policy" and "compact" in (each.value or "") for each in entries)
 
     def commit(self, state: Mapping[str, Any]) -> None:
         """Make the events and the state visible together. When it raises, only ``start`` tells what has come of it."""
