@@ -146,6 +146,11 @@ TYPES = {
     "t1": ("tinyint", "-128", -128),
     "d0": ("decimal(9,0)", "-999999999", "xGU2AQ=="),
     "dl": ("decimal(20,10)", "-1234567890.0123456789", "/1SrVnNXGyrr"),
+    "d65": (
+        "decimal(65,30)",
+        "-99999999999999999999999999999999999.999999999999999999999999999997",
+        "/wzp2OOAPG91dBC5sca6EIXayfYAAAAAAAAAAw==",
+    ),
     "ds": ("decimal(5,5)", "0.00001", "AQ=="),
     "dt1": ("datetime(1)", "'2026-01-02 03:04:05.5'", 1767323045500),
     "dt4": ("datetime(4)", "'2026-01-02 03:04:05.1234'", 1767323045123400),
@@ -175,6 +180,18 @@ def test_every_type_is_the_same_from_the_snapshot_and_from_the_binlog(log: str, 
     expected = {name: value for name, (_, _, value) in TYPES.items()}
     assert read == {"id": 1, **expected}
     assert created == {"id": 2, **expected}
+
+
+def test_decimals_as_text_have_every_digit_from_the_snapshot_and_from_the_binlog(log: str, shop: Shop) -> None:
+    shop.run("create table t (id int primary key, d decimal(65,30), near decimal(20,10))")
+    long, near = f"-{'9' * 35}.{'9' * 29}7", "0.0000000001"
+    shop.run(f"insert into t values (1, {long}, {near})")
+    capture = shop.options(decimals="string")
+    catch_up(log, capture)
+    shop.run(f"insert into t values (2, {long}, {near})")
+    catch_up(log, capture)
+    found = [each.value["after"] for each in events(log, f"{shop.name}.{shop.name}.t")]
+    assert found == [{"id": number, "d": long, "near": near} for number in (1, 2)]
 
 
 def test_a_key_has_the_same_form_from_the_snapshot_and_from_the_binlog(log: str, shop: Shop) -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
+from decimal import Decimal
+from types import SimpleNamespace
+
 import pytest
+from pymysqlreplication.constants import FIELD_TYPE
 
 from headrace.capture.mariadb_binlog import IGNORABLE, refuse_unknown
-from headrace.capture.mariadb_rows import MalformedBinlog
+from headrace.capture.mariadb_rows import MalformedBinlog, RowDecoder
+from headrace.capture.mariadb_values import Kind, renderer
+from headrace.capture.options import CaptureOptions
 from headrace.errors import UsageError
 
 
@@ -21,3 +28,22 @@ def test_an_unknown_event_is_refused_unless_it_says_that_it_may_be_left_out() ->
         refuse_unknown(172, 0)
     refuse_unknown(172, IGNORABLE)
     refuse_unknown(9, 0)
+
+
+def test_a_decimal_of_65_digits_is_read_to_its_last_digit() -> None:
+    column = SimpleNamespace(name="d", type=FIELD_TYPE.NEWDECIMAL, precision=65, decimals=30)
+    parts = [(12_345_678, 4), *[(123_456_789, 4)] * 6, (123, 2)]
+    packed = bytearray(b"".join(number.to_bytes(size, "big") for number, size in parts))
+    packed[0] |= 0x80
+    [[value]] = RowDecoder([column]).rows(b"\x00" + bytes(packed))
+    digits = "".join(str(number) for number, _ in parts)
+    assert str(value) == f"{digits[:-30]}.{digits[-30:]}"
+
+
+def test_a_decimal_of_65_digits_is_written_to_its_last_digit() -> None:
+    value = Decimal(f"-{'9' * 35}.{'9' * 29}7")
+    precise = renderer(Kind("decimal", 30), CaptureOptions(name="c", url="mysql://u@h/d"))(value)
+    assert int.from_bytes(b64decode(precise[1:-1]), "big", signed=True) == -int("9" * 64 + "7")
+    text = renderer(Kind("decimal", 30), CaptureOptions(name="c", url="mysql://u@h/d", decimals="string"))
+    assert text(value) == f'"-{"9" * 35}.{"9" * 29}7"'.encode()
+    assert text(Decimal("1E-10")) == b'"0.0000000001"'

@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal
 from functools import partial
 from struct import Struct
 from typing import Any, TypeAlias
@@ -21,11 +21,13 @@ from pymysqlreplication.constants import FIELD_TYPE
 
 from headrace.errors import HeadraceError
 
-__all__ = ["MalformedBinlog", "RowDecoder"]
+__all__ = ["DECIMAL_DIGITS", "MalformedBinlog", "RowDecoder"]
 
 Reader: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
 
 _EPOCH = datetime(1970, 1, 1)
+DECIMAL_DIGITS = Context(prec=70)
+"""MariaDB's decimals have up to 65 digits, where Python's own context rounds to 28."""
 _DECIMAL_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 """How many bytes hold so many digits of a decimal; nine take four."""
 
@@ -152,7 +154,7 @@ def _decimal(precision: int, scale: int) -> Reader:
         for width, digits in parts:
             left -= 8 * width
             unscaled = unscaled * 10**digits + (number >> left & (1 << 8 * width) - 1)
-        return Decimal(-unscaled if negative else unscaled).scaleb(-scale), at + size
+        return Decimal(-unscaled if negative else unscaled).scaleb(-scale, DECIMAL_DIGITS), at + size
 
     return read
 

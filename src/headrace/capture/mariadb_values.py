@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from pymysqlreplication.constants import FIELD_TYPE
 
 from headrace.capture.envelope import json_text
+from headrace.capture.mariadb_rows import DECIMAL_DIGITS
 from headrace.capture.options import CaptureOptions
 from headrace.capture.postgres_values import big_integer
 
@@ -109,7 +110,7 @@ def renderer(kind: Kind, options: CaptureOptions) -> Callable[[Any], bytes]:
     if kind.name == "decimal" and options.decimals == "precise":
         return partial(_decimal, kind.detail)
     if kind.name == "decimal":
-        return _plain_string if options.decimals == "string" else _double
+        return _plain_decimal if options.decimals == "string" else _double
     if kind.name == "datetime":
         return _iso if strings else partial(_datetime, 1000 if kind.detail <= 3 else 1)
     return simple[kind.name]
@@ -147,8 +148,13 @@ def _json(value: Any) -> bytes:
     return json_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
+def _plain_decimal(value: Decimal) -> bytes:
+    """Every digit that the column has and no exponent, which Python writes for numbers near zero."""
+    return f'"{value:f}"'.encode()
+
+
 def _decimal(scale: int, value: Decimal) -> bytes:
-    return big_integer(int(value.scaleb(scale)))
+    return big_integer(int(value.scaleb(scale, DECIMAL_DIGITS)))
 
 
 def _date(value: Any) -> bytes:
