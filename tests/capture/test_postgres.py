@@ -591,6 +591,33 @@ def test_a_transaction_too_large_for_one_write_is_cut_and_resumed_inside(
     check_numbering(found)
 
 
+def test_what_is_noted_of_changes_while_a_snapshot_waits_is_bounded(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Capture had made its slot and ended before it read anything: all that came since passes before it reads."""
+    database.run("create table t (id int primary key, n int)", "create table bag (a int)")
+    with pytest.raises(Died):
+        Capture(log, options(database)).run(AfterSome(2, Died()))
+    database.run("insert into t select i, 0 from generate_series(1, 300) i")
+    for number in range(30):
+        database.run(f"update t set n = 1 where id = {number}", f"insert into bag values ({number})")
+    noted: list[int] = []
+    changed = Snapshots.changed
+
+    def measured(self: Snapshots, table: str, key: bytes | None, xid: int, commit_lsn: int) -> bool:
+        wanted = changed(self, table, key, xid, commit_lsn)
+        noted.append(len(self._touched.get(table, ())) + len(self._touched_without_key.get(table, ())))
+        return wanted
+
+    monkeypatch.setattr(Snapshots, "changed", measured)
+    monkeypatch.setattr("headrace.capture.postgres_snapshot.TOUCHED_MAX", 10)
+    catch_up(log, options(database))
+    assert 5 < max(noted) <= 10
+    rows = {json.dumps({"id": row[0]}): {"id": row[0], "n": row[1]} for row in database.all("select * from t")}
+    assert fold(events(log, f"{database.name}.public.t")) == rows
+    assert fold_bag(events(log, f"{database.name}.public.bag")) == bag_rows(database)
+
+
 def test_both_rows_of_a_partitioned_table_go_to_its_own_topic(log: str, database: Database) -> None:
     database.run("create table t (id int primary key, n int) partition by range (id)")
     database.run("create table t1 partition of t for values from (0) to (10)")

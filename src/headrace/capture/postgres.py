@@ -35,6 +35,7 @@ __all__ = ["PostgresSource"]
 
 T = TypeVar("T")
 
+CONNECTION_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError)
 STATUS_INTERVAL_S = 10.0
 STATUS_ROWS = 256
 """In work of any length the clock is asked after so many rows."""
@@ -292,12 +293,16 @@ class PostgresSource:
     def _touched(self, table: str, key: bytes | None) -> bool:
         assert self._snapshots is not None
         assert self._begun is not None, "changes come in transactions"
-        return self._snapshots.changed(table, key, self._begun.xid, self._begun.commit_lsn)
+        try:
+            return self._snapshots.changed(table, key, self._begun.xid, self._begun.commit_lsn)
+        except CONNECTION_ERRORS as error:
+            raise self._gone(error) from error
 
     def _emptied(self, table: str) -> bool:
         assert self._snapshots is not None
         assert self._begun is not None, "truncations come in transactions"
-        return self._snapshots.truncated(table, self._begun.xid, self._begun.commit_lsn)
+        begun, snapshots = self._begun, self._snapshots
+        return self._guarded(lambda: snapshots.truncated(table, begun.xid, begun.commit_lsn))
 
     def _key_of(self, table: TableInfo, columns: list[RelationColumn]) -> Callable[[list[bytes | None]], bytes | None]:
         encoder: TableEncoder = self._events.follow(table.schema, table.name, columns, table.key).encoder
@@ -331,8 +336,11 @@ class PostgresSource:
         """Failures of the ordinary connection, told as those of the stream are."""
         try:
             return work()
-        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-            raise DatabaseGone(f"{self._options.database.shown}: {' '.join(str(error).split())}") from error
+        except CONNECTION_ERRORS as error:
+            raise self._gone(error) from error
+
+    def _gone(self, error: Exception) -> DatabaseGone:
+        return DatabaseGone(f"{self._options.database.shown}: {' '.join(str(error).split())}")
 
     # ---- positions --------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,8 @@ from headrace.capture.source import Progress
 
 __all__ = ["Chunk", "SeenTransactions", "Snapshots"]
 
+TOUCHED_MAX = 100_000
+"""With more keys or transactions noted for a table, those are looked for that every later chunk has seen anyway."""
 READ_ONLY = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
@@ -96,6 +98,7 @@ class Snapshots:
         self.chunk: Chunk | None = None
         self._touched: dict[str, dict[bytes, int]] = {}
         self._touched_without_key: dict[str, set[int]] = {}
+        self._touched_limit = TOUCHED_MAX
         self._filters: dict[str, tuple[SeenTransactions, int]] = {}
 
     def start(self, progress: dict[str, Progress], tables: dict[str, TableInfo]) -> None:
@@ -140,6 +143,8 @@ class Snapshots:
             return not seen.sees(xid)
         if table in self._touched_without_key:
             self._touched_without_key[table].add(xid)
+            if len(self._touched_without_key[table]) > self._touched_limit:
+                self._prune()
             return False
         touched = self._touched.get(table)
         if touched is not None and key is not None:
@@ -147,7 +152,16 @@ class Snapshots:
             chunk = self.chunk
             if chunk is not None and chunk.table.full_name == table and not chunk.seen.sees(xid):
                 chunk.rows.pop(key, None)
+            if len(touched) > self._touched_limit:
+                self._prune()
         return True
+
+    def _prune(self) -> None:
+        """Chunks are read later than now, so what is seen now they see too; the chunk under way has lost its rows."""
+        self._forget_seen(SeenTransactions(self._setup.one("select pg_current_snapshot()::text")))
+        noted = [*map(len, self._touched.values()), *map(len, self._touched_without_key.values())]
+        # What cannot be forgotten yet must not be looked through again with every change.
+        self._touched_limit = max(TOUCHED_MAX, 2 * max(noted, default=0))
 
     def truncated(self, table: str, xid: int, commit_lsn: int) -> bool:
         """A truncation passes: a change of every row. The answer is that of ``changed``."""
