@@ -273,6 +273,52 @@ def test_a_row_written_while_triggers_are_made_anew_is_told(
     assert [each.value["after"] for each in events(log, f"{file.name}.main.t")] == [{"id": 1, "name": "a"}]
 
 
+def test_large_rows_are_taken_by_bytes_and_not_by_thousands(
+    log: str, file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bytes_max = 17 * 1024 * 1024 + 4096  # 16 MB and the row that goes beyond
+    file.run("create table t (id integer primary key, x text)", "create table bag (x text)")
+    insert = "insert into t (x) select printf('%.1048576c', 'x') from generate where n <= 20"
+    file.run(
+        "create view generate as with recursive s (n) as (values (1) union all select n + 1 from s limit 20) "
+        "select n from s"
+    )
+    file.run(insert, insert.replace("into t", "into bag"))
+    grown, fetched = _watched(monkeypatch)
+    catch_up(log, file.options())
+    file.run(insert)
+    catch_up(log, file.options())
+    found = events(log, f"{file.name}.main.t")
+    assert [(each.op, each.key["id"]) for each in found] == [("c" if n > 20 else "r", n) for n in range(1, 41)]
+    assert len(events(log, f"{file.name}.main.bag")) == 20
+    check_numbering(found)
+    assert max(fetched) < 1_000_000, "no large rows are held together"
+    assert sorted(grown)[-2] < bytes_max < max(grown), "only a table without a key is read in one piece"
+
+
+def _watched(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
+    """Bytes of events that each reading made, and of text that each statement gave at once."""
+    grown: list[int] = []
+    fetched: list[int] = []
+    read, run = SqliteSource.read, SqliteSource._run
+
+    def watched_read(source: SqliteSource, wait_s: float) -> bool:
+        assert source._writer is not None
+        before = source._writer.bytes_pending
+        more = read(source, wait_s)
+        grown.append(source._writer.bytes_pending - before)
+        return more
+
+    def watched_run(source: SqliteSource, statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        rows = run(source, statement, *arguments)
+        fetched.append(sum(len(each) for row in rows for each in row if isinstance(each, str)))
+        return rows
+
+    monkeypatch.setattr(SqliteSource, "read", watched_read)
+    monkeypatch.setattr(SqliteSource, "_run", watched_run)
+    return grown, fetched
+
+
 def test_an_older_copy_of_the_file_is_refused_and_mended_on_request(log: str, file: File) -> None:
     file.run("create table t (id integer primary key)")
     catch_up(log, file.options())

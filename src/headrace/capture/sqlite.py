@@ -28,8 +28,8 @@ import math
 import sqlite3
 import time
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ __all__ = ["SqliteSource"]
 
 SCHEMA = "main"
 READ_CHANGES_MAX = 10_000
+READ_BYTES_MAX = 16 * 1024 * 1024
+"""Of events that one reading makes, of changes and of a chunk each; a single row may be more."""
 POLL_S = 0.05
 LOCK_TIMEOUT_S = 30.0
 _log = logging.getLogger(__name__)
@@ -116,6 +118,14 @@ class SqliteSource:
     def _run(self, statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
         try:
             return self._connection.execute(statement, arguments).fetchall()
+        except sqlite3.OperationalError as error:
+            raise DatabaseGone(f"{self._path}: {error}") from error
+
+    def _each(self, statement: str, *arguments: Any) -> Generator[tuple[Any, ...], None, None]:
+        """Rows one by one, for those that may be large; to be closed by whoever leaves early."""
+        try:
+            with closing(self._connection.execute(statement, arguments)) as rows:
+                yield from rows
         except sqlite3.OperationalError as error:
             raise DatabaseGone(f"{self._path}: {error}") from error
 
@@ -284,7 +294,7 @@ class SqliteSource:
 
     def _take(self) -> bool:
         """True: more is there."""
-        if self._take_changes() == READ_CHANGES_MAX:
+        if self._take_changes():
             return True
         pending = self._pending()
         if pending:
@@ -294,22 +304,29 @@ class SqliteSource:
     def _pending(self) -> list[str]:
         return [name for name, each in self._progress.items() if not each.done]
 
-    def _take_changes(self) -> int:
-        rows = self._run(
+    def _take_changes(self) -> bool:
+        """True: more of them may be there."""
+        assert self._writer is not None
+        query = (
             f"select change_id, table_name, operation, old_row, new_row, committed_ms from {_quoted(self._changes)} "
-            f"where change_id > ? order by change_id limit {READ_CHANGES_MAX}",
-            self._change,
+            f"where change_id > ? order by change_id limit {READ_CHANGES_MAX}"
         )
         now_ns = time.time_ns()
-        for change, name, operation, old, new, at_ms in rows:
-            self._change = change
-            if name not in self._progress or self._shown_by_snapshot(name):
-                continue
-            if operation == "t":
-                self._take_gap(name, at_ms, now_ns)
-            else:
-                self._take_change(name, operation, _stored(old), _stored(new), at_ms, now_ns)
-        return len(rows)
+        bytes_max = self._writer.bytes_pending + READ_BYTES_MAX
+        taken = 0
+        with closing(self._each(query, self._change)) as rows:
+            for change, name, operation, old, new, at_ms in rows:
+                self._change = change
+                taken += 1
+                if name not in self._progress or self._shown_by_snapshot(name):
+                    continue
+                if operation == "t":
+                    self._take_gap(name, at_ms, now_ns)
+                else:
+                    self._take_change(name, operation, _stored(old), _stored(new), at_ms, now_ns)
+                if self._writer.bytes_pending >= bytes_max:
+                    return True
+        return taken == READ_CHANGES_MAX
 
     def _take_gap(self, name: str, at_ms: int, now_ns: int) -> None:
         """Triggers have missed changes of the table: it is told anew, unless it is gone or no snapshot is wanted."""
@@ -369,16 +386,24 @@ class SqliteSource:
             query += f" where ({', '.join(map(_quoted, key))}) > ({', '.join('?' * len(key))})"
         if key:
             query += f" order by {', '.join(map(_quoted, key))} limit {self._options.chunk_rows}"
-        rows = self._run(query, *(bytes.fromhex(each["hex"]) if isinstance(each, dict) else each for each in after))
+        bounds = (bytes.fromhex(each["hex"]) if isinstance(each, dict) else each for each in after)
         transaction = Transaction(f"{self._change}/{name}/{progress.rows}", time.time_ns())
         source = self._source(followed, b"incremental", time.time_ns() // 1_000_000)
-        for row in rows:
-            followed.encoder.read(self._writer, transaction, source, row)
-        progress.rows += len(rows)
-        progress.done = not key or len(rows) < self._options.chunk_rows
+        bytes_max = self._writer.bytes_pending + READ_BYTES_MAX
+        taken, full = 0, False
+        row: tuple[Any, ...] = ()
+        with closing(self._each(query, *bounds)) as rows:
+            for row in rows:
+                followed.encoder.read(self._writer, transaction, source, row)
+                taken += 1
+                full = bool(key) and (taken == self._options.chunk_rows or self._writer.bytes_pending >= bytes_max)
+                if full:
+                    break
+        progress.rows += taken
+        progress.done = not full
         progress.after = None
-        if not progress.done:
-            last = [rows[-1][index] for index in followed.encoder.table.key]
+        if full:
+            last = [row[index] for index in followed.encoder.table.key]
             progress.after = [json.dumps({"hex": each.hex()} if isinstance(each, bytes) else each) for each in last]
 
     # ---- positions --------------------------------------------------------------------------------------------------
