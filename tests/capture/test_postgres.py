@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -13,7 +12,6 @@ import pytest
 
 from headrace.capture import Capture, CaptureOptions
 from headrace.capture.postgres import PostgresSource
-from headrace.capture.postgres_snapshot import Snapshots
 from headrace.capture.run import Taken
 from headrace.capture.source import PositionLost, open_source
 from headrace.client import Client, list_transactions
@@ -104,69 +102,6 @@ def test_a_table_without_a_key_is_told_as_a_bag_of_rows(log: str, database: Data
     assert [each.key for each in found] == [None] * 6
     expected = [json.dumps({"a": a, "b": b}) for a, b in database.all("select a, b from bag")]
     assert fold_bag(found) == sorted(expected)
-
-
-class Disturbed(threading.Event):
-    """Does something whenever it is asked: capture asks once before a session and then before every read."""
-
-    def __init__(self, disturb: Callable[[int], None]) -> None:
-        super().__init__()
-        self.asked = 0
-        self.disturb = disturb
-
-    def is_set(self) -> bool:
-        self.asked += 1
-        self.disturb(self.asked)
-        return False
-
-
-def bag_rows(database: Database) -> list[str]:
-    return sorted(json.dumps({"a": row[0]}) for row in database.all("select a from bag"))
-
-
-def test_a_row_that_is_seen_before_its_commit_is_written_is_told_once(log: str, database: Database) -> None:
-    """Without a key the rows are read in one piece, and a commit that does not wait is seen before it is written."""
-    database.run("create table bag (a int)", "insert into bag values (0)", "set synchronous_commit = off")
-    rows = Disturbed(lambda asked: database.run(f"insert into bag values ({asked})"))
-    Capture(log, options(database)).run(rows, until_current=True)
-    database.run("set synchronous_commit = on", "insert into bag values (-1)")
-    catch_up(log, options(database))
-    assert fold_bag(events(log, f"{database.name}.public.bag")) == bag_rows(database)
-
-
-def test_a_truncation_that_the_snapshot_of_a_table_without_a_key_has_seen_does_not_empty_it_again(
-    log: str, database: Database
-) -> None:
-    """It stands in the server's log behind the first watermark, and passes after the rows have been read."""
-    database.run("create table bag (a int)", "insert into bag values (1), (2)")
-
-    def truncate(asked: int) -> None:
-        if asked == 2:
-            database.run("truncate bag", "insert into bag values (3)")
-
-    Capture(log, options(database)).run(Disturbed(truncate), until_current=True)
-    database.run("insert into bag values (4)")
-    catch_up(log, options(database))
-    assert fold_bag(events(log, f"{database.name}.public.bag")) == bag_rows(database) == ['{"a": 3}', '{"a": 4}']
-    database.run("truncate bag")
-    catch_up(log, options(database))
-    assert fold_bag(events(log, f"{database.name}.public.bag")) == []
-
-
-def test_rows_of_a_chunk_that_are_truncated_before_its_watermark_are_not_told(
-    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    database.run("create table t (id int primary key)", "insert into t values (1), (2), (3)")
-    watermark = Snapshots._watermark
-
-    def truncating(self: Snapshots) -> int:
-        if self._number == 1:  # the first chunk has been read, and its watermark is written now
-            database.run("truncate t", "insert into t values (100)")
-        return watermark(self)
-
-    monkeypatch.setattr(Snapshots, "_watermark", truncating)
-    catch_up(log, options(database, chunk_rows=2))
-    assert list(fold(events(log, f"{database.name}.public.t"))) == ['{"id": 100}']
 
 
 def test_publishing_a_table_without_identity_does_not_break_the_applications_own_updates(
@@ -589,33 +524,6 @@ def test_a_transaction_too_large_for_one_write_is_cut_and_resumed_inside(
     found = events(log, topic)
     assert [each.key["id"] for each in found] == [*range(1, 5001)]
     check_numbering(found)
-
-
-def test_what_is_noted_of_changes_while_a_snapshot_waits_is_bounded(
-    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Capture had made its slot and ended before it read anything: all that came since passes before it reads."""
-    database.run("create table t (id int primary key, n int)", "create table bag (a int)")
-    with pytest.raises(Died):
-        Capture(log, options(database)).run(AfterSome(2, Died()))
-    database.run("insert into t select i, 0 from generate_series(1, 300) i")
-    for number in range(30):
-        database.run(f"update t set n = 1 where id = {number}", f"insert into bag values ({number})")
-    noted: list[int] = []
-    changed = Snapshots.changed
-
-    def measured(self: Snapshots, table: str, key: bytes | None, xid: int, commit_lsn: int) -> bool:
-        wanted = changed(self, table, key, xid, commit_lsn)
-        noted.append(len(self._touched.get(table, ())) + len(self._touched_without_key.get(table, ())))
-        return wanted
-
-    monkeypatch.setattr(Snapshots, "changed", measured)
-    monkeypatch.setattr("headrace.capture.postgres_snapshot.TOUCHED_MAX", 10)
-    catch_up(log, options(database))
-    assert 5 < max(noted) <= 10
-    rows = {json.dumps({"id": row[0]}): {"id": row[0], "n": row[1]} for row in database.all("select * from t")}
-    assert fold(events(log, f"{database.name}.public.t")) == rows
-    assert fold_bag(events(log, f"{database.name}.public.bag")) == bag_rows(database)
 
 
 def test_both_rows_of_a_partitioned_table_go_to_its_own_topic(log: str, database: Database) -> None:

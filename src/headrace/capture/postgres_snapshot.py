@@ -35,6 +35,11 @@ from headrace.capture.source import Progress
 
 __all__ = ["Chunk", "SeenTransactions", "Snapshots"]
 
+CHUNK_BYTES_MAX = 16 * 1024 * 1024
+"""A chunk ends with the row with which it holds this much, whatever number of rows was asked for."""
+FIRST_ROWS = 500
+GROWTH = 4
+"""A table begins with few rows, and so many times more are asked for each time: how large they are shows first."""
 TOUCHED_MAX = 100_000
 """With more keys or transactions noted for a table, those are looked for that every later chunk has seen anyway."""
 READ_ONLY = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -89,6 +94,7 @@ class Snapshots:
         self.prefix = f"{setup.slot}.watermark"
         self._run = run
         self._chunk_rows = chunk_rows
+        self._rows_asked = min(FIRST_ROWS, chunk_rows)
         self._key_of = key_of
         self.progress: dict[str, Progress] = {}
         self._tables: dict[str, TableInfo] = {}
@@ -190,6 +196,7 @@ class Snapshots:
         self.progress[table].done = True
         self.progress[table].after = None
         self._pending.remove(table)
+        self._rows_asked = min(FIRST_ROWS, self._chunk_rows)
         self._touched.pop(table, None)
         self._touched_without_key.pop(table, None)
 
@@ -229,14 +236,22 @@ class Snapshots:
         places = [[each.name for each in columns].index(name) for name in table.key]
         rows: dict[bytes, list[bytes | None]] = {}
         row: list[bytes | None] = []
-        count = 0
-        for row in self._copy(table, columns, self.progress[table.full_name].after, self._chunk_rows):
+        count = passed_over = size_bytes = 0
+        asked = self._rows_asked
+        for line in self._copy(table, columns, self.progress[table.full_name].after, asked):
+            if size_bytes >= CHUNK_BYTES_MAX:
+                passed_over += 1  # read again later: a COPY ends early only by a cancellation that may hit what follows
+                continue
+            row = _fields(line)
             rows[key_of(row) or b""] = row
             count += 1
+            size_bytes += len(line)
         for key in self._touched[table.full_name]:
             rows.pop(key, None)
         after = [(row[place] or b"").decode() for place in places] if count else None
-        return Chunk(0, table, columns, seen, rows, after, count, count < self._chunk_rows)
+        fitting = count * CHUNK_BYTES_MAX // max(size_bytes, 1)
+        self._rows_asked = max(1, min(self._chunk_rows, asked * GROWTH, fitting))
+        return Chunk(0, table, columns, seen, rows, after, count, count < asked and not passed_over)
 
     def _read_whole(
         self,
@@ -250,15 +265,15 @@ class Snapshots:
             return  # a change has been left out that this snapshot does not show yet; the next one will
         until = self._setup.inserted_lsn()
         progress = self.progress[name]
-        progress.rows = emit_whole(table, columns, until, self._copy(table, columns, None, None))
+        progress.rows = emit_whole(table, columns, until, map(_fields, self._copy(table, columns, None, None)))
         progress.filter = [seen.text, until]
         self._filters[name] = seen, until
         self._finish(name)
 
     def _copy(
         self, table: TableInfo, columns: list[RelationColumn], after: list[str] | None, limit: int | None
-    ) -> Iterator[list[bytes | None]]:
-        """Rows in the server's texts, by key."""
+    ) -> Iterator[bytes]:
+        """Rows as lines of COPY, by key."""
         names = sql.SQL(", ").join(sql.Identifier(each.name) for each in columns)
         query = sql.SQL("SELECT {} FROM {}").format(names, table.identifier)
         key = sql.SQL(", ").join(map(sql.Identifier, table.key))
@@ -270,7 +285,7 @@ class Snapshots:
         cursor = self._setup.connection.cursor()
         with cursor.copy(sql.SQL("COPY ({}) TO STDOUT").format(query)) as copy:
             for line in copy:
-                yield _fields(bytes(line))
+                yield bytes(line)
 
     def _watermark(self) -> int:
         """Write a mark into the server's log, as a transaction of its own so that it is flushed."""

@@ -1,0 +1,133 @@
+"""What PostgreSQL's snapshots read while the stream goes on: told once, in its place, and within bounds of memory."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from headrace.capture import Capture
+from headrace.capture.pgoutput import RelationColumn
+from headrace.capture.postgres_setup import TableInfo
+from headrace.capture.postgres_snapshot import Chunk, SeenTransactions, Snapshots
+from tests.capture.conftest import Database
+from tests.capture.test_postgres import AfterSome, Died, options
+from tests.capture.world import catch_up, events, fold, fold_bag
+
+pytestmark = [pytest.mark.servers, pytest.mark.slow]
+
+
+class Disturbed(threading.Event):
+    """Does something whenever it is asked: capture asks once before a session and then before every read."""
+
+    def __init__(self, disturb: Callable[[int], None]) -> None:
+        super().__init__()
+        self.asked = 0
+        self.disturb = disturb
+
+    def is_set(self) -> bool:
+        self.asked += 1
+        self.disturb(self.asked)
+        return False
+
+
+def bag_rows(database: Database) -> list[str]:
+    return sorted(json.dumps({"a": row[0]}) for row in database.all("select a from bag"))
+
+
+def test_a_row_that_is_seen_before_its_commit_is_written_is_told_once(log: str, database: Database) -> None:
+    """Without a key the rows are read in one piece, and a commit that does not wait is seen before it is written."""
+    database.run("create table bag (a int)", "insert into bag values (0)", "set synchronous_commit = off")
+    rows = Disturbed(lambda asked: database.run(f"insert into bag values ({asked})"))
+    Capture(log, options(database)).run(rows, until_current=True)
+    database.run("set synchronous_commit = on", "insert into bag values (-1)")
+    catch_up(log, options(database))
+    assert fold_bag(events(log, f"{database.name}.public.bag")) == bag_rows(database)
+
+
+def test_a_truncation_that_the_snapshot_of_a_table_without_a_key_has_seen_does_not_empty_it_again(
+    log: str, database: Database
+) -> None:
+    """It stands in the server's log behind the first watermark, and passes after the rows have been read."""
+    database.run("create table bag (a int)", "insert into bag values (1), (2)")
+
+    def truncate(asked: int) -> None:
+        if asked == 2:
+            database.run("truncate bag", "insert into bag values (3)")
+
+    Capture(log, options(database)).run(Disturbed(truncate), until_current=True)
+    database.run("insert into bag values (4)")
+    catch_up(log, options(database))
+    assert fold_bag(events(log, f"{database.name}.public.bag")) == bag_rows(database) == ['{"a": 3}', '{"a": 4}']
+    database.run("truncate bag")
+    catch_up(log, options(database))
+    assert fold_bag(events(log, f"{database.name}.public.bag")) == []
+
+
+def test_rows_of_a_chunk_that_are_truncated_before_its_watermark_are_not_told(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.run("create table t (id int primary key)", "insert into t values (1), (2), (3)")
+    watermark = Snapshots._watermark
+
+    def truncating(self: Snapshots) -> int:
+        if self._number == 1:  # the first chunk has been read, and its watermark is written now
+            database.run("truncate t", "insert into t values (100)")
+        return watermark(self)
+
+    monkeypatch.setattr(Snapshots, "_watermark", truncating)
+    catch_up(log, options(database, chunk_rows=2))
+    assert list(fold(events(log, f"{database.name}.public.t"))) == ['{"id": 100}']
+
+
+def test_what_is_noted_of_changes_while_a_snapshot_waits_is_bounded(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Capture had made its slot and ended before it read anything: all that came since passes before it reads."""
+    database.run("create table t (id int primary key, n int)", "create table bag (a int)")
+    with pytest.raises(Died):
+        Capture(log, options(database)).run(AfterSome(2, Died()))
+    database.run("insert into t select i, 0 from generate_series(1, 300) i")
+    for number in range(30):
+        database.run(f"update t set n = 1 where id = {number}", f"insert into bag values ({number})")
+    noted: list[int] = []
+    changed = Snapshots.changed
+
+    def measured(self: Snapshots, table: str, key: bytes | None, xid: int, commit_lsn: int) -> bool:
+        wanted = changed(self, table, key, xid, commit_lsn)
+        noted.append(len(self._touched.get(table, ())) + len(self._touched_without_key.get(table, ())))
+        return wanted
+
+    monkeypatch.setattr(Snapshots, "changed", measured)
+    monkeypatch.setattr("headrace.capture.postgres_snapshot.TOUCHED_MAX", 10)
+    catch_up(log, options(database))
+    assert 5 < max(noted) <= 10
+    rows = {json.dumps({"id": row[0]}): {"id": row[0], "n": row[1]} for row in database.all("select * from t")}
+    assert fold(events(log, f"{database.name}.public.t")) == rows
+    assert fold_bag(events(log, f"{database.name}.public.bag")) == bag_rows(database)
+
+
+def test_a_chunk_of_a_snapshot_is_bounded_by_its_bytes(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where rows grow suddenly: those of the second half are a hundred times as large as the others."""
+    database.run("create table t (id int primary key, body text)")
+    body = "repeat('x', case when i > 100 then 1000 else 10 end)"
+    database.run(f"insert into t select i, {body} from generate_series(1, 200) i")
+    monkeypatch.setattr("headrace.capture.postgres_snapshot.CHUNK_BYTES_MAX", 5_000)
+    chunks: list[Chunk] = []
+    read_chunk = Snapshots._read_chunk
+
+    def noted(self: Snapshots, table: TableInfo, columns: list[RelationColumn], seen: SeenTransactions) -> Chunk:
+        chunks.append(read_chunk(self, table, columns, seen))
+        return chunks[-1]
+
+    monkeypatch.setattr(Snapshots, "_read_chunk", noted)
+    catch_up(log, options(database))
+    found = events(log, f"{database.name}.public.t")
+    assert [each.key["id"] for each in found] == [*range(1, 201)]
+    sizes = [sum(len(value or b"") for row in each.rows.values() for value in row) for each in chunks]
+    assert max(sizes) < 5_000 + 1_010
+    assert max(each.rows_read for each in chunks) > 50, "small rows are read many at a time"
