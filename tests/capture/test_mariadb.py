@@ -120,6 +120,34 @@ def test_a_snapshot_under_change_gives_the_table(log: str, shop: Shop) -> None:
     check_numbering([*found, *bag])
 
 
+KEYS = {
+    "enum('z', 'b', 'a')": ["'z'", "'b'", "'a'"],
+    "set('z', 'b', 'a')": ["'z'", "'b'", "'z,b'", "'a'"],
+    "bit(9)": ["b'1'", "b'10'", "b'100000000'"],
+    "bigint": ["-9007199254740993", "-9007199254740992", "9007199254740992", "9007199254740993"],
+    "bigint unsigned": ["18446744073709551613", "18446744073709551614", "18446744073709551615"],
+    "decimal(30,10)": ["0.0000000001", "0.0000000002", "12345678901234567890.1", "12345678901234567890.2"],
+    "time(3)": ["'-30:00:00.5'", "'-00:00:01'", "'00:00:00'", "'30:00:00.25'", "'300:00:00'"],
+    "datetime(6)": ["'2026-01-02 03:04:05'", "'2026-01-02 03:04:05.000001'"],
+    "varchar(20)": ["'B'", "'a b'", "'c%s'", "'hex:zz'", "'\u00e9'"],
+    "varbinary(4)": ["x''", "x'00'", "x'ff'"],
+    "uuid": ["'00000000-0000-0000-0000-000000000001'", "'3951f349-e153-11f1-a1ff-02fc00000001'", "uuid()"],
+    "inet6": ["'::1'", "'::2'", "'ffff::'"],
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_no_row_is_left_out_between_two_chunks(log: str, shop: Shop, kind: str) -> None:
+    """Whatever the key is, alone and in front of another column, and with a bound behind each single row."""
+    shop.run(f"create table alone (k {kind} primary key)", f"create table pair (k {kind}, n int, primary key (k, n))")
+    for value in KEYS[kind]:
+        shop.run(f"insert into alone values ({value})", f"insert into pair values ({value}, 2), ({value}, 10)")
+    catch_up(log, shop.options(chunk_rows=1))
+    assert len(events(log, f"{shop.name}.{shop.name}.alone")) == len(KEYS[kind])
+    pair = events(log, f"{shop.name}.{shop.name}.pair")
+    assert len({json.dumps(each.key) for each in pair}) == len(pair) == 2 * len(KEYS[kind])
+
+
 TYPES = {
     "i": ("bigint unsigned", "18446744073709551615", 18446744073709551615),
     "d": ("decimal(8,2)", "-12.50", "+x4="),

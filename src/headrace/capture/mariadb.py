@@ -27,6 +27,7 @@ from pymysqlreplication.row_event import UpdateRowsEvent, WriteRowsEvent
 import headrace
 from headrace.capture.envelope import Column, Table, TableEncoder, Transaction, json_text
 from headrace.capture.mariadb_binlog import BinlogReader
+from headrace.capture.mariadb_keys import KeyColumn, quoted
 from headrace.capture.mariadb_values import Kind, kind_in_catalogue, renderer
 from headrace.capture.options import CaptureOptions
 from headrace.capture.outbox import OutboxRouter
@@ -40,7 +41,6 @@ __all__ = ["MariadbSource"]
 READ_BYTES = 4 * 1024 * 1024
 READ_BYTES_MAX = 8 * READ_BYTES
 TRUNCATE = re.compile(r"\s*truncate\s+(?:table\s+)?([`\w.$]+)", re.IGNORECASE)
-HEX = "hex:"
 STANDALONE = 1
 """A flag of a GTID: the transaction is one statement and has no end of its own."""
 PREPARED_XA = 64
@@ -375,16 +375,18 @@ class MariadbSource:
         return self._gtids.get(domain, (0, 0))[1]
 
     def _read_chunk(self, name: str) -> Chunk | None:
-        progress, key = self._progress[name], self._tables[name]
+        progress = self._progress[name]
         schema, _, table = name.partition(".")
-        columns = self._column_names(name)
-        query = f"select {', '.join(map(_quoted, columns))} from {_quoted(schema)}.{_quoted(table)}"
-        names = ", ".join(map(_quoted, key))
-        after = [bytes.fromhex(each[4:]) if each.startswith(HEX) else each for each in progress.after or ()]
+        columns = self._columns(name)
+        key = [columns[each] for each in self._tables[name]]
+        wanted = [*map(quoted, columns), *(each.shown for each in key)]
+        query = f"select {', '.join(wanted)} from {quoted(schema)}.{quoted(table)}"
+        after = [column.bound(text) for column, text in zip(key, progress.after or (), strict=False)]
         if after:
-            query += f" where ({names}) > ({', '.join(['%s'] * len(key))})"
+            compared = ", ".join(each.compared for each in key)
+            query += f" where ({compared}) > ({', '.join(each.placeholder for each in key)})"
         if key:
-            query += f" order by {names} limit {self._options.chunk_rows}"
+            query += f" order by {', '.join(quoted(each.name) for each in key)} limit {self._options.chunk_rows}"
         self._ask("set session transaction isolation level repeatable read")
         self._ask("start transaction with consistent snapshot")
         try:
@@ -397,13 +399,21 @@ class MariadbSource:
         numbers = {domain: number for domain, (_, number) in gtids.items()}
         if any(number > numbers.get(domain, 0) for domain, (_, number) in self._gtids.items()):
             return None  # a transaction is in the binlog a moment before others see it: the chunk is behind the stream
-        last = [_text(rows[-1][columns.index(each)]) for each in key] if rows and key else None
+        shown = rows[-1][len(columns) :] if rows and key else None
+        last = [column.text(value) for column, value in zip(key, shown, strict=True)] if shown else None
+        rows = [row[: len(columns)] for row in rows]
         return Chunk(name, numbers, rows, last, not key or len(rows) < self._options.chunk_rows)
 
-    def _column_names(self, name: str) -> list[str]:
+    def _columns(self, name: str) -> dict[str, KeyColumn]:
+        """Every column by its name, in the order of the table."""
         schema, _, table = name.partition(".")
-        query = "select column_name from information_schema.columns where table_schema = %s and table_name = %s"
-        return [row[0] for row in self._ask(f"{query} order by ordinal_position", schema, table)]
+        rows = self._ask(
+            "select column_name, data_type, numeric_scale from information_schema.columns "
+            "where table_schema = %s and table_name = %s order by ordinal_position",
+            schema,
+            table,
+        )
+        return {row[0]: KeyColumn(*row) for row in rows}
 
     def _emit(self, chunk: Chunk) -> None:
         assert self._writer is not None
@@ -450,14 +460,6 @@ class MariadbSource:
             self._reader.close()
         if self._connection.open:
             self._connection.close()
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``").replace("%", "%%") + "`"
-
-
-def _text(value: Any) -> str:
-    return HEX + value.hex() if isinstance(value, bytes) else str(value)
 
 
 def connection_settings(options: CaptureOptions) -> dict[str, Any]:
