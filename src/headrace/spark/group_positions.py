@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from headrace.client import Client, Groups
 from headrace.errors import HeadraceError
@@ -52,18 +53,19 @@ class GroupPositions:
             self._thread.join(STOP_TIMEOUT_S)
 
     def _run(self) -> None:
-        client: Client | None = None
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._newest is not None or self._stopping)
-                positions, self._newest = self._newest, None
-            if positions is None:
-                break
-            try:
-                client = client or self._connect()
-                Groups(client).commit(self._group, positions)
-                self._shown = positions
-            except HeadraceError as error:
-                logger.warning("positions were not committed as group %r: %s", self._group, error)
-        if client is not None:
-            client.close()
+        with ExitStack() as stack:
+            client: Client | None = None
+            while (positions := self._next()) is not None:
+                try:
+                    client = client or stack.enter_context(self._connect())
+                    Groups(client).commit(self._group, positions)
+                    self._shown = positions
+                except HeadraceError as error:
+                    logger.warning("positions were not committed as group %r: %s", self._group, error)
+
+    def _next(self) -> Positions | None:
+        """Waits for positions to show; None when there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest is not None or self._stopping)
+            positions, self._newest = self._newest, None
+            return positions

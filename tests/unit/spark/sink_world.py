@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,16 +62,19 @@ class Fate:
 
 @contextmanager
 def mortality(monkeypatch_setattr: Callable[..., None], fate: Fate) -> Iterator[None]:
-    """Every call of every connection is in the hands of fate."""
+    """Every call over any connection is in the hands of fate; but threads that were there before have their own."""
     send, wait = Connection.send, Connection.wait
+    immortal = set(threading.enumerate()) - {threading.current_thread()}
 
     def fated_send(self: Connection, *args: object, **named: object) -> object:
-        fate.before()
+        if threading.current_thread() not in immortal:
+            fate.before()
         return send(self, *args, **named)  # type: ignore[arg-type]
 
     def fated_wait(self: Connection, *args: object, **named: object) -> object:
         answer: object = wait(self, *args, **named)  # type: ignore[arg-type]
-        fate.after()
+        if threading.current_thread() not in immortal:
+            fate.after()
         return answer
 
     monkeypatch_setattr(Connection, "send", fated_send)
