@@ -180,13 +180,13 @@ def test_a_compacted_topic_is_spared_truncations_and_capture_goes_on_and_says_so
     database.run("create table t (id int primary key)", "insert into t values (1)")
     catch_up(log, compacted)
     database.run("truncate t", "insert into t values (2)")
-    said: list[str] = []
     for resnapshot in (False, True):
+        said: list[str] = []
         capture = Capture(log, compacted, say=said.append)
         capture.run(threading.Event(), until_current=True, resnapshot=resnapshot)
+        assert any("left out" in each for each in said)
     found = events(log, f"{database.name}.public.t")
     assert [(each.op, each.key["id"]) for each in found] == [("r", 1), ("c", 2), ("r", 2)]
-    assert ["left out" in each for each in said] == [True, True]
 
 
 def test_a_changed_schema_is_followed_and_announced(log: str, database: Database) -> None:
