@@ -40,6 +40,9 @@ __all__ = ["MariadbSource"]
 
 READ_BYTES = 4 * 1024 * 1024
 READ_BYTES_MAX = 8 * READ_BYTES
+CHUNK_BYTES_MAX = 16 * 1024 * 1024
+VALUE_BYTES = 16
+"""What a value is counted as besides its text."""
 TRUNCATE = re.compile(r"\s*truncate\s+(?:table\s+)?([`\w.$]+)", re.IGNORECASE)
 STANDALONE = 1
 """A flag of a GTID: the transaction is one statement and has no end of its own."""
@@ -107,6 +110,7 @@ class MariadbSource:
         self._progress: dict[str, Progress] = {}
         self._pending: list[str] = []
         self._chunk: Chunk | None = None
+        self._limits: dict[str, int] = {}
         self._target: dict[int, tuple[int, int]] = {}
         self._file = ""
 
@@ -129,6 +133,21 @@ class MariadbSource:
                 return list(cursor.fetchall())
 
         found: list[tuple[Any, ...]] = self._guarded(work)
+        return found
+
+    def _ask_within(self, bytes_max: int, query: str, *arguments: Any) -> tuple[list[tuple[Any, ...]], bool]:
+        """Rows until they hold so many bytes, one at least, and whether that cut them off."""
+
+        def work() -> tuple[list[tuple[Any, ...]], bool]:
+            rows, held = [], 0
+            with self._connection.cursor(pymysql.cursors.SSCursor) as cursor:
+                cursor.execute(query, arguments or None)
+                while held < bytes_max and (row := cursor.fetchone()) is not None:
+                    rows.append(row)
+                    held += VALUE_BYTES * len(row) + sum(len(each) for each in row if isinstance(each, str | bytes))
+            return rows, held >= bytes_max
+
+        found: tuple[list[tuple[Any, ...]], bool] = self._guarded(work)
         return found
 
     def _check_server(self) -> None:
@@ -379,19 +398,20 @@ class MariadbSource:
         schema, _, table = name.partition(".")
         columns = self._columns(name)
         key = [columns[each] for each in self._tables[name]]
+        limit = self._limits.get(name, self._options.chunk_rows)
         wanted = [*map(quoted, columns), *(each.shown for each in key)]
         query = f"select {', '.join(wanted)} from {quoted(schema)}.{quoted(table)}"
         after = [column.bound(text) for column, text in zip(key, progress.after or (), strict=False)]
         if after:
             compared = ", ".join(each.compared for each in key)
-            query += f" where ({compared}) > ({', '.join(each.placeholder for each in key)})"
+            query += f" where ({compared}) > ({', '.join(each.marker for each in key)})"
         if key:
-            query += f" order by {', '.join(quoted(each.name) for each in key)} limit {self._options.chunk_rows}"
+            query += f" order by {', '.join(quoted(each.name) for each in key)} limit {limit}"
         self._ask("set session transaction isolation level repeatable read")
         self._ask("start transaction with consistent snapshot")
         try:
             stands = dict(self._ask("show status like 'binlog_snapshot_%'"))
-            rows = self._ask(query, *after)
+            rows, is_cut = self._ask_within(CHUNK_BYTES_MAX, query, *after) if key else (self._ask(query), False)
         finally:
             self._ask("commit")
         place = (stands["Binlog_snapshot_file"], int(stands["Binlog_snapshot_position"]))
@@ -402,7 +422,9 @@ class MariadbSource:
         shown = rows[-1][len(columns) :] if rows and key else None
         last = [column.text(value) for column, value in zip(key, shown, strict=True)] if shown else None
         rows = [row[: len(columns)] for row in rows]
-        return Chunk(name, numbers, rows, last, not key or len(rows) < self._options.chunk_rows)
+        # What lies behind a cut was sent for nothing, so the next chunk asks for as much as this one could take.
+        self._limits[name] = len(rows) if is_cut else min(self._options.chunk_rows, limit + limit // 4 + 1)
+        return Chunk(name, numbers, rows, last, not key or not (is_cut or len(rows) == limit))
 
     def _columns(self, name: str) -> dict[str, KeyColumn]:
         """Every column by its name, in the order of the table."""

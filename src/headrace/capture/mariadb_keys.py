@@ -37,11 +37,11 @@ class KeyColumn(NamedTuple):
         return f"cast({quoted(self.name)} as char)" if self.data_type == "time" else self.compared
 
     @property
-    def placeholder(self) -> str:
+    def marker(self) -> str:
         return f"cast(%s as decimal(65,{self.scale or 0}))" if self.data_type == "decimal" else "%s"
 
     def bound(self, text: str) -> int | str | bytes:
-        """The argument for the placeholder, from the text in the state."""
+        """The argument for the marker, from the text in the state."""
         if self.data_type in INTEGERS or self.data_type in NUMBERED:
             return int(text)
         if text.startswith(HEX) and ("binary" in self.data_type or "blob" in self.data_type):
