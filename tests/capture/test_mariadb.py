@@ -13,6 +13,7 @@ import pymysql
 import pytest
 
 from headrace.capture import Capture, CaptureOptions
+from headrace.capture import mariadb as mariadb_source
 from headrace.capture.source import PositionLost, open_source
 from headrace.errors import UsageError
 from tests.capture.world import all_read, catch_up, check_numbering, committed, events, fold, fold_bag
@@ -146,6 +147,21 @@ def test_no_row_is_left_out_between_two_chunks(log: str, shop: Shop, kind: str) 
     assert len(events(log, f"{shop.name}.{shop.name}.alone")) == len(KEYS[kind])
     pair = events(log, f"{shop.name}.{shop.name}.pair")
     assert len({json.dumps(each.key) for each in pair}) == len(pair) == 2 * len(KEYS[kind])
+
+
+def test_a_chunk_ends_when_it_holds_enough_bytes_and_no_row_is_left_out(
+    log: str, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mariadb_source, "CHUNK_BYTES_MAX", 10_000)
+    shop.run("create table t (id int primary key, body text)")
+    shop.run("insert into t select seq, repeat('x', if(seq between 10 and 30, 4000, 1)) from seq_1_to_60")
+    catch_up(log, shop.options(chunk_rows=50))
+    found = events(log, f"{shop.name}.{shop.name}.t")
+    assert [each.key["id"] for each in found] == list(range(1, 61))
+    chunks: dict[str, list[int]] = {}
+    for each in found:
+        chunks.setdefault(each.value["transaction"]["id"], []).append(len(each.value["after"]["body"]))
+    assert max(sum(sizes) for sizes in chunks.values()) < 10_000 + 4_000
 
 
 TYPES = {

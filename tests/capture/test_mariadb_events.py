@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from base64 import b64decode
 from decimal import Decimal
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from pymysqlreplication.constants import FIELD_TYPE
 
-from headrace.capture.mariadb_binlog import IGNORABLE, refuse_unknown
+from headrace.capture.mariadb_binlog import EVENT_BYTES, IGNORABLE, ByteQueue, refuse_unknown
 from headrace.capture.mariadb_rows import MalformedBinlog, RowDecoder
 from headrace.capture.mariadb_values import Kind, renderer
 from headrace.capture.options import CaptureOptions
@@ -47,3 +48,23 @@ def test_a_decimal_of_65_digits_is_written_to_its_last_digit() -> None:
     text = renderer(Kind("decimal", 30), CaptureOptions(name="c", url="mysql://u@h/d", decimals="string"))
     assert text(value) == f'"-{"9" * 35}.{"9" * 29}7"'.encode()
     assert text(Decimal("1E-10")) == b'"0.0000000001"'
+
+
+def test_the_queue_of_events_is_full_by_their_bytes() -> None:
+    def event(size: int) -> tuple[SimpleNamespace, str, int]:
+        return SimpleNamespace(packet=SimpleNamespace(event_size=size)), "binlog.000001", 4
+
+    events = ByteQueue(3 * EVENT_BYTES)
+    large = event(100 * EVENT_BYTES)
+    events.put_nowait(large)
+    with pytest.raises(queue.Full):
+        events.put_nowait(event(1))
+    assert events.get_nowait() is large
+    small = [event(1) for _ in range(3)]
+    for each in small:
+        events.put_nowait(each)
+    with pytest.raises(queue.Full):
+        events.put_nowait(event(1))
+    assert [events.get_nowait() for _ in small] == small
+    with pytest.raises(queue.Empty):
+        events.get_nowait()

@@ -50,7 +50,10 @@ EMPTY_EVENTS = (APPEND_BLOCK_EVENT, DELETE_FILE_EVENT)
 """Pieces of a file that a statement loads: the library does not read them, and there are no rows in them."""
 IGNORABLE = 0x80
 """A flag of any event: whoever does not know its type may leave it out."""
-QUEUE_EVENTS_MAX = 2_000
+QUEUE_BYTES_MAX = 8 * 1024 * 1024
+"""Of the binlog; decoded values take several times as much."""
+EVENT_BYTES = 4 * 1024
+"""Added to what an event takes in the binlog: small events are mostly Python's objects around them."""
 HEARTBEAT_S = 1.0
 LOST_BINLOG = 1236
 
@@ -68,13 +71,37 @@ def refuse_unknown(kind: int, flags: int) -> None:
         raise MalformedBinlog(f"the binlog holds an event of type {kind}, which capture does not know")
 
 
+class ByteQueue(queue.Queue[Any]):
+    """A queue that is full by the bytes of what it holds; one item always has room, however large it is."""
+
+    def _init(self, maxsize: int) -> None:
+        super()._init(maxsize)
+        self._bytes_held = 0
+
+    def _qsize(self) -> int:
+        return self._bytes_held
+
+    def _put(self, item: Any) -> None:
+        super()._put(item)
+        self._bytes_held += _size(item)
+
+    def _get(self) -> Any:
+        item = super()._get()
+        self._bytes_held -= _size(item)
+        return item
+
+
+def _size(item: Any) -> int:
+    return EVENT_BYTES + (item[0].packet.event_size if isinstance(item, tuple) else 0)
+
+
 class BinlogReader:
     """Events behind a GTID position, each with the file and position where it ends."""
 
     def __init__(self, settings: Mapping[str, Any], server_id: int, gtid: str) -> None:
         self._settings = dict(settings)
         self._connections: list[pymysql.Connection[Any]] = []
-        self._events: queue.Queue[tuple[Any, str, int] | BaseException] = queue.Queue(QUEUE_EVENTS_MAX)
+        self._events = ByteQueue(QUEUE_BYTES_MAX)
         self._closing = threading.Event()
         self._decoders: dict[Any, RowDecoder] = {}
         self._stream = BinLogStreamReader(
