@@ -247,6 +247,31 @@ def test_a_key_has_the_same_form_from_the_snapshot_and_from_the_binlog(log: str,
     assert {each.key for each in committed(log, f"{shop.name}.{shop.name}.t")} == {b'{"c":2,"b":"x"}'}
 
 
+ADDRESSES = {
+    "uuid": [
+        "00000000-0000-0000-0000-000000000000",
+        "3951f349-e153-11f1-a1ff-02fc00000000",
+        "20202020-2020-4020-a020-202020202020",
+    ],
+    "inet6": ["::", "::1", "2001:db8:0:1:1:1:1:0", "2001:db8::1:0:0:1", "::ffff:10.0.0.1", "ffff::"],
+}
+
+
+@pytest.mark.parametrize("kind", ADDRESSES)
+def test_identifiers_and_addresses_are_the_same_text_from_the_snapshot_and_from_the_binlog(
+    log: str, shop: Shop, kind: str
+) -> None:
+    shop.run(f"create table t (k {kind} primary key, n int)")
+    for value in ADDRESSES[kind]:
+        shop.run(f"insert into t values ('{value}', 1)")
+    catch_up(log, shop.options())
+    shop.run("update t set n = 2")
+    catch_up(log, shop.options())
+    found = events(log, f"{shop.name}.{shop.name}.t")
+    keys = {op: sorted(each.key["k"] for each in found if each.op == op) for op in ("r", "u")}
+    assert keys["r"] == keys["u"] == sorted(ADDRESSES[kind])
+
+
 def test_a_changed_schema_is_followed_in_mid_stream_and_announced(log: str, shop: Shop) -> None:
     shop.run("create table t (id int primary key)")
     catch_up(log, shop.options())

@@ -28,7 +28,7 @@ import headrace
 from headrace.capture.envelope import Column, Table, TableEncoder, Transaction, json_text
 from headrace.capture.mariadb_binlog import BinlogReader
 from headrace.capture.mariadb_keys import KeyColumn, quoted
-from headrace.capture.mariadb_values import Kind, kind_in_catalogue, renderer
+from headrace.capture.mariadb_values import Kind, as_catalogued, kind_in_catalogue, renderer
 from headrace.capture.options import CaptureOptions
 from headrace.capture.outbox import OutboxRouter
 from headrace.capture.shapes import announce, topic_name
@@ -274,7 +274,9 @@ class MariadbSource:
             marked = [name for name, _, is_key in columns if is_key]
             known = self._tables.get(f"{schema}.{table}", [])
             key = known if set(known) == set(marked) else marked
-            followed = self._follow(schema, table, [(name, kind) for name, kind, _ in columns], key)
+            types = {name: each.data_type for name, each in self._columns(f"{schema}.{table}").items()}
+            kinds = [(name, as_catalogued(kind, types.get(name, ""))) for name, kind, _ in columns]
+            followed = self._follow(schema, table, kinds, key)
             self._followed[event.shape] = followed
         return followed
 

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
+from socket import AF_INET, AF_INET6, AddressFamily, inet_ntop, inet_pton
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from pymysqlreplication.constants import FIELD_TYPE
 
@@ -23,7 +25,7 @@ from headrace.capture.mariadb_rows import DECIMAL_DIGITS
 from headrace.capture.options import CaptureOptions
 from headrace.capture.postgres_values import big_integer
 
-__all__ = ["Kind", "kind_in_binlog", "kind_in_catalogue", "renderer"]
+__all__ = ["Kind", "as_catalogued", "kind_in_binlog", "kind_in_catalogue", "renderer"]
 
 EPOCH = datetime(1970, 1, 1)
 EPOCH_DAY = date(1970, 1, 1)
@@ -63,7 +65,7 @@ _TIMES = {
 }
 _CATALOGUE_NAMES = {
     **dict.fromkeys(("tinyint", "smallint", "mediumint", "int", "bigint", "year"), "int"),
-    **dict.fromkeys(("float", "double", "date", "json"), None),
+    **dict.fromkeys(("float", "double", "date", "json", "uuid", "inet4", "inet6"), None),
 }
 
 
@@ -93,6 +95,11 @@ def kind_in_catalogue(data_type: str, column_type: str, scale: int | None, fract
     return Kind(_CATALOGUE_NAMES.get(data_type, "text") or data_type)
 
 
+def as_catalogued(kind: Kind, data_type: str) -> Kind:
+    """The binlog shows a UUID or an address as bytes and does not say what they are; the catalogue does."""
+    return Kind(data_type) if kind.name == "text" and data_type in ("uuid", "inet4", "inet6") else kind
+
+
 def renderer(kind: Kind, options: CaptureOptions) -> Callable[[Any], bytes]:
     strings = options.times == "strings"
     simple: dict[str, Callable[[Any], bytes]] = {
@@ -101,6 +108,9 @@ def renderer(kind: Kind, options: CaptureOptions) -> Callable[[Any], bytes]:
         "double": _double,
         "text": _text,
         "json": _json,
+        "uuid": _uuid,
+        "inet4": partial(_address, AF_INET, 4),
+        "inet6": partial(_address, AF_INET6, 16),
         "date": _plain_string if strings else _date,
         "timestamp": partial(_timestamp, kind.detail),
         "time": _plain_string if strings else _time,
@@ -138,6 +148,19 @@ def _text(value: Any) -> bytes:
     if isinstance(value, bytes):
         return b'"' + b64encode(value) + b'"'
     return json_text(str(value))
+
+
+def _uuid(value: Any) -> bytes:
+    return _text(str(UUID(bytes=value.ljust(16, b"\0"))) if isinstance(value, bytes) and len(value) <= 16 else value)
+
+
+def _address(family: AddressFamily, size: int, value: Any) -> bytes:
+    """In one form from either side: MariaDB's own text shortens a single zero too, which nobody else does."""
+    try:
+        packed = value.ljust(size, b"\0") if isinstance(value, bytes) else inet_pton(family, value)
+        return _text(inet_ntop(family, packed))
+    except (OSError, ValueError):  # the column was of another type when this was written
+        return _text(value)
 
 
 def _plain_string(value: Any) -> bytes:
