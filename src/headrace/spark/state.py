@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 BUCKETS = 32
-"""A power of two a few times the cores: each bucket costs about a millisecond a batch, and is one task's work."""
+"""A power of two a few times the cores: each bucket costs some milliseconds a batch, and is one task's work."""
 CACHE_BYTES_MAX = 1 << 30
 """What a Python worker keeps of buckets in memory; the least recently used go first and are read again when needed."""
 PACK_BYTES_MAX = 32 << 20
