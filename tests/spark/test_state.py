@@ -137,6 +137,7 @@ def test_duplicates_are_removed_across_a_restart_and_what_is_held_is_seen_in_the
     assert sum(held.values()) == len(expected)
 
 
+@pytest.mark.slow
 def test_clocks_corrected_on_a_restarted_stream_are_those_of_the_bounded_frame(lane: Lane) -> None:
     def by_user(rows: DataFrame) -> DataFrame:
         timed = rows.withColumn("occurred", F.col("sent"))
