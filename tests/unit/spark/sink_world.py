@@ -62,18 +62,23 @@ class Fate:
 
 @contextmanager
 def mortality(monkeypatch_setattr: Callable[..., None], fate: Fate) -> Iterator[None]:
-    """Every call over any connection is in the hands of fate; but threads that were there before have their own."""
+    """Every call of this thread, and of those that end transactions for it, is in the hands of fate. Others have their
+    own: a session of Spark in this process has listeners that speak to brokers whenever they like."""
     send, wait = Connection.send, Connection.wait
-    immortal = set(threading.enumerate()) - {threading.current_thread()}
+    owner = threading.current_thread()
+
+    def mortal() -> bool:
+        caller = threading.current_thread()
+        return caller is owner or caller.name.startswith("headrace-end")
 
     def fated_send(self: Connection, *args: object, **named: object) -> object:
-        if threading.current_thread() not in immortal:
+        if mortal():
             fate.before()
         return send(self, *args, **named)  # type: ignore[arg-type]
 
     def fated_wait(self: Connection, *args: object, **named: object) -> object:
         answer: object = wait(self, *args, **named)  # type: ignore[arg-type]
-        if threading.current_thread() not in immortal:
+        if mortal():
             fate.after()
         return answer
 
