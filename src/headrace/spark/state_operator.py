@@ -8,8 +8,8 @@ call. The operator answers with the rows to give out and, for every touched key,
     expire  forget the key when the clock has come here, without asking
 
 The clock is the watermark for an operator in event time and the time of the micro-batch for one in processing time.
-Rows behind the watermark are late: they are counted and left out. At the end of a bounded input the clock jumps to the
-end of time, so all that waits comes out.
+Rows behind the watermark are late: they are counted and left out, unless the operator judges that itself. At the end
+of a bounded input the clock jumps to the end of time, so all that waits comes out.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ class Step:
     expire_us: Ints | None = None
     changed: Flags | None = None
     """False: what is held of the key is right as it is. For operators without deadlines; all are changed when None."""
+    late_rows: int = 0
+    """How many of the rows were late, of an operator that judges that itself."""
 
 
 class Operator(ABC):
@@ -86,6 +88,8 @@ class Operator(ABC):
     version: ClassVar[int] = 1
     """Raise it whenever the columns of the state change, and give ``upgrade``."""
     clock: ClassVar[Clock] = "event"
+    judges_lateness: ClassVar[bool] = False
+    """True: late rows, and those without a time, are handed to ``step`` as well, which says how many they were."""
 
     @property
     @abstractmethod
@@ -117,8 +121,9 @@ def advance(
     bucket: Bucket, operator: Operator, rows: pa.Table, *, now_us: int, event_time: str | None = None
 ) -> Outcome:
     """Take the rows of one batch into the bucket, and all deadlines that have come by now."""
-    rows, late_rows = _in_time(rows, event_time, now_us if operator.clock == "event" else BEGINNING)
-    bucket.late_rows += late_rows
+    late_rows = 0
+    if not operator.judges_lateness:
+        rows, late_rows = _in_time(rows, event_time, now_us if operator.clock == "event" else BEGINNING)
     codes, keys = factorize(rows, bucket.layout.keys)
     python_keys = bucket.layout.python_keys(keys)
     woken, expired = _due(bucket, python_keys, now_us)
@@ -131,10 +136,12 @@ def advance(
         touched = Touched(keys=keys, held=_held(bucket, python_keys, now_us), rows=rows, codes=codes, now_us=now_us)
         step = operator.step(touched)
         output = step.output
+        late_rows += step.late_rows
         changes.append(_changes(bucket, touched, python_keys, step))
     if expired:
         changes.append(_removal(bucket, expired))
     _write(bucket, changes)
+    bucket.late_rows += late_rows
     return Outcome(output, late_rows)
 
 
