@@ -143,6 +143,12 @@ SOURCE: tuple[Option, ...] = (
     Option("endingOffsetsByTimestamp", text_of, None, "as startingOffsetsByTimestamp; batch only"),
     Option("endingTimestamp", _milliseconds, None, "as startingTimestamp; batch only"),
     Option("maxOffsetsPerTrigger", number, None, "the most offsets of one micro-batch, over all partitions"),
+    Option(
+        "alignBy",
+        _one_of("timestamp"),
+        None,
+        "with maxOffsetsPerTrigger: micro-batches end in all partitions at one time, by the records' timestamps",
+    ),
     Option("minOffsetsPerTrigger", number, None, "a micro-batch waits for so many offsets"),
     Option("maxTriggerDelay", _duration_ms, 900_000, "but no longer than this"),
     Option("minPartitions", number, None, "split partitions until there are so many tasks"),
@@ -271,6 +277,11 @@ def _check_values(values: Mapping[str, Any], kafka: Mapping[str, str]) -> None:
     least, most = values["minOffsetsPerTrigger"], values["maxOffsetsPerTrigger"]
     if least is not None and most is not None and least > most:
         raise UsageError(f"minOffsetsPerTrigger={least} is larger than maxOffsetsPerTrigger={most}")
+    if values["alignBy"] and most is None:
+        raise UsageError(
+            f"alignBy={values['alignBy']} needs maxOffsetsPerTrigger: without a limit a batch is everything there is",
+            "option('maxOffsetsPerTrigger', 100_000)",
+        )
     if values["onBadRecord"] == "deadletter" and not values["deadLetterTopic"]:
         raise UsageError("onBadRecord=deadletter needs a topic", "option('deadLetterTopic', NAME)")
     if values["valueSchema"] and not values["valueFormat"]:

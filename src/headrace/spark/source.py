@@ -29,7 +29,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headrace.client import Client, TopicPartition, end_offsets, start_offsets
+from headrace.client import Client, TopicPartition, end_offsets, list_offsets, start_offsets
+from headrace.spark.alignment import Aligner
 from headrace.spark.columns import plain_schema
 from headrace.spark.group_positions import GroupPositions
 from headrace.spark.options import SourceOptions, connect
@@ -130,6 +131,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ends: Positions = {}
         self._target: Positions | None = None
         self._places: list[TopicPartition] = []
+        self._aligner = Aligner()
         self._ids: dict[str, bytes] = {}
         self._looked_s = float("-inf")
         self._last_batch_s = float("-inf")
@@ -161,7 +163,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._waits_for_more(begin, end, limit):
             return start
         if isinstance(limit, ReadMaxRows):
-            end = admit(begin, end, limit.max_rows)
+            end = self._admit(begin, end, limit.max_rows)
         if end != begin:
             self._last_batch_s = time.monotonic()
         return to_json(end, self._ids)
@@ -231,6 +233,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._lost(f"{place} was read up to {begin[place]} but ends at {ends[place]}; it was deleted and made anew")
         entering = [place for place in ends if place not in begin] + cut + anew
         return {**ends, **(start_offsets(self._connected(), entering) if entering else {})}
+
+    def _admit(self, begin: Positions, end: Positions, offsets_max: int) -> Positions:
+        if self.plan.options["alignBy"] is None:
+            return admit(begin, end, offsets_max)
+        client = self._connected()
+        return self._aligner.admit(
+            begin, end, offsets_max, lambda time_ms: list_offsets(client, dict.fromkeys(end, time_ms))
+        )
 
     def _lost(self, what: str) -> None:
         if self.plan.options["failOnDataLoss"]:
