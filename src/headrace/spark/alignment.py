@@ -1,9 +1,8 @@
 """Partitions that are read in step: a micro-batch that ends everywhere at one time, by the timestamps of the records.
 
-``admit`` (``positions``) gives each partition a share of what waits in it. After a pause that lets time run at different
-speeds: where a partition has ten records a second and another a thousand, and both lag by an hour, equal shares of both
-are an hour of both; but where one lags by an hour and the other by a day, the newest record of the first batch is
-hours ahead of what the second partition gives next. A watermark follows the newest, and so the rest comes late.
+``admit`` (``positions``) gives each partition a share of what waits in it. Where two partitions lag by the same hour,
+equal shares are equal times. But where one lags by an hour and the other by a day, the newest record of the first batch
+is hours ahead of what the other partition gives next; a watermark follows the newest, and so the rest comes late.
 
 Here a batch is all records before one time *t*, in all partitions, for the latest *t* that does not make it too large.
 Nothing that is left unread is then older than anything that was read. To find *t* the broker is asked where the first

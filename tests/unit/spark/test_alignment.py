@@ -128,7 +128,8 @@ def test_the_source_reads_partitions_of_a_real_topic_in_step() -> None:
         }
         planner = StreamReader(SourceOptions.parse(options, streaming=True), plain_schema(include_headers=False))
         try:
-            offset, seen = planner.initialOffset(), []
+            offset = planner.initialOffset()
+            seen: list[tuple[int, int]] = []
             while not seen or seen[-1] != (600, 60):
                 offset = planner.latestOffset(offset, ReadMaxRows(100))
                 at = from_json(offset)
