@@ -1,0 +1,91 @@
+"""Events into topics, one topic for each kind: JSON values, in batches that are encoded column by column.
+
+Behind the last event each topic gets one that closes it: its time is far ahead, so that the watermark passes all
+others and what waits for it comes out. Readers leave it out behind the watermark (``streams``), so results know nothing
+of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from benchmarks.nexmark.chance import Ints
+from benchmarks.nexmark.generator import KINDS, TIME, House
+from headrace.client import Admin, Client, Producer
+from headrace.spark.sink_encode import Encoder, Rows
+
+__all__ = ["CLOSING", "Loaded", "as_json", "load", "topic_of"]
+
+CLOSING = datetime(2100, 1, 1, tzinfo=UTC)
+"""The time of the event that closes a topic."""
+STEP = 50_000
+BATCH_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What stands in the topics, and how long it took to make and write it."""
+
+    rows: dict[str, int]
+    """Events of each kind, those that close not among them."""
+    seconds: float
+
+
+def topic_of(kind: str) -> str:
+    return f"nexmark-{kind}"
+
+
+def load(bootstrap: str, house: House, count: int, *, partitions: int = 2) -> Loaded:
+    """Make ``count`` events and write them, in the order of their positions."""
+    rows = dict.fromkeys(KINDS, 0)
+    began = time.monotonic()
+    with Client(bootstrap) as client, Producer(client) as producer:
+        for kind in KINDS:
+            Admin(client).create_topic(topic_of(kind), partitions=partitions)
+        encoders = {kind: Encoder(topic_of(kind), lambda _: partitions, BATCH_BYTES) for kind in KINDS}
+        for first in range(0, count, STEP):
+            for kind, made in house.events(first, min(first + STEP, count)):
+                rows[kind] += made.rows.num_rows
+                producer.send_all_prepared(encoders[kind].encode(_records(made.rows, made.places % partitions)))
+        producer.flush()
+        seconds = time.monotonic() - began
+        for kind, encoder in encoders.items():
+            producer.send_all_prepared(encoder.encode(Rows(values=as_json(closing(KINDS[kind])).cast(pa.binary()))))
+    return Loaded(rows, seconds)
+
+
+def _records(rows: pa.Table, places: Ints) -> Rows:
+    return Rows(values=as_json(rows).cast(pa.binary()), partitions=pa.array(places, pa.int32()))
+
+
+def closing(schema: pa.Schema) -> pa.Table:
+    """The event that closes a topic: all there is in it is its time."""
+    columns = [pa.array([CLOSING], TIME) if each.type == TIME else pa.nulls(1, each.type) for each in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def as_json(rows: pa.Table) -> pa.StringArray:
+    """A JSON object for each row. No text of the generator needs escapes."""
+    pieces = [piece for name in rows.column_names for piece in _member(name, rows.column(name).combine_chunks())]
+    joined = pc.binary_join_element_wise("{", *pieces[1:], "}", "", null_handling="replace", null_replacement="null")
+    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def _member(name: str, values: pa.Array) -> Iterator[pa.Array | str]:
+    """A comma (the first is left out), the name, and the value."""
+    yield ","
+    quoted = values.null_count == 0 and not pa.types.is_integer(values.type)
+    yield f'"{name}":"' if quoted else f'"{name}":'
+    if quoted and values.type == TIME:  # zones are written slowly, and all times are UTC
+        yield values.cast(pa.timestamp("ms")).cast(pa.string())
+        yield 'Z"'
+        return
+    yield values.cast(pa.string())
+    if quoted:
+        yield '"'

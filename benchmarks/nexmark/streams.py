@@ -1,0 +1,112 @@
+"""From topics to results: a query as a stream that reads what is there in several micro-batches, or a bounded read.
+
+All streams have a watermark on ``dateTime``, four seconds behind, as Nexmark is usually run. The event that closes a
+topic is left out behind the watermark, by its time: Spark moves no condition on the event time in front of the
+watermark, so it counts for the clock and for nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
+
+from benchmarks.nexmark.generator import KINDS, side_input
+from benchmarks.nexmark.load import CLOSING, topic_of
+from benchmarks.nexmark.queries import Query
+from headrace.spark.profile import register
+
+__all__ = ["LATENESS", "Lane", "Run"]
+
+LATENESS = "4 seconds"
+TYPES = {pa.int64(): "long", pa.string(): "string", pa.timestamp("ms", "UTC"): "timestamp"}
+PATIENCE_S = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a query over everything."""
+
+    seconds: float
+    micro_batches: int
+    late_rows: int
+    batches: list[pa.Table] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Loaded topics, and the session that reads them."""
+
+    spark: SparkSession
+    bootstrap: str
+    rows: Mapping[str, int]
+    micro_batches: int = 5
+
+    def frame(self, kind: str, columns: tuple[str, ...], *, streaming: bool) -> DataFrame:
+        """The asked for columns of a topic; the source makes no others."""
+        register(self.spark)
+        reader: Any = self.spark.readStream if streaming else self.spark.read
+        schema = ", ".join(f"{name} {TYPES[KINDS[kind].field(name).type]}" for name in columns)
+        options = {
+            "kafka.bootstrap.servers": self.bootstrap,
+            "subscribe": topic_of(kind),
+            "startingOffsets": "earliest",
+            "valueFormat": "json",
+            "commitGroupOffsets": "false",
+        }
+        if streaming:
+            # In proportion, so that the topics of a query advance together in time.
+            options["maxOffsetsPerTrigger"] = str(math.ceil((self.rows[kind] + 1) / self.micro_batches))
+        else:
+            del options["commitGroupOffsets"]
+        rows = reader.format("headrace").schema(schema).options(**options).load()
+        if "dateTime" not in columns:  # no clock is needed
+            return rows.where(F.col(columns[0]).isNotNull())
+        return rows.withWatermark("dateTime", LATENESS).where(F.col("dateTime") < F.lit(CLOSING))
+
+    def build(self, query: Query, *, streaming: bool) -> DataFrame:
+        frames = {kind: self.frame(kind, columns, streaming=streaming) for kind, columns in query.reads.items()}
+        if query.name == "q13":
+            frames["side"] = self.spark.createDataFrame(side_input().to_pandas())
+        return query.build(**frames)
+
+    def bounded(self, query: Query) -> list[pa.Table]:
+        return [self.build(query, streaming=False).toArrow()]
+
+    def stream(self, query: Query, *, keep: bool) -> Run:
+        """All that is there, in micro-batches. ``keep``: hand out the results; else they are made and thrown away."""
+        batches: list[pa.Table] = []
+        rows = self.build(query, streaming=True)
+        writer = rows.writeStream.outputMode("update" if query.mode == "update" else "append")
+        if keep:
+            writer = writer.foreachBatch(lambda batch, _: batches.append(batch.toArrow()))
+        elif query.mode == "sums":
+            sums = [F.sum(name) for name in rows.columns if name not in query.key]
+            writer = writer.foreachBatch(
+                lambda batch, _: batches.append(batch.groupBy(*query.key).agg(*sums).toArrow())
+            )
+        else:
+            writer = writer.format("noop")
+        with tempfile.TemporaryDirectory(prefix="headrace-nexmark-", ignore_cleanup_errors=True) as folder:
+            began = time.monotonic()
+            started = writer.option("checkpointLocation", folder).trigger(availableNow=True).start()
+            try:
+                if not started.awaitTermination(PATIENCE_S):
+                    raise TimeoutError(f"{query.name} was not done after {PATIENCE_S} s: {started.lastProgress}")
+                seconds = time.monotonic() - began
+            finally:
+                started.stop()
+            return Run(seconds, len(started.recentProgress), _late(started.recentProgress), batches)
+
+
+def _late(reports: list[Any]) -> int:
+    native = sum(int(each["numRowsDroppedByWatermark"]) for report in reports for each in report["stateOperators"])
+    ours = [seen for report in reports for seen in (report["observedMetrics"] or {}).values()]
+    return native + sum(int(each["late_rows"] or 0) for each in ours if "late_rows" in each)
