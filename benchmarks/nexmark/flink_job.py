@@ -59,13 +59,14 @@ def measured(tables: Any, sql: str) -> dict[str, Any]:
 
 def kept(tables: Any, sql: str) -> dict[str, Any]:
     """What is left when all changes have been made: how often each row was added less how often it was taken back."""
-    result = tables.execute_sql(sql)
-    names = list(result.get_table_schema().get_field_names())
-    counts: dict[tuple[str, ...], int] = {}
+    names = list(tables.sql_query(sql).get_schema().get_field_names())
+    texts = ", ".join(f"CAST(`{name}` AS STRING) AS `{name}`" for name in names)  # PyFlink hands out no instants
+    result = tables.execute_sql(f"SELECT {texts} FROM ({sql})")
+    counts: dict[tuple[str | None, ...], int] = {}
     with result.collect() as rows:
         for row in rows:
             kind = str(row.get_row_kind())
-            values = tuple("" if value is None else str(value) for value in row)
+            values = tuple(row)
             counts[values] = counts.get(values, 0) + (-1 if "BEFORE" in kind or "DELETE" in kind else 1)
     return {"columns": names, "rows": [[*row, count] for row, count in counts.items() if count]}
 

@@ -1,0 +1,206 @@
+"""``python -m benchmarks.nexmark [query …] [--events N] [--rounds N] [--without-flink] [--output table|json]``.
+
+Events a second for each query, headrace's next to Flink's. No number without a check: before anything is measured, each
+query's results on a stream are compared with DuckDB's, headrace's on the very events that are measured, Flink's on
+fewer of them (its results come out row by row).
+
+Both read the same topics of the same broker with the same two cores, and throw results away. The sessions are up and
+each query has run once before: the start of JVMs and their first compilation do not count. Counted is from the start of
+a query, its planning included, to its end; for Flink what it calls net runtime, which leaves out that it starts a small
+cluster for every job. Topics hold everything before a query starts, so this is the speed of catching up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyspark
+
+from benchmarks.figures import Figure, as_json, table
+from benchmarks.meters import cpu_seconds
+from benchmarks.nexmark.flink import FLINK_VERSION, Flink, flink
+from benchmarks.nexmark.flink_sql import NOT_COMPARED
+from benchmarks.nexmark.generator import House, fingerprint
+from benchmarks.nexmark.load import Loaded, load
+from benchmarks.nexmark.oracle import Judge
+from benchmarks.nexmark.queries import QUERIES, Query
+from benchmarks.nexmark.streams import Lane
+from benchmarks.spark_source import spark_session
+from tests.servers.headrace import headrace_server
+from tests.servers.process import CannotRun
+
+EVENTS = 1_000_000
+ROUNDS = 3
+MICRO_BATCHES = 5
+SMALL_HOUSE = House(gap_us=2000)
+SMALL_EVENTS = 20_000
+"""For the check of Flink: forty seconds of event time."""
+
+WHY = {
+    "q3": "",
+}
+"""Where Flink is ahead, the reason."""
+
+
+@dataclass(slots=True)
+class Spent:
+    """What rounds of a query took, headrace's and Flink's."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    def add(self, seconds: float, cpu: float) -> None:
+        self.seconds.append(seconds)
+        self.cpu.append(cpu)
+
+
+def main() -> None:
+    arguments = parse()
+    queries = [QUERIES[name] for name in arguments.names or QUERIES]
+    house = House()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-nexmark-")))
+        server = stack.enter_context(headrace_server())
+        say(f"making {arguments.events:,} events")
+        loaded = load(server.bootstrap, house, arguments.events)
+        say(f"{arguments.events / loaded.seconds:,.0f} events a second were made and written")
+        spark = stack.enter_context(spark_session([]))
+        lane = Lane(spark, server.bootstrap, loaded.rows, MICRO_BATCHES)
+        check_ours(lane, house, arguments.events, queries)
+        theirs = None if arguments.without_flink else start_flink(stack, server.bootstrap, folder, queries)
+        figures = [generation(loaded, arguments.events)]
+        for query in queries:
+            figures += compare(lane, theirs, query, arguments.rounds)
+    described = {**machine(), "events": arguments.events, "data_set": fingerprint(house, 100_000)}
+    if arguments.output == "json":
+        print(json.dumps({"machine": described, "figures": as_json(figures)}, indent=2))
+    else:
+        print(" · ".join(f"{what} {value}" for what, value in described.items()) + f"\n\n{table(figures)}")
+    ahead = [figure for figure in figures if figure.goal is not None]
+    print(f"\nahead on {sum(bool(each.met) for each in ahead)} of {len(ahead)} queries", file=sys.stderr)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.nexmark", description="Nexmark, beside Flink.")
+    parser.add_argument("names", nargs="*", metavar="query", help=f"which ones: {', '.join(QUERIES)}; all when none")
+    parser.add_argument("--events", type=int, default=EVENTS, help=f"how many there are; {EVENTS:,} when not given")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each is measured")
+    parser.add_argument("--without-flink", action="store_true", help="headrace alone")
+    parser.add_argument("--output", choices=("table", "json"), default="table")
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.names) - set(QUERIES))
+    if unknown:
+        parser.error(f"no query {', '.join(unknown)}; there are: {', '.join(QUERIES)}")
+    return arguments
+
+
+def say(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+
+
+def check_ours(lane: Lane, house: House, count: int, queries: list[Query]) -> None:
+    judge = Judge(house, count)
+    try:
+        for query in queries:
+            run = lane.stream(query, keep=True)
+            rows = judge.check(query, run.batches)
+            say(f"{query.name}: {rows:,} rows in {run.micro_batches} micro-batches, as DuckDB has them")
+    finally:
+        judge.close()
+
+
+def start_flink(stack: ExitStack, bootstrap: str, folder: Path, queries: list[Query]) -> Flink | None:
+    """Checked on a small broker of its own, and then put on the topics to be measured."""
+    try:
+        check_theirs(folder, queries)
+        return stack.enter_context(flink(bootstrap, folder))
+    except CannotRun as reason:
+        say(f"without Flink: {reason}")
+        return None
+
+
+def check_theirs(folder: Path, queries: list[Query]) -> None:
+    judge = Judge(SMALL_HOUSE, SMALL_EVENTS)
+    try:
+        with headrace_server() as server:
+            load(server.bootstrap, SMALL_HOUSE, SMALL_EVENTS)
+            with flink(server.bootstrap, folder) as theirs:
+                for query in queries:
+                    left_out = NOT_COMPARED.get(query.name, ())
+                    rows = judge.compare(query.name, theirs.answer(query.name), without=left_out)
+                    say(f"{query.name}: Flink's {rows:,} rows of {SMALL_EVENTS:,} events are DuckDB's")
+    finally:
+        judge.close()
+
+
+def compare(lane: Lane, theirs: Flink | None, query: Query, rounds: int) -> list[Figure]:
+    """In turn, the order changing from round to round."""
+    ours_spent, their_spent = Spent(), Spent()
+
+    def ours() -> None:
+        before = cpu_seconds(os.getpid())
+        run = lane.stream(query, keep=False)
+        ours_spent.add(run.seconds, cpu_seconds(os.getpid()) - before)
+
+    def other() -> None:
+        if theirs is not None:
+            their_spent.add(*theirs.measure(query.name))
+
+    if theirs is not None:
+        theirs.measure(query.name)  # its first run on these topics, which compiles the query; headrace's was the check
+    for number in range(rounds):
+        for turn in (ours, other)[:: -1 if number % 2 else 1]:
+            turn()
+    beside = f", Flink {their_spent.seconds[-1]:.1f} s" if theirs is not None else ""
+    say(f"{query.name}: headrace {ours_spent.seconds[-1]:.1f} s{beside}")
+    return figures_of(query, sum(lane.rows[kind] for kind in query.reads), ours_spent, their_spent)
+
+
+def figures_of(query: Query, events: int, ours: Spent, theirs: Spent) -> list[Figure]:
+    cores = psutil.cpu_count() or 1
+    common: dict[str, Any] = {"hop": "nexmark", "case": query.name, "peer": f"Flink {FLINK_VERSION}"}
+    rate = Figure(
+        **common,
+        unit="events/s per core",
+        ours=[events / each / cores for each in ours.seconds],
+        peers=[events / each / cores for each in theirs.seconds],
+        goal=1.0 if theirs.seconds else None,
+        note=WHY.get(query.name, ""),
+    )
+    spent = Figure(
+        **common,
+        unit="CPU s per million",
+        ours=[each / events * 1e6 for each in ours.cpu],
+        peers=[each / events * 1e6 for each in theirs.cpu],
+        higher_is_better=False,
+    )
+    return [rate, spent]
+
+
+def generation(loaded: Loaded, events: int) -> Figure:
+    rate = events / loaded.seconds
+    return Figure(hop="nexmark", case="events made and written", unit="events/s", ours=[rate], peer="none")
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "cores": psutil.cpu_count(),
+        "load": round(psutil.getloadavg()[0], 1),
+        "spark": pyspark.__version__,
+        "flink": FLINK_VERSION,
+    }
+
+
+if __name__ == "__main__":
+    main()

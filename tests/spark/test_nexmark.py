@@ -1,0 +1,56 @@
+"""Nexmark on Spark: from a broker, in several micro-batches or all at once, each question has DuckDB's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from benchmarks.nexmark.generator import House
+from benchmarks.nexmark.load import load
+from benchmarks.nexmark.oracle import Judge
+from benchmarks.nexmark.queries import QUERIES, Query
+from benchmarks.nexmark.streams import Lane
+from tests.servers.process import RunningServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]
+
+HOUSE = House(gap_us=4000)
+COUNT = 10_000
+"""Forty seconds in event time, across midnight."""
+BOUNDED_SOON = ("q3", "q7", "q15", "q19")
+STREAMED_SOON = ("q5", "q9")
+"""The others are streamed by ``make test-spark``, and by ``make nexmark`` before it measures."""
+
+judged = tuple[Lane, Judge]
+
+
+@pytest.fixture(scope="module")
+def house(spark: SparkSession, headrace_server: RunningServer) -> Iterator[judged]:
+    loaded = load(headrace_server.bootstrap, HOUSE, COUNT)
+    judge = Judge(HOUSE, COUNT)
+    yield Lane(spark, headrace_server.bootstrap, loaded.rows, micro_batches=3), judge
+    judge.close()
+
+
+def soon(names: tuple[str, ...]) -> list[object]:
+    """All queries; those that are not named are slow."""
+    return [
+        pytest.param(query, id=name, marks=() if name in names else pytest.mark.slow) for name, query in QUERIES.items()
+    ]
+
+
+@pytest.mark.parametrize("query", soon(BOUNDED_SOON))
+def test_a_bounded_read_gives_the_answer_of_batch_sql(house: judged, query: Query) -> None:
+    lane, judge = house
+    assert judge.check(query, lane.bounded(query)) > 0
+
+
+@pytest.mark.parametrize("query", soon(STREAMED_SOON))
+def test_a_stream_in_several_micro_batches_ends_with_the_answer_of_batch_sql(house: judged, query: Query) -> None:
+    lane, judge = house
+    run = lane.stream(query, keep=True)
+    assert run.micro_batches >= lane.micro_batches
+    assert run.late_rows == 0, "the events are out of order by less than the lateness"
+    assert judge.check(query, run.batches) > 0
