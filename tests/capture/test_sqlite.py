@@ -8,6 +8,7 @@ import math
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -330,7 +331,10 @@ def test_an_older_copy_of_the_file_is_refused_and_mended_on_request(log: str, fi
     with pytest.raises(PositionLost, match=r"older copy.*--resnapshot"):
         catch_up(log, file.options())
     catch_up(log, file.options(), resnapshot=True)
-    assert list(fold(events(log, f"{file.name}.main.t"))) == ['{"id": 1}']
+    catch_up(log, file.options(), resnapshot=True)
+    found = events(log, f"{file.name}.main.t")
+    assert list(fold(found)) == ['{"id": 1}']
+    check_numbering(found)
 
 
 def test_removing_a_capture_leaves_nothing_in_the_file(log: str, file: File) -> None:
@@ -340,3 +344,60 @@ def test_removing_a_capture_leaves_nothing_in_the_file(log: str, file: File) -> 
     assert len(source.remove()) == 4
     source.close()
     assert file.all("select name from sqlite_schema where name like '%headrace%'") == []
+
+
+def test_removing_a_capture_leaves_another_one_whose_name_begins_as_its_own_does(log: str, file: File) -> None:
+    file.run("create table t (id integer primary key)")
+    longer = CaptureOptions(name=f"{file.name}_b", url=f"sqlite:///{file.path}")
+    catch_up(log, file.options())
+    catch_up(log, longer)
+    with closing(open_source(file.options(), None)) as source:
+        source.remove()
+    file.run("insert into t values (1)")
+    catch_up(log, longer)
+    assert [each.op for each in events(log, f"{longer.name}.main.t")] == ["c"]
+
+
+def test_a_renamed_table_is_told_under_its_new_name_and_only_there(log: str, file: File) -> None:
+    file.run("create table t (id integer primary key, n integer)", "insert into t values (1, 1)")
+    catch_up(log, file.options())
+    file.run("alter table t rename to u", "update u set n = 2")
+    catch_up(log, file.options())
+    file.run("insert into u values (2, 2)")
+    catch_up(log, file.options())
+    before, after = events(log, f"{file.name}.main.t"), events(log, f"{file.name}.main.u")
+    assert [each.value["after"] for each in before] == [{"id": 1, "n": 1}]
+    assert [(each.op, each.value["after"]) for each in after] == [("r", {"id": 1, "n": 2}), ("c", {"id": 2, "n": 2})]
+    assert len(file.all("select name from sqlite_schema where type = 'trigger'")) == 3
+
+
+@pytest.mark.parametrize("suffix", ["", " without rowid"])
+def test_no_row_is_left_out_between_two_chunks_also_with_nulls_in_the_key(log: str, file: File, suffix: str) -> None:
+    file.run(f"create table t (a text, b integer, n integer, primary key (a, b)){suffix}")
+    keys = itertools.product(["x", "y", "z"] if suffix else [None, "x", "y"], [1, 2, 3] if suffix else [None, 1, None])
+    for number, (a, b) in enumerate(keys):
+        file.session.execute("insert into t values (?, ?, ?)", (a, b, number))
+    for chunk_rows in (1, 2, 4):
+        options = CaptureOptions(name=f"{file.name}_{chunk_rows}", url=f"sqlite:///{file.path}", chunk_rows=chunk_rows)
+        catch_up(log, options)
+        found = events(log, f"{options.name}.main.t")
+        assert sorted(each.value["after"]["n"] for each in found) == list(range(9))
+
+
+@pytest.mark.parametrize("chosen", [(), ("main.a", "main.b")])
+def test_a_table_dropped_in_mid_snapshot_ends_its_snapshot_and_nothing_else(
+    log: str, file: File, chosen: tuple[str, ...]
+) -> None:
+    file.run("create table a (id integer primary key)", "create table b (id integer primary key)")
+    file.run("insert into a values (1), (2), (3), (4), (5)", "insert into b values (1)")
+    turn = itertools.count(1)
+
+    class Dropped(threading.Event):
+        def is_set(self) -> bool:
+            if next(turn) == 4:
+                file.run("drop table a")
+            return False
+
+    Capture(log, file.options(chunk_rows=2, tables=chosen)).run(Dropped(), until_current=True)
+    assert 0 < len(events(log, f"{file.name}.main.a")) < 5
+    assert [each.op for each in events(log, f"{file.name}.main.b")] == ["r"]

@@ -135,14 +135,18 @@ class SqliteSource:
             "and name not like '\\_headrace\\_%' escape '\\' order by name"
         )
         found = [name for (name,) in self._run(query)]
-        chosen = {each.removeprefix(f"{SCHEMA}.") for each in self._options.tables}
-        missing = sorted(chosen - set(found))
-        if missing:
-            raise UsageError(f"{self._path} has no table {', '.join(missing)}", "choose others with --tables")
+        chosen = self._chosen()
         return [name for name in found if not chosen or name in chosen or f"{SCHEMA}.{name}" == self._options.outbox]
 
+    def _chosen(self) -> set[str]:
+        return {each.removeprefix(f"{SCHEMA}.") for each in self._options.tables}
+
     def check(self) -> list[str]:
-        return [f"{len(self._tables())} tables"]
+        tables = self._tables()
+        missing = sorted(self._chosen() - set(tables))
+        if missing:
+            raise UsageError(f"{self._path} has no table {', '.join(missing)}", "choose others with --tables")
+        return [f"{len(tables)} tables"]
 
     def _prepare(self) -> None:
         """The change table and the triggers, in one transaction: no writer finds a trigger missing on the way."""
@@ -156,6 +160,9 @@ class SqliteSource:
                 self._run("rollback")
             raise
         self._followed.clear()
+        for name in self._progress.keys() - set(self._tables()):
+            _log.warning("%s: table %s is gone; what was not read of it before is not told", self._path, name)
+            del self._progress[name]
 
     def _make_triggers(self) -> None:
         """The change table and the triggers, made where they are missing or know other columns."""
@@ -164,10 +171,16 @@ class SqliteSource:
             "table_name text not null, operation text not null, old_row text, new_row text, "
             "committed_ms integer not null)"
         )
-        for name in self._tables():
+        tables = self._tables()
+        wanted_names = {(self._trigger_name(name, each), name) for name in tables for each in _EVENTS}
+        existing = {(trigger, table): text for trigger, table, text in self._own_triggers()}
+        for trigger, _ in existing.keys() - wanted_names:
+            # A table that is renamed takes its triggers along, and they would go on to write under its old name.
+            self._run(f"drop trigger {_quoted(trigger)}")
+        for name in tables:
             columns = [row[1] for row in self._run(f"pragma table_info({_quoted(name)})")]
             wanted = {each: self._trigger(name, columns, each) for each in _EVENTS}
-            found = {each: self._found_trigger(name, each) for each in _EVENTS}
+            found = {each: existing.get((self._trigger_name(name, each), name)) for each in _EVENTS}
             # Its own spelling of the first words is all that SQLite changes in a statement.
             wrong = [each for each in _EVENTS if (found[each] or "").lower() != wanted[each].lower()]
             if wrong and name in self._progress and (None in found.values() or self._has_unread(name)):
@@ -181,9 +194,11 @@ class SqliteSource:
         query = f"select 1 from {_quoted(self._changes)} where change_id > ? and table_name = ? limit 1"
         return bool(self._run(query, self._change, table))
 
-    def _note_gap(self, table: str) -> None:
+    def _note_gap(self, table: str, number: int | None = None) -> None:
+        columns = "(change_id, table_name, operation, committed_ms)"
         self._run(
-            f"insert into {_quoted(self._changes)} (table_name, operation, committed_ms) values (?, 't', ?)",
+            f"insert into {_quoted(self._changes)} {columns} values (?, ?, 't', ?)",
+            number,
             table,
             time.time_ns() // 1_000_000,
         )
@@ -191,10 +206,10 @@ class SqliteSource:
     def _trigger_name(self, table: str, operation: str) -> str:
         return f"{self._changes}_{table}_{operation}"
 
-    def _found_trigger(self, table: str, operation: str) -> str | None:
-        query = "select sql from sqlite_schema where type = 'trigger' and name = ? and tbl_name = ?"
-        rows = self._run(query, self._trigger_name(table, operation), table)
-        return rows[0][0] if rows else None
+    def _own_triggers(self) -> list[tuple[Any, ...]]:
+        """Name, table and text; known by what they write to: the name of a capture may begin as another's does."""
+        query = "select name, tbl_name, sql from sqlite_schema where type = 'trigger' and instr(sql, ?)"
+        return self._run(query, f"insert into {_quoted(self._changes)} (")
 
     def _trigger(self, table: str, columns: Sequence[str], operation: str) -> str:
         old = _row_as_json("old", columns) if operation in "ud" else "null"
@@ -210,6 +225,7 @@ class SqliteSource:
     # ---- starting ---------------------------------------------------------------------------------------------------
 
     def start(self, state: Mapping[str, Any], *, resnapshot: bool = False) -> None:
+        self.check()
         position = {} if resnapshot else state.get("position", {})
         known = self._run("select 1 from sqlite_schema where name = ?", self._changes)
         if position and not known:
@@ -224,11 +240,13 @@ class SqliteSource:
         if not position:
             self._change = self._target
         self._shapes = dict(state.get("shapes", {}))
-        for name in self._tables():
+        # An older copy of the file has given out fewer numbers than the log knows; none of them comes again.
+        highest = max(self._target, state.get("position", {}).get("change", 0))
+        for number, name in enumerate(self._tables(), highest + 1):
             if name not in self._progress:
                 self._progress[name] = self._unread(name)
-        if resnapshot:
-            self._announce_gap()
+            if resnapshot:
+                self._note_gap(name, number)
 
     def _lost(self, why: str) -> None:
         name = self._options.name
@@ -245,14 +263,6 @@ class SqliteSource:
         if not self._is_snapshotted(name):
             return Progress(done=True)
         return Progress(rows_expected=int(self._run(f"select count(*) from {_quoted(name)}")[0][0]))
-
-    def _announce_gap(self) -> None:
-        """What was deleted meanwhile is not known; a truncation tells whoever folds the topic to begin anew."""
-        assert self._writer is not None
-        for name in self._tables():
-            followed = self._follow(name)
-            source = self._source(followed, b"incremental", time.time_ns() // 1_000_000)
-            followed.encoder.truncated(self._writer, Transaction(f"{self._change}/{name}", time.time_ns()), source)
 
     def _follow(self, name: str) -> _Followed:
         rows = self._run(f"pragma table_info({_quoted(name)})")
@@ -318,11 +328,11 @@ class SqliteSource:
             for change, name, operation, old, new, at_ms in rows:
                 self._change = change
                 taken += 1
-                if name not in self._progress or self._shown_by_snapshot(name):
+                if name not in self._progress:
                     continue
                 if operation == "t":
                     self._take_gap(name, at_ms, now_ns)
-                else:
+                elif not self._shown_by_snapshot(name):
                     self._take_change(name, operation, _stored(old), _stored(new), at_ms, now_ns)
                 if self._writer.bytes_pending >= bytes_max:
                     return True
@@ -379,22 +389,24 @@ class SqliteSource:
     def _take_chunk(self, name: str) -> None:
         assert self._writer is not None
         followed, progress = self._of(name), self._progress[name]
-        key = [followed.names[index] for index in followed.encoder.table.key]
-        query = f"select {', '.join(map(_quoted, followed.names))} from {_quoted(name)}"
+        key = [_quoted(followed.names[index]) for index in followed.encoder.table.key]
+        rowid = self._rowid(followed) if key else None
+        order = [*key, *([rowid] if rowid else [])]
+        query = f"select {', '.join([*map(_quoted, followed.names), *([rowid] if rowid else [])])} from {_quoted(name)}"
         after = [json.loads(each) for each in progress.after or ()]
-        if after:
-            query += f" where ({', '.join(map(_quoted, key))}) > ({', '.join('?' * len(key))})"
+        bounds = [bytes.fromhex(each["hex"]) if isinstance(each, dict) else each for each in after]
+        behind, arguments = _behind(order[: len(bounds)], bounds) if bounds else ("true", [])
         if key:
-            query += f" order by {', '.join(map(_quoted, key))} limit {self._options.chunk_rows}"
-        bounds = (bytes.fromhex(each["hex"]) if isinstance(each, dict) else each for each in after)
+            query += f" where {behind} order by {', '.join(order)} limit {self._options.chunk_rows}"
         transaction = Transaction(f"{self._change}/{name}/{progress.rows}", time.time_ns())
         source = self._source(followed, b"incremental", time.time_ns() // 1_000_000)
         bytes_max = self._writer.bytes_pending + READ_BYTES_MAX
         taken, full = 0, False
         row: tuple[Any, ...] = ()
-        with closing(self._each(query, *bounds)) as rows:
+        width = len(followed.names)
+        with closing(self._each(query, *arguments)) as rows:
             for row in rows:
-                followed.encoder.read(self._writer, transaction, source, row)
+                followed.encoder.read(self._writer, transaction, source, row[:width])
                 taken += 1
                 full = bool(key) and (taken == self._options.chunk_rows or self._writer.bytes_pending >= bytes_max)
                 if full:
@@ -403,8 +415,18 @@ class SqliteSource:
         progress.done = not full
         progress.after = None
         if full:
-            last = [row[index] for index in followed.encoder.table.key]
+            last = [*(row[index] for index in followed.encoder.table.key), *row[width:]]
             progress.after = [json.dumps({"hex": each.hex()} if isinstance(each, bytes) else each) for each in last]
+
+    def _rowid(self, followed: _Followed) -> str | None:
+        """What tells rows of one key apart: SQLite allows NULL in a key, any number of times."""
+        taken = {each.lower() for each in followed.names}
+        name = next((each for each in ("rowid", "oid", "_rowid_") if each not in taken), None)
+        try:
+            self._connection.execute(f"select {name} from {_quoted(followed.encoder.table.name)} limit 0").close()
+        except sqlite3.OperationalError:
+            return None  # a table without rowids, whose keys are never null
+        return name
 
     # ---- positions --------------------------------------------------------------------------------------------------
 
@@ -431,9 +453,7 @@ class SqliteSource:
         return SourceStatus(position=str(self._newest() - waiting))
 
     def remove(self) -> list[str]:
-        query = "select name from sqlite_schema where type = 'trigger' and name like ? escape '\\'"
-        pattern = self._changes.replace("_", "\\_") + "\\_%"
-        triggers = [name for (name,) in self._run(query, pattern)]
+        triggers = [name for name, _, _ in self._own_triggers()]
         for name in triggers:
             self._run(f"drop trigger {_quoted(name)}")
         self._run(f"drop table if exists {_quoted(self._changes)}")
@@ -445,6 +465,24 @@ class SqliteSource:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _behind(columns: Sequence[str], bounds: Sequence[Any]) -> tuple[str, list[Any]]:
+    """The condition for rows that sort behind these values, with its arguments. NULL sorts before everything else."""
+    if None not in bounds:
+        return f"({', '.join(columns)}) > ({', '.join('?' * len(columns))})", list(bounds)
+    choices: list[str] = []
+    arguments: list[Any] = []
+    for place, column in enumerate(columns):
+        equal = [f"{each} is ?" for each in columns[:place]]
+        arguments += bounds[:place]
+        if bounds[place] is None:
+            equal.append(f"{column} is not null")
+        else:
+            equal.append(f"{column} > ?")
+            arguments.append(bounds[place])
+        choices.append(" and ".join(equal))
+    return f"({' or '.join(choices)})", arguments
 
 
 def _literal(text: str) -> str:
