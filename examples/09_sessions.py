@@ -35,7 +35,7 @@ if __name__ == "__main__":
     )
     spark.stop()
     for row in rows:
-        what = "taken back" if not row.events else "final" if row.is_final else "so far"
+        what = "taken back" if row.is_retraction else "final" if row.is_final else "so far"
         print(f"{row.user:5} from {row.session_start:%H:%M}  {row.events} clicks  spent {row.spent}  {what}")
-    final = [row for row in rows if row.is_final and row.events]
+    final = [row for row in rows if row.is_final]
     assert [(row.user, row.events, row.spent) for row in final] == [("anna", 3, 13)]

@@ -199,8 +199,8 @@ def test_what_cannot_work_is_refused_before_the_query_starts_with_what_to_write_
         hr.sessions(dated, "user", event_time="at", gap="soon")
     with pytest.raises(UsageError, match="gap='1 month' is no duration"):
         hr.sessions(dated, "user", event_time="at", gap="1 month")
-    with pytest.raises(UsageError, match=r"no function 'avg'.*sum, min, max"):
-        hr.sessions(dated, "user", event_time="at", gap="1 hour", values={"x": ("avg", "amount")})
+    with pytest.raises(UsageError, match=r"no function 'median'.*sum, min, max"):
+        hr.sessions(dated, "user", event_time="at", gap="1 hour", values={"x": ("median", "amount")})
     with pytest.raises(UsageError, match="would be called 'events'"):
         hr.sessions(dated, "user", event_time="at", gap="1 hour", values={"events": ("sum", "amount")})
 

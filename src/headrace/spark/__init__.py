@@ -15,6 +15,7 @@ from headrace.errors import UsageError
 
 if TYPE_CHECKING:
     from headrace.spark import sinks
+    from headrace.spark.analytics import compare, distinct, percentiles, rate, rolling, top
     from headrace.spark.keyed import FOREVER, correct_clock, dedup, sessions
     from headrace.spark.pipelines import pipeline
     from headrace.spark.profile import register, session
@@ -23,43 +24,62 @@ if TYPE_CHECKING:
     from headrace.spark.sink_checkpoint import read_end_offsets
     from headrace.spark.source import HeadraceDataSource
     from headrace.spark.state_inspection import state_of, state_totals
+    from headrace.spark.windowing import set_aside_future, split_late, windows
 
 __all__ = [
     "FOREVER",
     "HeadraceDataSource",
     "batch",
+    "compare",
     "correct_clock",
     "dedup",
+    "distinct",
     "exactly_once_batch",
+    "percentiles",
     "pipeline",
+    "rate",
     "read_end_offsets",
     "register",
+    "rolling",
     "session",
     "sessions",
+    "set_aside_future",
     "sinks",
+    "split_late",
     "state_of",
     "state_totals",
     "stream",
     "table",
+    "top",
+    "windows",
 ]
 
 _HOMES = {
     "FOREVER": "keyed",
     "HeadraceDataSource": "source",
     "batch": "reading",
+    "compare": "analytics",
     "correct_clock": "keyed",
     "dedup": "keyed",
+    "distinct": "analytics",
     "exactly_once_batch": "sink",
+    "percentiles": "analytics",
     "pipeline": "pipelines",
+    "rate": "analytics",
     "read_end_offsets": "sink_checkpoint",
     "register": "profile",
+    "rolling": "analytics",
     "session": "profile",
     "sessions": "keyed",
+    "set_aside_future": "windowing",
     "sinks": "",
+    "split_late": "windowing",
     "state_of": "state_inspection",
     "state_totals": "state_inspection",
     "stream": "reading",
     "table": "reading",
+    "top": "analytics",
+    "windows": "windowing",
 }
 """Where each name is defined; a name without one is a module itself."""
 

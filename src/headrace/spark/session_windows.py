@@ -4,41 +4,55 @@ A session is [start, end): from its first row to ``gap`` after its last. A row e
 session, as in Spark's own ``session_window``. Results by choice:
 
     final   one row per session, when the watermark has passed its end
-    early   a row whenever a batch changed a session, and a final one; ``revision`` counts up within the key
+    early   a row whenever a batch changed a session, and a final one; ``revision`` counts up within the session
 
 A row that comes late enough to move a session's start, or to join two sessions, makes a result that was given out
-wrong. Then that result is taken back: a row with its start, ``events`` = 0 and no values. So whoever keeps, per key
-and ``session_start``, the row with the highest revision and leaves out those without events has at any time what is
-known, and in the end exactly the final sessions.
+wrong. Then that result is taken back: it comes again with ``is_retraction``. So whoever keeps, per key and
+``session_start``, the row with the highest revision, and nothing if that was taken back, has at any time what is
+known, and in the end exactly the final sessions. It is the rule of all windows (``windows_operator``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 
 from headrace.spark.state_bucket import Flags, Ints
-from headrace.spark.state_operator import Operator, Step, Touched, as_lists, earliest, flatten, micros, whole
+from headrace.spark.state_operator import Operator, Step, Touched, as_lists, earliest, flatten, latest, micros
+from headrace.spark.windows_aggregates import EVENTS, Aggregate, merged
+from headrace.spark.windows_operator import REVISION, TIME, Emit
 
-__all__ = ["Aggregate", "Emit", "Sessions"]
+__all__ = ["Sessions"]
 
-Emit = Literal["final", "early"]
-TIME = pa.timestamp("us", "UTC")
+SPAN = [("start", pa.int64()), ("last", pa.int64()), ("revision", pa.int64())]
 
 
-@dataclass(frozen=True, slots=True)
-class Aggregate:
-    """A value of the whole session: ``sum``, ``min`` or ``max`` of a column."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spans:
+    """Sessions, or rows that are each a session by itself, in columns."""
 
-    name: str
-    function: Literal["sum", "min", "max"]
-    column: str
-    type: pa.DataType
+    codes: Ints
+    starts: Ints
+    lasts: Ints
+    revisions: Ints
+    """Of the last result that was given out, 0 without."""
+    new: Flags
+    """With rows of this batch."""
+    states: list[pa.Array]
+
+    def where(self, chosen: Flags) -> _Spans:
+        return _Spans(
+            codes=self.codes[chosen],
+            starts=self.starts[chosen],
+            lasts=self.lasts[chosen],
+            revisions=self.revisions[chosen],
+            new=self.new[chosen],
+            states=[each.filter(pa.array(chosen)) for each in self.states],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,121 +60,92 @@ class Sessions(Operator):
     keys: pa.StructType
     event_time: str
     gap_us: int
-    aggregates: tuple[Aggregate, ...] = ()
+    aggregates: tuple[Aggregate, ...] = (EVENTS,)
     emit: Emit = "final"
     name: ClassVar[str] = "sessions"
 
     @property
     def session(self) -> pa.StructType:
-        """An open session; ``told`` when a result of it was given out."""
-        fixed = [("start", pa.int64()), ("last", pa.int64()), ("events", pa.int64()), ("told", pa.bool_())]
-        return pa.struct([*fixed, *((each.name, each.type) for each in self.aggregates)])
+        return pa.struct([*SPAN, *((each.name, each.state) for each in self.aggregates)])
 
     @property
     def state(self) -> pa.StructType:
-        return pa.struct([("revision", pa.int64()), ("open", pa.list_(self.session))])
+        return pa.struct([("open", pa.list_(self.session))])
 
     @property
     def output(self) -> pa.Schema:
-        times = [("session_start", TIME), ("session_end", TIME), ("events", pa.int64())]
-        values = [(each.name, each.type) for each in self.aggregates]
-        return pa.schema([*self.keys, *times, *values, ("revision", pa.int64()), ("is_final", pa.bool_())])
+        times = [pa.field("session_start", TIME), pa.field("session_end", TIME)]
+        values = [pa.field(each.name, each.result) for each in self.aggregates]
+        return pa.schema([*self.keys, *times, *values, *REVISION])
+
+    @property
+    def output_time(self) -> str | None:
+        """Final results come when the watermark has come to their end; what is taken back has no such order."""
+        return "session_end" if self.emit == "final" else None
 
     def step(self, touched: Touched) -> Step:
         pieces = self._pieces(touched)
-        pieces, sessions = self._sessions(pieces)
-        codes = np.asarray(sessions.column("code"), np.int64)
-        ends = np.asarray(sessions.column("last"), np.int64) + self.gap_us
-        final: Flags = ends <= touched.now_us
-        held = touched.held.field("revision").fill_null(0)
-        revisions = np.asarray(held, np.int64) + (1 if self.emit == "early" else 0)
-
+        numbers, sessions = self._sessions(pieces)
+        final: Flags = sessions.lasts + self.gap_us <= touched.now_us
+        early = sessions.new & ~final if self.emit == "early" else np.zeros(len(final), np.bool_)
+        moved = (pieces.revisions > 0) & (pieces.starts != sessions.starts[numbers])
+        sessions.revisions[final | early] += 1
         told = [
-            self._results(touched, sessions.filter(pa.array(mask)), codes[mask], revisions, is_final)
-            for is_final, mask in self._to_tell(sessions, final)
+            self._results(touched, pieces.where(moved), final=False, retraction=True),
+            self._results(touched, sessions.where(final), final=True),
+            self._results(touched, sessions.where(early), final=False),
         ]
-        if self.emit == "early":
-            told.append(self._taken_back(touched, pieces, sessions, revisions))
-            sessions = sessions.set_column(
-                sessions.schema.get_field_index("told"), "told", pa.array(np.ones(len(codes), np.bool_))
-            )
-        remaining = sessions.filter(pa.array(~final))
+        remaining = sessions.where(~final)
         count = len(touched.keys)
-        columns = [whole(remaining.column(each.name)) for each in self.session]
-        opened = pa.StructArray.from_arrays(columns, fields=list(self.session))
-        lists = as_lists(codes[~final], opened, count)
+        spans = [pa.array(each) for each in (remaining.starts, remaining.lasts, remaining.revisions)]
+        opened = pa.StructArray.from_arrays([*spans, *remaining.states], fields=list(self.session))
         return Step(
             output=pa.concat_tables(told),
-            states=pa.StructArray.from_arrays([pa.array(revisions), lists], fields=list(self.state)),
-            keep=np.bincount(codes[~final], minlength=count) > 0,
-            wake_us=earliest(codes[~final], ends[~final], count),
+            states=pa.StructArray.from_arrays([as_lists(remaining.codes, opened, count)], fields=list(self.state)),
+            keep=np.bincount(remaining.codes, minlength=count) > 0,
+            wake_us=earliest(remaining.codes, remaining.lasts + self.gap_us, count),
         )
 
-    def _pieces(self, touched: Touched) -> pa.Table:
-        """Open sessions and new rows alike: spans with their values, sorted by key and start."""
+    def _pieces(self, touched: Touched) -> _Spans:
+        """Open sessions and new rows alike."""
         codes, opened = flatten(touched.held.field("open"))
-        held = pa.Table.from_arrays(opened.flatten(), names=[each.name for each in self.session])
-        held = held.append_column("code", pa.array(codes)).append_column(
-            "new", pa.array(np.zeros(len(codes), np.bool_))
-        )
+        starts, lasts, revisions = (np.asarray(opened.field(name), np.int64) for name, _ in SPAN)
         times = micros(touched.rows.column(self.event_time))
-        columns = {
-            "start": pa.array(times),
-            "last": pa.array(times),
-            "events": pa.array(np.ones(len(times), np.int64)),
-            "told": pa.array(np.zeros(len(times), np.bool_)),
-            **{each.name: touched.rows.column(each.column).cast(each.type) for each in self.aggregates},
-            "code": pa.array(touched.codes),
-            "new": pa.array(np.ones(len(times), np.bool_)),
-        }
-        together = pa.concat_tables([held, pa.table(columns, schema=held.schema)])
-        starts, keys = np.asarray(together.column("start")), np.asarray(together.column("code"))
-        return together.take(pa.array(np.lexsort((starts, keys))))
+        states = [
+            pa.concat_arrays([opened.field(each.name), each.lift(touched.rows, times)]) for each in self.aggregates
+        ]
+        return _Spans(
+            codes=np.r_[codes, touched.codes],
+            starts=np.r_[starts, times],
+            lasts=np.r_[lasts, times],
+            revisions=np.r_[revisions, np.zeros(len(times), np.int64)],
+            new=np.r_[np.zeros(len(codes), np.bool_), np.ones(len(times), np.bool_)],
+            states=states,
+        )
 
-    def _sessions(self, pieces: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """The pieces with the number of their session, and the sessions in the order of these numbers."""
-        codes, starts, lasts = (np.asarray(pieces.column(name), np.int64) for name in ("code", "start", "last"))
-        reached = pd.Series(lasts).groupby(codes).cummax().to_numpy()
+    def _sessions(self, pieces: _Spans) -> tuple[Ints, _Spans]:
+        """For each piece the number of its session, and the sessions, sorted by key and start."""
+        order = np.lexsort((pieces.starts, pieces.codes))
+        codes, starts = pieces.codes[order], pieces.starts[order]
+        reached = pd.Series(pieces.lasts[order]).groupby(codes).cummax().to_numpy()
         begins = np.ones(len(codes), np.bool_)
         begins[1:] = (codes[1:] != codes[:-1]) | (starts[1:] >= reached[:-1] + self.gap_us)
-        pieces = pieces.append_column("session", pa.array(np.cumsum(begins) - 1))
-        values = [(each.name, each.function) for each in self.aggregates]
-        wanted = [
-            ("code", "min"),
-            ("start", "min"),
-            ("last", "max"),
-            ("events", "sum"),
-            ("told", "any"),
-            ("new", "any"),
-        ]
-        grouped = pieces.group_by("session", use_threads=False).aggregate([*wanted, *values])
-        arrays = {column: grouped.column(f"{column}_{function}") for column, function in [*wanted, *values]}
-        kinds = {each.name: each.type for each in self.session}
-        return pieces, pa.table({name: each.cast(kinds.get(name, each.type)) for name, each in arrays.items()})
+        numbers = np.empty(len(codes), np.int64)
+        numbers[order] = np.cumsum(begins) - 1
+        count = int(np.count_nonzero(begins))
+        return numbers, _Spans(
+            codes=codes[begins],
+            starts=starts[begins],
+            lasts=latest(numbers, pieces.lasts, count),
+            revisions=latest(numbers, pieces.revisions, count),
+            new=np.bincount(numbers[pieces.new], minlength=count) > 0,
+            states=merged(self.aggregates, numbers, [pieces.states], count),
+        )
 
-    def _to_tell(self, sessions: pa.Table, final: Flags) -> Iterator[tuple[bool, Flags]]:
-        yield True, final
-        if self.emit == "early":
-            yield False, np.asarray(sessions.column("new")) & ~final
-
-    def _results(self, touched: Touched, sessions: pa.Table, codes: Ints, revisions: Ints, is_final: bool) -> pa.Table:
-        ends = pa.array(np.asarray(sessions.column("last"), np.int64) + self.gap_us).cast(TIME)
-        values = [sessions.column(each.name) for each in self.aggregates]
-        times = [sessions.column("start").cast(TIME), ends, sessions.column("events")]
-        last = [pa.array(revisions[codes]), pa.array(np.full(len(codes), is_final))]
-        keys = touched.keys.take(pa.array(codes)).flatten()
-        return pa.Table.from_arrays([*keys, *times, *values, *last], schema=self.output)
-
-    def _taken_back(self, touched: Touched, pieces: pa.Table, sessions: pa.Table, revisions: Ints) -> pa.Table:
-        """Results that were given out under a start that no session has any more."""
-        numbers = np.asarray(pieces.column("session"), np.int64)
-        starts = np.asarray(pieces.column("start"), np.int64)
-        moved = starts != np.asarray(sessions.column("start"), np.int64)[numbers]
-        wrong = np.asarray(pieces.column("told")) & moved
-        codes = np.asarray(pieces.column("code"), np.int64)[wrong]
-        count = len(codes)
-        nothing = [pa.nulls(count, each.type) for each in self.aggregates]
-        times = [pa.array(starts[wrong]).cast(TIME), pa.nulls(count, TIME), pa.array(np.zeros(count, np.int64))]
-        last = [pa.array(revisions[codes]), pa.array(np.ones(count, np.bool_))]
-        keys = touched.keys.take(pa.array(codes)).flatten()
-        return pa.Table.from_arrays([*keys, *times, *nothing, *last], schema=self.output)
+    def _results(self, touched: Touched, spans: _Spans, *, final: bool, retraction: bool = False) -> pa.Table:
+        count = len(spans.codes)
+        keys = touched.keys.take(pa.array(spans.codes)).flatten()
+        times = [pa.array(each).cast(TIME) for each in (spans.starts, spans.lasts + self.gap_us)]
+        values = [each.finish(state) for each, state in zip(self.aggregates, spans.states, strict=True)]
+        flags = [pa.array([each] * count, pa.bool_()) for each in (final, retraction)]
+        return pa.Table.from_arrays([*keys, *times, *values, pa.array(spans.revisions), *flags], schema=self.output)

@@ -10,223 +10,26 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.spark.clock_correction import SmoothClock
 from headrace.spark.deduplication import Dedup, DedupForever
-from headrace.spark.session_windows import Aggregate, Sessions
-from headrace.spark.state_bucket import NEVER, Bucket
-from headrace.spark.state_operator import BEGINNING, END, Clock, Operator, Step, Touched, advance, run_bounded
-from tests.unit.spark.state_world import MemoryStore
-
-SECOND = 1_000_000
-LATENESS_S = 20
-TIME = pa.timestamp("us", "UTC")
-ROWS = pa.schema([("user", pa.string()), ("at", TIME), ("amount", pa.int64())])
-KEYS = pa.struct([("user", pa.string())])
-GAP_S = 10
-
-Event = tuple[str | None, int, int | None]
-
-events = st.lists(
-    st.tuples(st.sampled_from(["a", "b", None]), st.integers(1, 120), st.one_of(st.none(), st.integers(-5, 5))),
-    max_size=40,
+from headrace.spark.state_bucket import NEVER
+from headrace.spark.state_operator import Clock, Operator, Step, Touched, run_bounded
+from tests.unit.spark.state_world import (
+    KEYS,
+    ROWS,
+    SECOND,
+    TIME,
+    Event,
+    Stream,
+    arrivals,
+    as_bag,
+    bounded,
+    streamed,
+    table,
 )
-"""(key, second, amount)"""
-
-
-def table(rows: Sequence[Event]) -> pa.Table:
-    users, seconds, amounts = zip(*rows, strict=True) if rows else ((), (), ())
-    columns = [pa.array(users, pa.string()), pa.array([each * SECOND for each in seconds], pa.int64()).cast(TIME)]
-    return pa.Table.from_arrays([*columns, pa.array(amounts, pa.int64())], schema=ROWS)
-
-
-@st.composite
-def arrivals(draw: st.DrawFn, rows: st.SearchStrategy[list[Event]] = events) -> list[list[Event]]:
-    """The events in an order that the lateness allows, in micro-batches, some of them empty."""
-    delays = st.sampled_from([0, 0, 1, LATENESS_S // 2, LATENESS_S - 1, LATENESS_S, LATENESS_S])
-    delayed = [(event[1] + draw(delays), number, event) for number, event in enumerate(draw(rows))]
-    ordered = [event for _, _, event in sorted(delayed, key=lambda each: each[:2])]
-    batches: list[list[Event]] = [[]]
-    for event in ordered:
-        while draw(st.booleans()):
-            batches.append([])
-        batches[-1].append(event)
-    return batches
-
-
-class Stream:
-    """A query: its watermark is the highest time of earlier batches less the lateness; it can stop at any time."""
-
-    def __init__(self, operator: Operator, rows: pa.Schema = ROWS) -> None:
-        self.operator = operator
-        self.rows = rows
-        self.store = MemoryStore()
-        self.bucket = Bucket(operator.layout(KEYS))
-        self.highest_us = BEGINNING
-        self.output: list[pa.Table] = []
-        self.late_rows = 0
-
-    def restart(self) -> None:
-        """Nothing but the store survives."""
-        self.bucket = Bucket(self.operator.layout(KEYS))
-
-    def push(self, rows: pa.Table, now_us: int | None = None) -> None:
-        seen = self.highest_us != BEGINNING
-        watermark = self.highest_us - LATENESS_S * SECOND if seen else BEGINNING
-        before = self.store.manifest_value()
-        self.bucket.refresh(before, self.store)
-        outcome = advance(
-            self.bucket, self.operator, rows, now_us=watermark if now_us is None else now_us, event_time="at"
-        )
-        self.bucket.save(before, 1, self.store)
-        self.output.append(outcome.output)
-        self.late_rows += outcome.late_rows
-        if rows.num_rows:
-            self.highest_us = max(self.highest_us, pc.max(rows.column("at").cast(pa.int64())).as_py())
-
-    def finish(self) -> pa.Table:
-        self.push(self.rows.empty_table(), END)
-        return pa.concat_tables(self.output)
-
-
-def streamed(operator: Operator, batches: list[list[Event]], restarts: set[int]) -> Stream:
-    stream = Stream(operator)
-    for number, batch in enumerate(batches):
-        if number in restarts:
-            stream.restart()
-        stream.push(table(batch))
-    return stream
-
-
-def as_bag(rows: pa.Table) -> Counter[tuple[Any, ...]]:
-    return Counter(tuple(row.values()) for row in rows.to_pylist())
-
-
-def bounded(operator: Operator, batches: list[list[Event]]) -> pa.Table:
-    together = [event for batch in batches for event in batch]
-    return run_bounded(operator, table(together), KEYS, "at")
-
-
-# ---- sessions ------------------------------------------------------------------------------------------------------
-
-
-def sessions(emit: Any = "final") -> Sessions:
-    values = (
-        Aggregate("total", "sum", "amount", pa.int64()),
-        Aggregate("lowest", "min", "amount", pa.int64()),
-        Aggregate("highest", "max", "amount", pa.int64()),
-    )
-    return Sessions(KEYS, "at", GAP_S * SECOND, values, emit)
-
-
-def sessions_by_hand(rows: Sequence[Event]) -> Counter[tuple[Any, ...]]:
-    """(user, start, end, events, total, lowest, highest), the plain way."""
-    found: list[list[Event]] = []
-    for event in sorted(rows, key=lambda each: (str(each[0]), each[1])):
-        same = found and found[-1][-1][0] == event[0] and event[1] < found[-1][-1][1] + GAP_S
-        if same:
-            found[-1].append(event)
-        else:
-            found.append([event])
-    results = []
-    for each in found:
-        amounts = [amount for _, _, amount in each if amount is not None]
-        values = (sum(amounts), min(amounts), max(amounts)) if amounts else (None, None, None)
-        results.append((each[0][0], each[0][1], each[-1][1] + GAP_S, len(each), *values))
-    return Counter(results)
-
-
-def plain(results: pa.Table) -> Counter[tuple[Any, ...]]:
-    return Counter(
-        (
-            row["user"],
-            int(row["session_start"].timestamp()),
-            int(row["session_end"].timestamp()),
-            row["events"],
-            row["total"],
-            row["lowest"],
-            row["highest"],
-        )
-        for row in results.to_pylist()
-    )
-
-
-@given(arrivals(), st.sets(st.integers(0, 30)))
-def test_sessions_are_those_of_a_plain_loop_whatever_the_cuts_the_order_and_the_restarts(
-    batches: list[list[Event]], restarts: set[int]
-) -> None:
-    expected = sessions_by_hand([event for batch in batches for event in batch])
-    stream = streamed(sessions(), batches, restarts)
-    assert plain(stream.finish()) == expected
-    assert stream.late_rows == 0
-    assert plain(bounded(sessions(), batches)) == expected
-
-
-def folded(results: pa.Table) -> list[dict[str, Any]]:
-    newest: dict[tuple[Any, Any], dict[str, Any]] = {}
-    for row in results.to_pylist():
-        name = (row["user"], row["session_start"])
-        if name not in newest or row["revision"] > newest[name]["revision"]:
-            newest[name] = row
-        else:
-            assert row["revision"] < newest[name]["revision"], "two results of a session with the same revision"
-    return [row for row in newest.values() if row["events"]]
-
-
-@given(arrivals(), st.sets(st.integers(0, 30)))
-def test_early_sessions_fold_to_what_is_known_after_every_batch_and_to_the_final_ones_in_the_end(
-    batches: list[list[Event]], restarts: set[int]
-) -> None:
-    stream = Stream(sessions("early"))
-    known: list[Event] = []
-    for number, batch in enumerate(batches):
-        if number in restarts:
-            stream.restart()
-        stream.push(table(batch))
-        known += batch
-        now = folded(pa.concat_tables(stream.output))
-        assert plain(pa.Table.from_pylist(now, stream.operator.output)) == sessions_by_hand(known)
-    final = folded(stream.finish())
-    assert all(row["is_final"] for row in final)
-    assert plain(pa.Table.from_pylist(final, stream.operator.output)) == sessions_by_hand(known)
-
-
-def test_an_event_exactly_at_the_end_of_a_session_begins_the_next_one() -> None:
-    found = bounded(sessions(), [[("a", 10, 1), ("a", 10 + GAP_S, 2)]])
-    assert [row["events"] for row in found.to_pylist()] == [1, 1]
-
-
-def test_a_session_is_final_when_the_watermark_comes_to_its_end_and_not_before() -> None:
-    stream = Stream(sessions())
-    stream.push(table([("a", 10, 1)]))
-    stream.push(ROWS.empty_table(), (10 + GAP_S) * SECOND - 1)
-    assert [each.num_rows for each in stream.output] == [0, 0]
-    stream.push(ROWS.empty_table(), (10 + GAP_S) * SECOND)
-    assert stream.output[-1].num_rows == 1
-    assert stream.store.manifest_value().key_count == 0
-
-
-def test_a_session_that_is_touched_just_before_its_end_stays_open_for_an_event_within_it() -> None:
-    stream = Stream(sessions())
-    stream.push(table([("a", 10, 1)]), BEGINNING)
-    stream.push(table([("a", 40, 1)]), (10 + GAP_S - 1) * SECOND)
-    stream.push(table([("a", 10 + GAP_S - 1, 1)]), (10 + GAP_S - 1) * SECOND)
-    assert sorted(row["events"] for row in stream.finish().to_pylist()) == [1, 2]
-
-
-def test_an_event_behind_the_watermark_and_one_without_a_time_are_counted_and_left_out() -> None:
-    stream = Stream(sessions())
-    stream.push(table([("a", 100, 1)]))
-    late = table([("a", 100 - LATENESS_S - 1, 1), ("a", 100 - LATENESS_S, 1)])
-    undated = pa.Table.from_pylist([{"user": "a", "at": None, "amount": 1}], ROWS)
-    stream.push(pa.concat_tables([late, undated]))
-    assert stream.late_rows == 2
-    assert stream.store.manifest_value().late_rows == 2
-    assert sum(row["events"] for row in stream.finish().to_pylist()) == 2
-
 
 # ---- duplicates ----------------------------------------------------------------------------------------------------
 

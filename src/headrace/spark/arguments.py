@@ -1,0 +1,52 @@
+"""What users write as arguments of functions on DataFrames, checked before a query starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import TimestampType
+
+from headrace.errors import UsageError
+
+__all__ = ["micros_of", "names_of", "time_column"]
+
+UNITS_US = {
+    "microsecond": 1,
+    "millisecond": 1000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+"""No months and years: they differ in length."""
+PART = re.compile(rf"(\d+) +({'|'.join(UNITS_US)})s?")
+DURATION = re.compile(rf"(interval +)?{PART.pattern}( +{PART.pattern})*")
+
+
+def names_of(keys: str | Sequence[str]) -> list[str]:
+    return [keys] if isinstance(keys, str) else list(keys)
+
+
+def time_column(rows: DataFrame, column: str | None, argument: str) -> str:
+    times = [each.name for each in rows.schema if isinstance(each.dataType, TimestampType)]
+    if column is None or column not in times:
+        what = f"{argument} is not given" if column is None else f"{argument}: {column!r} is no column with a timestamp"
+        raise UsageError(what, f"columns with timestamps: {', '.join(times) or 'none'}")
+    return column
+
+
+def micros_of(duration: str, argument: str) -> int:
+    """A duration as Spark writes them: '10 minutes', '1 hour 30 seconds'."""
+    parts = DURATION.fullmatch(str(duration).strip().lower()) and PART.findall(str(duration).lower())
+    if not parts:
+        raise UsageError(
+            f"{argument}={duration!r} is no duration",
+            f"'10 minutes', '1 hour 30 seconds'; units: {', '.join(UNITS_US)}",
+        )
+    found = sum(int(number) * UNITS_US[unit] for number, unit in parts)
+    if found <= 0:
+        raise UsageError(f"{argument}={duration!r} is not longer than nothing", "'10 minutes', say")
+    return found

@@ -1,0 +1,324 @@
+"""Windows on Spark: Spark's own and ours agree, calendars are right, and a stream ends where the bounded frame does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
+from pyspark.sql.types import StructType
+
+import headrace.spark as hr
+from headrace.errors import UsageError
+from headrace.spark.testing import Rows, run_pipeline
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(1200)]
+
+SCHEMA = "user string, at timestamp, amount long, took double"
+COLUMNS = ("user", "at", "amount", "took")
+START = datetime(2026, 1, 31, 10, 0, tzinfo=UTC)
+BUCKETS = 2
+Operator = Callable[[DataFrame], DataFrame]
+Event = tuple[str | None, float, int | None]
+"""(user, seconds after the start, amount)"""
+LAST: Event = ("last", 100_000, 0)
+"""Its time moves the watermark past everything else."""
+
+
+def value(event: Event) -> dict[str, Any]:
+    user, second, amount = event
+    at = START + timedelta(seconds=second)
+    return {"user": user, "at": at.isoformat(), "amount": amount, "took": None if amount is None else amount / 2}
+
+
+def run(spark: SparkSession, operator: Operator, *batches: Sequence[Event]) -> Rows:
+    """The operator on a stream, batch by batch."""
+
+    def build(spark: SparkSession) -> DataFrame:
+        rows = hr.stream(spark, "rows", schema=SCHEMA).select(*COLUMNS)
+        return operator(rows.withWatermark("at", "20 seconds"))
+
+    given = [[value(event) for event in batch] for batch in batches]
+    return run_pipeline(build, {"rows": given}, spark=spark, timeout_s=400)
+
+
+def bounded(spark: SparkSession, operator: Operator, events: Sequence[Event]) -> list[Row]:
+    rows = [
+        Row(user=user, at=START + timedelta(seconds=second), amount=amount, took=None if amount is None else amount / 2)
+        for user, second, amount in events
+    ]
+    return operator(spark.createDataFrame(rows, SCHEMA)).collect()
+
+
+BATCHES: list[list[Event]] = [
+    [("anna", 0, 1), ("ben", 2, 2), (None, 3, 3), ("anna", 10, 4)],
+    [("anna", 12, 4), ("ben", 1, 5), ("anna", 12, None)],
+    [("anna", 5, 6), ("anna", 5, 6), ("ben", 40, 7), (None, 41, None)],
+    [LAST],
+    [],
+]
+EVENTS = [event for batch in BATCHES for event in batch]
+VALUES = {
+    "total": ("sum", "amount"),
+    "mean": ("avg", "took"),
+    "lowest": ("min", "amount"),
+    "opening": ("first", "amount"),
+    "closing": ("last", "amount"),
+    "about": ("approx_distinct", "amount"),
+}
+
+
+def as_bag(rows: Sequence[Row], *leaving_out: str) -> Counter[tuple[Any, ...]]:
+    return Counter(
+        tuple(each for name, each in row.asDict().items() if name not in leaving_out)
+        for row in rows
+        if row.user != "last"
+    )
+
+
+@pytest.mark.parametrize("every", [None, "4 seconds"], ids=["tumbling", "hopping"])
+def test_the_operator_and_sparks_own_windows_agree_on_a_bounded_frame(spark: SparkSession, every: str | None) -> None:
+    def native(rows: DataFrame, **more: Any) -> DataFrame:
+        return hr.windows(rows, "user", event_time="at", size="10 seconds", every=every, values=VALUES, **more)
+
+    def ours(rows: DataFrame) -> DataFrame:
+        return native(rows, late="correct", buckets=BUCKETS)
+
+    found = bounded(spark, native, EVENTS)
+    assert as_bag(found) == as_bag(bounded(spark, ours, EVENTS))
+    none = spark.createDataFrame([], SCHEMA)
+    assert native(none).dtypes == ours(none).dtypes
+    assert sum(row.events for row in found if row.user != "last") == (10 if every is None else 25)
+
+
+def test_windows_with_stragglers_on_a_stream_fold_to_those_of_the_bounded_frame(spark: SparkSession) -> None:
+    def corrected(rows: DataFrame) -> DataFrame:
+        values = {"total": ("sum", "amount"), "slow": ("percentile", "took", 0.5), "kinds": ("distinct", "amount")}
+        return hr.windows(
+            rows, "user", event_time="at", size="10 seconds", values=values, late="correct", buckets=BUCKETS
+        )
+
+    straggler: list[Event] = [("anna", 7, 100)]
+    batches = [*BATCHES[:3], [("ben", 60, 1)], [], straggler, *BATCHES[3:]]
+    streamed = run(spark, corrected, *batches)
+    taken_back = [row for row in streamed if row.is_retraction]
+    assert [(row.user, row.events, row.revision) for row in taken_back] == [("anna", 3, 1)]
+    kept = as_bag([row for row in streamed if not row.is_retraction], "revision", "is_retraction")
+    kept.subtract(as_bag(taken_back, "revision", "is_retraction"))
+    events = [event for batch in batches for event in batch]
+    assert +kept == as_bag(bounded(spark, corrected, events), "revision", "is_retraction")
+
+
+DAYS = [
+    ("Europe/Berlin", date(2026, 3, 29), 23),
+    ("Europe/Berlin", date(2026, 10, 25), 25),
+    ("America/Sao_Paulo", date(2018, 11, 4), 23),  # there is no midnight
+    ("America/Havana", date(2026, 11, 1), 25),  # midnight comes twice
+    ("America/St_Johns", date(2006, 10, 29), 25),  # a minute past midnight clocks go back to the day before
+    ("Asia/Kathmandu", date(2026, 5, 1), 24),
+]
+
+
+def midnight(zone: str, day: date) -> datetime:
+    return datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(zone)).astimezone(UTC)
+
+
+@pytest.mark.parametrize(("zone", "day", "hours"), DAYS, ids=lambda each: str(each))
+def test_a_day_of_a_calendar_begins_at_its_first_moment_and_has_the_hours_that_clocks_leave_it(
+    spark: SparkSession, zone: str, day: date, hours: int
+) -> None:
+    begin = midnight(zone, day) - timedelta(hours=30)
+    moments = [begin + timedelta(minutes=10 * number) for number in range(6 * 24 * 4)]
+    frame = spark.createDataFrame([Row(at=each) for each in moments], "at timestamp")
+    found = hr.windows(frame, event_time="at", size="1 day", timezone=zone, buckets=1)
+    spans = found.select(F.unix_seconds("window_start"), F.unix_seconds("window_end"), "events").collect()
+    bounds = [midnight(zone, day + timedelta(days=each)).timestamp() for each in range(-3, 5)]
+    expected = Counter(
+        next((start, end) for start, end in pairwise(bounds) if start <= each.timestamp() < end) for each in moments
+    )
+    assert {(start, end): events for start, end, events in spans} == expected
+    (that_day,) = [(end - start) / 3600 for start, end, _ in spans if start == midnight(zone, day).timestamp()]
+    assert that_day == hours
+
+
+def test_weeks_begin_on_monday_and_windows_where_the_origin_says(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([Row(at=START)], "at timestamp")  # a Saturday
+
+    def start(**arguments: Any) -> str:
+        (row,) = (
+            hr.windows(frame, event_time="at", **arguments)
+            .select(F.date_format("window_start", "MM-dd HH:mm"))
+            .collect()
+        )
+        return str(row[0])
+
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert start(size="1 week") == "01-26 00:00"
+    assert start(size="7 days", timezone="Asia/Tokyo") == "01-25 15:00"
+    assert start(size="1 week", origin="2026-01-01") == "01-29 00:00"
+    assert start(size="1 hour", origin="2026-01-01T00:15:00Z") == "01-31 09:15"
+    assert start(size="1 day", origin="2026-01-01T06:00:00", timezone="Europe/Berlin") == "01-31 05:00"
+
+
+def test_questions_in_one_line_are_answered_as_plain_python_answers_them(spark: SparkSession) -> None:
+    arguments: dict[str, Any] = {"event_time": "at", "size": "10 seconds"}
+    by_user = Counter((user, int(second // 10)) for user, second, _ in EVENTS)
+
+    rates = bounded(spark, lambda rows: hr.rate(rows, "user", per="1 minute", **arguments), EVENTS)
+    assert Counter({(row.user, number_of(row)): row.rate for row in rates}) == {
+        each: count * 6 for each, count in by_user.items()
+    }
+    kinds = bounded(spark, lambda rows: hr.distinct(rows, column="user", buckets=BUCKETS, **arguments), EVENTS)
+    assert {number_of(row): row.distinct for row in kinds} == {0: 2, 1: 1, 4: 1, 10_000: 1}
+    best = bounded(spark, lambda rows: hr.top(rows, column="user", n=1, buckets=BUCKETS, **arguments), EVENTS)
+    assert {number_of(row): (row.rank, row.user, row.score) for row in best} == {
+        0: (1, "anna", 3),
+        1: (1, "anna", 3),
+        4: (1, "ben", 1),
+        10_000: (1, "last", 1),
+    }
+    richest = bounded(
+        spark,
+        lambda rows: hr.top(rows, "user", "amount", n=2, by=("max", "took"), buckets=BUCKETS, **arguments),
+        EVENTS,
+    )
+    assert [(row.rank, row.amount, row.score) for row in richest if row.user == "anna" and number_of(row) == 0] == [
+        (1, 6, 3.0),
+        (2, 1, 0.5),
+    ]
+    middle = bounded(
+        spark, lambda rows: hr.percentiles(rows, "user", "amount", [0, 0.999], buckets=BUCKETS, **arguments), EVENTS
+    )
+    (annas,) = [row for row in middle if row.user == "anna" and number_of(row) == 0]
+    assert (annas.p0, annas.p99_9) == (pytest.approx(1, rel=0.01), pytest.approx(6, rel=0.01))
+
+
+def number_of(row: Row) -> int:
+    return int((row.window_start.replace(tzinfo=UTC) - START).total_seconds() // 10)
+
+
+def test_windows_are_compared_with_earlier_ones_and_empty_ones_have_nothing(spark: SparkSession) -> None:
+    def compared(rows: DataFrame) -> DataFrame:
+        to = {"before": "10 seconds", "long_ago": "40 seconds"}
+        values = {"total": ("sum", "amount"), "kinds": ("approx_distinct", "amount")}
+        return hr.compare(rows, "user", event_time="at", size="10 seconds", to=to, values=values, buckets=BUCKETS)
+
+    found = bounded(spark, compared, EVENTS)
+    bens = {number_of(row): row for row in found if row.user == "ben"}
+    columns = (
+        "events",
+        "total",
+        "events_before",
+        "total_before",
+        "events_long_ago",
+        "total_long_ago",
+        "kinds_long_ago",
+    )
+    assert {number: tuple(row[name] for name in columns) for number, row in bens.items()} == {
+        0: (2, 7, 0, None, 0, None, 0),
+        1: (0, None, 2, 7, 0, None, 0),
+        4: (1, 7, 0, None, 2, 7, 2),
+        5: (0, None, 1, 7, 0, None, 0),
+        8: (0, None, 0, None, 1, 7, 1),
+    }
+
+
+@pytest.mark.slow
+def test_each_row_knows_the_rows_before_it_on_a_stream_as_on_a_bounded_frame(spark: SparkSession) -> None:
+    def rolled(rows: DataFrame) -> DataFrame:
+        values = {"mean": ("avg", "amount"), "about": ("approx_distinct", "amount")}
+        return hr.rolling(rows, "user", event_time="at", within="10 seconds", values=values, buckets=BUCKETS)
+
+    streamed = run(spark, rolled, *BATCHES)
+    found = sorted((row.at, row.events, row.mean, row.about) for row in streamed if row.user == "anna")
+    assert [each[1:] for each in found] == [
+        (1, 1.0, 1),
+        (3, pytest.approx(13 / 3), 2),
+        (3, pytest.approx(13 / 3), 2),
+        (3, pytest.approx(16 / 3), 2),
+        (5, 5.0, 2),
+        (5, 5.0, 2),
+    ]
+    assert as_bag(streamed) == as_bag(bounded(spark, rolled, EVENTS))
+
+
+@pytest.mark.slow
+def test_a_leap_of_a_wrong_clock_into_the_future_is_set_aside_and_ends_no_window(spark: SparkSession) -> None:
+    def guarded(spark: SparkSession) -> DataFrame:
+        rows = hr.stream(spark, "rows", schema=SCHEMA).withColumn("came", F.lit(START))
+        believed = hr.set_aside_future(rows, "at", future_max="2 days", arrived="came")
+        dated = believed.withWatermark("at", "20 seconds")
+        results = hr.windows(dated, "user", event_time="at", size="10 seconds", late="side", buckets=BUCKETS)
+        schemas.append(results.schema)
+        return results
+
+    schemas: list[StructType] = []
+
+    leap: Event = ("wrong", 1e9, 0)
+    given = [[value(event) for event in batch] for batch in [[leap, BATCHES[0][0]], [], *BATCHES[1:]]]
+    rows = run_pipeline(guarded, {"rows": given}, spark=spark, timeout_s=400)
+    results, late = [row for row in rows if row.late is None], [row.late for row in rows if row.late is not None]
+    assert sum(row.events for row in results if row.user == "anna") == 5
+    assert [(row.user, row["at"]) for row in late] == [("wrong", None)]
+    assert late[0].at_claimed.replace(tzinfo=UTC) == START + timedelta(seconds=1e9)
+    frame, side = hr.split_late(spark.createDataFrame(list(rows), schemas[0]))
+    assert (frame.count(), side.count()) == (len(results), 1)
+    assert side.columns[:3] == ["window_start", "window_end", "user"]
+
+
+@pytest.mark.slow
+def test_comparisons_on_a_stream_are_those_of_the_bounded_frame(spark: SparkSession) -> None:
+    def compared(rows: DataFrame) -> DataFrame:
+        return hr.compare(rows, "user", event_time="at", size="10 seconds", buckets=BUCKETS)
+
+    assert as_bag(run(spark, compared, *BATCHES)) == as_bag(bounded(spark, compared, EVENTS))
+
+
+def test_what_cannot_work_is_refused_before_the_query_starts_with_what_to_write_instead(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = spark.readStream.schema(SCHEMA).json(str(tmp_path))
+    dated = rows.withWatermark("at", "1 minute")
+    arguments: dict[str, Any] = {"event_time": "at", "size": "1 minute"}
+    for late in ("drop", "correct"):
+        with pytest.raises(
+            UsageError, match=r"windows on a stream needs a watermark on at.*hr.watermark\(rows"
+        ):
+            hr.windows(rows, "user", late=late, **arguments)
+    with pytest.raises(UsageError, match="rolling on a stream needs a watermark on at"):
+        hr.rolling(rows, "user", event_time="at", within="1 minute")
+    with pytest.raises(UsageError, match="every='2 minutes' is longer than size"):
+        hr.windows(dated, every="2 minutes", **arguments)
+    with pytest.raises(UsageError, match=r"in 60000 windows.*hr.rolling"):
+        hr.windows(dated, every="1 millisecond", **arguments)
+    with pytest.raises(UsageError, match=r"'Mars/Olympus' is not known.*Europe/Berlin"):
+        hr.windows(dated, event_time="at", size="1 day", timezone="Mars/Olympus")
+    with pytest.raises(UsageError, match=r"a calendar has whole days"):
+        hr.windows(dated, timezone="Europe/Berlin", **arguments)
+    with pytest.raises(UsageError, match="origin='soon' is no time"):
+        hr.windows(dated, origin="soon", **arguments)
+    with pytest.raises(UsageError, match=r"no function 'median'.*percentile"):
+        hr.windows(dated, values={"x": ("median", "amount")}, **arguments)
+    with pytest.raises(UsageError, match=r"x: there is no column 'id'.*user, at, amount, took"):
+        hr.windows(dated, values={"x": ("sum", "id")}, **arguments)
+    with pytest.raises(UsageError, match="sum of 'user', which is string"):
+        hr.windows(dated, values={"x": ("sum", "user")}, **arguments)
+    with pytest.raises(UsageError, match=r"99 is not between 0 and 1.*0.99"):
+        hr.windows(dated, values={"x": ("percentile", "took", 99)}, **arguments)
+    with pytest.raises(UsageError, match="would be called 'revision'"):
+        hr.windows(dated, values={"revision": ("sum", "amount")}, **arguments)
+    with pytest.raises(UsageError, match="late='maybe' is none of"):
+        hr.windows(dated, late="maybe", **arguments)
+    with pytest.raises(UsageError, match=r"no multiple of size='1 minute'"):
+        hr.compare(dated, to={"x": "90 seconds"}, **arguments)
+    with pytest.raises(UsageError, match=r"has its watermark already.*first hr.set_aside_future"):
+        hr.set_aside_future(dated, "at")
+    with pytest.raises(UsageError, match="by='weight' is no way to rank"):
+        hr.top(dated, column="user", by="weight", **arguments)

@@ -1,0 +1,154 @@
+"""Session windows, without Spark: early results fold to what is known, and all end as a plain loop has them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.spark.session_windows import Sessions
+from headrace.spark.state_operator import BEGINNING
+from headrace.spark.windows_aggregates import EVENTS, aggregate_of
+from tests.unit.spark.state_world import (
+    KEYS,
+    LATENESS_S,
+    ROWS,
+    SECOND,
+    Event,
+    Stream,
+    arrivals,
+    bounded,
+    folded,
+    streamed,
+    table,
+)
+
+GAP_S = 10
+
+
+def sessions(emit: Any = "final") -> Sessions:
+    asked = {"total": ("sum", "amount"), "lowest": ("min", "amount"), "highest": ("max", "amount")}
+    values = [aggregate_of(name, given, ROWS) for name, given in asked.items()]
+    return Sessions(KEYS, "at", GAP_S * SECOND, (EVENTS, *values), emit)
+
+
+def sessions_by_hand(rows: Sequence[Event]) -> Counter[tuple[Any, ...]]:
+    """(user, start, end, events, total, lowest, highest), the plain way."""
+    found: list[list[Event]] = []
+    for event in sorted(rows, key=lambda each: (str(each[0]), each[1])):
+        same = found and found[-1][-1][0] == event[0] and event[1] < found[-1][-1][1] + GAP_S
+        if same:
+            found[-1].append(event)
+        else:
+            found.append([event])
+    results = []
+    for each in found:
+        amounts = [amount for _, _, amount in each if amount is not None]
+        values = (sum(amounts), min(amounts), max(amounts)) if amounts else (None, None, None)
+        results.append((each[0][0], each[0][1], each[-1][1] + GAP_S, len(each), *values))
+    return Counter(results)
+
+
+def plain(results: pa.Table) -> Counter[tuple[Any, ...]]:
+    return Counter(
+        (
+            row["user"],
+            int(row["session_start"].timestamp()),
+            int(row["session_end"].timestamp()),
+            row["events"],
+            row["total"],
+            row["lowest"],
+            row["highest"],
+        )
+        for row in results.to_pylist()
+    )
+
+
+@given(arrivals(), st.sets(st.integers(0, 30)))
+def test_sessions_are_those_of_a_plain_loop_whatever_the_cuts_the_order_and_the_restarts(
+    batches: list[list[Event]], restarts: set[int]
+) -> None:
+    expected = sessions_by_hand([event for batch in batches for event in batch])
+    stream = streamed(sessions(), batches, restarts)
+    assert plain(stream.finish()) == expected
+    assert stream.late_rows == 0
+    assert plain(bounded(sessions(), batches)) == expected
+
+
+@given(arrivals(), st.sets(st.integers(0, 30)))
+def test_early_sessions_fold_to_what_is_known_after_every_batch_and_to_the_final_ones_in_the_end(
+    batches: list[list[Event]], restarts: set[int]
+) -> None:
+    stream = Stream(sessions("early"))
+    known: list[Event] = []
+    for number, batch in enumerate(batches):
+        if number in restarts:
+            stream.restart()
+        stream.push(table(batch))
+        known += batch
+        now = folded(pa.concat_tables(stream.output), "user", "session_start")
+        assert plain(pa.Table.from_pylist(now, stream.operator.output)) == sessions_by_hand(known)
+    final = folded(stream.finish(), "user", "session_start")
+    assert all(row["is_final"] for row in final)
+    assert plain(pa.Table.from_pylist(final, stream.operator.output)) == sessions_by_hand(known)
+
+
+def test_an_event_exactly_at_the_end_of_a_session_begins_the_next_one() -> None:
+    found = bounded(sessions(), [[("a", 10, 1), ("a", 10 + GAP_S, 2)]])
+    assert [row["events"] for row in found.to_pylist()] == [1, 1]
+
+
+def test_a_session_is_final_when_the_watermark_comes_to_its_end_and_not_before() -> None:
+    stream = Stream(sessions())
+    stream.push(table([("a", 10, 1)]))
+    stream.push(ROWS.empty_table(), (10 + GAP_S) * SECOND - 1)
+    assert [each.num_rows for each in stream.output] == [0, 0]
+    stream.push(ROWS.empty_table(), (10 + GAP_S) * SECOND)
+    assert stream.output[-1].num_rows == 1
+    assert stream.store.manifest_value().key_count == 0
+
+
+def test_a_session_that_is_touched_just_before_its_end_stays_open_for_an_event_within_it() -> None:
+    stream = Stream(sessions())
+    stream.push(table([("a", 10, 1)]), BEGINNING)
+    stream.push(table([("a", 40, 1)]), (10 + GAP_S - 1) * SECOND)
+    stream.push(table([("a", 10 + GAP_S - 1, 1)]), (10 + GAP_S - 1) * SECOND)
+    assert sorted(row["events"] for row in stream.finish().to_pylist()) == [1, 2]
+
+
+def test_an_event_behind_the_watermark_and_one_without_a_time_are_counted_and_left_out() -> None:
+    stream = Stream(sessions())
+    stream.push(table([("a", 100, 1)]))
+    late = table([("a", 100 - LATENESS_S - 1, 1), ("a", 100 - LATENESS_S, 1)])
+    undated = pa.Table.from_pylist([{"user": "a", "at": None, "amount": 1}], ROWS)
+    stream.push(pa.concat_tables([late, undated]))
+    assert stream.late_rows == 2
+    assert stream.store.manifest_value().late_rows == 2
+    assert sum(row["events"] for row in stream.finish().to_pylist()) == 2
+
+
+def test_a_result_under_a_start_that_moved_comes_again_as_it_was_and_is_taken_back() -> None:
+    stream = Stream(sessions("early"))
+    stream.push(table([("a", 100, 1), ("a", 112, 2)]), BEGINNING)
+    stream.push(table([("a", 105, 4)]), BEGINNING)
+    first, second = (each.to_pylist() for each in stream.output)
+    (taken_back,) = [row for row in second if row["is_retraction"]]
+    (as_it_was,) = [row for row in first if row["session_start"] == taken_back["session_start"]]
+    assert taken_back == {**as_it_was, "is_retraction": True}
+    assert [row["total"] for row in second if not row["is_retraction"]] == [7]
+
+
+def test_sessions_know_every_function_that_windows_know() -> None:
+    functions = {"who": ("distinct", "amount"), "mean": ("avg", "amount"), "end": ("last", "amount")}
+    values = [aggregate_of(name, given, ROWS) for name, given in functions.items()]
+    operator = Sessions(KEYS, "at", GAP_S * SECOND, tuple(values))
+    stream = Stream(operator)
+    stream.push(table([("a", 100, 1), ("a", 101, 3)]))
+    stream.restart()
+    stream.push(table([("a", 99, 1), ("a", 102, None)]))
+    (row,) = stream.finish().to_pylist()
+    assert (row["who"], round(row["mean"], 6), row["end"]) == (2, round(5 / 3, 6), 3)
