@@ -288,9 +288,7 @@ def test_what_cannot_work_is_refused_before_the_query_starts_with_what_to_write_
     dated = rows.withWatermark("at", "1 minute")
     arguments: dict[str, Any] = {"event_time": "at", "size": "1 minute"}
     for late in ("drop", "correct"):
-        with pytest.raises(
-            UsageError, match=r"windows on a stream needs a watermark on at.*hr.watermark\(rows"
-        ):
+        with pytest.raises(UsageError, match=r"windows on a stream needs a watermark on at.*hr.watermark\(rows"):
             hr.windows(rows, "user", late=late, **arguments)
     with pytest.raises(UsageError, match="rolling on a stream needs a watermark on at"):
         hr.rolling(rows, "user", event_time="at", within="1 minute")
