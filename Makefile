@@ -12,7 +12,7 @@ SPARK_KILLS ?= 50
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check format test test-spark test-cluster demo bench chaos docs clean
+.PHONY: help setup check format test test-spark test-cluster demo bench nexmark chaos docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,7 +59,10 @@ demo: $(STAMP) ## real events through real clients, on this machine
 bench: $(STAMP) ## benchmarks, as ratios measured in one run
 	$(BIN)/python -m benchmarks
 
-chaos: $(STAMP) ## kill -9 under load with a checker: the broker KILLS times (200), then Spark SPARK_KILLS times (50), then capture
+nexmark: $(STAMP) ## nineteen questions to an auction house, checked by DuckDB, timed beside Flink (which comes on first use)
+	$(BIN)/python -m benchmarks.nexmark
+
+chaos: $(STAMP) ## kill -9 under load with a checker: the broker KILLS times (200), Spark SPARK_KILLS times (50), capture with each database
 	$(BIN)/python -m tests.chaos.run --kills $(KILLS)
 	$(BIN)/python -m tests.chaos.spark --kills $(SPARK_KILLS)
 	$(BIN)/python -m tests.capture.kills --kills $(KILLS)

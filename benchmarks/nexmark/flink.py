@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,7 +131,10 @@ def flink(bootstrap: str, folder: Path) -> Iterator[Flink]:
     pyarrow.csv.write_csv(side_input(), side, pyarrow.csv.WriteOptions(include_header=False))
     running = Flink(python, folder / "flink.log")
     try:
-        running.ask({"jar": str(jar), "settings": SETTINGS, "setup": setup(bootstrap, str(side))})
+        printed = tempfile.mkstemp(dir=folder, prefix="printed-")
+        os.close(printed[0])
+        tables = {"settings": SETTINGS, "setup": setup(bootstrap, str(side))}
+        running.ask({"jar": str(jar), "printed": printed[1], **tables})
         yield running
     finally:
         running.end()

@@ -1,29 +1,34 @@
 """Flink's side, in an environment of its own: reads one task a line, answers one line of JSON for each.
 
-The first line has the tables: ``{"jar": …, "setup": [statements], "settings": {…}}``; each further one a query:
-``{"sql": …, "keep": bool}``. This file imports nothing of headrace, which is not installed there.
+The first line has the tables: ``{"jar": …, "printed": file, "setup": [statements], "settings": {…}}``; each further
+one a query: ``{"sql": …, "keep": bool}``. This file imports nothing of headrace, which is not installed there.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from typing import Any
 
 from pyflink.table import EnvironmentSettings, TableDescriptor, TableEnvironment  # type: ignore[import-not-found]
 
+SEPARATOR = "|"
+"""Between the columns of a row; no text of Nexmark has one."""
+
 
 def main() -> None:
-    # What Flink and its JVM print must not come between the answers.
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
     first = json.loads(sys.stdin.readline())
+    # What Flink's JVM prints must not come between the answers; results are printed too, and read from this file.
+    os.dup2(os.open(first["printed"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
     tables = environment(first)
     tell(answers, {"ready": True})
-    for line in sys.stdin:
-        tell(answers, run(tables, json.loads(line)))
+    for number, line in enumerate(sys.stdin):
+        task = {**json.loads(line), "printed": first["printed"]}
+        tell(answers, run(tables, task, number))
 
 
 def tell(answers: Any, what: dict[str, Any]) -> None:
@@ -40,9 +45,9 @@ def environment(task: dict[str, Any]) -> Any:
     return tables
 
 
-def run(tables: Any, task: dict[str, Any]) -> dict[str, Any]:
+def run(tables: Any, task: dict[str, Any], number: int) -> dict[str, Any]:
     try:
-        return kept(tables, task["sql"]) if task["keep"] else measured(tables, task["sql"])
+        return kept(tables, task, number) if task["keep"] else measured(tables, task["sql"])
     except Exception as error:
         return {"error": str(error)[-2000:]}
 
@@ -57,18 +62,24 @@ def measured(tables: Any, sql: str) -> dict[str, Any]:
     return {"seconds": seconds, "net_s": client.get_job_execution_result().result().get_net_runtime() / 1000}
 
 
-def kept(tables: Any, sql: str) -> dict[str, Any]:
-    """What is left when all changes have been made: how often each row was added less how often it was taken back."""
-    names = list(tables.sql_query(sql).get_schema().get_field_names())
-    texts = ", ".join(f"CAST(`{name}` AS STRING) AS `{name}`" for name in names)  # PyFlink hands out no instants
-    result = tables.execute_sql(f"SELECT {texts} FROM ({sql})")
-    counts: dict[tuple[str | None, ...], int] = {}
-    with result.collect() as rows:
-        for row in rows:
-            kind = str(row.get_row_kind())
-            values = tuple(row)
-            counts[values] = counts.get(values, 0) + (-1 if "BEFORE" in kind or "DELETE" in kind else 1)
-    return {"columns": names, "rows": [[*row, count] for row, count in counts.items() if count]}
+def kept(tables: Any, task: dict[str, Any], number: int) -> dict[str, Any]:
+    """What is left when all changes have been made: how often each row was added less how often it was taken back.
+
+    Flink prints the changes into a file: PyFlink's own way to collect them takes milliseconds a row.
+    """
+    names = list(tables.sql_query(task["sql"]).get_schema().get_field_names())
+    texts = ", ".join(f"COALESCE(CAST(`{name}` AS STRING), '')" for name in names)
+    printing = TableDescriptor.for_connector("print").option("print-identifier", f"result-{number}").build()
+    lines = tables.sql_query(f"SELECT CONCAT_WS('{SEPARATOR}', {texts}) AS line FROM ({task['sql']})")
+    lines.execute_insert(printing).wait()
+    change = re.compile(rf"result-{number}(?::\d+)?> ([+-][IUD])\[(.*)\]")
+    counts: dict[str, int] = {}
+    with open(task["printed"], encoding="utf-8") as printed:
+        for each in map(change.fullmatch, printed.read().splitlines()):
+            if each is not None:
+                counts[each[2]] = counts.get(each[2], 0) + (1 if each[1][0] == "+" else -1)
+    rows = [[*line.split(SEPARATOR), count] for line, count in counts.items() if count]
+    return {"columns": names, "rows": rows}
 
 
 if __name__ == "__main__":

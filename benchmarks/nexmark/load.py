@@ -65,24 +65,27 @@ def _records(rows: pa.Table, places: Ints) -> Rows:
 
 
 def closing(schema: pa.Schema) -> pa.Table:
-    """The event that closes a topic: all there is in it is its time."""
-    columns = [pa.array([CLOSING], TIME) if each.type == TIME else pa.nulls(1, each.type) for each in schema]
-    return pa.Table.from_arrays(columns, schema=schema)
+    """The event that closes a topic: a time, and values that nothing else has.
+
+    They are not null: Spark leaves out rows with a null in a join's key as early as it can, before the watermark.
+    """
+    values = {TIME: CLOSING, pa.int64(): -1, pa.string(): ""}
+    return pa.Table.from_arrays([pa.array([values[each.type]], each.type) for each in schema], schema=schema)
 
 
 def as_json(rows: pa.Table) -> pa.StringArray:
     """A JSON object for each row. No text of the generator needs escapes."""
     pieces = [piece for name in rows.column_names for piece in _member(name, rows.column(name).combine_chunks())]
-    joined = pc.binary_join_element_wise("{", *pieces[1:], "}", "", null_handling="replace", null_replacement="null")
+    joined = pc.binary_join_element_wise("{", *pieces[1:], "}", "")
     return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
 
 
 def _member(name: str, values: pa.Array) -> Iterator[pa.Array | str]:
     """A comma (the first is left out), the name, and the value."""
     yield ","
-    quoted = values.null_count == 0 and not pa.types.is_integer(values.type)
+    quoted = not pa.types.is_integer(values.type)
     yield f'"{name}":"' if quoted else f'"{name}":'
-    if quoted and values.type == TIME:  # zones are written slowly, and all times are UTC
+    if values.type == TIME:  # zones are written slowly, and all times are UTC
         yield values.cast(pa.timestamp("ms")).cast(pa.string())
         yield 'Z"'
         return

@@ -68,7 +68,7 @@ class Lane:
             del options["commitGroupOffsets"]
         rows = reader.format("headrace").schema(schema).options(**options).load()
         if "dateTime" not in columns:  # no clock is needed
-            return rows.where(F.col(columns[0]).isNotNull())
+            return rows.where(F.col(columns[0]) >= 0)
         return rows.withWatermark("dateTime", LATENESS).where(F.col("dateTime") < F.lit(CLOSING))
 
     def build(self, query: Query, *, streaming: bool) -> DataFrame:
