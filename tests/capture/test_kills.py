@@ -7,13 +7,23 @@ import pytest
 from tests.capture.kills import run
 from tests.servers.process import CannotRun, skip_or_fail
 
+SUBJECTS = {
+    "whole": ("postgresql", 7),
+    "streamed": ("postgresql", 8),
+    "triggers": ("triggers", 7),
+    "mariadb": ("mariadb", 7),
+    "sqlite": ("sqlite", 7),
+    "sqlite-without-wal": ("sqlite", 8),
+}
+
 
 @pytest.mark.servers
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [7, 8], ids=["whole", "streamed"])
-def test_folding_the_topics_gives_the_tables_after_kills_of_capture_broker_and_database(seed: int) -> None:
+@pytest.mark.parametrize("which", SUBJECTS)
+def test_folding_the_topics_gives_the_tables_after_kills_of_capture_broker_and_database(which: str) -> None:
+    database, seed = SUBJECTS[which]
     try:
-        assert run(5, seed, least_s=0.1, most_s=1.0).startswith("sound")
+        assert run(database, 5, seed, least_s=0.1, most_s=1.0).startswith("sound")
     except CannotRun as why:
-        skip_or_fail(str(why))
+        skip_or_fail(str(why), programs=("mariadbd",) if database == "mariadb" else ())

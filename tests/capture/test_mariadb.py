@@ -132,6 +132,7 @@ KEYS = {
     "datetime(6)": ["'2026-01-02 03:04:05'", "'2026-01-02 03:04:05.000001'"],
     "varchar(20)": ["'B'", "'a b'", "'c%s'", "'hex:zz'", "'\u00e9'"],
     "varbinary(4)": ["x''", "x'00'", "x'ff'"],
+    "binary(4)": ["x''", "x'0001'", "x'ff00ff00'"],
     "uuid": ["'00000000-0000-0000-0000-000000000001'", "'3951f349-e153-11f1-a1ff-02fc00000001'", "uuid()"],
     "inet6": ["'::1'", "'::2'", "'ffff::'"],
 }
@@ -178,6 +179,9 @@ TYPES = {
     "c": ("varchar(20)", "'\u00e9\U0001f600'", "\u00e9\U0001f600"),
     "tx": ("text", "'long'", "long"),
     "b": ("varbinary(4)", "x'00ff'", "AP8="),
+    "bz": ("binary(4)", "x'01ff0000'", "Af8AAA=="),
+    "bl0": ("binary(3)", "x''", "AAAA"),
+    "vz": ("varbinary(4)", "x'0100'", "AQA="),
     "bl": ("blob", "x'dead'", "3q0="),
     "e": ("enum('one', 'two')", "'two'", "two"),
     "s": ("set('a', 'b', 'c')", "'a,c'", "a,c"),
@@ -405,3 +409,69 @@ def test_prepared_transactions_of_other_tables_are_passed_over_and_one_phase_one
     shop.run("xa start 'y'", "insert into t values (1)", "xa end 'y'", "xa commit 'y' one phase")
     catch_up(log, capture)
     assert [each.key["id"] for each in events(log, f"{shop.name}.{shop.name}.t")] == [1]
+
+
+def test_names_with_signs_of_all_kinds_are_read_in_every_chunk(log: str, shop: Shop) -> None:
+    for table, key in (("t%s", ", primary key (`100%`)"), ("bag%d", "")):
+        shop.run(
+            f"create table `{table}` (`100%` int, `a``b` int{key})", f"insert into `{table}` values (1, 1), (2, 2)"
+        )
+    catch_up(log, shop.options(chunk_rows=1))
+    for topic in ("t_s", "bag_d"):
+        found = [each.value["after"] for each in events(log, f"{shop.name}.{shop.name}.{topic}")]
+        assert found == [{"100%": 1, "a`b": 1}, {"100%": 2, "a`b": 2}]
+
+
+@pytest.mark.parametrize("key", [" primary key", ""])
+def test_a_table_dropped_in_mid_snapshot_ends_its_snapshot_and_nothing_else(log: str, shop: Shop, key: str) -> None:
+    shop.run(f"create table a (id int{key})", "insert into a select seq from seq_1_to_5")
+    shop.run("create table b (id int primary key)", "insert into b values (1)")
+    turn = itertools.count(1)
+
+    class Dropped(threading.Event):
+        def is_set(self) -> bool:
+            if next(turn) == 2:
+                shop.run("drop table a")
+            return False
+
+    Capture(log, shop.options(chunk_rows=2)).run(Dropped(), until_current=True)
+    assert len(events(log, f"{shop.name}.{shop.name}.a")) < 5
+    assert [each.op for each in events(log, f"{shop.name}.{shop.name}.b")] == ["r"]
+
+
+def test_a_table_without_a_key_is_not_held_in_memory(log: str, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No statement gives more than a few of its rows at once, and each is told before the next is fetched."""
+    shop.run("create table bag (n int, body text)", "insert into bag select seq, repeat('x', 1000) from seq_1_to_500")
+    fetched: list[int] = []
+    ask = mariadb_source.MariadbSource._ask
+
+    def noted(source: Any, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        rows = ask(source, query, *arguments)
+        fetched.append(len(rows) if "bag" in query else 0)
+        return rows
+
+    monkeypatch.setattr(mariadb_source.MariadbSource, "_ask", noted)
+    emit = mariadb_source.MariadbSource._emit
+    kinds: list[bool] = []
+
+    def watched(source: Any, chunk: mariadb_source.Chunk) -> None:
+        kinds.append(isinstance(chunk.rows, list))
+        shop.run("insert into bag values (501, 'behind')", "delete from bag where n = 1")
+        emit(source, chunk)
+
+    monkeypatch.setattr(mariadb_source.MariadbSource, "_emit", watched)
+    catch_up(log, shop.options())
+    catch_up(log, shop.options())
+    found = events(log, f"{shop.name}.{shop.name}.bag")
+    assert (kinds, max(fetched)) == ([False], 0)
+    assert [each.op for each in found] == ["r"] * 500 + ["c", "d"]
+    assert fold_bag(found) == sorted(json.dumps(each) for each in shop.all("select * from bag"))
+
+
+def test_everything_read_anew_at_the_same_place_has_names_of_its_own(log: str, shop: Shop) -> None:
+    shop.run("create table t (id int primary key)", "insert into t values (1), (2)")
+    catch_up(log, shop.options())
+    catch_up(log, shop.options(), resnapshot=True)
+    found = events(log, f"{shop.name}.{shop.name}.t")
+    assert [each.op for each in found] == ["r", "r", "t", "r", "r"]
+    check_numbering(found)

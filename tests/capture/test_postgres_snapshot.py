@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 
+import psycopg
 import pytest
 
 from headrace.capture import Capture
@@ -131,3 +132,44 @@ def test_a_chunk_of_a_snapshot_is_bounded_by_its_bytes(
     sizes = [sum(len(value or b"") for row in each.rows.values() for value in row) for each in chunks]
     assert max(sizes) < 5_000 + 1_010
     assert max(each.rows_read for each in chunks) > 50, "small rows are read many at a time"
+
+
+def test_a_table_dropped_in_mid_snapshot_ends_its_snapshot_and_nothing_else(log: str, database: Database) -> None:
+    database.run("create table a (id int primary key)", "insert into a select generate_series(1, 50)")
+    database.run("create table b (id int primary key)", "insert into b values (1)")
+
+    def drop(asked: int) -> None:
+        if asked == 2:
+            database.run("drop table a")
+
+    Capture(log, options(database, chunk_rows=1)).run(Disturbed(drop), until_current=True)
+    assert len(events(log, f"{database.name}.public.a")) < 50
+    assert [each.op for each in events(log, f"{database.name}.public.b")] == ["r"]
+    database.run("create table a (id int primary key)", "insert into a values (7)")
+    catch_up(log, options(database))
+    assert [each.key for each in events(log, f"{database.name}.public.a")][-1] == {"id": 7}, "another table, read anew"
+
+
+def test_a_table_that_is_written_anew_while_a_chunk_is_read_is_not_taken_for_empty(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ALTER that rewrites a table makes all of its rows younger than any snapshot that was taken before."""
+    database.run(
+        "create table t (id int primary key, n int)", "insert into t select i, i from generate_series(1, 20) i"
+    )
+    database.run("set lock_timeout = '100ms'")
+    read_chunk = Snapshots._read_chunk
+    refused: list[bool] = []
+
+    def altered(self: Snapshots, table: TableInfo, columns: list[RelationColumn], seen: SeenTransactions) -> Chunk:
+        if not refused:
+            try:
+                database.run("alter table t alter n type bigint using n + 1")
+            except psycopg.errors.LockNotAvailable:
+                refused.append(True)
+        return read_chunk(self, table, columns, seen)
+
+    monkeypatch.setattr(Snapshots, "_read_chunk", altered)
+    catch_up(log, options(database))
+    assert len(fold(events(log, f"{database.name}.public.t"))) == 20
+    assert refused == [True], "the chunk's lock was there before its snapshot"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.capture import postgres_values as values
 from headrace.capture.options import CaptureOptions
-from headrace.capture.postgres_snapshot import SeenTransactions, _fields
+from headrace.capture.postgres_snapshot import SeenTransactions, copied_fields
 from headrace.capture.postgres_values import PgType, renderer, unavailable
 
 OPTIONS = CaptureOptions(name="x", url="postgresql://x/y")
@@ -164,7 +164,7 @@ _COPY = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\b": "\\b", "\f":
 def test_a_line_of_copy_gives_the_values_that_went_into_it(row: list[str | None]) -> None:
     fields = ["\\N" if each is None else "".join(_COPY.get(letter, letter) for letter in each) for each in row]
     line = "\t".join(fields).encode() + b"\n"
-    assert _fields(line) == [None if each is None else each.encode() for each in row]
+    assert copied_fields(line) == [None if each is None else each.encode() for each in row]
 
 
 def test_what_a_snapshot_has_seen_is_known_by_32_bits_of_a_transaction() -> None:

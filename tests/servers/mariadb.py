@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pymysql
 
-from tests.servers.process import CannotRun, end, log_tail, spare_port, wait_until
+from tests.servers.process import CannotRun, end, ended_with_us, log_tail, spare_port, wait_until
 
 ARGUMENTS = (
     "--bind-address=127.0.0.1",
@@ -34,7 +34,7 @@ class MariadbServer:
     """One server with a data folder of its own; it can be killed and started again on the same port."""
 
     def __init__(self, home: Path) -> None:
-        self._home = home
+        self.home = home
         self._data = home / "data"
         self._log = home / "mariadb.log"
         self.port = spare_port()
@@ -64,7 +64,7 @@ class MariadbServer:
 
     def start(self) -> None:
         command = ["mariadbd", "--no-defaults", *self._user, f"--datadir={self._data}", f"--port={self.port}"]
-        command += [f"--socket={self._home}/socket", f"--pid-file={self._home}/pid", *ARGUMENTS]
+        command += [f"--socket={self.home}/socket", f"--pid-file={self.home}/pid", *ARGUMENTS]
         with self._log.open("ab") as output:
             self._child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         wait_until(self._answers, self._child, what="MariaDB", log=self._log)
@@ -97,10 +97,11 @@ def mariadb_server() -> Iterator[MariadbServer]:
     try:
         server = MariadbServer(home)
         server.create()
-        try:
-            server.start()
-            yield server
-        finally:
-            server.stop()
+        with ended_with_us(home / "pid", home):
+            try:
+                server.start()
+                yield server
+            finally:
+                server.stop()
     finally:
         shutil.rmtree(home, ignore_errors=True)

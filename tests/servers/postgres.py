@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from headrace.errors import HeadraceError
 from headrace.testing.postgres import PostgresServer, postgres
-from tests.servers.process import CannotRun
+from tests.servers.process import CannotRun, ended_with_us
 
 __all__ = ["PostgresServer", "postgres_server"]
 
@@ -17,7 +17,8 @@ def postgres_server(settings: Mapping[str, str] | None = None) -> Iterator[Postg
     """A server that answers; at the end it is stopped and its folder removed."""
     with ExitStack() as stack:
         try:
-            server = stack.enter_context(postgres(settings))
+            server = stack.enter_context(postgres({"max_prepared_transactions": "5", **(settings or {})}))
         except HeadraceError as error:
             raise CannotRun(str(error)) from error
+        stack.enter_context(ended_with_us(server.home / "data" / "postmaster.pid", server.home))
         yield server

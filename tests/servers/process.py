@@ -7,8 +7,8 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -81,6 +81,37 @@ def wait_until(
         if time.monotonic() > deadline:
             raise CannotRun(f"{what} was not ready within {timeout_s:g} s:\n{log_tail(log)}")
         time.sleep(0.05)
+
+
+_WATCH = """
+cat > /dev/null
+pid=$(head -n 1 "$1") && kill -QUIT "$pid" && for turn in $(seq 100); do kill -0 "$pid" || break; sleep 0.1; done
+kill -KILL "$pid"
+rm -rf "$2"
+"""
+
+
+@contextmanager
+def ended_with_us(pid_file: Path, home: Path) -> Iterator[None]:
+    """A server that would outlive us when we are killed: somebody waits for our end, ends it and removes its folder.
+
+    He holds the other end of a pipe of ours, which closes however we end, and he is in a session of his own, so that
+    what kills our whole group leaves him.
+    """
+    watcher = subprocess.Popen(
+        ["sh", "-c", _WATCH, "sh", str(pid_file), str(home)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        watcher.kill()
+        watcher.wait()
+        assert watcher.stdin is not None
+        watcher.stdin.close()
 
 
 def end(child: subprocess.Popen[bytes], *, timeout_s: float = 60) -> int:

@@ -84,6 +84,13 @@ def _object_template(names: Sequence[str]) -> bytes:
     return b"{" + b",".join(_escaped(json_text(name)) + b":%b" for name in names) + b"}"
 
 
+def _column(render: Callable[[Any], bytes] | None, values: Sequence[Any]) -> Sequence[bytes]:
+    """The values of one column as JSON."""
+    if None in values:
+        return [b"null" if value is None else value if render is None else render(value) for value in values]
+    return values if render is None else [*map(render, values)]
+
+
 @dataclass(slots=True)
 class Transaction:
     """A transaction on its way: its events are counted, and those that the log has already are passed over."""
@@ -161,6 +168,53 @@ class TableEncoder:
     ) -> None:
         """A row of a snapshot; ``key`` where it is known already."""
         self._event(out, transaction, source, key or self.key(row), b"r", b"null", self.row(row))
+
+    def read_all(
+        self,
+        out: Out,
+        transaction: Transaction,
+        source: bytes,
+        rows: Sequence[Sequence[Any]],
+        keys: Sequence[bytes | None] | None = None,
+    ) -> None:
+        """Many rows of a snapshot with one ``source``: rendered column by column, which is faster than row by row."""
+        if transaction.written_up_to or not rows:
+            for row in rows:
+                self.read(out, transaction, source, row)
+            return
+        columns = [
+            _column(render, values) for render, values in zip(self._renders, zip(*rows, strict=True), strict=True)
+        ]
+        bodies = map(self._row.__mod__, zip(*columns, strict=True))
+        if keys is None:
+            keys = self._keys_of_columns(columns, len(rows))
+        if self._unwrap:
+            for key, body in zip(keys, bodies, strict=True):
+                self._count(transaction)
+                out.add(self.topic, key, body)
+            return
+        order = b'{"id":%b,"total_order":%%d,"data_collection_order":%%d}' % _escaped(transaction.id_json)
+        fixed = (b"%b", _escaped(source), order, b"r", *transaction.times)
+        template = _VALUE % (b"null", *fixed)
+        for key, body in zip(keys, bodies, strict=True):
+            index, in_table = self._count(transaction)
+            out.add(self.topic, key, template % (body, index, in_table))
+
+    def keys(self, rows: Sequence[Sequence[Any]]) -> list[bytes | None]:
+        """The keys of many rows."""
+        if not rows:
+            return []
+        values = zip(*rows, strict=True)
+        columns = [
+            _column(render, each) if place in self.table.key else ()
+            for place, (render, each) in enumerate(zip(self._renders, values, strict=True))
+        ]
+        return self._keys_of_columns(columns, len(rows))
+
+    def _keys_of_columns(self, columns: Sequence[Sequence[bytes]], count: int) -> list[bytes | None]:
+        if self._key is None:
+            return [None] * count
+        return list(map(self._key.__mod__, zip(*(columns[place] for place in self.table.key), strict=True)))
 
     def updated(
         self, out: Out, transaction: Transaction, source: bytes, old: Sequence[Any] | None, new: Sequence[Any]

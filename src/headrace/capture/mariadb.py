@@ -13,10 +13,11 @@ Names and keys of columns come with the binlog (``binlog_row_metadata=FULL``), s
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -38,11 +39,15 @@ from headrace.errors import UsageError
 
 __all__ = ["MariadbSource"]
 
+_log = logging.getLogger(__name__)
+
 READ_BYTES = 4 * 1024 * 1024
 READ_BYTES_MAX = 8 * READ_BYTES
 CHUNK_BYTES_MAX = 16 * 1024 * 1024
 VALUE_BYTES = 16
 """What a value is counted as besides its text."""
+GONE = (1146, 1051)
+"""What the server says of a table that is not there."""
 TRUNCATE = re.compile(r"\s*truncate\s+(?:table\s+)?([`\w.$]+)", re.IGNORECASE)
 STANDALONE = 1
 """A flag of a GTID: the transaction is one statement and has no end of its own."""
@@ -62,11 +67,18 @@ _SOURCE = (
 
 
 class Chunk(NamedTuple):
+    """Rows that wait for the stream to reach the place where they were read.
+
+    Of a table without a key, which is read in one piece, only the place is here: ``whole`` holds a read transaction
+    open there, and the rows are fetched from it when they are emitted, however many they are.
+    """
+
     table: str
     place: dict[int, int]
-    rows: list[tuple[Any, ...]]
+    rows: Iterable[tuple[Any, ...]]
     after: list[str] | None
     is_last: bool
+    whole: pymysql.Connection[Any] | None = None
 
 
 class _Followed:
@@ -113,6 +125,8 @@ class MariadbSource:
         self._limits: dict[str, int] = {}
         self._target: dict[int, tuple[int, int]] = {}
         self._file = ""
+        self._round = 0
+        """How often everything was read anew: two readings at one place of the binlog have different names."""
 
     # ---- the database -----------------------------------------------------------------------------------------------
 
@@ -137,24 +151,21 @@ class MariadbSource:
 
     def _ask_within(self, bytes_max: int, query: str, *arguments: Any) -> tuple[list[tuple[Any, ...]], bool]:
         """Rows until they hold so many bytes, one at least, and whether that cut them off."""
-
-        def work() -> tuple[list[tuple[Any, ...]], bool]:
-            rows, held = [], 0
-            with self._connection.cursor(pymysql.cursors.SSCursor) as cursor:
-                cursor.execute(query, arguments or None)
-                while held < bytes_max and (row := cursor.fetchone()) is not None:
-                    rows.append(row)
-                    held += VALUE_BYTES * len(row) + sum(len(each) for each in row if isinstance(each, str | bytes))
-            return rows, held >= bytes_max
-
-        found: tuple[list[tuple[Any, ...]], bool] = self._guarded(work)
-        return found
+        rows, held = [], 0
+        for row in _fetched(self._connection, query, arguments):
+            rows.append(row)
+            held += VALUE_BYTES * len(row) + sum(len(each) for each in row if isinstance(each, str | bytes))
+            if held >= bytes_max:
+                break
+        return rows, held >= bytes_max
 
     def _check_server(self) -> None:
         version = self._ask("select version()")[0][0]
         if "mariadb" not in version.lower():
             raise UsageError(
-                f"{version} is not MariaDB", "capture follows MariaDB 10.5 or newer; MySQL is not supported"
+                f"the server is MySQL {version}: its GTIDs, its JSON and its snapshots differ, and capture does not "
+                "know them",
+                "capture follows MariaDB 10.5 or newer; for MySQL, Debezium writes the same events",
             )
         names = ", ".join(f"'{name}'" for name in NEEDED)
         values = dict(self._ask(f"show global variables where variable_name in ({names})"))
@@ -204,6 +215,7 @@ class MariadbSource:
         current = self._ask("select @@gtid_binlog_pos")[0][0]
         self._gtids = parse_gtids(position.get("gtid", current))
         self._partial = (position.get("transaction", ""), position.get("index", 0))
+        self._round = state.get("position", {}).get("round", 0) + resnapshot
         self._shapes = dict(state.get("shapes", {}))
         recorded = {} if resnapshot else state.get("snapshots", {})
         self._progress = {name: Progress.from_json(each) for name, each in recorded.items()}
@@ -234,7 +246,7 @@ class MariadbSource:
     def _announce_gap(self) -> None:
         """What was deleted meanwhile is not known; a truncation tells whoever folds the topic to begin anew."""
         assert self._writer is not None
-        self._transaction = Transaction(gtid_text(self._gtids), time.time_ns())
+        self._transaction = Transaction(f"{gtid_text(self._gtids)}/{self._round}", time.time_ns())
         for name in self._tables:
             followed = self._from_catalogue(name)
             source = self._source(followed, b"incremental", 0) % 0
@@ -347,7 +359,7 @@ class MariadbSource:
     def _source(self, followed: _Followed, snapshot: bytes, place: int, event: Any = None) -> bytes:
         at_us = event.timestamp * 1_000_000 if event is not None else time.time_ns() // 1000
         server = event.packet.server_id if event is not None else 0
-        gtid = json_text(self._transaction.id)
+        gtid = json_text(self._transaction.id).replace(b"%", b"%%")  # one number is still to be filled in
         times = (at_us // 1000, snapshot, at_us, at_us * 1000)
         return followed.block % (*times, server, gtid, self._file.encode(), place)
 
@@ -385,9 +397,10 @@ class MariadbSource:
 
     def _snapshot_step(self) -> None:
         """Emit the chunk whose place the stream has reached, or read the next one."""
-        if self._chunk is not None:
-            if all(self._number(domain) >= number for domain, number in self._chunk.place.items()):
-                self._emit(self._chunk)
+        chunk = self._chunk
+        if chunk is not None:
+            if all(self._number(domain) >= number for domain, number in chunk.place.items()):
+                self._guarded(lambda: self._emit(chunk))
                 self._chunk = None
         elif self._pending:
             self._chunk = self._read_chunk(self._pending[0])
@@ -396,37 +409,76 @@ class MariadbSource:
         return self._gtids.get(domain, (0, 0))[1]
 
     def _read_chunk(self, name: str) -> Chunk | None:
-        progress = self._progress[name]
-        schema, _, table = name.partition(".")
+        """The next chunk, unless the table is gone or the stream is further than what can be read of it."""
+        try:
+            read = self._read_keyed if self._tables[name] else self._open_whole
+            chunk: Chunk | None = self._guarded(lambda: read(name))
+            return chunk
+        except pymysql.ProgrammingError as error:
+            if error.args[0] not in GONE:
+                raise
+        _log.warning("%s: table %s is gone before it was read whole", self._options.database.shown, name)
+        self._pending.remove(name)
+        del self._progress[name]
+        return None
+
+    def _read_keyed(self, name: str) -> Chunk | None:
         columns = self._columns(name)
-        key = [columns[each] for each in self._tables[name]]
+        key = [columns[each] for each in self._tables[name] if each in columns]
         limit = self._limits.get(name, self._options.chunk_rows)
-        wanted = [*map(quoted, columns), *(each.shown for each in key)]
-        query = f"select {', '.join(wanted)} from {quoted(schema)}.{quoted(table)}"
-        after = [column.bound(text) for column, text in zip(key, progress.after or (), strict=False)]
+        query = self._select(name, [*map(quoted, columns), *(each.shown for each in key)])
+        after = [column.bound(text) for column, text in zip(key, self._progress[name].after or (), strict=False)]
         if after:
             compared = ", ".join(each.compared for each in key)
             query += f" where ({compared}) > ({', '.join(each.marker for each in key)})"
-        if key:
-            query += f" order by {', '.join(quoted(each.name) for each in key)} limit {limit}"
-        self._ask("set session transaction isolation level repeatable read")
-        self._ask("start transaction with consistent snapshot")
+        query += f" order by {', '.join(quoted(each.name) for each in key)} limit {limit}"
+        stands = _begin_reading(self._connection)
         try:
-            stands = dict(self._ask("show status like 'binlog_snapshot_%'"))
-            rows, is_cut = self._ask_within(CHUNK_BYTES_MAX, query, *after) if key else (self._ask(query), False)
+            rows, is_cut = self._ask_within(CHUNK_BYTES_MAX, query, *after)
         finally:
             self._ask("commit")
-        place = (stands["Binlog_snapshot_file"], int(stands["Binlog_snapshot_position"]))
-        gtids = parse_gtids(self._ask("select binlog_gtid_pos(%s, %s)", *place)[0][0] or "")
-        numbers = {domain: number for domain, (_, number) in gtids.items()}
-        if any(number > numbers.get(domain, 0) for domain, (_, number) in self._gtids.items()):
-            return None  # a transaction is in the binlog a moment before others see it: the chunk is behind the stream
-        shown = rows[-1][len(columns) :] if rows and key else None
+        place = self._place_of(stands)
+        if place is None:
+            return None
+        shown = rows[-1][len(columns) :] if rows else None
         last = [column.text(value) for column, value in zip(key, shown, strict=True)] if shown else None
-        rows = [row[: len(columns)] for row in rows]
         # What lies behind a cut was sent for nothing, so the next chunk asks for as much as this one could take.
         self._limits[name] = len(rows) if is_cut else min(self._options.chunk_rows, limit + limit // 4 + 1)
-        return Chunk(name, numbers, rows, last, not key or not (is_cut or len(rows) == limit))
+        is_last = not (is_cut or len(rows) == limit)
+        return Chunk(name, place, [row[: len(columns)] for row in rows], last, is_last)
+
+    def _open_whole(self, name: str) -> Chunk | None:
+        """A read transaction of its own, which stays open until the stream has come to where it stands."""
+        query = self._select(name, list(map(quoted, self._columns(name))))
+        reader = pymysql.connect(**self._settings, autocommit=True)
+        try:
+            stands = _begin_reading(reader)
+            with reader.cursor() as cursor:
+                cursor.execute(f"{query} limit 0", ())  # from here on the table keeps its shape
+            place = self._place_of(stands)
+        except BaseException:
+            reader.close()
+            raise
+        if place is None:
+            reader.close()
+            return None
+        return Chunk(name, place, _fetched(reader, query, ()), None, True, reader)
+
+    def _select(self, name: str, wanted: Sequence[str]) -> str:
+        schema, _, table = name.partition(".")
+        if not wanted:
+            raise pymysql.ProgrammingError(GONE[0], f"there is no table {name}")
+        return f"select {', '.join(wanted)} from {quoted(schema)}.{quoted(table)}"
+
+    def _place_of(self, stands: tuple[str, int]) -> dict[int, int] | None:
+        """The last transaction of each domain that a reading shows; None: it shows less than the stream has told.
+
+        A transaction is in the binlog a moment before others see it.
+        """
+        gtids = parse_gtids(self._ask("select binlog_gtid_pos(%s, %s)", *stands)[0][0] or "")
+        numbers = {domain: number for domain, (_, number) in gtids.items()}
+        is_behind = any(number > numbers.get(domain, 0) for domain, (_, number) in self._gtids.items())
+        return None if is_behind else numbers
 
     def _columns(self, name: str) -> dict[str, KeyColumn]:
         """Every column by its name, in the order of the table."""
@@ -442,13 +494,15 @@ class MariadbSource:
     def _emit(self, chunk: Chunk) -> None:
         assert self._writer is not None
         followed = self._from_catalogue(chunk.table)
-        name = f"{gtid_text(self._gtids)}/{chunk.table}/{self._progress[chunk.table].rows}"
+        name = f"{gtid_text(self._gtids)}/{self._round}/{chunk.table}/{self._progress[chunk.table].rows}"
         self._transaction = Transaction(name, time.time_ns())
         source = self._source(followed, b"incremental", 0)
         for number, row in enumerate(chunk.rows):
             followed.encoder.read(self._writer, self._transaction, source % number, row)
+        if chunk.whole is not None:
+            chunk.whole.close()
         progress = self._progress[chunk.table]
-        progress.rows += len(chunk.rows)
+        progress.rows += self._transaction.index
         progress.after = None if chunk.is_last else chunk.after
         progress.done = chunk.is_last
         if chunk.is_last:
@@ -457,7 +511,7 @@ class MariadbSource:
     # ---- positions --------------------------------------------------------------------------------------------------
 
     def position(self) -> dict[str, Any]:
-        place: dict[str, Any] = {"format": 1, "gtid": gtid_text(self._gtids)}
+        place: dict[str, Any] = {"format": 1, "gtid": gtid_text(self._gtids), "round": self._round}
         if self._begun is not None:
             place |= {"transaction": self._begun.gtid, "index": self._transaction.index}
         snapshots = {name: each.as_json() for name, each in self._progress.items()}
@@ -482,8 +536,27 @@ class MariadbSource:
     def close(self) -> None:
         if self._reader is not None:
             self._reader.close()
+        if self._chunk is not None and self._chunk.whole is not None:
+            self._chunk.whole.close()
         if self._connection.open:
             self._connection.close()
+
+
+def _begin_reading(connection: pymysql.Connection[Any]) -> tuple[str, int]:
+    """A consistent read, and the place in the binlog at which it stands."""
+    with connection.cursor() as cursor:
+        cursor.execute("set session transaction isolation level repeatable read")
+        cursor.execute("start transaction with consistent snapshot")
+        cursor.execute("show status like 'binlog_snapshot_%'")
+        stands = dict(cursor.fetchall())
+    return stands["Binlog_snapshot_file"], int(stands["Binlog_snapshot_position"])
+
+
+def _fetched(connection: pymysql.Connection[Any], query: str, arguments: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Rows one by one as they come. A sign for percent is doubled in the query, with arguments or without."""
+    with connection.cursor(pymysql.cursors.SSCursor) as cursor:
+        cursor.execute(query, arguments)
+        yield from cursor
 
 
 def connection_settings(options: CaptureOptions) -> dict[str, Any]:

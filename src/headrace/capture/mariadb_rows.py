@@ -83,7 +83,9 @@ def _reader_of(column: Any) -> Reader:
     if kind in _FRACTIONAL:
         return partial(_FRACTIONAL[kind], (column.fsp + 1) // 2)
     if kind in (FIELD_TYPE.VARCHAR, FIELD_TYPE.VAR_STRING, FIELD_TYPE.STRING):
-        return _text(2 if column.max_length > 255 else 1, column)
+        width = 2 if column.max_length > 255 else 1
+        is_fixed = kind == FIELD_TYPE.STRING and _encoding(column.character_set_name) is None
+        return partial(_padded, width, column.max_length) if is_fixed else _text(width, column)
     if kind in (FIELD_TYPE.BLOB, FIELD_TYPE.GEOMETRY, FIELD_TYPE.JSON):
         return _text(column.length_size, column)
     if kind == FIELD_TYPE.ENUM:
@@ -235,6 +237,12 @@ def _counted(width: int, data: bytes, at: int) -> tuple[bytes, int]:
     if end > len(data):
         raise IndexError(f"a text of {end - start} bytes is announced where {len(data) - start} remain")
     return data[start:end], end
+
+
+def _padded(width: int, size: int, data: bytes, at: int) -> tuple[bytes, int]:
+    """BINARY(n) has n bytes everywhere but here, where its last zeros are left out."""
+    piece, end = _counted(width, data, at)
+    return piece.ljust(size, b"\0"), end
 
 
 def _encoding(name: str | None) -> str | None:

@@ -93,6 +93,7 @@ class CaptureOptions:
     transactions: bool = False  # BEGIN and END of every transaction into PREFIX.transaction
     outbox: str = ""  # SCHEMA.TABLE whose rows are events for outbox.event.<aggregatetype>
     snapshot: bool = True
+    triggers: bool = False  # PostgreSQL is followed by triggers, without the right to replicate
     streaming: bool = False  # PostgreSQL sends large transactions before they commit
     heartbeat_ms: int = 10_000
     chunk_rows: int = 10_000
@@ -107,7 +108,9 @@ class CaptureOptions:
         for name, low in (("partitions", 1), ("chunk_rows", 1), ("heartbeat_ms", 100)):
             if getattr(self, name) < low:
                 raise UsageError(f"{name} is {getattr(self, name)}", f"it must be at least {low}")
-        DatabaseUrl(self.url)
+        kind = DatabaseUrl(self.url).kind
+        if self.triggers and kind != "postgresql":
+            raise UsageError("triggers are a choice for PostgreSQL", "SQLite has no other way, MariaDB has its binlog")
 
     @property
     def topic_prefix(self) -> str:

@@ -21,12 +21,11 @@ import psycopg
 from psycopg.pq import ExecStatus
 
 from headrace.capture import pgoutput
-from headrace.capture.envelope import TableEncoder
 from headrace.capture.options import CaptureOptions
 from headrace.capture.pgoutput import RelationColumn
 from headrace.capture.postgres_events import PostgresEvents
 from headrace.capture.postgres_setup import PostgresSetup, TableInfo, connect, lsn_number, lsn_text
-from headrace.capture.postgres_snapshot import Chunk, Snapshots
+from headrace.capture.postgres_snapshot import Chunk, Snapshots, in_blocks
 from headrace.capture.postgres_streams import StreamedTransactions
 from headrace.capture.source import DatabaseGone, Progress, SourceStatus
 from headrace.capture.writer import Writer
@@ -121,7 +120,7 @@ class PostgresSource:
 
     def _start_snapshots(self, recorded: Mapping[str, Any], tables: dict[str, TableInfo]) -> None:
         run = os.urandom(6).hex()
-        self._snapshots = Snapshots(self._setup, run, self._options.chunk_rows, self._key_of)
+        self._snapshots = Snapshots(self._setup, run, self._options.chunk_rows, self._keys_of)
         progress = {name: Progress.from_json(each) for name, each in recorded.items()}
         for name in tables:
             if not self._options.snapshot or name == self._options.outbox:
@@ -304,9 +303,10 @@ class PostgresSource:
         begun, snapshots = self._begun, self._snapshots
         return self._guarded(lambda: snapshots.truncated(table, begun.xid, begun.commit_lsn))
 
-    def _key_of(self, table: TableInfo, columns: list[RelationColumn]) -> Callable[[list[bytes | None]], bytes | None]:
-        encoder: TableEncoder = self._events.follow(table.schema, table.name, columns, table.key).encoder
-        return encoder.key
+    def _keys_of(
+        self, table: TableInfo, columns: list[RelationColumn], rows: list[list[bytes | None]]
+    ) -> list[bytes | None]:
+        return self._events.follow(table.schema, table.name, columns, table.key).encoder.keys(rows)
 
     def _emit_chunk(self, chunk: Chunk, lsn: int) -> None:
         """The chunk's rows are events of its watermark's transaction."""
@@ -316,8 +316,8 @@ class PostgresSource:
         begun = self._begun
         block = followed.block.of_transaction(begun.commit_us, begun.xid, self._events.last_commit, b"incremental")
         source = block % (lsn, lsn)
-        for key, row in chunk.rows.items():
-            followed.encoder.read(self._events.out, self._events.transaction, source, row, key)
+        rows, keys = list(chunk.rows.values()), list(chunk.rows)
+        followed.encoder.read_all(self._events.out, self._events.transaction, source, rows, keys)
         self._watch_changes()
 
     def _emit_whole(
@@ -328,8 +328,8 @@ class PostgresSource:
         followed = self._events.follow(table.schema, table.name, columns, [])
         source = followed.block.of_transaction(now_us, None, self._events.last_commit, b"incremental") % (lsn, lsn)
         self._events.begin(lsn, now_us, 0)
-        for row in self._in_touch(rows):
-            followed.encoder.read(self._events.out, self._events.transaction, source, row)
+        for block in in_blocks(self._in_touch(rows)):
+            followed.encoder.read_all(self._events.out, self._events.transaction, source, block)
         return self._events.transaction.index
 
     def _guarded(self, work: Callable[[], T]) -> T:

@@ -24,12 +24,12 @@ from headrace.capture.outbox import OutboxRouter
 from headrace.capture.postgres_values import PgType, renderer, unavailable
 from headrace.capture.shapes import announce, topic_name
 
-__all__ = ["LargeValues", "PostgresEvents", "SourceBlock"]
+__all__ = ["Followed", "LargeValues", "PostgresEvents", "SourceBlock"]
 
 LARGE_MESSAGE_BYTES = 1_400
 """A row is stored in parts only when it exceeds about 2 kB; a shorter message cannot have been such a row."""
 
-_SOURCE = (
+SOURCE = (
     b'{"version":%b,"connector":"postgresql","name":%b,"ts_ms":%%d,"snapshot":"%%b","db":%b,'
     b'"sequence":"[%%b,\\"%%%%d\\"]","ts_us":%%d,"ts_ns":%%d,"schema":%b,"table":%b,"txId":%%b,"lsn":%%%%d,'
     b'"xmin":null,"origin":%%b,"origin_lsn":null}'
@@ -41,10 +41,10 @@ class SourceBlock:
 
     __slots__ = ("_template",)
 
-    def __init__(self, server: str, database: str, schema: str, table: str) -> None:
+    def __init__(self, server: str, database: str, schema: str, table: str, template: bytes = SOURCE) -> None:
         version = f"headrace-{headrace.__version__}"
         names = [json_text(each).replace(b"%", b"%%%%") for each in (version, server, database, schema, table)]
-        self._template = _SOURCE % tuple(names)
+        self._template = template % tuple(names)
 
     def of_transaction(
         self,
@@ -101,7 +101,7 @@ class LargeValues:
         return 200 + sum(len(value) for value in values if isinstance(value, bytes))
 
 
-class _Followed:
+class Followed:
     """A relation with everything compiled for it."""
 
     __slots__ = ("block", "encoder", "name", "outbox", "table")
@@ -118,13 +118,19 @@ class PostgresEvents:
     """Turns decoded messages into events; see the module."""
 
     def __init__(
-        self, options: CaptureOptions, database: str, out: Out, now_ns: Callable[[], int] = time.time_ns
+        self,
+        options: CaptureOptions,
+        database: str,
+        out: Out,
+        now_ns: Callable[[], int] = time.time_ns,
+        source: bytes = SOURCE,
     ) -> None:
         self._options = options
+        self._source_template = source
         self._database = database
         self.out = out
         self._now_ns = now_ns
-        self._relations: dict[int, _Followed] = {}
+        self._relations: dict[int, Followed] = {}
         self._large = LargeValues(options.remembered_bytes_max)
         self._messages = SourceBlock(options.topic_prefix, database, "", "")
         self.transaction = Transaction("", 0)
@@ -155,7 +161,7 @@ class PostgresEvents:
         self._relations[message.relation] = followed
         self._large.forget_table(followed.name)
 
-    def follow(self, schema: str, name: str, columns: list[pgoutput.RelationColumn], key: list[str]) -> _Followed:
+    def follow(self, schema: str, name: str, columns: list[pgoutput.RelationColumn], key: list[str]) -> Followed:
         """Compile what a table of this shape needs; a shape not seen before is announced."""
         made = tuple(
             Column(
@@ -169,7 +175,7 @@ class PostgresEvents:
         names = [each.name for each in columns]
         table = Table(schema, name, made, tuple(names.index(each) for each in key if each in names))
         encoder = TableEncoder(table, self.topic_of(schema, name), self._options)
-        block = SourceBlock(self._options.topic_prefix, self._database, schema, name)
+        block = SourceBlock(self._options.topic_prefix, self._database, schema, name, self._source_template)
         announce(
             self.out,
             self._options.topic_prefix,
@@ -180,7 +186,7 @@ class PostgresEvents:
             lengths=[each.type_modifier if each.type_modifier >= 0 else None for each in columns],
         )
         outbox = OutboxRouter(table) if table.full_name == self._options.outbox else None
-        return _Followed(encoder, block, outbox)
+        return Followed(encoder, block, outbox)
 
     # ---- transactions -----------------------------------------------------------------------------------------------
 
@@ -214,7 +220,7 @@ class PostgresEvents:
     def origin(self, name: str) -> None:
         self._origin = json_text(name)
 
-    def _source(self, followed: _Followed, lsn: int) -> bytes:
+    def _source(self, followed: Followed, lsn: int) -> bytes:
         sources = self.transaction.sources
         template = sources.get(followed)
         if template is None:
@@ -265,7 +271,7 @@ class PostgresEvents:
         return self.touched(table, old_key) if old_key != new_key else wanted
 
     def _keep_large(
-        self, followed: _Followed, old_key: bytes | None, new_key: bytes | None, new: list[Any], size: int
+        self, followed: Followed, old_key: bytes | None, new_key: bytes | None, new: list[Any], size: int
     ) -> None:
         """Fill in what is known, and remember what may be left out the next time."""
         if new_key is None or old_key is None:

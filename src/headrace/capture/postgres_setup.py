@@ -32,10 +32,12 @@ TABLES = """
 select n.nspname, c.relname, c.relreplident::text, c.reltuples::bigint,
        coalesce((select array_agg(a.attname::text order by array_position(i.indkey::int2[], a.attnum))
                  from pg_index i join pg_attribute a on a.attrelid = c.oid and a.attnum = any(i.indkey)
-                 where i.indrelid = c.oid and i.indisprimary), '{}') as key
+                 where i.indrelid = c.oid and i.indisprimary), '{}') as key,
+       format('%I.%I', n.nspname, c.relname)
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence = 'p'
-  and n.nspname not in ('pg_catalog', 'information_schema') and n.nspname not like 'pg\\_toast%%'
+  and n.nspname not in ('pg_catalog', 'information_schema') and n.nspname not like 'pg\\_toast%'
+  and n.nspname not like '\\_headrace\\_%'
   and has_table_privilege(c.oid, 'select')
 order by 1, 2
 """
@@ -87,23 +89,31 @@ def _explained(error: psycopg.OperationalError, options: CaptureOptions) -> Exce
     text = " ".join(str(error).split())
     user = psycopg.conninfo.conninfo_to_dict(options.database.resolved()).get("user", "USER")
     if "permission denied to start WAL sender" in text or "must be superuser or replication role" in text:
-        return UsageError(f"{user} has no right to replicate", f"ALTER ROLE {user} REPLICATION")
+        return _no_right(str(user))
     if "password authentication failed" in text or "does not exist" in text or "pg_hba.conf" in text:
         return UsageError(f"{options.database.shown}: {text}", "check user, password, database and pg_hba.conf")
     return DatabaseGone(f"{options.database.shown}: {text}")
 
 
+def _no_right(user: str) -> UsageError:
+    return UsageError(
+        f"{user} has no right to replicate", f"ALTER ROLE {user} REPLICATION; or capture without it, with --triggers"
+    )
+
+
 class TableInfo:
     """A table as the catalogue shows it."""
 
-    __slots__ = ("identity", "key", "name", "rows_estimated", "schema")
+    __slots__ = ("identity", "key", "name", "quoted", "rows_estimated", "schema")
 
-    def __init__(self, schema: str, name: str, identity: str, rows_estimated: int, key: list[str]) -> None:
+    def __init__(self, schema: str, name: str, identity: str, rows_estimated: int, key: list[str], quoted: str) -> None:
         self.schema = schema
         self.name = name
         self.identity = identity
         self.rows_estimated = rows_estimated
         self.key = key
+        self.quoted = quoted
+        """Its full name as the server itself writes it."""
 
     @property
     def full_name(self) -> str:
@@ -141,24 +151,26 @@ class PostgresSetup:
         if level != "logical":
             raise UsageError(
                 f"the server's wal_level is {level}, and capture needs logical",
-                "ALTER SYSTEM SET wal_level = 'logical', then restart the server",
+                "ALTER SYSTEM SET wal_level = 'logical', then restart the server; or capture with --triggers",
             )
         may = self.one("select rolsuper or rolreplication from pg_roles where rolname = current_user")
         if not may and not self._is_replication_member():
             user = self.one("select current_user")
-            raise UsageError(f"{user} has no right to replicate", f"ALTER ROLE {user} REPLICATION")
+            raise _no_right(user)
 
     def _is_replication_member(self) -> bool:
         """Managed services give the right through a role of theirs."""
         roles = "select exists (select from pg_roles where rolname = 'rds_replication' and pg_has_role(oid, 'member'))"
         return bool(self.one(roles))
 
+    def all_tables(self) -> dict[str, TableInfo]:
+        """Every table that the user may read, by full name."""
+        tables = [TableInfo(*row) for row in self.connection.execute(TABLES).fetchall()]
+        return {each.full_name: each for each in tables}
+
     def tables(self) -> dict[str, TableInfo]:
-        """The tables to capture, by full name; those that were asked for and are not there are an error."""
-        found = {}
-        for row in self.connection.execute(TABLES).fetchall():
-            table = TableInfo(*row)
-            found[table.full_name] = table
+        """The tables to capture; those that were asked for and are not there are an error."""
+        found = self.all_tables()
         chosen = set(self._options.tables)
         if self._options.outbox and chosen:
             chosen.add(self._options.outbox)
@@ -271,7 +283,7 @@ class PostgresSetup:
             ) from error
         except errors.InsufficientPrivilege as error:
             user = self.one("select current_user")
-            raise UsageError(f"{user} has no right to replicate", f"ALTER ROLE {user} REPLICATION") from error
+            raise _no_right(user) from error
 
     def drop_slot(self) -> bool:
         if self.slot_state() is None:

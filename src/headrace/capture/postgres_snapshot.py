@@ -24,17 +24,33 @@ left out, and so are, until the log has passed the place where it was read, chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
-from psycopg import sql
+from psycopg import errors, sql
 
 from headrace.capture.pgoutput import RelationColumn
-from headrace.capture.postgres_setup import PostgresSetup, TableInfo
+from headrace.capture.postgres_setup import Connection, PostgresSetup, TableInfo
 from headrace.capture.source import Progress
 
-__all__ = ["Chunk", "SeenTransactions", "Snapshots"]
+__all__ = [
+    "CHUNK_BYTES_MAX",
+    "READ_ONLY",
+    "Chunk",
+    "ChunkSize",
+    "SeenTransactions",
+    "Snapshots",
+    "begin_reading",
+    "copied_fields",
+    "copied_rows",
+    "in_blocks",
+]
 
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 CHUNK_BYTES_MAX = 16 * 1024 * 1024
 """A chunk ends with the row with which it holds this much, whatever number of rows was asked for."""
 FIRST_ROWS = 500
@@ -42,6 +58,9 @@ GROWTH = 4
 """A table begins with few rows, and so many times more are asked for each time: how large they are shows first."""
 TOUCHED_MAX = 100_000
 """With more keys or transactions noted for a table, those are looked for that every later chunk has seen anyway."""
+BLOCK_ROWS = 256
+LOCK_TIMEOUT = "1s"
+"""Whoever changes a table's shape is not waited for any longer: changes of other tables go on meanwhile."""
 READ_ONLY = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
@@ -80,6 +99,22 @@ class Chunk(NamedTuple):
     is_last: bool
 
 
+class ChunkSize:
+    """How many rows to ask for: a few at first, then as many as have lately fitted into the bytes of a chunk."""
+
+    def __init__(self, rows_max: int) -> None:
+        self._rows_max = rows_max
+        self.begin()
+
+    def begin(self) -> None:
+        """Another table: nothing is known of its rows."""
+        self.rows = min(FIRST_ROWS, self._rows_max)
+
+    def took(self, rows: int, size_bytes: int) -> None:
+        fitting = rows * CHUNK_BYTES_MAX // max(size_bytes, 1)
+        self.rows = max(1, min(self._rows_max, self.rows * GROWTH, fitting))
+
+
 class Snapshots:
     """Which tables are still to be read, how far, and the chunk under way."""
 
@@ -88,14 +123,13 @@ class Snapshots:
         setup: PostgresSetup,
         run: str,
         chunk_rows: int,
-        key_of: Callable[[TableInfo, list[RelationColumn]], Callable[[list[bytes | None]], bytes | None]],
+        keys_of: Callable[[TableInfo, list[RelationColumn], list[list[bytes | None]]], list[bytes | None]],
     ) -> None:
         self._setup = setup
         self.prefix = f"{setup.slot}.watermark"
         self._run = run
-        self._chunk_rows = chunk_rows
-        self._rows_asked = min(FIRST_ROWS, chunk_rows)
-        self._key_of = key_of
+        self._size = ChunkSize(chunk_rows)
+        self._keys_of = keys_of
         self.progress: dict[str, Progress] = {}
         self._tables: dict[str, TableInfo] = {}
         self._pending: list[str] = []
@@ -196,7 +230,7 @@ class Snapshots:
         self.progress[table].done = True
         self.progress[table].after = None
         self._pending.remove(table)
-        self._rows_asked = min(FIRST_ROWS, self._chunk_rows)
+        self._size.begin()
         self._touched.pop(table, None)
         self._touched_without_key.pop(table, None)
 
@@ -211,8 +245,9 @@ class Snapshots:
         name = self._pending[0]
         table = self._tables[name]
         connection = self._setup.connection
-        connection.execute(READ_ONLY)
         try:
+            if not begin_reading(connection, table):
+                return
             seen = SeenTransactions(self._setup.one("select pg_current_snapshot()::text"))
             self._forget_seen(seen)
             columns = self._setup.columns(table)
@@ -220,6 +255,11 @@ class Snapshots:
                 self._read_whole(table, columns, seen, emit_whole)
                 return
             chunk = self._read_chunk(table, columns, seen)
+        except errors.UndefinedTable:
+            _log.warning("table %s is gone before it was read whole", name)
+            self._finish(name)
+            del self.progress[name]  # a table that is made with its name is read when capture starts anew
+            return
         finally:
             connection.execute("COMMIT")
         self._awaited = self._watermark()
@@ -232,26 +272,26 @@ class Snapshots:
             self._touched_without_key[name] = {xid for xid in xids if not seen.sees(xid)}
 
     def _read_chunk(self, table: TableInfo, columns: list[RelationColumn], seen: SeenTransactions) -> Chunk:
-        key_of = self._key_of(table, columns)
-        places = [[each.name for each in columns].index(name) for name in table.key]
-        rows: dict[bytes, list[bytes | None]] = {}
-        row: list[bytes | None] = []
-        count = passed_over = size_bytes = 0
-        asked = self._rows_asked
-        for line in self._copy(table, columns, self.progress[table.full_name].after, asked):
+        rows: list[list[bytes | None]] = []
+        size_bytes = 0
+        passed_over = False
+        asked = self._size.rows
+        for line in self._copied(table, columns, self.progress[table.full_name].after, asked):
             if size_bytes >= CHUNK_BYTES_MAX:
-                passed_over += 1  # read again later: a COPY ends early only by a cancellation that may hit what follows
+                passed_over = (
+                    True  # read again later: a COPY ends early only by a cancellation that may hit what follows
+                )
                 continue
-            row = _fields(line)
-            rows[key_of(row) or b""] = row
-            count += 1
+            rows.append(copied_fields(line))
             size_bytes += len(line)
+        by_key = {key or b"": row for key, row in zip(self._keys_of(table, columns, rows), rows, strict=True)}
         for key in self._touched[table.full_name]:
-            rows.pop(key, None)
-        after = [(row[place] or b"").decode() for place in places] if count else None
-        fitting = count * CHUNK_BYTES_MAX // max(size_bytes, 1)
-        self._rows_asked = max(1, min(self._chunk_rows, asked * GROWTH, fitting))
-        return Chunk(0, table, columns, seen, rows, after, count, count < asked and not passed_over)
+            by_key.pop(key, None)
+        count = len(rows)
+        places = [[each.name for each in columns].index(name) for name in table.key]
+        after = [(rows[-1][place] or b"").decode() for place in places] if rows else None
+        self._size.took(count, size_bytes)
+        return Chunk(0, table, columns, seen, by_key, after, count, count < asked and not passed_over)
 
     def _read_whole(
         self,
@@ -265,27 +305,15 @@ class Snapshots:
             return  # a change has been left out that this snapshot does not show yet; the next one will
         until = self._setup.inserted_lsn()
         progress = self.progress[name]
-        progress.rows = emit_whole(table, columns, until, map(_fields, self._copy(table, columns, None, None)))
+        progress.rows = emit_whole(table, columns, until, map(copied_fields, self._copied(table, columns, None, None)))
         progress.filter = [seen.text, until]
         self._filters[name] = seen, until
         self._finish(name)
 
-    def _copy(
+    def _copied(
         self, table: TableInfo, columns: list[RelationColumn], after: list[str] | None, limit: int | None
     ) -> Iterator[bytes]:
-        """Rows as lines of COPY, by key."""
-        names = sql.SQL(", ").join(sql.Identifier(each.name) for each in columns)
-        query = sql.SQL("SELECT {} FROM {}").format(names, table.identifier)
-        key = sql.SQL(", ").join(map(sql.Identifier, table.key))
-        if after:
-            values = sql.SQL(", ").join(map(sql.Literal, after))
-            query += sql.SQL(" WHERE ({}) > ({})").format(key, values)
-        if limit is not None:
-            query += sql.SQL(" ORDER BY {} LIMIT {}").format(key, sql.Literal(limit))
-        cursor = self._setup.connection.cursor()
-        with cursor.copy(sql.SQL("COPY ({}) TO STDOUT").format(query)) as copy:
-            for line in copy:
-                yield bytes(line)
+        return copied_rows(self._setup.connection, table, columns, after, limit)
 
     def _watermark(self) -> int:
         """Write a mark into the server's log, as a transaction of its own so that it is flushed."""
@@ -293,6 +321,49 @@ class Snapshots:
         content = f"{self._run}:{self._number}"
         self._setup.connection.execute("select pg_logical_emit_message(true, %s, %s)", (self.prefix, content))
         return self._number
+
+
+def in_blocks(rows: Iterable[T], count: int = BLOCK_ROWS) -> Iterator[list[T]]:
+    """So many at a time, for work that is done column by column."""
+    remaining = iter(rows)
+    while block := list(islice(remaining, count)):
+        yield block
+
+
+def begin_reading(connection: Connection, table: TableInfo) -> bool:
+    """A transaction in which the table keeps its shape; False: somebody is about to change it, it is too early.
+
+    The lock comes before the snapshot. Taken behind it, a table that an ALTER has written anew in between would be read
+    as empty: its rows are younger than the snapshot.
+    """
+    connection.execute(READ_ONLY)
+    try:
+        connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
+        connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(table.identifier))
+    except errors.LockNotAvailable:
+        return False
+    return True
+
+
+def copied_rows(
+    connection: Connection,
+    table: TableInfo,
+    columns: list[RelationColumn],
+    after: list[str] | None = None,
+    limit: int | None = None,
+) -> Iterator[bytes]:
+    """Rows as lines of COPY, by key."""
+    names = sql.SQL(", ").join(sql.Identifier(each.name) for each in columns)
+    query = sql.SQL("SELECT {} FROM {}").format(names, table.identifier)
+    key = sql.SQL(", ").join(map(sql.Identifier, table.key))
+    if after:
+        values = sql.SQL(", ").join(map(sql.Literal, after))
+        query += sql.SQL(" WHERE ({}) > ({})").format(key, values)
+    if limit is not None:
+        query += sql.SQL(" ORDER BY {} LIMIT {}").format(key, sql.Literal(limit))
+    with connection.cursor().copy(sql.SQL("COPY ({}) TO STDOUT").format(query)) as copy:
+        for line in copy:
+            yield bytes(line)
 
 
 _ESCAPES = {
@@ -306,7 +377,7 @@ _ESCAPES = {
 }
 
 
-def _fields(line: bytes) -> list[bytes | None]:
+def copied_fields(line: bytes) -> list[bytes | None]:
     """One line of COPY's text format."""
     values = line[:-1].split(b"\t")
     if b"\\" not in line:

@@ -112,6 +112,10 @@ def open_source(options: CaptureOptions, writer: Writer | None) -> Source:
     """The source for an address. ``writer`` may be None for those who only check, ask or remove."""
     kind = options.database.kind
     try:
+        if kind == "postgresql" and options.triggers:
+            from headrace.capture.postgres_triggers import TriggerSource
+
+            return TriggerSource(options, writer)
         if kind == "postgresql":
             from headrace.capture.postgres import PostgresSource
 

@@ -56,6 +56,7 @@ def capture_options(command: F) -> F:
             "--outbox", metavar="SCHEMA.TABLE", help="A table whose rows are events, routed by aggregatetype."
         ),
         click.option("--no-snapshot", is_flag=True, help="Only changes from now on."),
+        click.option("--triggers", is_flag=True, help="Follow PostgreSQL without the right to replicate."),
         click.option("--streaming", is_flag=True, help="Let PostgreSQL send large transactions before they commit."),
         click.option("--heartbeat", type=click.FloatRange(min=0.1), metavar="SECONDS", help="Default: 10."),
         click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows of a snapshot read at once."),
@@ -76,7 +77,7 @@ def options_of(name: str, url: str, given: dict[str, Any]) -> CaptureOptions:
         values["tables"] = tuple(each.strip() for each in given["tables"].split(",") if each.strip())
     if given["heartbeat"] is not None:
         values["heartbeat_ms"] = int(given["heartbeat"] * 1000)
-    flags = {each: given[each] for each in ("unwrap", "transactions", "streaming")}
+    flags = {each: given[each] for each in ("unwrap", "transactions", "triggers", "streaming")}
     config = settings_of(given["topic_config"], "--topic-config")
     return CaptureOptions(**values, **flags, topic_config=config, snapshot=not given["no_snapshot"])
 
@@ -132,7 +133,9 @@ def list_captures(bootstrap: str, timeout: float, output: str) -> None:
 
 @command.command("remove")
 @click.argument("name")
-@click.option("--keep-database", is_flag=True, help="Leave slot and publications; also when the database is gone.")
+@click.option(
+    "--keep-database", is_flag=True, help="Leave slot, publications and triggers; also when the database is gone."
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @bootstrap_option
 @timeout_option
@@ -190,7 +193,7 @@ def _status_rows(client: Any, options: CaptureOptions) -> list[dict[str, Any]]:
             found = source.status()
     except HeadraceError as error:
         found = SourceStatus(health=f"unreachable: {error}")
-    if not state.get("position") and found.health == "no slot":
+    if not state.get("position") and found.health in ("no slot", "no change table"):
         found.health = "ok"  # it has never run
     progress = {name: Progress.from_json(each) for name, each in state.get("snapshots", {}).items()}
     return [

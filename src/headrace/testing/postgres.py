@@ -38,7 +38,7 @@ class PostgresServer:
     """One server with a data folder of its own; it can be stopped, killed and started again on the same port."""
 
     def __init__(self, home: Path, programs: Path, settings: Mapping[str, str]) -> None:
-        self._home = home
+        self.home = home
         self._programs = programs
         self._data = home / "data"
         self._log = home / "postgres.log"
@@ -53,7 +53,7 @@ class PostgresServer:
         self._run("initdb", "-D", str(self._data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync", *flags)
 
     def start(self) -> None:
-        options = f"-p {self.port} -h 127.0.0.1 -k {self._home}"
+        options = f"-p {self.port} -h 127.0.0.1 -k {self.home}"
         self._run("pg_ctl", "-D", str(self._data), "-w", "-t", "60", "-l", str(self._log), "-o", options, "start")
 
     def stop(self) -> None:
@@ -69,7 +69,7 @@ class PostgresServer:
     def _run(self, program: str, *arguments: str, check: bool = True) -> None:
         command = [*as_nobody(), str(self._programs / program), *arguments]
         # pg_ctl leaves the server behind with our pipes, so its output goes into a file.
-        output = self._home / f"{program}.log"
+        output = self.home / f"{program}.log"
         with output.open("wb") as file:
             done = subprocess.run(
                 command,
@@ -78,7 +78,7 @@ class PostgresServer:
                 stdin=subprocess.DEVNULL,
                 timeout=120,
                 check=False,
-                cwd=self._home,
+                cwd=self.home,
             )
         if check and done.returncode != 0:
             raise HeadraceError(f"{program} ended with {done.returncode}:\n{_tail(output)}\n{_tail(self._log)}")
