@@ -13,7 +13,10 @@ import pytest
 
 from tests.servers.headrace import headrace_server as start_headrace
 from tests.servers.kafka import apache_kafka_server
+from tests.servers.mariadb import MariadbServer, mariadb_server
+from tests.servers.postgres import PostgresServer, postgres_server
 from tests.servers.process import CannotRun, RunningServer, skip_or_fail
+from tests.servers.redis import RedisServer, redis_server
 
 
 def already_running(name: str) -> RunningServer | None:
@@ -62,6 +65,36 @@ def broker(request: pytest.FixtureRequest) -> RunningServer:
     fixture = "headrace_server" if request.param == "headrace" else "apache_kafka"
     server: RunningServer = request.getfixturevalue(fixture)
     return server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(postgres_server())
+        except CannotRun as why:
+            skip_or_fail(str(why))
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariadbServer]:
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(mariadb_server())
+        except CannotRun as why:
+            skip_or_fail(str(why), programs=("mariadbd",))
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[RedisServer]:
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(redis_server())
+        except CannotRun as why:
+            skip_or_fail(str(why), programs=("redis-server",))
+        yield server
 
 
 counter = itertools.count()

@@ -28,6 +28,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "group": ("headrace.cli.group", "List, describe, reset and delete consumer groups."),
     "capture": ("headrace.cli.capture", "Capture the changes of databases into topics."),
     "run": ("headrace.cli.run", "Run the pipelines of a Python file on Spark."),
+    "rebuild": (
+        "headrace.cli.rebuild",
+        "Build what a pipeline keeps up to date anew, from its topics alone, then switch.",
+    ),
     "log": ("headrace.cli.log", "Look at the files of a stopped broker."),
     "config": ("headrace.cli.config", "Show every setting and where its value came from."),
     "doctor": ("headrace.cli.doctor", "Check this machine; say what is wrong and what mends it."),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.spark.launch import LogFile
     from headrace.spark.progress import Board, Snapshot
 
-__all__ = ["command"]
+__all__ = ["CHECKPOINTS", "LOG", "Screen", "command", "need_spark", "stopping_on_signals"]
 
 CHECKPOINTS = "headrace-checkpoints"
 LOG = Path("headrace-run.log")
@@ -79,7 +79,7 @@ def command(
     Each has its checkpoint and goes on where it was. One that fails is started again after a pause. Ctrl-C and SIGTERM
     let micro-batches finish, and exit 0.
     """
-    _need_spark()
+    need_spark()
     from headrace.spark.launch import LogFile, open_session
     from headrace.spark.pipelines import check_file, choose, load_file
     from headrace.spark.profile import find_java
@@ -112,7 +112,7 @@ def command(
     return 0 if good else 1
 
 
-def _need_spark() -> None:
+def need_spark() -> None:
     try:
         import headrace.spark.run  # noqa: F401 only to see whether it can be
     except ModuleNotFoundError as error:

@@ -81,6 +81,12 @@ class Checkpoint:
             raise HeadraceError(f"{self.shown} cannot be moved to {aside}")
         return aside
 
+    def rename(self, name: str) -> None:
+        """Give the whole folder to another pipeline, which must have none."""
+        path = self._path("")
+        if not self._files(path).rename(path, self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{name}")):
+            raise HeadraceError(f"{self.shown} cannot be renamed to {name}")
+
     def _path(self, below: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{self._name}/{below}".rstrip("/"))
 

@@ -1,0 +1,244 @@
+"""Brings the micro-batches of a stream to a target: rows become changes, changes Arrow tables of bounded size.
+
+Everything is written from the driver, because a batch must count at one moment and a transaction has one connection.
+Tasks pack their rows into blocks of Arrow; the driver takes them partition by partition, so that neither it nor the JVM
+ever holds more than a few blocks of a batch, however large the batch is.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import ArrayType, MapType, StringType, StructType, VariantType
+
+from headrace.errors import UsageError
+from headrace.spark.changelog import CHANGE, changes, key_names, row_type
+from headrace.spark.reading import BOOTSTRAP_CONF, BOOTSTRAP_DEFAULT
+from headrace.spark.sink import QUERY_ID_PROPERTY
+from headrace.spark.sink_checkpoint import read_checkpoint
+from headrace.spark.sinks.dead_letters import DeadLetters
+from headrace.spark.sinks.plain import Sink
+from headrace.spark.sinks.target import JSON_FIELD, Changes, Delivery, Fence, Letters, Outcome, Target, utc
+
+__all__ = ["Following"]
+
+DELETED = "__headrace_deleted"
+NESTED = (StructType, ArrayType, MapType, VariantType)
+DELETES = ("delete", "d")
+UPSERTS = ("insert", "update", "upsert", "c", "u", "r")
+BLOCK_ROWS_MAX = 50_000
+BLOCK_BYTES = 8 * 1024 * 1024
+REFUSED_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Following(Sink):
+    """A target as a sink. ``options`` are those of the sink ``headrace``, for the broker with the dead letters."""
+
+    target: Target
+    op: str | None = None
+    dead_letters: str | None = None
+    refused_max: int = REFUSED_MAX
+    bootstrap: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        return self.target.shown
+
+    def stream(self, rows: DataFrame, mode: str, checkpoint: str) -> DataStreamWriter:
+        prepared, follower = self._prepared(rows)
+        if mode != "append" and not follower.target.key:
+            raise UsageError(
+                f"{self.target.shown} has no key, so rows can only be added, and this query has output mode {mode}",
+                "give the sink a key=…, or the query a watermark",
+            )
+        return prepared.writeStream.outputMode(mode).foreachBatch(replace(follower, checkpoint=checkpoint).batch)
+
+    def write(self, rows: DataFrame) -> None:
+        prepared, follower = self._prepared(rows)
+        follower.deliver(prepared, None)
+
+    def _prepared(self, rows: DataFrame) -> tuple[DataFrame, Follower]:
+        frame, key = as_changes(rows, self.target.key, self.op)
+        target: Any = self.target
+        if key != target.key:
+            target = replace(target, key=key)
+        return frame, Follower(target, self)
+
+    def letters(self, spark: SparkSession, target: Target, fence: Fence | None) -> Letters:
+        if self.dead_letters is None:
+            return Letters(target.shown, rows_max=self.refused_max)
+        address = self.bootstrap or spark.conf.get(BOOTSTRAP_CONF, None) or os.environ.get("HEADRACE_BOOTSTRAP")
+        given = {"kafka.bootstrap.servers": address or BOOTSTRAP_DEFAULT, "topic": self.dead_letters, **self.options}
+        options = {name: str(value) for name, value in given.items()}
+        about = {"sink": target.shown}
+        if fence is not None:
+            about |= {"query": fence.query, "batch": str(fence.batch_id)}
+        return Letters(target.shown, DeadLetters(options, target.key, about).send, self.refused_max)
+
+
+@dataclass(slots=True)
+class Follower:
+    """One run of a stream into a target. A connection is opened for each batch: it costs little beside the batch, and
+    a target that was restarted in between is no matter."""
+
+    target: Target
+    sink: Following
+    checkpoint: str = ""
+    owner: str = field(default_factory=lambda: uuid.uuid4().hex)
+    has_written: bool = False
+
+    def batch(self, frame: DataFrame, batch_id: int) -> None:
+        """What ``foreachBatch`` calls. A replayed batch is computed all the same: operators with state must see it."""
+        outcome = self.deliver(frame, self._fence(frame, batch_id))
+        self.has_written = True
+        if outcome.replayed:
+            frame.write.format("noop").mode("append").save()
+
+    def deliver(self, frame: DataFrame, fence: Fence | None) -> Outcome:
+        letters = self.sink.letters(frame.sparkSession, self.target, fence)
+        schema = _schema(frame)
+        delivery = Delivery(schema, _changes(frame, schema), letters, fence)
+        session = self.target.open()
+        try:
+            return session.write(delivery)
+        finally:
+            session.close()
+
+    def _fence(self, frame: DataFrame, batch_id: int) -> Fence:
+        """A replay has the query's id and the same end of input; the id alone where the checkpoint is out of reach."""
+        known = read_checkpoint(self.checkpoint) if self.checkpoint else None
+        query = known.query_id if known else frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID_PROPERTY)
+        ends = known.ends if known and known.batch_id == batch_id else None
+        return Fence(str(query), batch_id, ends, self.owner, not self.has_written)
+
+
+# ---- rows become changes -------------------------------------------------------------------------------------------
+
+
+def as_changes(rows: DataFrame, key: tuple[str, ...], op: str | None = None) -> tuple[DataFrame, tuple[str, ...]]:
+    """Flat rows with a column that tells deletions, and the key.
+
+    Taken are changes (``hr.changes``, views, joins), envelopes of Debezium and keyed topics as they are read, rows with
+    a column ``op``, and plain rows. Columns that begin with an underscore tell where a row was read and are left out.
+    """
+    if set(CHANGE) <= set(rows.columns) and isinstance(rows.schema["key"].dataType, StructType):
+        return _of_changes(rows, key or tuple(key_names(rows)))
+    if _is_read_from_a_topic(rows) and key:
+        return _of_changes(changes(rows, list(key)), key)
+    if op is not None and op not in rows.columns:
+        raise UsageError(f"there is no column {op!r} with the operation", f"there are: {', '.join(rows.columns)}")
+    shown = [_flat(rows, each) for each in rows.columns if not each.startswith("_") and each != op]
+    if op is None:
+        return rows.select(*shown), key
+    _need_key(key)
+    return rows.select(*shown, _deleted(_column(op)).alias(DELETED)), key
+
+
+def _is_read_from_a_topic(rows: DataFrame) -> bool:
+    """As ``hr.stream`` gives it with a schema: then a null value is a deletion, and its key is the record's."""
+    return {"_key", "_offset", "_partition", "_topic"} <= set(rows.columns)
+
+
+def _of_changes(frame: DataFrame, key: tuple[str, ...]) -> tuple[DataFrame, tuple[str, ...]]:
+    """A change that moves a row to another key is a deletion of the old one besides."""
+    row, names = row_type(frame), key_names(frame)
+    missing = [name for name in key if name not in row.fieldNames()]
+    if missing:
+        raise UsageError(f"a row has no column {missing[0]!r}", f"it has {', '.join(row.fieldNames())}")
+    gone = F.col("op") == "delete"
+
+    def column(name: str) -> Column:
+        """Of a deletion what is known of the row, and at least its key."""
+        before, after = F.col(f"before.`{name}`"), F.col(f"after.`{name}`")
+        known = F.when(gone, before).otherwise(after)
+        return F.coalesce(known, F.col(f"key.`{name}`")) if name in names else known
+
+    now = F.struct(gone.alias(DELETED), *[column(each.name).alias(each.name) for each in row])
+    old = F.struct(F.lit(True).alias(DELETED), *[F.col(f"before.`{each.name}`").alias(each.name) for each in row])
+    moved = F.lit(False)
+    for name in key:
+        before, after = F.col(f"before.`{name}`"), F.col(f"after.`{name}`")
+        moved = moved | (before.isNotNull() & after.isNotNull() & (before != after))
+    both = F.when(F.coalesce(moved, F.lit(False)), F.array(old, now)).otherwise(F.array(now))
+    flat = frame.select(F.explode(both).alias("change")).select("change.*")
+    shown = [_flat(flat, each.name) for each in row if not each.name.startswith("_")]
+    return flat.select(*shown, _column(DELETED)), key
+
+
+def _deleted(op: Column) -> Column:
+    word = F.lower(op.cast("string"))
+    unknown = F.raise_error(F.concat(F.lit("the operation of a row is none of insert, update, delete: "), word))
+    return F.when(word.isin(*DELETES), True).when(word.isin(*UPSERTS), False).otherwise(unknown.cast("boolean"))
+
+
+def _need_key(key: tuple[str, ...]) -> None:
+    if not key:
+        raise UsageError("changes need to know which row they change", "give the sink a key=…")
+
+
+def _flat(rows: DataFrame, name: str) -> Column:
+    """Structs, arrays and maps as JSON: tables, caches and indexes hold them so."""
+    if isinstance(rows.schema[name].dataType, NESTED):
+        return F.to_json(_column(name), {"ignoreNullFields": "false"}).alias(name, metadata={"headrace": "json"})
+    return _column(name)
+
+
+def _column(name: str) -> Column:
+    return F.col(f"`{name}`")
+
+
+# ---- rows become Arrow ---------------------------------------------------------------------------------------------
+
+
+def _schema(frame: DataFrame) -> pa.Schema:
+    """The columns of the rows, without the mark of deletions."""
+    arrow = to_arrow_schema(frame.schema, timezone="UTC")
+    columns = []
+    for spark_field, column in zip(frame.schema, arrow, strict=True):
+        is_json = isinstance(spark_field.dataType, StringType) and spark_field.metadata.get("headrace") == "json"
+        columns.append(column.with_metadata(JSON_FIELD if is_json else None))
+    return pa.schema([column for column in columns if column.name != DELETED])
+
+
+def _changes(frame: DataFrame, schema: pa.Schema) -> Iterator[Changes]:
+    for table in _regrouped(_blocks(frame)):
+        rows = utc(table.select(schema.names)).cast(schema)
+        yield Changes(rows, table.column(DELETED) if DELETED in table.column_names else None)
+
+
+def _blocks(frame: DataFrame) -> Iterator[pa.Table]:
+    for row in frame.mapInArrow(_pack, "block binary").toLocalIterator(prefetchPartitions=True):
+        with pa.ipc.open_stream(pa.py_buffer(row.block)) as reader:
+            yield reader.read_all()
+
+
+def _pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """In a task: each batch of rows becomes one value."""
+    for batch in batches:
+        out = pa.BufferOutputStream()
+        with pa.ipc.new_stream(out, batch.schema) as writer:
+            writer.write_batch(batch)
+        block = pa.array([out.getvalue().to_pybytes()], pa.binary())
+        yield pa.RecordBatch.from_arrays([block], ["block"])
+
+
+def _regrouped(blocks: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Small blocks together: a statement per handful of rows would be most of the work."""
+    held: list[pa.Table] = []
+    for block in blocks:
+        held.append(block)
+        if sum(each.num_rows for each in held) >= BLOCK_ROWS_MAX or sum(each.nbytes for each in held) >= BLOCK_BYTES:
+            yield pa.concat_tables(held)
+            held = []
+    if held:
+        yield pa.concat_tables(held)

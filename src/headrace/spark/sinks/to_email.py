@@ -1,0 +1,141 @@
+"""E-mail: each row is a message, at least once, through an SMTP server.
+
+The ``Message-ID`` is the same whenever the same row of the same batch is sent; mail programs and servers know a
+repeated message by it. Subject and body are templates of ``string.Template``: ``$name`` is the column, and nothing in a
+template or a value can reach anything else. A row has no say in who gets the message, unless the user names a column
+for that.
+"""
+
+from __future__ import annotations
+
+import smtplib
+import ssl
+from collections import Counter
+from dataclasses import dataclass
+from email.errors import HeaderParseError
+from email.headerregistry import Address as MailAddress
+from email.message import EmailMessage
+from email.utils import parseaddr
+from string import Template
+from typing import Any
+
+from headrace.errors import UsageError
+from headrace.spark.sinks.address import Address
+from headrace.spark.sinks.documents import dumps, objects
+from headrace.spark.sinks.target import Delivery, Outcome, Session, Target, Unavailable
+from headrace.spark.sinks.to_webhook import message_ids
+
+__all__ = ["EmailTarget"]
+
+TIMEOUT_S = 30.0
+PORTS = {"smtp": 587, "smtps": 465}
+SUBJECT_CHARACTERS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class EmailTarget(Target):
+    """``to`` are addresses; ``to_column`` names a column with one instead."""
+
+    address: Address
+    sender: str
+    to: tuple[str, ...] = ()
+    to_column: str | None = None
+    subject: str = ""
+    body: str = ""
+    tls: bool = True
+    key: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.address.scheme not in PORTS:
+            raise UsageError(f"{self.address.shown} is no mail server", "smtp://USER@HOST:587, smtps://USER@HOST:465")
+        if bool(self.to) == bool(self.to_column):
+            raise UsageError("say who gets the messages", "to=['anna@example.com'], or to_column='email'")
+        for each in (self.sender, *self.to):
+            _checked(each)
+
+    @property
+    def shown(self) -> str:
+        return f"mail through {self.address.shown}"
+
+    def open(self) -> EmailSession:
+        return EmailSession(self)
+
+
+def _checked(text: str) -> str:
+    """An address and nothing else: no second one, no line break that would begin a header."""
+    name, address = parseaddr(text)
+    try:
+        if any(letter in text for letter in "\r\n\0,") or "@" not in address:
+            raise ValueError(text)
+        MailAddress(display_name=name, addr_spec=address)
+    except (ValueError, HeaderParseError, IndexError) as error:
+        raise UsageError(f"{text!r} is no address of mail") from error
+    return text
+
+
+class EmailSession(Session):
+    def __init__(self, target: EmailTarget) -> None:
+        self._target = target
+        self._server: smtplib.SMTP | None = None
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def write(self, delivery: Delivery) -> Outcome:
+        seen: Counter[str] = Counter()
+        for chunk in delivery.counted():
+            documents = objects(chunk.rows)
+            names = message_ids(delivery.fence, [dumps(each) for each in documents], seen)
+            for row, (name, document) in enumerate(zip(names, documents, strict=True)):
+                try:
+                    self._send(self._message(name, document))
+                except UsageError as error:
+                    delivery.letters.refuse(chunk.slice(row, 1), str(error))
+                except smtplib.SMTPRecipientsRefused as error:
+                    delivery.letters.refuse(chunk.slice(row, 1), f"nobody may get it: {error}")
+        delivery.done.refused = delivery.letters.deliver()
+        return delivery.done
+
+    def _message(self, name: str, document: dict[str, Any]) -> EmailMessage:
+        target = self._target
+        words = {key: "" if value is None else str(value) for key, value in document.items()}
+        message = EmailMessage()
+        message["From"] = target.sender
+        message["To"] = ", ".join(target.to) or _checked(words.get(target.to_column or "", ""))
+        subject = " ".join(Template(target.subject).safe_substitute(words).split())
+        message["Subject"] = subject[:SUBJECT_CHARACTERS_MAX]
+        message["Message-ID"] = f"<{name}@{parseaddr(target.sender)[1].rpartition('@')[2]}>"
+        message["Auto-Submitted"] = "auto-generated"
+        message.set_content(Template(target.body).safe_substitute(words))
+        return message
+
+    def _send(self, message: EmailMessage) -> None:
+        try:
+            if self._server is None:
+                self._server = self._connect()
+            self._server.send_message(message)
+        except smtplib.SMTPRecipientsRefused as error:
+            if any(code < 500 for code, _ in error.recipients.values()):
+                raise Unavailable(f"{self._target.shown} asks to come again: {error}") from error
+            raise
+        except smtplib.SMTPAuthenticationError as error:
+            raise UsageError(f"{self._target.shown} does not let us in: {error.smtp_code}") from error
+        except (OSError, smtplib.SMTPException) as error:
+            self.close()
+            raise Unavailable(f"{self._target.shown} is away: {error}") from error
+
+    def _connect(self) -> smtplib.SMTP:
+        parts = self._target.address.parts()
+        port, host = parts.port or PORTS[parts.scheme], parts.hostname or "127.0.0.1"
+        if parts.scheme == "smtps":
+            server: smtplib.SMTP = smtplib.SMTP_SSL(host, port, timeout=TIMEOUT_S, context=ssl.create_default_context())
+        else:
+            server = smtplib.SMTP(host, port, timeout=TIMEOUT_S)
+            if self._target.tls:
+                server.starttls(context=ssl.create_default_context())
+        user = self._target.address.user()
+        if user is not None:
+            server.login(user, self._target.address.password() or "")
+        return server

@@ -1,0 +1,80 @@
+"""Delta tables follow: appended to and merged into, a commit per batch, and a replay makes none."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from headrace.errors import UsageError
+from headrace.spark import sinks
+from headrace.spark.decisions import Refused
+from headrace.spark.sinks.following import Following
+from headrace.spark.sinks.to_delta import DeltaTarget
+from tests.sinks.world import SCHEMA, deliver, fence
+
+
+def target_at(path: Path, **options: Any) -> DeltaTarget:
+    sink = sinks.delta(str(path / "table"), **options)
+    assert isinstance(sink, Following)
+    assert isinstance(sink.target, DeltaTarget)
+    return sink.target
+
+
+def rows(path: Path) -> list[tuple[Any, ...]]:
+    table = DeltaTable(str(path / "table")).to_pyarrow_table()
+    return sorted((row["id"], row["name"]) for row in table.to_pylist())
+
+
+def test_rows_are_appended_once_however_often_the_batch_comes(tmp_path: Path) -> None:
+    target = target_at(tmp_path)
+    deliver(target, [(1, "a"), (1, "a")], [(2, "b", Decimal("1.50"))], at=fence(0))
+    assert deliver(target, [(1, "a"), (1, "a")], at=fence(0)).replayed
+    deliver(target, [(3, "c")], at=fence(1))
+    assert rows(tmp_path) == [(1, "a"), (1, "a"), (2, "b"), (3, "c")]
+    assert DeltaTable(str(tmp_path / "table")).transaction_version("q") == 1
+
+
+def test_changes_are_merged_by_key(tmp_path: Path) -> None:
+    target = target_at(tmp_path, key="id")
+    deliver(target, [(1, "a"), (2, "b"), (3, "c")], at=fence(0))
+    deliver(target, [(2, "x"), (2, "B"), ("-", 3)], [(4, "d"), ("-", 9)], at=fence(1))
+    assert rows(tmp_path) == [(1, "a"), (2, "B"), (4, "d")]
+    assert deliver(target, [(1, "again")], at=fence(1)).replayed
+    assert rows(tmp_path) == [(1, "a"), (2, "B"), (4, "d")]
+
+
+def test_a_batch_with_another_end_is_merged_by_key_and_refused_without(tmp_path: Path) -> None:
+    keyed = target_at(tmp_path / "keyed", key="id")
+    deliver(keyed, [(1, "a")], at=fence(0, "old"))
+    deliver(keyed, [(1, "a"), (2, "b")], at=fence(0, "new"))
+    assert rows(tmp_path / "keyed") == [(1, "a"), (2, "b")]
+    added = target_at(tmp_path / "added")
+    deliver(added, [(1, "a")], at=fence(0, "old"))
+    with pytest.raises(Refused, match="would double"):
+        deliver(added, [(1, "a"), (2, "b")], at=fence(0, "new"))
+
+
+def test_columns_are_added_only_on_request(tmp_path: Path) -> None:
+    wider = SCHEMA.append(pa.field("city", pa.string()))
+    for key in ((), "id"):
+        place = tmp_path / (str(key) or "added")
+        deliver(target_at(place, key=key), [(1, "a")], at=fence(0))
+        with pytest.raises(UsageError, match="widen=True"):
+            deliver(target_at(place, key=key), [(2, "b", None, "Bern")], at=fence(1), schema=wider)
+        deliver(target_at(place, key=key, widen=True), [(2, "b", None, "Bern")], at=fence(1), schema=wider)
+        table = DeltaTable(str(place / "table")).to_pyarrow_table().to_pylist()
+        assert {row["id"]: row["city"] for row in table} == {1: None, 2: "Bern"}
+
+
+def test_a_run_whose_first_batch_is_a_replay_has_taken_over_and_goes_on(tmp_path: Path) -> None:
+    target = target_at(tmp_path, key="id")
+    deliver(target, [(1, "a")], at=fence(0, owner="first run"))
+    assert deliver(target, [(1, "a")], at=fence(0, owner="second run")).replayed
+    assert not deliver(target, [(1, "b")], at=fence(1, owner="second run", first=False)).replayed
+    with pytest.raises(Refused, match="has taken over"):
+        deliver(target, [(1, "stale")], at=fence(1, "other", owner="first run", first=False))

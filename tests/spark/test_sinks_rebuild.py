@@ -1,0 +1,186 @@
+"""Rebuilding a derived system from its compacted topic, a target that goes away, and a driver that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.client import Client, Producer
+from headrace.spark import sinks
+from headrace.spark.pipelines import Pipeline
+from headrace.spark.progress import Snapshot
+from headrace.spark.reading import stream
+from headrace.spark.rebuild import rebuild
+from headrace.spark.run import Choices, run
+from headrace.spark.sinks import Sink
+from tests.servers.postgres import PostgresServer, postgres_server
+from tests.servers.process import RunningServer
+from tests.spark.topics import create, eventually
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(900)]
+
+Name = Callable[[str], str]
+JOB_TIMEOUT_S = 400
+
+
+class Told:
+    """A watcher that remembers."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.last: Sequence[Snapshot] = ()
+        self.notes: set[str] = set()
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def progressed(self, snapshot: Snapshot) -> None:
+        """What is shown is enough."""
+
+    def show(self, snapshots: Sequence[Snapshot]) -> None:
+        self.last = snapshots
+        self.notes |= {each.note for each in snapshots}
+
+
+def send(bootstrap: str, topic: str, records: dict[int, str | None]) -> None:
+    with Client(bootstrap) as client, Producer(client) as producer:
+        for key, name in records.items():
+            value = None if name is None else json.dumps({"id": key, "name": name}).encode()
+            producer.send(topic, value, key=str(key).encode())
+
+
+def follow(topic: str, bootstrap: str, sink: Sink) -> Pipeline:
+    def build(spark: SparkSession) -> Any:
+        return stream(spark, topic, "id long, name string", bootstrap=bootstrap)
+
+    return Pipeline("followed", build, sink)
+
+
+def test_a_search_index_is_rebuilt_beside_itself_equals_its_topic_and_goes_on_from_there(
+    spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
+) -> None:
+    topic, url = unique("products"), f"sqlite:///{tmp_path}/index.db"
+    create(headrace_server.bootstrap, topic, partitions=2, cleanup_policy="compact")
+    send(headrace_server.bootstrap, topic, {number: f"product {number}" for number in range(50)})
+    send(headrace_server.bootstrap, topic, {7: None, 8: "renamed thing"})
+    pipeline = follow(topic, headrace_server.bootstrap, sinks.search(url, index="products", key="id"))
+    choices = Choices(command="test", checkpoints=str(tmp_path / "checkpoints"), available_now=True)
+    stop, told = threading.Event(), Told()
+    assert run(spark, [pipeline], choices, told, stop)
+    with closing(sqlite3.connect(tmp_path / "index.db")) as hand:
+        hand.execute("delete from products where id < 30")
+        hand.execute("insert into products values (999, 'by hand')")
+        hand.commit()
+    assert rebuild(spark, pipeline, choices, told, stop), told.lines
+    wanted = {number: f"product {number}" for number in range(50) if number != 7} | {8: "renamed thing"}
+
+    def rows() -> dict[int, str]:
+        with closing(sqlite3.connect(tmp_path / "index.db")) as look:
+            return dict(look.execute("select id, name from products").fetchall())
+
+    assert rows() == wanted
+    assert [row["id"] for row in sinks.find(url, index="products", text="renamed")] == [8]
+    assert sinks.find(url, index="products", text="hand") == []
+    send(headrace_server.bootstrap, topic, {100: "new since"})
+    assert run(spark, [pipeline], choices, told, stop)
+    assert rows() == wanted | {100: "new since"}
+    assert [row["id"] for row in sinks.find(url, index="products", text="since")] == [100]
+    assert not any("go to" in line for line in told.lines), "the checkpoint knows its sink by its own name"
+
+
+@pytest.mark.slow
+def test_a_target_that_is_killed_is_waited_for_and_the_state_says_why(
+    spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
+) -> None:
+    topic = unique("orders")
+    create(headrace_server.bootstrap, topic)
+    with postgres_server() as postgres:
+        sink = sinks.sql(postgres.url(), table="orders", key="id", create=True)
+        pipeline = follow(topic, headrace_server.bootstrap, sink)
+        choices = Choices(command="test", checkpoints=str(tmp_path / "checkpoints"))
+        stop, told = threading.Event(), Told()
+        worker = threading.Thread(target=run, args=(spark, [pipeline], choices, told, stop))
+        worker.start()
+        try:
+            send(headrace_server.bootstrap, topic, {1: "before"})
+            eventually(lambda: count(postgres), lambda rows: rows == 1)
+            postgres.kill()
+            send(headrace_server.bootstrap, topic, {2: "while it is away"})
+            eventually(lambda: any("orders at postgresql://" in each for each in told.notes))
+            postgres.start()
+            eventually(lambda: count(postgres), lambda rows: rows == 2)
+        finally:
+            stop.set()
+            worker.join()
+    assert any("cannot be reached" in each or "is away" in each for each in told.notes)
+
+
+def count(postgres: PostgresServer) -> int:
+    """-1 while there is no table, or no server."""
+    try:
+        with psycopg.connect(postgres.url(), autocommit=True) as look:
+            found = look.execute("select count(*) from orders").fetchone()
+    except psycopg.Error:
+        return -1
+    assert found is not None
+    return int(found[0])
+
+
+JOB = """
+import os, signal, sys
+from headrace.spark import sinks
+from headrace.spark.profile import session
+from headrace.spark.reading import stream
+from headrace.spark.sinks.to_sql import SqlSession
+
+bootstrap, topic, url, checkpoint, doom = sys.argv[1:]
+spark = session(master="local[2]", conf={"spark.sql.shuffle.partitions": "2"})
+java = spark.sparkContext._gateway.proc.pid
+plain = SqlSession.write
+
+def write(self, delivery):
+    done = plain(self, delivery)
+    if delivery.fence.batch_id == int(doom):
+        os.kill(java, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return done
+
+SqlSession.write = write
+rows = stream(spark, topic, "id long, name string", bootstrap=bootstrap, maxOffsetsPerTrigger=40)
+sink = sinks.sql(url, table="events", create=True)
+writer = sink.stream(rows, "append", checkpoint).option("checkpointLocation", checkpoint)
+writer.trigger(availableNow=True).start().awaitTermination()
+"""
+
+
+@pytest.mark.slow
+def test_a_driver_killed_between_the_targets_commit_and_its_own_doubles_nothing(
+    headrace_server: RunningServer, unique: Name, tmp_path: Path
+) -> None:
+    """Without a key, where writing a batch again would show."""
+    topic, url = unique("events"), f"sqlite:///{tmp_path}/derived.db"
+    create(headrace_server.bootstrap, topic)
+    send(headrace_server.bootstrap, topic, {number: f"n{number}" for number in range(100)})
+    command = [sys.executable, "-c", JOB, headrace_server.bootstrap, topic, url, str(tmp_path / "c")]
+    ends = []
+    for doom in ("1", "2", "-1"):
+        with (tmp_path / "output").open("wb") as output:
+            done = subprocess.run([*command, doom], stdout=output, stderr=output, timeout=JOB_TIMEOUT_S, check=False)
+        ends.append(done.returncode)
+    assert ends == [-signal.SIGKILL, -signal.SIGKILL, 0], (tmp_path / "output").read_text()[-3000:]
+    with closing(sqlite3.connect(tmp_path / "derived.db")) as look:
+        assert look.execute("select id from events order by id").fetchall() == [(number,) for number in range(100)]
+    assert os.path.exists(tmp_path / "c" / "commits" / "2")
