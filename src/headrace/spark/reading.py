@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from headrace.spark.profile import register
 
-__all__ = ["batch", "stream", "table"]
+__all__ = ["batch", "removed", "stream", "table"]
 
 BOOTSTRAP_CONF = "spark.headrace.bootstrap"
 BOOTSTRAP_DEFAULT = "127.0.0.1:9092"
@@ -69,10 +69,10 @@ def table(
     columns = F.struct(*[F.col(f"`{name}`") for name in rows.columns])
     newest = F.max_by(columns, F.col(f"{mark}offset")).alias("row")
     latest = rows.groupBy(F.col(f"{mark}key"), F.col(f"{mark}partition")).agg(newest).select("row.*")
-    return latest.where(~_removed(latest, schema))
+    return latest.where(~removed(latest, schema))
 
 
-def _removed(rows: DataFrame, schema: str | StructType | None) -> Column:
+def removed(rows: DataFrame, schema: str | StructType | None) -> Column:
     """A tombstone: no value, or every column of the value null."""
     if schema is None:
         return F.col("value").isNull()
