@@ -66,6 +66,7 @@ chaos: $(STAMP) ## kill -9 under load with a checker: the broker KILLS times (20
 	$(BIN)/python -m tests.chaos.run --kills $(KILLS)
 	$(BIN)/python -m tests.chaos.spark --kills $(SPARK_KILLS)
 	$(BIN)/python -m tests.capture.kills --kills $(KILLS)
+	$(BIN)/python -m tests.sinks.kills --kills $(SPARK_KILLS)
 
 docs: $(STAMP) ## write the parts of docs/ that are printed from the code
 	$(BIN)/python docs/generate.py

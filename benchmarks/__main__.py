@@ -38,6 +38,7 @@ def of_spark(name: str) -> Callable[..., list[Figure]]:
 ALONE: dict[str, Callable[..., list[Figure]]] = {
     "capture": capture.run,
     "codec": codec.run,
+    "sinks": of_spark("sinks"),
     "spark-decode": of_spark("spark_decode"),
     "spark-sink": of_spark("spark_sink"),
     "spark-source": of_spark("spark_source"),
