@@ -43,6 +43,7 @@ ALONE: dict[str, Callable[..., list[Figure]]] = {
     "spark-sink": of_spark("spark_sink"),
     "spark-source": of_spark("spark_source"),
     "spark-state": of_spark("spark_state"),
+    "spark-views": of_spark("spark_views"),
 }
 
 NAMES = [*ALONE, *ON_BROKERS]

@@ -1,0 +1,219 @@
+"""A stream and a table that changes, without Spark: the as-of join is that of a plain loop however it is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.spark.joins_operators import CHANGE, EVENT, AsOf, Latest, Matched, change_type, event_type
+from headrace.spark.state_operator import run_bounded
+from tests.unit.spark.stream_world import SECOND, Query, Watermark, cut
+
+LATENESS_S = 10
+TIME = pa.timestamp("us", "UTC")
+EVENT_ROW = pa.struct([("user", pa.string()), ("number", pa.int64()), ("at", TIME)])
+TABLE_ROW = pa.struct([("user", pa.string()), ("city", pa.string())])
+ROWS = pa.schema(
+    [("user", pa.string()), ("_time", TIME), (EVENT, event_type(EVENT_ROW)), (CHANGE, change_type(TABLE_ROW))]
+)
+KEYS = pa.struct([("user", pa.string())])
+MATCHED = Matched(EVENT_ROW, TABLE_ROW, "version", (("city", "city"),))
+
+
+@dataclass(frozen=True)
+class Event:
+    user: str | None
+    second: int
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of a user's row, from this second on; without a city the row is deleted."""
+
+    user: str | None
+    second: int
+    city: str | None
+    position: int = 0
+
+    @property
+    def version(self) -> str:
+        return f"users/0/{self.position}"
+
+
+Item = Event | Change
+
+
+def table(items: list[Item]) -> pa.Table:
+    return pa.Table.from_pylist([_row(item) for item in items], ROWS)
+
+
+def _row(item: Item) -> dict[str, Any]:
+    at = item.second * SECOND
+    if isinstance(item, Event):
+        event = {"at": at, "row": {"user": item.user, "number": item.number, "at": at}}
+        return {"user": item.user, "_time": at, EVENT: event, CHANGE: None}
+    row = None if item.city is None else {"user": item.user, "city": item.city}
+    change = {"at": at, "position": item.position, "version": item.version, "live": row is not None, "row": row}
+    return {"user": item.user, "_time": at, EVENT: None, CHANGE: change}
+
+
+def as_of_by_hand(items: list[Item]) -> Counter[tuple[Any, ...]]:
+    """(user, number, version, city) of each event, by looking at every change."""
+    found = []
+    for event in (item for item in items if isinstance(item, Event)):
+        valid = [
+            item
+            for item in items
+            if isinstance(item, Change)
+            and item.user == event.user
+            and item.user is not None
+            and item.second <= event.second
+        ]
+        newest = max(valid, key=lambda change: (change.second, change.position), default=None)
+        joined = (None, None) if newest is None or newest.city is None else (newest.version, newest.city)
+        found.append((event.user, event.number, *joined))
+    return Counter(found)
+
+
+def bag(*tables: pa.Table) -> Counter[tuple[Any, ...]]:
+    names = ("user", "number", "version", "city")
+    return Counter(tuple(row[name] for name in names) for each in tables for row in each.to_pylist())
+
+
+USERS = st.sampled_from(["a", "b", None])
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[list[Item]]:
+    """Events and changes in an order that the lateness allows, in batches; positions follow the order of arrival."""
+    seconds = st.integers(1, 60)
+    events = draw(st.lists(st.builds(Event, USERS, seconds), max_size=20))
+    cities = st.sampled_from(["Rome", "Oslo", "Bern", None])
+    changes = draw(st.lists(st.builds(Change, USERS, seconds, cities), max_size=20))
+    items: list[Item] = [replace(event, number=number) for number, event in enumerate(events)]
+    delays = st.sampled_from([0, 0, 1, LATENESS_S // 2, LATENESS_S])
+    delayed = [(item.second + draw(delays), number, item) for number, item in enumerate([*items, *changes])]
+    ordered = [item for _, _, item in sorted(delayed, key=lambda each: each[:2])]
+    placed = [
+        replace(item, position=number) if isinstance(item, Change) else item for number, item in enumerate(ordered)
+    ]
+    return draw(cut(placed))
+
+
+def streamed(query: Query, batches: list[list[Item]], restarts: set[int]) -> list[pa.Table]:
+    """What comes out batch by batch. The watermark of a batch is that of those before it."""
+    watermark = Watermark(2, LATENESS_S)
+    output = []
+    for number, batch in enumerate(batches):
+        if number in restarts:
+            query.restart()
+        output.append(query.push(table(batch), watermark.now_us()))
+        watermark.see(0, [item.second for item in batch if isinstance(item, Event)])
+        watermark.see(1, [item.second for item in batch if isinstance(item, Change)])
+    return output
+
+
+def as_of(how: Any = "left") -> Query:
+    return Query(AsOf(replace(MATCHED, how=how), "at"), ROWS, KEYS, "_time")
+
+
+@settings(max_examples=30)
+@given(arrivals(), st.sets(st.integers(0, 30)))
+def test_the_join_as_of_is_that_of_a_plain_loop_whatever_the_cuts_the_order_and_the_restarts(
+    batches: list[list[Item]], restarts: set[int]
+) -> None:
+    together = [item for batch in batches for item in batch]
+    expected = as_of_by_hand(together)
+    query = as_of()
+    assert bag(*streamed(query, batches, restarts), query.finish()) == expected
+    assert query.late_rows == 0
+    assert bag(run_bounded(query.operator, table(together), KEYS, "_time")) == expected
+
+
+@given(arrivals(), st.sets(st.integers(0, 30)))
+def test_of_each_key_are_held_the_versions_above_the_watermark_and_at_most_one_below(
+    batches: list[list[Item]], restarts: set[int]
+) -> None:
+    query, watermark = as_of(), Watermark(2, LATENESS_S)
+    for number, batch in enumerate(batches):
+        now_us = watermark.now_us()
+        if number in restarts:
+            query.restart()
+        query.push(table(batch), now_us)
+        for state in query.held():
+            old = [version for version in state["versions"] if version["at"] <= now_us]
+            assert len(old) <= 1
+            assert all(version["live"] for version in old)
+            assert all(waiting["at"] >= now_us for waiting in state["waiting"])
+        watermark.see(0, [item.second for item in batch if isinstance(item, Event)])
+        watermark.see(1, [item.second for item in batch if isinstance(item, Change)])
+
+
+def test_an_event_at_the_time_of_a_change_has_the_new_row_and_one_just_before_has_the_old() -> None:
+    query = as_of()
+    items = [Change("a", 10, "Rome", 0), Change("a", 20, "Oslo", 1), Event("a", 19, 1), Event("a", 20, 2)]
+    found = {row["number"]: row["city"] for row in run_bounded(query.operator, table(items), KEYS, "_time").to_pylist()}
+    assert found == {1: "Rome", 2: "Oslo"}
+
+
+def test_an_event_waits_until_the_watermark_is_past_its_time_and_not_only_there() -> None:
+    query = as_of()
+    assert query.push(table([Event("a", 20, 1)])).num_rows == 0
+    assert query.push(table([]), 20 * SECOND).num_rows == 0
+    assert query.push(table([Change("a", 20, "Rome")]), 20 * SECOND).num_rows == 0, "a change at this very time"
+    (row,) = query.push(table([]), 20 * SECOND + 1).to_pylist()
+    assert (row["version"], row["city"]) == ("users/0/0", "Rome")
+
+
+def test_after_a_deletion_there_is_no_match_and_nothing_is_held_of_the_key() -> None:
+    query = as_of()
+    query.push(table([Change("a", 10, "Rome", 0), Change("a", 20, None, 1), Event("a", 15, 1), Event("a", 25, 2)]))
+    found = bag(query.push(table([]), 30 * SECOND))
+    assert found == Counter([("a", 1, "users/0/0", "Rome"), ("a", 2, None, None)])
+    assert query.keys_held == 0
+
+
+def test_the_inner_join_leaves_out_events_without_a_row() -> None:
+    query = as_of("inner")
+    query.push(table([Change("a", 10, "Rome"), Event("a", 5, 1), Event("a", 15, 2), Event("b", 15, 3)]))
+    assert bag(query.finish()) == Counter([("a", 2, "users/0/0", "Rome")])
+
+
+def test_a_change_behind_the_watermark_counts_for_the_events_to_come_and_a_late_event_is_left_out() -> None:
+    query = as_of()
+    query.push(table([Change("a", 10, "Rome", 0)]), 30 * SECOND)
+    query.push(table([Change("a", 20, "Oslo", 1), Event("a", 29, 1), Event("a", 40, 2)]), 30 * SECOND)
+    assert bag(query.finish()) == Counter([("a", 2, "users/0/1", "Oslo")])
+    undated = table([Event("a", 50, 3)]).to_pylist()
+    undated[0][EVENT]["at"] = None
+    assert query.push(pa.Table.from_pylist(undated, ROWS), 30 * SECOND).num_rows == 0
+    assert query.late_rows == 2, "the one behind the watermark, and the one without a time"
+
+
+# ---- the latest ----------------------------------------------------------------------------------------------------
+
+
+@given(arrivals(), st.sets(st.integers(0, 30)))
+def test_the_latest_row_is_that_of_the_last_change_up_to_the_events_batch(
+    batches: list[list[Item]], restarts: set[int]
+) -> None:
+    query = Query(Latest(MATCHED), ROWS, KEYS)
+    rows: dict[str, Change] = {}
+    for number, batch in enumerate(batches):
+        if number in restarts:
+            query.restart()
+        found = query.push(table(batch))
+        rows |= {item.user: item for item in batch if isinstance(item, Change) and item.user is not None}
+        current = {user: change for user, change in rows.items() if change.city is not None}
+        expected = []
+        for event in (item for item in batch if isinstance(item, Event)):
+            change = current.get(event.user or "")
+            expected.append((event.user, event.number, change and change.version, change and change.city))
+        assert bag(found) == Counter(expected)
+        assert query.keys_held == len(current)
