@@ -2,6 +2,7 @@
 
 - keys       a batch of 100,000 rows over 10,000 keys, each key counting its rows: the kernel, whole buckets in columns,
              and ``transformWithState``, with rows and with pandas, as its documentation shows it
+- large      the same with 1,000,000 rows a batch over as many keys, with rows only
 - held       10,000 keys touched of 10,000 held and of 1,000,000 held: how much longer the second takes
 - operators  rows a second through dedup and sessions, for information
 
@@ -36,7 +37,9 @@ KEYS = 10_000
 HELD = 1_000_000
 PATIENCE_S = 600
 TRANSFORM = "transformWithState by key"
-PARTS = ("keys", "held", "operators")
+PARTS = ("keys", "large", "held", "operators")
+WARM_BATCHES = 25
+"""What the JVM still compiles in the first batches of a query costs more than the batches themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +130,18 @@ def counted(spark: SparkSession, key: Any, rows: int) -> DataFrame:
     return apply_operator(rows_of(spark, key, rows), Counting(), keys=["key"])
 
 
-def against_transform(spark: SparkSession, rounds: int, rows: int, keys: int) -> list[Figure]:
-    """Both of Spark's own ways; the goal is for the faster one."""
+def against_transform(
+    spark: SparkSession, rounds: int, rows: int, keys: int, *, with_pandas: bool = True
+) -> list[Figure]:
+    """Spark's own ways; the goal is for the faster one."""
     key = F.col("value") % keys
-    ours = batch_seconds(counted(spark, key, rows), skip=5, rounds=rounds)
+    ours = batch_seconds(counted(spark, key, rows), skip=WARM_BATCHES, rounds=rounds)
     by_key = rows_of(spark, key, rows).groupBy("key")
     schema = "key long, count long"
-    peers = {
-        TRANSFORM: by_key.transformWithState(CountingByKey(), schema, "Append", "None"),
-        f"{TRANSFORM} in pandas": by_key.transformWithStateInPandas(CountingByKeyInPandas(), schema, "Append", "None"),
-    }
+    peers = {TRANSFORM: by_key.transformWithState(CountingByKey(), schema, "Append", "None")}
+    if with_pandas:
+        pandas = by_key.transformWithStateInPandas(CountingByKeyInPandas(), schema, "Append", "None")
+        peers[f"{TRANSFORM} in pandas"] = pandas
     return [
         Figure(
             hop="spark state",
@@ -153,8 +158,8 @@ def against_transform(spark: SparkSession, rounds: int, rows: int, keys: int) ->
 
 def with_much_held(spark: SparkSession, rounds: int, held: int) -> Figure:
     """Batches that touch 10,000 keys, after a first one that leaves few behind, and after one that leaves many."""
-    few = batch_seconds(after_filling(spark, KEYS), skip=5, rounds=rounds)
-    many = batch_seconds(after_filling(spark, held), skip=5, rounds=rounds)
+    few = batch_seconds(after_filling(spark, KEYS), skip=WARM_BATCHES, rounds=rounds)
+    many = batch_seconds(after_filling(spark, held), skip=WARM_BATCHES, rounds=rounds)
     return Figure(
         hop="spark state",
         case=f"{KEYS:,} keys touched, of {held:,} held and of {KEYS:,}",
@@ -188,7 +193,7 @@ def operators(spark: SparkSession, rounds: int) -> list[Figure]:
             hop="spark state",
             case=case,
             unit="rows/s",
-            ours=[ROWS / each for each in batch_seconds(frame, skip=12, rounds=rounds)],
+            ours=[ROWS / each for each in batch_seconds(frame, skip=WARM_BATCHES, rounds=rounds)],
             peer="nothing",
         )
         for case, frame in cases.items()
@@ -202,6 +207,8 @@ def run(*, quick: bool, parts: tuple[str, ...] = PARTS) -> list[Figure]:
         if "keys" in parts:
             part = 10 if quick else 1
             figures += against_transform(spark, rounds, ROWS // part, KEYS // part)
+        if "large" in parts and not quick:
+            figures += against_transform(spark, rounds, 10 * ROWS, KEYS, with_pandas=False)
         if "held" in parts:
             figures.append(with_much_held(spark, 5 if quick else 25, HELD // 10 if quick else HELD))
         if "operators" in parts:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.shared import bootstrap_option, output_option
+from headrace.cli.shared import bootstrap_option, output_option, say, show
 from headrace.errors import UsageError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from headrace.spark.launch import LogFile
     from headrace.spark.progress import Board, Snapshot
 
@@ -59,6 +63,14 @@ BOUND_INTERVAL_S = 30.0
     metavar="FILE",
     help="Where Spark's own messages go.",
 )
+@click.option(
+    "--state",
+    "state_key",
+    is_flag=False,
+    flag_value="",
+    metavar="[KEY]",
+    help="Run nothing: show what is held of all keys together, or of one: anna, or shop=7,user=anna, or JSON.",
+)
 @bootstrap_option
 @output_option
 def command(
@@ -71,6 +83,7 @@ def command(
     accept_changes: bool,
     restarts: int | None,
     log_path: Path,
+    state_key: str | None,
     bootstrap: str,
     output: str,
 ) -> int:
@@ -103,6 +116,9 @@ def command(
         spark = open_session(log, master=master, bootstrap=bootstrap, folder=file.resolve().parent)
         try:
             pipelines = choose(load_file(file), only)
+            if state_key is not None:
+                show_state(spark, [each.name for each in pipelines], checkpoints, state_key, output)
+                return 0
             with stopping_on_signals(screen) as stop:
                 good = run(spark, pipelines, choices, screen, stop)
             screen.finish()
@@ -119,6 +135,41 @@ def need_spark() -> None:
         if (error.name or "").startswith("headrace"):
             raise
         raise UsageError(f"pipelines need {error.name}", "pip install 'headrace[spark]'") from error
+
+
+def show_state(spark: SparkSession, pipelines: Sequence[str], checkpoints: str, key: str, output: str) -> None:
+    """What the checkpoints hold, also of pipelines that run elsewhere at this moment."""
+    from headrace.spark.checkpoints import Checkpoint
+    from headrace.spark.state_inspection import state_operators
+
+    rows: list[dict[str, object]] = []
+    for name in pipelines:
+        checkpoint = Checkpoint(spark, checkpoints, name)
+        operators = state_operators(spark, checkpoint.location) if checkpoint.has_begun() else []
+        if not operators:
+            say(f"{name} holds no state by keys in {checkpoint.shown}")
+        for operator in operators:
+            found = _held(spark, checkpoint.location, operator, key)
+            if found is None:
+                say(f"{name} holds nothing of {key}")
+            else:
+                rows.append({"pipeline": name, "operator": operator, **found})
+    if key and output == "table":
+        rows = [{**row, "state": json.dumps(row["state"])} for row in rows]
+    columns = ("state", "wake", "expire") if key else ("keyed_by", "keys", "timers", "bytes", "late_rows")
+    show(rows, output, columns=("pipeline", "operator", *columns))
+
+
+def _held(spark: SparkSession, location: str, operator: int, key: str) -> dict[str, object] | None:
+    from headrace.spark.state_inspection import state_of, state_totals
+
+    if not key:
+        return asdict(state_totals(spark, location, operator=operator))
+    found = state_of(spark, location, key, operator=operator)
+    if found is None:
+        return None
+    told: dict[str, object] = json.loads(json.dumps(asdict(found), default=str))
+    return told
 
 
 class Screen:

@@ -69,6 +69,11 @@ class SmoothClock(Operator):
         added = [("corrected", TIME), ("clock_offset_us", pa.int64()), ("clock_trusted", pa.bool_())]
         return pa.schema([*self.rows, *added])
 
+    @property
+    def output_time(self) -> str:
+        """Rows are given out when the watermark has come to them."""
+        return self.received
+
     def step(self, touched: Touched) -> Step:
         codes, rows = self._all_rows(touched)
         received = micros(rows.column(self.received))

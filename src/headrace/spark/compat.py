@@ -20,7 +20,20 @@ from pyspark.sql import DataFrame
 
 from headrace.errors import UsageError
 
-__all__ = ["Change", "Column", "Operator", "Shape", "Source", "changes", "refuse", "shape_of"]
+__all__ = [
+    "Change",
+    "Column",
+    "Operator",
+    "Shape",
+    "Source",
+    "changes",
+    "keeps_state",
+    "observed_names",
+    "plan_sources",
+    "refuse",
+    "shape_of",
+    "streaming_sources",
+]
 
 Severity = Literal["breaks", "mixes", "note"]
 
@@ -196,6 +209,27 @@ def shape_of(rows: DataFrame, *, output_mode: str | None, sink: str) -> Shape:
     watermarks = sum(name == "EventTimeWatermark" for name, _ in nodes)
     final = all(_ends(node) for name, node in nodes if name == "Aggregate" and node.isStreaming())
     return Shape(sources, operators, watermarks, output_mode or ("append" if final else "update"), sink)
+
+
+def keeps_state(rows: DataFrame) -> bool:
+    """Whether some part of a stream's query remembers rows of earlier micro-batches."""
+    return any(_keeps_state(node, name) for name, node in _nodes(rows._jdf.queryExecution().analyzed()))
+
+
+def observed_names(rows: DataFrame) -> set[str]:
+    """Under which names a query observes metrics."""
+    nodes = _nodes(rows._jdf.queryExecution().analyzed())
+    return {str(node.name()) for name, node in nodes if name == "CollectMetrics"}
+
+
+def streaming_sources(rows: DataFrame) -> list[tuple[str, dict[str, str]]]:
+    """The sources of a stream, from left to right: their format, and their options by names in lower case."""
+    return plan_sources(rows._jdf.queryExecution().analyzed())
+
+
+def plan_sources(plan: Any) -> list[tuple[str, dict[str, str]]]:
+    found = [node for name, node in _nodes(plan) if name in ("StreamingRelation", "StreamingRelationV2")]
+    return [(str(node.sourceName()), _source_options(node)) for node in found]
 
 
 def _ends(aggregate: Any) -> bool:

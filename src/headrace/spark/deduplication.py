@@ -42,6 +42,11 @@ class Dedup(Operator):
     def output(self) -> pa.Schema:
         return self.rows
 
+    @property
+    def output_time(self) -> str:
+        """Rows are given out as they come, and those that come are not late."""
+        return self.event_time
+
     def step(self, touched: Touched) -> Step:
         held_codes, held = flatten(touched.held.field("kept"))
         held_times = np.asarray(held, np.int64)

@@ -52,6 +52,9 @@ class Tracker:
         self._began_s: float | None = None
         self._last: Report = {}
         self._seen: tuple[str, int, str] = ("", -1, "")
+        self._watermark: datetime | None = None
+        self._moved_s: float | None = None
+        """When the watermark last moved."""
 
     def take(self, reports: Sequence[Report], now_s: float) -> list[Report]:
         """The reports that are new; ``reports`` are in the order in which Spark made them."""
@@ -67,7 +70,13 @@ class Tracker:
             self.batches += 1
         if fresh:
             self._last, self._seen = fresh[-1], marks[-1]
+            if watermark_of(self._last) != self._watermark:
+                self._watermark, self._moved_s = watermark_of(self._last), now_s
         return fresh
+
+    def still_s(self, now_s: float) -> float:
+        """For how long the watermark has not moved; 0 when there is none."""
+        return 0.0 if self._moved_s is None else now_s - self._moved_s
 
     def is_new(self, report: Report) -> bool:
         return _mark(report) != self._seen

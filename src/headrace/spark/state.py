@@ -12,11 +12,14 @@ restarts and replays are Spark's. A Python worker keeps the buckets that it has 
 it what of that is still true, and it fetches only what it lacks. A batch thus costs what it touches, whatever is held.
 
 Spark drops rows behind the watermark on their way into state when it can see their event time. In a packed message it
-cannot, so late rows arrive and are counted here, by the same watermark.
+cannot, so late rows arrive and are counted here, by the same watermark. And it forgets which column has the event time
+when Python has rewritten the rows; the results say it again, so that one operator can follow another.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,18 +27,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import AtomicType as Atomic
-from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
+from pyspark.sql.types import BinaryType, DataType, DoubleType, FloatType, StringType, StructType
 
 from headrace.errors import UsageError
-from headrace.spark.compat import WATERMARK
+from headrace.spark.compat import WATERMARK, keeps_state, observed_names
 from headrace.spark.state_bucket import NEVER, Bucket, Manifest, StateMismatch
 from headrace.spark.state_operator import BEGINNING, Operator, advance, run_bounded
+from headrace.spark.workers import settle
 
 __all__ = [
     "BUCKET",
@@ -48,13 +53,22 @@ __all__ = [
     "watermarked",
 ]
 
-BUCKETS = 32
-"""A power of two a few times the cores: each bucket costs some milliseconds a batch, and is one task's work."""
+BUCKETS = 8
+"""Each bucket costs some milliseconds a batch, and is the work of one task at a time: more cores can use more."""
 CACHE_BYTES_MAX = 1 << 30
 """What a Python worker keeps of buckets in memory; the least recently used go first and are read again when needed."""
 PACK_BYTES_MAX = 32 << 20
 OUTPUT_ROWS_MAX = 1 << 16
 BUCKET = "_bucket"
+PLACES = 5040
+"""Has all numbers up to ten as divisors, and many more: tasks of such numbers get equally many buckets."""
+CHUNK_ID = StructType().add("id", StringType())
+CHUNK = StructType().add("data", BinaryType())
+"""Not as text, which Spark would parse in every task."""
+VARIABLE = "chunks"
+MANIFEST_ID = ""
+"""The manifest lies beside the chunks."""
+METRIC = "state "
 KEPT = "_bucket int, payload binary, rows long, late_rows long, keys long, timers long, bytes long"
 
 
@@ -67,6 +81,8 @@ class Plan:
     keys: pa.StructType
     event_time: str | None
     buckets: int
+    follows: bool
+    """Whether the rows come out of another stateful operator."""
     uid: str
     """Of this use of the operator in this run, so that workers do not mix up what they keep."""
 
@@ -86,41 +102,81 @@ def apply_operator(
     ``name`` the progress of a stream shows what is held: ``observedMetrics["state <name>"]``.
     """
     if not 1 <= buckets <= 4096:
-        raise UsageError(f"buckets={buckets} is outside [1, 4096]", "32 is right for most machines")
+        raise UsageError(f"buckets={buckets} is outside [1, 4096]", f"{BUCKETS} is right for most machines")
     if rows.isStreaming and operator.clock == "event":
         watermarked(rows, event_time, operator.name)
     schema = arrow_schema(rows.schema)
-    plan = Plan(operator, schema, key_type(rows, keys), event_time, buckets, uuid.uuid4().hex)
-    output = _spark_schema(operator.output, rows.schema)
+    follows = rows.isStreaming and keeps_state(rows)
+    plan = Plan(operator, schema, key_type(rows, keys), event_time, buckets, follows, uuid.uuid4().hex)
+    output = _spark_schema(operator, rows.schema)
     numbered = rows.withColumn(BUCKET, bucket_of(keys, buckets))
     if not rows.isStreaming:
         return numbered.groupBy(BUCKET).applyInArrow(_bounded(plan), output)
     packed = numbered.mapInArrow(_packing(plan), f"{BUCKET} int, payload binary")
     mode = "EventTime" if operator.clock == "event" else "ProcessingTime"
     kept = packed.groupBy(BUCKET).transformWithState(_Keeper(plan), KEPT, "Append", mode)
-    return _observed(kept, name or f"{operator.name}({', '.join(keys)})").mapInArrow(_unpacking(plan), output)
+    shown = name or _free_name(rows, f"{operator.name}({', '.join(keys)})")
+    return _observed(kept, shown).mapInArrow(_unpacking(plan), output)
 
 
-def _spark_schema(output: pa.Schema, rows: StructType) -> StructType:
+def _spark_schema(operator: Operator, rows: StructType) -> StructType:
     """Columns that pass through keep Spark's type: several of those are one type of Arrow's."""
     passing = {field.name: field.dataType for field in rows}
     same = arrow_schema(rows)
     found = StructType()
-    for field in output:
+    for field in operator.output:
         passes = field.name in passing and same.field(field.name).type == field.type
-        found.add(field.name, passing[field.name] if passes else from_arrow_type(field.type))
+        kind = passing[field.name] if passes else from_arrow_type(field.type)
+        # What ``withWatermark`` writes there. Spark looks for it where state has to be let go.
+        remark = {WATERMARK: 0} if field.name == operator.output_time else None
+        found.add(field.name, kind, True, remark)
     return found
 
 
 def bucket_of(keys: Sequence[str], buckets: int) -> Column:
     """Where a key's state is; it may never be computed otherwise, as checkpoints depend on it."""
-    return F.pmod(F.xxhash64(*keys), F.lit(buckets)).cast("int")
+    numbers = F.array(*[F.lit(each) for each in bucket_numbers(buckets)])
+    return F.get(numbers, F.pmod(F.xxhash64(*keys), F.lit(buckets)).cast("int")).cast("int")
+
+
+@functools.cache
+def bucket_numbers(buckets: int) -> tuple[int, ...]:
+    """The numbers of buckets. Spark gives a number to the task that its hash says, and of eight consecutive numbers two
+    tasks would get three and five; so each number is the smallest whose hash goes to the next task in turn."""
+    smallest: dict[int, int] = {}
+    for first in itertools.count(0, 1 << 16):
+        places, at = np.unique(_spark_hash(np.arange(first, first + (1 << 16))) % PLACES, return_index=True)
+        smallest = dict(zip(places.tolist(), (at + first).tolist(), strict=True)) | smallest
+        if all(place in smallest for place in range(buckets)):
+            break
+    return tuple(smallest[place] for place in range(buckets))
+
+
+def _spark_hash(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Murmur3 of 32-bit integers with Spark's seed, as signed numbers: what its partitioning takes modulo the tasks."""
+
+    def rotated(bits: npt.NDArray[np.uint32], by: int) -> npt.NDArray[np.uint32]:
+        return (bits << np.uint32(by)) | (bits >> np.uint32(32 - by))
+
+    mixed = rotated(values.astype(np.uint32) * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+    bits = rotated(np.uint32(42) ^ mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    bits ^= np.uint32(4)  # bytes of an integer
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        bits = (bits ^ (bits >> np.uint32(shift))) * np.uint32(factor)
+    return (bits ^ (bits >> np.uint32(16))).view(np.int32).astype(np.int64)
+
+
+def _free_name(rows: DataFrame, wanted: str) -> str:
+    """Spark takes a name of metrics once per query, and an operator may follow one of its own kind."""
+    taken = observed_names(rows)
+    numbered = itertools.chain([wanted], (f"{wanted} {number}" for number in itertools.count(2)))
+    return next(each for each in numbered if f"{METRIC}{each}" not in taken)
 
 
 def _observed(kept: DataFrame, name: str) -> DataFrame:
     sums = [F.sum(column).alias(column) for column in ("rows", "late_rows")]
     held = F.collect_list(F.struct(BUCKET, "keys", "timers", "bytes")).alias("buckets")
-    return kept.observe(f"state {name}", *sums, held)
+    return kept.observe(f"{METRIC}{name}", *sums, held)
 
 
 # ---- what is asked of a frame --------------------------------------------------------------------------------------
@@ -128,12 +184,19 @@ def _observed(kept: DataFrame, name: str) -> DataFrame:
 
 def watermarked(rows: DataFrame, event_time: str | None, what: str) -> None:
     """Refuse a stream whose state would never be let go, before it starts."""
-    if event_time is None or WATERMARK not in rows.schema[event_time].metadata:
-        column = event_time or "…"
+    if event_time is not None and WATERMARK in rows.schema[event_time].metadata:
+        return
+    column = event_time or "…"
+    known = [each.name for each in rows.schema if WATERMARK in each.metadata]
+    if keeps_state(rows):
         raise UsageError(
-            f"{what} on a stream needs a watermark on {column}: without one nothing is ever final and state only grows",
-            f'say how late rows may come: rows.withWatermark("{column}", "10 minutes")',
+            f"{what} follows another stateful function, whose results have no order in time by {column}",
+            f"use {' or '.join(known)}, which has" if known else "write those to a topic, and read them from there",
         )
+    raise UsageError(
+        f"{what} on a stream needs a watermark on {column}: without one nothing is ever final and state only grows",
+        f'say how late rows may come: hr.watermark(rows, "{column}", "10 minutes")',
+    )
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -175,6 +238,7 @@ def _bounded(plan: Plan) -> Callable[[pa.Table], pa.Table]:
 
 def _packing(plan: Plan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
         waiting: list[pa.RecordBatch] = []
         byte_count = 0
         for batch in batches:
@@ -215,6 +279,7 @@ def _read(message: Any) -> pa.Table:
 
 def _unpacking(plan: Plan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
         for batch in batches:
             for payload in batch.column("payload"):
                 if payload.is_valid:
@@ -255,9 +320,10 @@ class _Keeper(StatefulProcessor):
         self.plan = plan
 
     def init(self, handle: StatefulProcessorHandle) -> None:
+        settle()
         self.handle = handle
-        self.stored_manifest = handle.getValueState("manifest", "manifest binary")
-        self.stored_chunks = handle.getMapState("chunks", "id string", "data binary")
+        # One variable: each takes Spark some milliseconds of every task to set up.
+        self.stored = handle.getMapState(VARIABLE, CHUNK_ID, CHUNK)
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
         tables = [_read(row.payload) for row in rows]
@@ -277,7 +343,7 @@ class _Keeper(StatefulProcessor):
         bucket = _CACHE.take(plan, number)
         bucket.refresh(before, self)
         now_us = _now_us(plan.operator, times)
-        outcome = advance(bucket, plan.operator, rows, now_us=now_us, event_time=plan.event_time)
+        outcome = advance(bucket, plan.operator, rows, now_us=now_us, event_time=plan.event_time, follows=plan.follows)
         after = bucket.save(before, plan.buckets, self)
         self._set_timer(before.due_us, after.due_us)
         _CACHE.put(plan, number, bucket)
@@ -303,14 +369,14 @@ class _Keeper(StatefulProcessor):
     # What a bucket needs of its store:
 
     def manifest(self) -> bytes | None:
-        found = self.stored_manifest.get()
+        found = self.stored.getValue((MANIFEST_ID,))
         return None if found is None else bytes(found[0])
 
     def put_manifest(self, data: bytes) -> None:
-        self.stored_manifest.update((data,))
+        self.put_chunk(MANIFEST_ID, data)
 
     def chunk(self, chunk_id: str) -> bytes:
-        found = self.stored_chunks.getValue((chunk_id,))
+        found = self.stored.getValue((chunk_id,))
         if found is None:
             raise StateMismatch(
                 f"chunk {chunk_id} is missing in the state store: the checkpoint is damaged; start over"
@@ -318,10 +384,10 @@ class _Keeper(StatefulProcessor):
         return bytes(found[0])
 
     def put_chunk(self, chunk_id: str, data: bytes) -> None:
-        self.stored_chunks.updateValue((chunk_id,), (data,))
+        self.stored.updateValue((chunk_id,), (data,))
 
     def remove_chunk(self, chunk_id: str) -> None:
-        self.stored_chunks.removeKey((chunk_id,))
+        self.stored.removeKey((chunk_id,))
 
 
 def _check(stored: Manifest, plan: Plan) -> None:
@@ -347,5 +413,6 @@ def _now_us(operator: Operator, times: Any) -> int:
 
 
 def _timer_ms(due_us: int) -> int:
-    """Spark's timers go off once the clock is *past* them, and deadlines here when it has come to them."""
-    return -(-due_us // 1000) - 1
+    """Spark's timers go off when the clock has come to them, as deadlines here do, but count in milliseconds. One that
+    went off before its deadline would be lost: Spark removes it, and nothing has changed that would set it anew."""
+    return -(-due_us // 1000)

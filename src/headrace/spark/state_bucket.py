@@ -34,10 +34,12 @@ import pyarrow as pa
 
 from headrace.errors import HeadraceError
 
-__all__ = ["NEVER", "Bucket", "Chunk", "Chunks", "Layout", "Manifest", "StateMismatch", "Store"]
+__all__ = ["BEGINNING", "NEVER", "Bucket", "Chunk", "Chunks", "Layout", "Manifest", "StateMismatch", "Store"]
 
 NEVER = int(np.iinfo(np.int64).max)
 """The deadline of a key that has none. Deadlines are microseconds since 1970."""
+BEGINNING = int(np.iinfo(np.int64).min)
+"""The clock before anything was seen."""
 
 MERGE_CHUNKS_MIN = 8
 GARBAGE_ROWS_MIN = 1024
@@ -105,6 +107,7 @@ class Manifest:
     byte_count: int = 0
     late_rows: int = 0
     due_us: int = NEVER
+    clock_us: int = BEGINNING
 
     def encode(self) -> bytes:
         return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":")).encode()
@@ -234,6 +237,8 @@ class Bucket:
         self.layout = layout
         self.chunks: list[Chunk] = []
         self.late_rows = 0
+        self.clock_us = BEGINNING
+        """What the operator's clock said when the bucket was last worked on."""
         self._forget()
 
     def _forget(self) -> None:
@@ -390,7 +395,7 @@ class Bucket:
         read. Otherwise (all was merged, or a task failed after it had changed this copy) everything begins anew, since
         rows that the vanished chunks hid may count again.
         """
-        self.late_rows = manifest.late_rows
+        self.late_rows, self.clock_us = manifest.late_rows, manifest.clock_us
         same = _common(manifest.chunks, [each.chunk_id for each in self.chunks])
         if same == len(self.chunks) == len(manifest.chunks):
             return
@@ -428,6 +433,7 @@ class Bucket:
             byte_count=self.byte_count,
             late_rows=self.late_rows,
             due_us=self.next_due_us(),
+            clock_us=self.clock_us,
         )
         store.put_manifest(after.encode())
         return after

@@ -5,7 +5,8 @@ say themselves what is in them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,10 +18,10 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headrace.errors import UsageError
-from headrace.spark.state import BUCKET, bucket_of
+from headrace.spark.state import BUCKET, MANIFEST_ID, VARIABLE, bucket_of
 from headrace.spark.state_bucket import NEVER, VERSION_FIELD, Bucket, Layout, Manifest
 
-__all__ = ["KeyState", "StateTotals", "state_of", "state_totals"]
+__all__ = ["KeyState", "StateTotals", "key_of", "state_of", "state_operators", "state_totals"]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -34,6 +35,8 @@ class StateTotals:
     bytes: int
     late_rows: int
     buckets: int
+    keyed_by: str = ""
+    """Names and types of the key's columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,23 +56,52 @@ def state_totals(spark: SparkSession, checkpoint: str, *, operator: int = 0) -> 
         bytes=sum(each.byte_count for each in found),
         late_rows=sum(each.late_rows for each in found),
         buckets=len(found),
+        keyed_by=found[0].keys_type.removeprefix("struct<").removesuffix(">") if found else "",
     )
 
 
-def state_of(spark: SparkSession, checkpoint: str, key: Mapping[str, Any], *, operator: int = 0) -> KeyState | None:
-    """What is held of one key, as ``{"user": "anna"}``; None when nothing is."""
+def state_operators(spark: SparkSession, checkpoint: str) -> list[int]:
+    """The numbers of the operators of this kernel in a checkpoint; Spark's own keep their state otherwise."""
+    known = spark.read.format("state-metadata").load(checkpoint).select("operatorId", "operatorName").distinct()
+    ours = [int(row.operatorId) for row in known.collect() if str(row.operatorName).startswith("transformWithState")]
+    return sorted(ours)
+
+
+def key_of(text: str, columns: Sequence[str]) -> dict[str, Any]:
+    """A key as people write it: ``anna``, ``shop=7,user=anna`` or ``{"shop": 7, "user": "anna"}``."""
+    try:
+        if text.startswith("{"):
+            return dict(json.loads(text))
+    except ValueError:
+        raise UsageError(f"{text!r} is no JSON object", '{"user": "anna"}, say') from None
+    if len(columns) == 1 and not text.startswith(f"{columns[0]}="):
+        return {columns[0]: text}
+    pairs = [each.partition("=") for each in text.split(",")]
+    if any(not equals for _, equals, _ in pairs):
+        raise UsageError(f"{text!r} does not say which column has which value", f"the key is {', '.join(columns)}")
+    return {name.strip(): value for name, _, value in pairs}
+
+
+def state_of(
+    spark: SparkSession, checkpoint: str, key: Mapping[str, Any] | str, *, operator: int = 0
+) -> KeyState | None:
+    """What is held of one key, as ``{"user": "anna"}`` or as text that ``key_of`` reads; None when nothing is.
+
+    A value that is given as text is read as the type of its column.
+    """
     manifests = _manifests(spark, checkpoint, operator)
-    chunks = _stored(spark, checkpoint, operator, "chunks")
+    chunks = _stored(spark, checkpoint, operator).where(F.col("user_map_key.id") != MANIFEST_ID)
     sample = chunks.select("user_map_value.data").limit(1).collect()
     if not sample:
         return None
     layout = _layout(bytes(sample[0].data))
     names = [each.name for each in layout.keys]
-    if sorted(names) != sorted(key):
+    wanted = key_of(key, names) if isinstance(key, str) else dict(key)
+    if sorted(names) != sorted(wanted):
         raise UsageError(
-            f"the key {dict(key)} does not name the columns of the state's keys", f"they are {', '.join(names)}"
+            f"the key {wanted} does not name the columns of the state's keys", f"they are {', '.join(names)}"
         )
-    values = tuple(key[name] for name in names)
+    values = tuple(_typed(wanted[each.name], each) for each in layout.keys)
     bucket_count = next(iter(manifests.values())).bucket_count
     one = spark.createDataFrame([values], from_arrow_schema(pa.schema(list(layout.keys))))
     number = int(one.select(bucket_of(names, bucket_count)).collect()[0][0])
@@ -79,6 +111,15 @@ def state_of(spark: SparkSession, checkpoint: str, key: Mapping[str, Any], *, op
     bucket = Bucket(layout)
     bucket.refresh(manifests[number], _Collected({row.id: bytes(row.data) for row in rows}))
     return _in_bucket(bucket, one.toArrow(), names)
+
+
+def _typed(value: Any, column: pa.Field) -> Any:
+    if not isinstance(value, str) or pa.types.is_string(column.type):
+        return value
+    try:
+        return pa.scalar(value).cast(column.type).as_py()
+    except pa.ArrowInvalid:
+        raise UsageError(f"{value!r} is no {column.type}, as which {column.name} is kept") from None
 
 
 def _in_bucket(bucket: Bucket, keys: pa.Table, names: list[str]) -> KeyState | None:
@@ -106,12 +147,14 @@ class _Collected:
 
 
 def _manifests(spark: SparkSession, checkpoint: str, operator: int) -> dict[int, Manifest]:
-    rows = _stored(spark, checkpoint, operator, "manifest").select(F.col("key")[BUCKET], "value.manifest").collect()
+    stored = _stored(spark, checkpoint, operator).where(F.col("user_map_key.id") == MANIFEST_ID)
+    rows = stored.select(F.col("key")[BUCKET], "user_map_value.data").collect()
     return {int(row[0]): Manifest.decode(bytes(row[1])) for row in rows}
 
 
-def _stored(spark: SparkSession, checkpoint: str, operator: int, variable: str) -> DataFrame:
-    reader = spark.read.format("statestore").option("operatorId", operator).option("stateVarName", variable)
+def _stored(spark: SparkSession, checkpoint: str, operator: int) -> DataFrame:
+    """Manifests and chunks."""
+    reader = spark.read.format("statestore").option("operatorId", operator).option("stateVarName", VARIABLE)
     return reader.load(checkpoint)
 
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.spark.state_bucket import NEVER, Bucket, Flags, Ints, Key, Layout
+from headrace.spark.state_bucket import BEGINNING, NEVER, Bucket, Flags, Ints, Key, Layout
 
 __all__ = [
     "BEGINNING",
@@ -37,6 +37,7 @@ __all__ = [
     "as_lists",
     "earliest",
     "factorize",
+    "fields_of",
     "flatten",
     "latest",
     "micros",
@@ -46,8 +47,6 @@ __all__ = [
 ]
 
 Clock = Literal["event", "processing"]
-BEGINNING = int(np.iinfo(np.int64).min)
-"""The clock before anything was seen."""
 END = NEVER - 1
 """The clock after the last row of a bounded input: all deadlines have come but NEVER."""
 
@@ -63,6 +62,8 @@ class Touched:
     codes: npt.NDArray[np.int64]
     """For each row the number of its key."""
     now_us: int
+    late_before_us: int
+    """Rows with earlier times are late. It is now, unless the rows come out of another operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,12 @@ class Operator(ABC):
     @abstractmethod
     def output(self) -> pa.Schema: ...
 
+    @property
+    def output_time(self) -> str | None:
+        """The column of the output's event time, for whoever comes next: once the clock has come to a time and the
+        operator has seen a batch at it, no row with an earlier one is given out any more. None when there is none."""
+        return None
+
     @abstractmethod
     def step(self, touched: Touched) -> Step: ...
 
@@ -118,12 +125,25 @@ class Outcome:
 
 
 def advance(
-    bucket: Bucket, operator: Operator, rows: pa.Table, *, now_us: int, event_time: str | None = None
+    bucket: Bucket,
+    operator: Operator,
+    rows: pa.Table,
+    *,
+    now_us: int,
+    event_time: str | None = None,
+    follows: bool = False,
 ) -> Outcome:
-    """Take the rows of one batch into the bucket, and all deadlines that have come by now."""
+    """Take the rows of one batch into the bucket, and all deadlines that have come by now.
+
+    ``follows``: the rows come out of another operator, which gives out what has become final by now, so with times
+    before now. Then rows are late only if they are older than the clock was when this bucket was last worked on:
+    nothing that was settled then concerns younger ones.
+    """
     late_rows = 0
+    late_before_us = bucket.clock_us if follows else now_us
+    bucket.clock_us = max(bucket.clock_us, now_us)
     if not operator.judges_lateness:
-        rows, late_rows = _in_time(rows, event_time, now_us if operator.clock == "event" else BEGINNING)
+        rows, late_rows = _in_time(rows, event_time, late_before_us if operator.clock == "event" else BEGINNING)
     codes, keys = factorize(rows, bucket.layout.keys)
     python_keys = bucket.layout.python_keys(keys)
     woken, expired = _due(bucket, python_keys, now_us)
@@ -133,7 +153,8 @@ def advance(
     output = operator.output.empty_table()
     changes = []
     if python_keys:
-        touched = Touched(keys=keys, held=_held(bucket, python_keys, now_us), rows=rows, codes=codes, now_us=now_us)
+        held = _held(bucket, python_keys, late_before_us)
+        touched = Touched(keys=keys, held=held, rows=rows, codes=codes, now_us=now_us, late_before_us=late_before_us)
         step = operator.step(touched)
         output = step.output
         late_rows += step.late_rows
@@ -257,6 +278,11 @@ def whole(column: pa.ChunkedArray) -> pa.Array:
     """One array, also of no chunk at all."""
     combined = column.combine_chunks()
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def fields_of(structs: pa.StructArray) -> dict[str, pa.Array]:
+    """The columns of structs by their names, null where the struct is."""
+    return dict(zip([each.name for each in structs.type], structs.flatten(), strict=True))
 
 
 def micros(column: pa.ChunkedArray | pa.Array) -> Ints:

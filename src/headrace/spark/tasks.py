@@ -22,6 +22,7 @@ from headrace.spark.decode import Decoded, decode, grouped
 from headrace.spark.options import SourceOptions, connect
 from headrace.spark.positions import OffsetRange
 from headrace.spark.typed import TypedMaker
+from headrace.spark.workers import settle
 
 __all__ = ["DataLost", "Plan", "read_range"]
 
@@ -61,6 +62,7 @@ def read_range(plan: Plan, wanted: OffsetRange, topic_id: bytes | None = None) -
     Where records are gone and the user accepts that, reading goes on behind them, in a range of its own: what a batch
     still holds from before that point is not given.
     """
+    settle()
     options = plan.options
     typed = options["valueFormat"] is not None
     make = TypedMaker(options, plan.schema, wanted) if typed else _PlainMaker(plan, wanted)

@@ -1,0 +1,147 @@
+"""Time on Spark: operators that follow one another, watermarks of several sources, silence, and what is said of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
+
+import headrace.spark as hr
+from headrace.client import Admin, Client, Producer
+from headrace.errors import UsageError
+from headrace.testing import TestBroker, broker
+from tests.spark.test_state import FILES, LAST, MORE, SCHEMA, Lane
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(1200)]
+
+PATIENCE_S = 240
+BUCKETS = 2
+
+
+@pytest.fixture
+def lane(spark: SparkSession, tmp_path: Path) -> Lane:
+    return Lane(spark, tmp_path)
+
+
+def once_in_sessions(rows: DataFrame) -> DataFrame:
+    """Duplicates out, then sessions of what is left, then sessions of sessions."""
+    once = hr.dedup(rows, ["user", "amount"], within="1 hour", event_time="at", buckets=BUCKETS)
+    visits = hr.sessions(once, "user", event_time="at", gap="10 seconds", buckets=BUCKETS)
+    return hr.sessions(visits, "user", event_time="session_end", gap="1 minute", buckets=BUCKETS)
+
+
+def test_three_operators_in_one_query_give_across_a_restart_what_they_give_on_the_bounded_frame(lane: Lane) -> None:
+    def seen(rows: list[Any]) -> Counter[tuple[Any, ...]]:
+        return Counter((row.user, row.session_start, row.session_end, row.events) for row in rows if row.user != "last")
+
+    lane.add(*FILES)
+    streamed = lane.run(once_in_sessions)
+    lane.add(*MORE, [LAST], [("last", 20_000, 0)])
+    streamed += lane.run(once_in_sessions)
+    expected = seen(lane.bounded(once_in_sessions))
+    assert len(expected) > 2
+    assert seen(streamed) == expected
+
+
+def test_an_operator_behind_another_goes_by_the_column_that_has_an_order(lane: Lane) -> None:
+    rows = lane.spark.readStream.schema(SCHEMA).json(str(lane.input)).withWatermark("at", "1 minute")
+    visits = hr.sessions(rows, "user", event_time="at", gap="10 seconds")
+    with pytest.raises(UsageError, match=r"follows another stateful function.*use session_end, which has"):
+        hr.sessions(visits, "user", event_time="session_start", gap="1 minute")
+    early = hr.sessions(rows, "user", event_time="at", gap="10 seconds", emit="early")
+    with pytest.raises(UsageError, match=r"follows another stateful function.*write those to a topic"):
+        hr.sessions(early, "user", event_time="session_end", gap="1 minute")
+
+
+# ---- several sources -----------------------------------------------------------------------------------------------
+
+BEGIN = datetime(2026, 1, 31, 10, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def running() -> Iterator[TestBroker]:
+    with broker() as started:
+        yield started
+
+
+def write(running: TestBroker, topic: str, *seconds: int) -> None:
+    with Client(running.bootstrap) as client, Producer(client) as producer:
+        for second in seconds:
+            at = BEGIN + timedelta(seconds=second)
+            producer.send(topic, b'{"at": "%s"}' % at.isoformat().encode(), timestamp=int(at.timestamp() * 1000))
+
+
+def until(query: Any, condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert query.isActive, query.exception()
+        assert time.monotonic() < deadline, f"{what} did not come in {PATIENCE_S} s: {query.lastProgress}"
+        time.sleep(0.1)
+
+
+def test_a_silent_source_holds_the_watermark_back_until_it_counts_as_idle(
+    spark: SparkSession, running: TestBroker, tmp_path: Path
+) -> None:
+    with Client(running.bootstrap) as client:
+        for topic in ("busy", "silent"):
+            Admin(client).create_topic(topic, partitions=1)
+    write(running, "busy", 0, 3600)
+    write(running, "silent", 60)
+
+    def minutes(idle_after: str | None) -> DataFrame:
+        sides = [
+            hr.watermark(
+                hr.stream(spark, topic, "at timestamp", bootstrap=running.bootstrap).select("at"),
+                "at",
+                "1 minute",
+                idle_after=idle_after,
+            )
+            for topic in ("busy", "silent")
+        ]
+        both = sides[0].unionByName(sides[1])
+        return both.groupBy(F.window("at", "1 minute")).count().select("window.start", "count")
+
+    closed: list[datetime] = []
+
+    def start(idle_after: str | None) -> Any:
+        writer = minutes(idle_after).writeStream.foreachBatch(
+            lambda batch, _: closed.extend(row.start.astimezone(UTC) for row in batch.collect())
+        )
+        place = str(tmp_path / (idle_after or "never"))
+        return writer.option("checkpointLocation", place).outputMode("append").start()
+
+    query = start(None)
+    try:
+        until(query, lambda: hr.explain_watermark(query).watermark is not None, "a watermark")
+        told = hr.explain_watermark(query, partitions=True)
+        assert told.watermark == BEGIN, "a minute before the row of the silent source"
+        assert told.holding is not None
+        assert (told.holding.name, told.holding.newest) == ("silent.at", BEGIN + timedelta(seconds=60))
+        assert "silent.at holds it back: its newest row is from 2026-01-31 10:01:00" in str(told)
+        assert "busy[0]: newest record 2026-01-31 11:00:00" in str(told)
+    finally:
+        query.stop()
+    assert closed == []
+
+    query = start("1 second")
+    try:
+        until(query, lambda: len(closed) >= 3, "all windows, since both sources are silent by now")
+        told = hr.explain_watermark(query)
+        assert told.holding is not None
+        assert told.holding.is_idle
+    finally:
+        query.stop()
+    assert sorted(closed) == [BEGIN, BEGIN + timedelta(seconds=60), BEGIN + timedelta(seconds=3600)], "and no mark"
+
+
+def test_silence_can_only_be_told_of_one_topic_source_at_a_time(spark: SparkSession) -> None:
+    rows = spark.readStream.format("rate").load()
+    with pytest.raises(UsageError, match=r"idle_after needs rows of exactly one source 'headrace'; here there is rate"):
+        hr.watermark(rows, "timestamp", "1 minute", idle_after="1 minute")
