@@ -16,6 +16,8 @@ from headrace.errors import UsageError
 if TYPE_CHECKING:
     from headrace.spark import sinks
     from headrace.spark.analytics import compare, distinct, percentiles, rate, rolling, top
+    from headrace.spark.changelog import as_records, as_rows, changes
+    from headrace.spark.joins import join_as_of, join_latest, join_within
     from headrace.spark.keyed import FOREVER, correct_clock, dedup, sessions
     from headrace.spark.pipelines import pipeline
     from headrace.spark.profile import register, session
@@ -24,17 +26,29 @@ if TYPE_CHECKING:
     from headrace.spark.sink_checkpoint import read_end_offsets
     from headrace.spark.source import HeadraceDataSource
     from headrace.spark.state_inspection import state_of, state_totals
+    from headrace.spark.views import deltas, join_tables, view
+    from headrace.spark.watermark_explanation import explain_watermark
+    from headrace.spark.watermarks import watermark
     from headrace.spark.windowing import set_aside_future, split_late, windows
 
 __all__ = [
     "FOREVER",
     "HeadraceDataSource",
+    "as_records",
+    "as_rows",
     "batch",
+    "changes",
     "compare",
     "correct_clock",
     "dedup",
+    "deltas",
     "distinct",
     "exactly_once_batch",
+    "explain_watermark",
+    "join_as_of",
+    "join_latest",
+    "join_tables",
+    "join_within",
     "percentiles",
     "pipeline",
     "rate",
@@ -51,18 +65,29 @@ __all__ = [
     "stream",
     "table",
     "top",
+    "view",
+    "watermark",
     "windows",
 ]
 
 _HOMES = {
     "FOREVER": "keyed",
     "HeadraceDataSource": "source",
+    "as_records": "changelog",
+    "as_rows": "changelog",
     "batch": "reading",
+    "changes": "changelog",
     "compare": "analytics",
     "correct_clock": "keyed",
     "dedup": "keyed",
+    "deltas": "views",
     "distinct": "analytics",
     "exactly_once_batch": "sink",
+    "explain_watermark": "watermark_explanation",
+    "join_as_of": "joins",
+    "join_latest": "joins",
+    "join_tables": "views",
+    "join_within": "joins",
     "percentiles": "analytics",
     "pipeline": "pipelines",
     "rate": "analytics",
@@ -79,6 +104,8 @@ _HOMES = {
     "stream": "reading",
     "table": "reading",
     "top": "analytics",
+    "view": "views",
+    "watermark": "watermarks",
     "windows": "windowing",
 }
 """Where each name is defined; a name without one is a module itself."""
