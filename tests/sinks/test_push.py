@@ -245,6 +245,8 @@ class Mailbox:
         return "250 OK"
 
     async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
+        if b"spam" in envelope.content:
+            return "554 no spam here"
         self.messages.append(message_from_bytes(envelope.content, policy=default))
         return "250 taken"
 
@@ -300,14 +302,15 @@ def test_a_value_cannot_add_a_header_or_a_recipient(mail: tuple[Mailbox, str]) -
     assert [row["id"] for row, _ in refusals.rows] == [1, 2]
 
 
-def test_a_recipient_that_the_server_refuses_is_set_aside(mail: tuple[Mailbox, str]) -> None:
+def test_a_recipient_or_a_message_that_the_server_refuses_is_set_aside(mail: tuple[Mailbox, str]) -> None:
     box, url = mail
     box.refused.add("gone@example.com")
     refusals = Refusals()
-    rows = [(1, "gone@example.com"), (2, "anna@example.com")]
+    rows = [(1, "gone@example.com"), (2, "spam@example.com"), (3, "anna@example.com")]
     deliver(mail_target(url, to_column="name"), rows, at=fence(0), refusals=refusals)
     assert [message["To"] for message in box.messages] == ["anna@example.com"]
     assert "550" in refusals.rows[0][1]
+    assert "554" in refusals.rows[1][1]
 
 
 def test_a_mail_server_that_is_away_is_told_without_the_password() -> None:

@@ -414,6 +414,21 @@ def test_a_new_version_takes_the_place_of_the_table_with_its_fence(base: Base) -
     assert base.rows() == [(1, "on")]
 
 
+def test_a_new_version_has_the_indexes_of_the_old_one(base: Base) -> None:
+    target = base.target()
+    deliver(target, [(1, "a")], at=fence(0))
+    base.run(f"CREATE UNIQUE INDEX by_amount ON {base.quote('orders')} (amount)")
+    version = target.version()
+    version.begin()
+    deliver(version.target, [(1, "a", Decimal(1))], at=fence(0, query="new"))
+    version.switch()
+    refusals = Refusals()
+    if base.kind != "mariadb":  # which takes a row with the same value of a unique index for the same row
+        deliver(target, [(2, "b", Decimal(1))], at=fence(1, query="new"), refusals=refusals)
+        assert [row["id"] for row, _ in refusals.rows] == [2]
+    assert base.rows() == [(1, "a")]
+
+
 def test_an_attempt_at_a_new_version_that_was_given_up_leaves_nothing_to_the_next(base: Base) -> None:
     target = base.target()
     for rows in ([(1, "given up")], [(2, "good")]):

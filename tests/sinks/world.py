@@ -76,8 +76,9 @@ def changes_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema = SCHEMA) -> C
     deleted = [bool(row) and row[0] == "-" for row in given]
     plain = [row[1:] if gone else row for row, gone in zip(given, deleted, strict=True)]
     whole = [row + (None,) * (len(schema) - len(row)) for row in plain]
-    columns = [pa.array(column, each.type) for column, each in zip(zip(*whole, strict=True), schema, strict=True)]
-    table = pa.table(columns or [pa.array([], each.type) for each in schema], schema=schema)
+    columns = list(zip(*whole, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(column, each.type) for column, each in zip(columns, schema, strict=True)]
+    table = pa.table(arrays, schema=schema)
     return Changes(table, pa.chunked_array([pa.array(deleted, pa.bool_())]) if any(deleted) else None)
 
 

@@ -133,7 +133,7 @@ def as_changes(rows: DataFrame, key: tuple[str, ...], op: str | None = None) -> 
     """
     if set(CHANGE) <= set(rows.columns) and isinstance(rows.schema["key"].dataType, StructType):
         return _of_changes(rows, key or tuple(key_names(rows)))
-    if _is_read_from_a_topic(rows) and key:
+    if op is None and key and _is_read_from_a_topic(rows):
         return _of_changes(changes(rows, list(key)), key)
     if op is not None and op not in rows.columns:
         raise UsageError(f"there is no column {op!r} with the operation", f"there are: {', '.join(rows.columns)}")

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
 from headrace.errors import UsageError
+from headrace.spark.changelog import CHANGE, as_records
 from headrace.spark.progress import screen_cleared
 from headrace.spark.reading import BOOTSTRAP_CONF, BOOTSTRAP_DEFAULT
 from headrace.spark.sink import QUERY_ID_PROPERTY, exactly_once_batch
@@ -77,7 +78,8 @@ def topic(
 ) -> Sink:
     """A topic, exactly once. Rows become JSON objects, keyed by one column, or by several as a JSON object.
 
-    Rows that already are records (a column ``value`` of text or bytes, and none beside ``key``, ``headers``, ``topic``
+    Changes (``hr.changes``, views, joins of tables) become the row under its key, and a null value for a deletion. Rows
+    that already are records (a column ``value`` of text or bytes, and none beside ``key``, ``headers``, ``topic``
     and ``partition``) are written as they are. Columns that begin with an underscore tell where a row was read and are
     not written. ``options`` are those of the sink ``headrace``.
     """
@@ -183,6 +185,8 @@ class _Topic(Sink):
         """The rows with the columns of a record."""
         if self._are_records(rows):
             return rows
+        if not self.key and set(CHANGE) <= set(rows.columns) and isinstance(rows.schema["key"].dataType, StructType):
+            return as_records(rows)
         missing = [name for name in self.key if name not in rows.columns]
         if missing:
             raise UsageError(

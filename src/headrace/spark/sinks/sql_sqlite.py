@@ -44,10 +44,7 @@ class Sqlite(Dialect):
     lock_suffix = ""  # the transaction is the only one that writes
 
     def __init__(self, address: Address) -> None:
-        # Spark calls from a thread of its own for every batch, one at a time.
-        self._connection = sqlite3.connect(
-            sqlite_file(address), timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-        )
+        self._connection = sqlite3.connect(sqlite_file(address), timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = FULL")
@@ -81,11 +78,19 @@ class Sqlite(Dialect):
         raise AssertionError("no column of SQLite is ever too narrow")
 
     def create_like(self, new: TableName, old: TableName) -> None:
-        """From the words that made the other; its indexes follow with names of their own."""
+        """From the words that made the other; its indexes follow when it is put in place."""
         self.check(new.name)
         (made,) = self.run(f"SELECT sql FROM sqlite_schema WHERE type = 'table' AND name = {MARK}", (old.name,))
         definition = str(made[0])
         self.run(f"CREATE TABLE {self.table(new)} {definition[_end_of_name(definition) :]}")
+
+    def swap(self, table: TableName, new: TableName, old: TableName) -> None:
+        """Indexes go with the table that they belong to, so they are made again."""
+        query = f"SELECT sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = {MARK} AND sql IS NOT NULL"
+        indexes = self.run(query, (table.name,))
+        super().swap(table, new, old)
+        for (definition,) in indexes:
+            self.run(str(definition))
 
     def load(self, place: Place, changes: Changes) -> None:
         deletes, upserts = changes.deletes(), changes.upserts()

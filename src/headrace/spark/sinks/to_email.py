@@ -22,7 +22,7 @@ from typing import Any
 from headrace.errors import UsageError
 from headrace.spark.sinks.address import Address
 from headrace.spark.sinks.documents import dumps, objects
-from headrace.spark.sinks.target import Delivery, Outcome, Session, Target, Unavailable
+from headrace.spark.sinks.target import Delivery, Outcome, RowRefused, Session, Target, Unavailable
 from headrace.spark.sinks.to_webhook import message_ids
 
 __all__ = ["EmailTarget"]
@@ -30,6 +30,7 @@ __all__ = ["EmailTarget"]
 TIMEOUT_S = 30.0
 PORTS = {"smtp": 587, "smtps": 465}
 SUBJECT_CHARACTERS_MAX = 200
+FOR_GOOD = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,8 @@ class EmailSession(Session):
             for row, (name, document) in enumerate(zip(names, documents, strict=True)):
                 try:
                     self._send(self._message(name, document))
-                except UsageError as error:
+                except RowRefused as error:
                     delivery.letters.refuse(chunk.slice(row, 1), str(error))
-                except smtplib.SMTPRecipientsRefused as error:
-                    delivery.letters.refuse(chunk.slice(row, 1), f"nobody may get it: {error}")
         delivery.done.refused = delivery.letters.deliver()
         return delivery.done
 
@@ -103,7 +102,7 @@ class EmailSession(Session):
         words = {key: "" if value is None else str(value) for key, value in document.items()}
         message = EmailMessage()
         message["From"] = target.sender
-        message["To"] = ", ".join(target.to) or _checked(words.get(target.to_column or "", ""))
+        message["To"] = ", ".join(target.to) or self._recipient(words)
         subject = " ".join(Template(target.subject).safe_substitute(words).split())
         message["Subject"] = subject[:SUBJECT_CHARACTERS_MAX]
         message["Message-ID"] = f"<{name}@{parseaddr(target.sender)[1].rpartition('@')[2]}>"
@@ -111,17 +110,28 @@ class EmailSession(Session):
         message.set_content(Template(target.body).safe_substitute(words))
         return message
 
+    def _recipient(self, words: dict[str, str]) -> str:
+        try:
+            return _checked(words.get(self._target.to_column or "", ""))
+        except UsageError as error:
+            raise RowRefused(error.message) from error
+
     def _send(self, message: EmailMessage) -> None:
+        """What the server refuses for good (5xx) is the row's fault; what it refuses for a while is tried again."""
         try:
             if self._server is None:
                 self._server = self._connect()
             self._server.send_message(message)
-        except smtplib.SMTPRecipientsRefused as error:
-            if any(code < 500 for code, _ in error.recipients.values()):
-                raise Unavailable(f"{self._target.shown} asks to come again: {error}") from error
-            raise
         except smtplib.SMTPAuthenticationError as error:
             raise UsageError(f"{self._target.shown} does not let us in: {error.smtp_code}") from error
+        except smtplib.SMTPRecipientsRefused as error:
+            if all(code >= FOR_GOOD for code, _ in error.recipients.values()):
+                raise RowRefused(f"nobody may get it: {error}") from error
+            raise Unavailable(f"{self._target.shown} asks to come again: {error}") from error
+        except (smtplib.SMTPDataError, smtplib.SMTPSenderRefused) as error:
+            if error.smtp_code >= FOR_GOOD:
+                raise RowRefused(f"it is refused: {error}") from error
+            raise Unavailable(f"{self._target.shown} asks to come again: {error}") from error
         except (OSError, smtplib.SMTPException) as error:
             self.close()
             raise Unavailable(f"{self._target.shown} is away: {error}") from error

@@ -3,7 +3,7 @@
 Documents are written under external versions, so whatever comes late or twice does not replace what is newer. The
 version of a document is that of its row where the user names a column for it; otherwise it counts batches::
 
-    generation << 40 | batch + 1        a query that takes the index over from another begins a new generation
+    generation << 32 | batch + 1        a query that takes the index over from another begins a new generation
 
 There is no transaction over a batch. Each document is written as a whole, so a batch that is cut off is written again
 to the same end; the fence, a document in the index ``headrace-fences``, is written after it, and only over the fence
@@ -42,7 +42,8 @@ from headrace.spark.sinks.target import (
 __all__ = ["OpenSearchTarget", "find_on_server"]
 
 FENCES = "headrace-fences"
-GENERATION_BITS = 40
+BATCH_BITS = 32
+"""Versions are 63 bits wide; the generations below need 28 of them until 2036, and have 31."""
 REQUEST_BYTES = 8 * 1024 * 1024
 NDJSON = {"Content-Type": "application/x-ndjson"}
 JSON = {"Content-Type": "application/json"}
@@ -120,7 +121,7 @@ class OpenSearchSession(Session):
             self._move(held, replace(held.fence or replace(fence, batch_id=-1, ends=None), owner=fence.owner))
             if delivery.done.replayed:
                 return delivery.done
-            version = (held.generation << GENERATION_BITS) | (fence.batch_id + 1)
+            version = (held.generation << BATCH_BITS) | (fence.batch_id + 1)
         for chunk in delivery.counted():
             self._bulk(usable(chunk, target.key, delivery.letters, target.version_column), version, delivery.letters)
         delivery.done.refused = delivery.letters.deliver()

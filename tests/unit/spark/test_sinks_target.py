@@ -1,0 +1,137 @@
+"""What all targets share: which batch is written, which change of a key counts, and how refused rows are found."""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import UsageError
+from headrace.spark import sinks
+from headrace.spark.decisions import Refused
+from headrace.spark.sinks.address import Address
+from headrace.spark.sinks.target import Changes, Fence, Letters, RowRefused, must_write, split_refused, usable
+from tests.sinks.world import Base, changes_of, deliver, fence
+
+
+@pytest.mark.parametrize(
+    ("last", "comes", "keyed", "written"),
+    [
+        (None, Fence("q", 0, "a", "me"), False, True),
+        (Fence("q", 3, "a", "x"), Fence("q", 4, "b", "me"), False, True),
+        (Fence("q", 3, "a", "x"), Fence("q", 3, "a", "me"), False, False),
+        (Fence("q", 3, None, "x"), Fence("q", 3, "a", "me"), False, False),
+        (Fence("q", 3, "a", "x"), Fence("q", 3, None, "me"), True, False),
+        (Fence("q", 3, "a", "x"), Fence("q", 3, "b", "me"), True, True),
+        (Fence("q", 3, "a", "x"), Fence("q", 1, "b", "me"), True, True),
+        (Fence("q", 3, "a", "me"), Fence("q", 4, "b", "me", takes_over=False), True, True),
+    ],
+)
+def test_the_fence_tells_whether_a_batch_is_written(last: Any, comes: Fence, keyed: bool, written: bool) -> None:
+    assert must_write(comes, last, keyed=keyed, where="t") is written
+
+
+@pytest.mark.parametrize(
+    ("last", "comes", "why"),
+    [
+        (Fence("q", 3, "a", "x"), Fence("q", 3, "b", "me"), "would double"),
+        (Fence("q", 3, "a", "x"), Fence("q", 1, "a", "me"), "would double"),
+        (Fence("q", 3, "a", "other"), Fence("q", 4, "b", "me", takes_over=False), "taken over"),
+        (None, Fence("q", 4, "b", "me", takes_over=False), "rebuilt or emptied"),
+    ],
+)
+def test_what_cannot_be_right_without_a_key_is_refused(last: Any, comes: Fence, why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        must_write(comes, last, keyed=False, where="t")
+
+
+def test_the_highest_version_of_a_key_counts_and_of_equal_ones_the_last() -> None:
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("v", pa.int64())])
+    rows = [(1, "new", 5), (1, "old", 4), (2, "first", 1), (2, "second", 1), (3, "only", None)]
+    kept = usable(changes_of(rows, schema), ["id"], Letters("t"), "v")
+    assert sorted(row["name"] for row in kept.rows.to_pylist()) == ["new", "only", "second"]
+
+
+@given(st.lists(st.booleans(), max_size=70))
+def test_halving_finds_exactly_the_refused_rows_and_tries_no_row_twice_in_success(good: list[bool]) -> None:
+    written: list[int] = []
+
+    def attempt(part: Changes) -> None:
+        rows = part.rows.column("id").to_pylist()
+        if not all(good[row] for row in rows):
+            raise RowRefused("bad")
+        written.extend(rows)
+
+    refused: list[int] = []
+    letters = Letters("t", lambda held: refused.extend(row["id"] for rows, _ in held for row in rows.to_pylist()))
+    split_refused(changes_of([(number, "x") for number in range(len(good))]), attempt, letters)
+    letters.deliver()
+    assert written == [number for number, fine in enumerate(good) if fine]
+    assert refused == [number for number, fine in enumerate(good) if not fine]
+
+
+CHANGE = st.tuples(st.integers(0, 5), st.sampled_from(["", "a", "b", "it's"]), st.booleans())
+
+
+@settings(max_examples=40)
+@given(st.lists(st.lists(st.lists(CHANGE, max_size=6), max_size=3), max_size=5), st.data())
+def test_a_table_equals_its_folded_changes_however_they_are_cut_and_repeated(
+    batches: list[list[list[tuple[int, str, bool]]]], data: st.DataObject
+) -> None:
+    wanted: dict[int, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        base = Base("sqlite", f"sqlite:///{folder}/t.db")
+        for number, chunks in enumerate(batches):
+            made = [changes_of([("-", key) if gone else (key, name) for key, name, gone in rows]) for rows in chunks]
+            for _ in range(data.draw(st.integers(1, 2))):
+                deliver(base.target(), *made, at=fence(number))
+            for key, name, gone in (change for rows in chunks for change in rows):
+                wanted.pop(key, None)
+                if not gone:
+                    wanted[key] = name
+        assert not batches or dict(base.rows()) == wanted
+
+
+def test_an_address_is_shown_without_password_and_options_and_reads_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SHOP_PASSWORD", "p@ss")
+    address = Address("postgresql://app:${SHOP_PASSWORD}@db:5432/shop?sslpassword=hidden")
+    assert address.shown == "postgresql://app@db:5432/shop"
+    assert "p@ss" in address.resolved()
+    assert "hidden" not in repr(address)
+    assert Address("sqlite:////tmp/a.db").shown == "sqlite:////tmp/a.db"
+    with pytest.raises(UsageError, match="needs the environment variable NOBODY_SET_THIS"):
+        Address("redis://:${NOBODY_SET_THIS}@x").resolved()
+
+
+def test_a_sink_is_described_without_its_secrets() -> None:
+    secret = "whsec_" + base64.b64encode(b"x" * 32).decode()
+    made = [
+        sinks.sql("postgresql://me:secret@h/db", table="t", key="id"),
+        sinks.redis("redis://:secret@h/0", name="n", key="id"),
+        sinks.opensearch("https://me:secret@h:9200", index="i", key="id"),
+        sinks.webhook("https://h/x?token=secret", secret=secret),
+        sinks.email("smtp://me:secret@h", sender="a@b.c", to="d@e.f"),
+    ]
+    assert [each.describe() for each in made if "secret" in each.describe() or "secret" in repr(each)] == []
+    assert secret not in repr(made)
+
+
+def test_wrong_use_of_a_sink_is_told_with_what_is_right(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a sink knows no 'dead_leters'"):
+        sinks.sql("sqlite:///x", table="t", key="id", dead_leters="oops")
+    with pytest.raises(UsageError, match=r"hr.sinks.opensearch"):
+        sinks.search("https://host:9200", index="i", key="id")
+    with pytest.raises(UsageError, match="needs to know what rows are known by"):
+        sinks.redis("redis://h", name="n", key=())
+    with pytest.raises(UsageError, match="no name of a table"):
+        sinks.sql("sqlite:///x", table=("a", "b", "c"), key="id")
+    with pytest.raises(UsageError, match="no mail server"):
+        sinks.email("http://h", sender="a@b.c", to="d@e.f")
