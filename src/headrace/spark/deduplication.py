@@ -100,7 +100,7 @@ class DedupForever(Operator):
 
     rows: pa.Schema
     name: ClassVar[str] = "dedup"
-    clock: ClassVar[Clock] = "processing"
+    clock: ClassVar[Clock] = "none"
 
     @property
     def state(self) -> pa.StructType:

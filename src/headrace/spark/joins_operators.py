@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.spark.state_bucket import NEVER, Flags, Ints
+from headrace.spark.state_bucket import Flags, Ints
 from headrace.spark.state_operator import (
     BEGINNING,
     Clock,
@@ -196,7 +196,7 @@ class Latest(Operator):
 
     matched: Matched
     name: ClassVar[str] = "join_latest"
-    clock: ClassVar[Clock] = "processing"
+    clock: ClassVar[Clock] = "none"
 
     @property
     def state(self) -> pa.StructType:
@@ -228,7 +228,6 @@ class Latest(Operator):
             output=self.matched.rows(events.filter(pa.array(asking)), current, np.where(live[codes], codes, -1)),
             states=pa.StructArray.from_arrays([current], fields=list(self.state)),
             keep=live,
-            wake_us=np.full(count, NEVER),
             changed=newest >= 0,
         )
 

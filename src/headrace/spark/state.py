@@ -39,7 +39,7 @@ from pyspark.sql.types import BinaryType, DataType, DoubleType, FloatType, Strin
 from headrace.errors import UsageError
 from headrace.spark.compat import WATERMARK, keeps_state, observed_names
 from headrace.spark.state_bucket import NEVER, Bucket, Manifest, StateMismatch
-from headrace.spark.state_operator import BEGINNING, Operator, advance, run_bounded
+from headrace.spark.state_operator import BEGINNING, Clock, Operator, advance, run_bounded
 from headrace.spark.workers import settle
 
 __all__ = [
@@ -66,6 +66,7 @@ CHUNK_ID = StructType().add("id", StringType())
 CHUNK = StructType().add("data", BinaryType())
 """Not as text, which Spark would parse in every task."""
 VARIABLE = "chunks"
+TIME_MODES: dict[Clock, str] = {"event": "EventTime", "processing": "ProcessingTime", "none": "None"}
 MANIFEST_ID = ""
 """The manifest lies beside the chunks."""
 METRIC = "state "
@@ -113,8 +114,7 @@ def apply_operator(
     if not rows.isStreaming:
         return numbered.groupBy(BUCKET).applyInArrow(_bounded(plan), output)
     packed = numbered.mapInArrow(_packing(plan), f"{BUCKET} int, payload binary")
-    mode = "EventTime" if operator.clock == "event" else "ProcessingTime"
-    kept = packed.groupBy(BUCKET).transformWithState(_Keeper(plan), KEPT, "Append", mode)
+    kept = packed.groupBy(BUCKET).transformWithState(_Keeper(plan), KEPT, "Append", TIME_MODES[operator.clock])
     shown = name or _free_name(rows, f"{operator.name}({', '.join(keys)})")
     return _observed(kept, shown).mapInArrow(_unpacking(plan), output)
 
@@ -406,6 +406,8 @@ def _check(stored: Manifest, plan: Plan) -> None:
 
 
 def _now_us(operator: Operator, times: Any) -> int:
+    if operator.clock == "none":
+        return BEGINNING
     if operator.clock == "processing":
         return int(times.getCurrentProcessingTimeInMs()) * 1000
     watermark_ms = int(times.getCurrentWatermarkInMs())

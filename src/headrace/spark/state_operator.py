@@ -7,7 +7,8 @@ call. The operator answers with the rows to give out and, for every touched key,
     wake    touch the key again when the clock has come here, with or without rows
     expire  forget the key when the clock has come here, without asking
 
-The clock is the watermark for an operator in event time and the time of the micro-batch for one in processing time.
+The clock is the watermark for an operator in event time and the time of the micro-batch for one in processing time. One
+without deadlines has none, and should say so: for a clock of its own Spark runs batches without rows, without end.
 Rows behind the watermark are late: they are counted and left out, unless the operator judges that itself. At the end
 of a bounded input the clock jumps to the end of time, so all that waits comes out.
 """
@@ -46,7 +47,7 @@ __all__ = [
     "whole",
 ]
 
-Clock = Literal["event", "processing"]
+Clock = Literal["event", "processing", "none"]
 END = NEVER - 1
 """The clock after the last row of a bounded input: all deadlines have come but NEVER."""
 
@@ -156,6 +157,7 @@ def advance(
         held = _held(bucket, python_keys, late_before_us)
         touched = Touched(keys=keys, held=held, rows=rows, codes=codes, now_us=now_us, late_before_us=late_before_us)
         step = operator.step(touched)
+        assert operator.clock != "none" or (step.wake_us is None and step.expire_us is None), operator.name
         output = step.output
         late_rows += step.late_rows
         changes.append(_changes(bucket, touched, python_keys, step))

@@ -343,7 +343,7 @@ class Grouped(Operator):
     keys: pa.StructType
     values: tuple[Value, ...]
     name: ClassVar[str] = "view"
-    clock: ClassVar[Clock] = "processing"
+    clock: ClassVar[Clock] = "none"
 
     @property
     def parts(self) -> list[Part]:

@@ -76,7 +76,7 @@ class Table(Operator):
     keys: pa.StructType
     row: pa.StructType
     name: ClassVar[str] = "view"
-    clock: ClassVar[Clock] = "processing"
+    clock: ClassVar[Clock] = "none"
 
     @property
     def state(self) -> pa.StructType:
@@ -164,7 +164,7 @@ class TableJoin(Operator):
     """(column of the join, its name in the key of the result)"""
     row_on: tuple[tuple[str, str], ...] = ()
     name: ClassVar[str] = "join_tables"
-    clock: ClassVar[Clock] = "processing"
+    clock: ClassVar[Clock] = "none"
 
     @property
     def state(self) -> pa.StructType:
@@ -316,7 +316,7 @@ class Consolidated(Operator):
     keys: pa.StructType
     row: pa.StructType
     name: ClassVar[str] = "join_tables by key"
-    clock: ClassVar[Clock] = "processing"
+    clock: ClassVar[Clock] = "none"
 
     @property
     def state(self) -> pa.StructType:
