@@ -95,7 +95,7 @@ def test_the_operator_and_sparks_own_windows_agree_on_a_bounded_frame(spark: Spa
     assert as_bag(found) == as_bag(bounded(spark, ours, EVENTS))
     none = spark.createDataFrame([], SCHEMA)
     assert native(none).dtypes == ours(none).dtypes
-    assert sum(row.events for row in found if row.user != "last") == (10 if every is None else 25)
+    assert sum(row.events for row in found if row.user != "last") == (11 if every is None else 30)
 
 
 def test_windows_with_stragglers_on_a_stream_fold_to_those_of_the_bounded_frame(spark: SparkSession) -> None:
@@ -175,9 +175,9 @@ def test_questions_in_one_line_are_answered_as_plain_python_answers_them(spark: 
     assert Counter({(row.user, number_of(row)): row.rate for row in rates}) == {
         each: count * 6 for each, count in by_user.items()
     }
-    kinds = bounded(spark, lambda rows: hr.distinct(rows, column="user", buckets=BUCKETS, **arguments), EVENTS)
+    kinds = bounded(spark, lambda rows: hr.distinct(rows, of="user", buckets=BUCKETS, **arguments), EVENTS)
     assert {number_of(row): row.distinct for row in kinds} == {0: 2, 1: 1, 4: 1, 10_000: 1}
-    best = bounded(spark, lambda rows: hr.top(rows, column="user", n=1, buckets=BUCKETS, **arguments), EVENTS)
+    best = bounded(spark, lambda rows: hr.top(rows, of="user", n=1, buckets=BUCKETS, **arguments), EVENTS)
     assert {number_of(row): (row.rank, row.user, row.score) for row in best} == {
         0: (1, "anna", 3),
         1: (1, "anna", 3),
@@ -193,9 +193,8 @@ def test_questions_in_one_line_are_answered_as_plain_python_answers_them(spark: 
         (1, 6, 3.0),
         (2, 1, 0.5),
     ]
-    middle = bounded(
-        spark, lambda rows: hr.percentiles(rows, "user", "amount", [0, 0.999], buckets=BUCKETS, **arguments), EVENTS
-    )
+    asked = {"of": "amount", "wanted": [0, 0.999], "buckets": BUCKETS, **arguments}
+    middle = bounded(spark, lambda rows: hr.percentiles(rows, "user", **asked), EVENTS)
     (annas,) = [row for row in middle if row.user == "anna" and number_of(row) == 0]
     assert (annas.p0, annas.p99_9) == (pytest.approx(1, rel=0.01), pytest.approx(6, rel=0.01))
 
@@ -281,6 +280,25 @@ def test_comparisons_on_a_stream_are_those_of_the_bounded_frame(spark: SparkSess
     assert as_bag(run(spark, compared, *BATCHES)) == as_bag(bounded(spark, compared, EVENTS))
 
 
+@pytest.mark.slow
+def test_windows_behind_duplicates_removed_and_questions_behind_windows_miss_nothing(spark: SparkSession) -> None:
+    def once(rows: DataFrame) -> DataFrame:
+        return hr.dedup(rows, ["user", "at"], within="1 hour", event_time="at", buckets=BUCKETS)
+
+    def best(rows: DataFrame) -> DataFrame:
+        return hr.top(once(rows), of="user", n=1, event_time="at", size="10 seconds", buckets=BUCKETS)
+
+    def smooth(rows: DataFrame) -> DataFrame:
+        counts = hr.windows(rows, "user", event_time="at", size="10 seconds")
+        values = {"lately": ("sum", "events")}
+        return hr.rolling(counts, "user", event_time="window_time", within="20 seconds", values=values, buckets=BUCKETS)
+
+    for chain in (best, smooth):
+        found = as_bag(run(spark, chain, *BATCHES, []))
+        assert found == as_bag(bounded(spark, chain, EVENTS))
+        assert found, "there are results"
+
+
 def test_what_cannot_work_is_refused_before_the_query_starts_with_what_to_write_instead(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -319,4 +337,6 @@ def test_what_cannot_work_is_refused_before_the_query_starts_with_what_to_write_
     with pytest.raises(UsageError, match=r"has its watermark already.*first hr.set_aside_future"):
         hr.set_aside_future(dated, "at")
     with pytest.raises(UsageError, match="by='weight' is no way to rank"):
-        hr.top(dated, column="user", by="weight", **arguments)
+        hr.top(dated, of="user", by="weight", **arguments)
+    with pytest.raises(UsageError, match="have a column 'window_end' already"):
+        hr.windows(dated.withColumn("window_end", F.col("at")), late="side", **arguments)

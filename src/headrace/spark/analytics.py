@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 
 from headrace.errors import UsageError
 from headrace.spark.analytics_rolling import Reach, Rolling
-from headrace.spark.arguments import micros_of, names_of, time_column
+from headrace.spark.arguments import micros_of, names_of, plain_columns, time_column
 from headrace.spark.state import BUCKETS, apply_operator, arrow_schema, key_type
 from headrace.spark.windowing import (
     aggregates_of,
@@ -59,16 +59,16 @@ def rate(
 def percentiles(
     rows: DataFrame,
     keys: str | Sequence[str] = (),
-    column: str = "",
-    wanted: Sequence[float] = (0.5, 0.9, 0.99),
     *,
+    of: str,
+    wanted: Sequence[float] = (0.5, 0.9, 0.99),
     event_time: str,
     size: str,
     **options: Any,
 ) -> DataFrame:
     """The values below which parts of a column lie in each window: ``p50``, ``p90``, ``p99``; each within 1 %."""
     names = [f"p{100 * each:.10g}".replace(".", "_") for each in wanted]
-    values = {"_percentiles": ("percentile", column, tuple(wanted))}
+    values = {"_percentiles": ("percentile", of, tuple(wanted))}
     results = windows(rows, keys, event_time=event_time, size=size, values=values, **options)
     found = [F.col("_percentiles")[number].alias(name) for number, name in enumerate(names)]
     return results.select("*", *found).drop("_percentiles")
@@ -77,8 +77,8 @@ def percentiles(
 def distinct(
     rows: DataFrame,
     keys: str | Sequence[str] = (),
-    column: str = "",
     *,
+    of: str,
     event_time: str,
     size: str,
     exact: bool = True,
@@ -88,16 +88,16 @@ def distinct(
 
     Exactly, for which they are all kept until the window is over, or else with a standard error of 1.6 %, in 4 kB.
     """
-    values = {"distinct": ("distinct" if exact else "approx_distinct", column)}
+    values = {"distinct": ("distinct" if exact else "approx_distinct", of)}
     return windows(rows, keys, event_time=event_time, size=size, values=values, **options)
 
 
 def top(
     rows: DataFrame,
     keys: str | Sequence[str] = (),
-    column: str = "",
-    n: int = 10,
     *,
+    of: str,
+    n: int = 10,
     by: Literal["count"] | tuple[Literal["sum", "max"], str] = "count",
     event_time: str,
     size: str,
@@ -121,7 +121,7 @@ def top(
         raise UsageError(f"n={n} is outside [1, {TOP_MAX}]")
     if late == "side":
         raise UsageError("top does not give out late rows", 'late="drop" or late="correct"; hr.windows has the other')
-    ranking = _ranking(rows, column, n, by)
+    ranking = _ranking(rows, of, n, by)
     keep_us = keep_us_of(emit, late, keep)
     operator = Windows(window_keys(rows, names), time, (EVENTS, ranking), emit, late, keep_us)
     needed = needed_rows(rows, [*names, time], operator.aggregates)
@@ -129,9 +129,9 @@ def top(
     results = windowed(assigned, operator, names, buckets=buckets, name=name)
     ranked = results.select("*", F.posexplode(ranking.name).alias("_place", "_entry"))
     return ranked.select(
-        *(each for each in results.columns[: len(names) + len(WINDOW)]),
+        *results.columns[: len(names) + len(WINDOW) + 1],
         (F.col("_place") + 1).alias("rank"),
-        F.col("_entry.item").cast(rows.schema[column].dataType).alias(column),
+        F.col("_entry.item").cast(rows.schema[of].dataType).alias(of),
         F.col("_entry.weight").alias("score"),
         "revision",
         "is_final",
@@ -188,10 +188,10 @@ def compare(
     asked = {"events": ("count",), **(values or {})}
     sources = list(dict.fromkeys(given[1] for given in asked.values() if len(given) > 1 and given[1] != "*"))
     # A row counts in its own window and, under another name, in each later one that is compared with it.
-    spanned = assignment.apply(rows.select(*dict.fromkeys([*names, time, *sources])), time, later_us=later_us)
+    spanned = assignment.apply(rows.select(*plain_columns([*names, time, *sources])), time, later_us=later_us)
     for role in range(len(later_us) + 1):
         mine = F.col(ROLE) == F.lit(role)
-        told_apart = {_of_role(role, each): F.when(mine, F.col(each)) for each in sources}
+        told_apart = {_of_role(role, each): F.when(mine, F.col(f"`{each}`")) for each in sources}
         spanned = spanned.withColumns({_of_role(role): F.when(mine, F.lit(1)), **told_apart})
     schema = arrow_schema(spanned.schema)
     aggregates: list[Aggregate] = []

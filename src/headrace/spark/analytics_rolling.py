@@ -72,6 +72,11 @@ class Rolling(Operator):
         return pa.schema([*self.rows, *(pa.field(each.name, each.result) for each in self.aggregates)])
 
     @property
+    def output_time(self) -> str | None:
+        """Rows come in the order of their times, up to batches, unless they wait for those behind them."""
+        return self.event_time if self.reach == "before" else None
+
+    @property
     def ahead_us(self) -> int:
         """A row is ready when the watermark is so much past it: no neighbour can come then."""
         return 1 if self.reach == "before" else self.within_us

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 from pyspark.sql.types import TimestampType
 
 from headrace.errors import UsageError
 
-__all__ = ["micros_of", "names_of", "time_column"]
+__all__ = ["micros_of", "names_of", "plain_columns", "time_column"]
 
 UNITS_US = {
     "microsecond": 1,
@@ -28,6 +29,11 @@ DURATION = re.compile(rf"(interval +)?{PART.pattern}( +{PART.pattern})*")
 
 def names_of(keys: str | Sequence[str]) -> list[str]:
     return [keys] if isinstance(keys, str) else list(keys)
+
+
+def plain_columns(names: Iterable[str]) -> list[Column]:
+    """Columns by name, each once; a dot in a name is part of the name."""
+    return [F.col(f"`{name}`") for name in dict.fromkeys(names)]
 
 
 def time_column(rows: DataFrame, column: str | None, argument: str) -> str:

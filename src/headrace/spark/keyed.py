@@ -18,8 +18,8 @@ from headrace.spark.clock_correction import SmoothClock
 from headrace.spark.deduplication import Dedup, DedupForever
 from headrace.spark.session_windows import Sessions
 from headrace.spark.state import BUCKETS, apply_operator, arrow_schema, key_type
-from headrace.spark.windowing import aggregates_of, needed_rows, without_doubles
-from headrace.spark.windows_operator import Emit
+from headrace.spark.windowing import aggregates_of, keep_us_of, needed_rows, without_doubles
+from headrace.spark.windows_operator import Emit, Late
 
 __all__ = ["FOREVER", "correct_clock", "dedup", "micros_of", "sessions"]
 
@@ -63,6 +63,8 @@ def sessions(
     gap: str,
     values: Mapping[str, Sequence[Any]] | None = None,
     emit: Emit = "final",
+    late: Late = "drop",
+    keep: str = "1 hour",
     buckets: int = BUCKETS,
     name: str | None = None,
 ) -> DataFrame:
@@ -70,16 +72,18 @@ def sessions(
 
     ``values``: by the name of the result a function and a column, ``{"spent": ("sum", "amount")}``, as for
     ``hr.windows``. The number of rows is always there, as ``events``. ``emit="early"`` gives results while sessions
-    are open, and corrects them.
+    are open, and corrects them. ``late`` and ``keep`` are as for ``hr.windows`` too.
     """
-    if emit not in ("final", "early"):
-        raise UsageError(f"emit={emit!r} is neither 'final' nor 'early'")
+    keep_us = keep_us_of(emit, late, keep)
     names = names_of(keys)
     time = time_column(rows, event_time, "event_time")
     aggregates = aggregates_of(rows, values)
-    operator = Sessions(key_type(rows, names), time, micros_of(gap, "gap"), aggregates, emit)
+    side = late == "side"
+    late_rows = arrow_schema(rows.schema) if side else None
+    gap_us = micros_of(gap, "gap")
+    operator = Sessions(key_type(rows, names), time, gap_us, aggregates, emit, late, keep_us, late_rows)
     without_doubles(operator.output)
-    needed = needed_rows(rows, [*names, time], aggregates)
+    needed = needed_rows(rows, rows.columns if side else [*names, time], aggregates)
     return apply_operator(needed, operator, keys=names, event_time=time, buckets=buckets, name=name)
 
 

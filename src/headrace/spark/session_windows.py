@@ -10,6 +10,10 @@ A row that comes late enough to move a session's start, or to join two sessions,
 wrong. Then that result is taken back: it comes again with ``is_retraction``. So whoever keeps, per key and
 ``session_start``, the row with the highest revision, and nothing if that was taken back, has at any time what is
 known, and in the end exactly the final sessions. It is the rule of all windows (``windows_operator``).
+
+A row behind the watermark is late, also when a session that is still open would have it: it may belong to one that is
+over as well. What becomes of it is as for all windows. With ``correct``, sessions are kept for ``keep`` and a gap more,
+so that a row that counts finds all that it belongs to.
 """
 
 from __future__ import annotations
@@ -22,13 +26,23 @@ import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 
 from headrace.spark.state_bucket import Flags, Ints
-from headrace.spark.state_operator import Operator, Step, Touched, as_lists, earliest, flatten, latest, micros
+from headrace.spark.state_operator import (
+    BEGINNING,
+    Operator,
+    Step,
+    Touched,
+    as_lists,
+    earliest,
+    flatten,
+    latest,
+    micros,
+)
 from headrace.spark.windows_aggregates import EVENTS, Aggregate, merged
-from headrace.spark.windows_operator import REVISION, TIME, Emit
+from headrace.spark.windows_operator import LATE, REVISION, TIME, Emit, Late, structs
 
 __all__ = ["Sessions"]
 
-SPAN = [("start", pa.int64()), ("last", pa.int64()), ("revision", pa.int64())]
+SPAN = [("start", pa.int64()), ("last", pa.int64()), ("revision", pa.int64()), ("final", pa.bool_())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +54,8 @@ class _Spans:
     lasts: Ints
     revisions: Ints
     """Of the last result that was given out, 0 without."""
+    final: Flags
+    """That result was final, and is right."""
     new: Flags
     """With rows of this batch."""
     states: list[pa.Array]
@@ -50,6 +66,7 @@ class _Spans:
             starts=self.starts[chosen],
             lasts=self.lasts[chosen],
             revisions=self.revisions[chosen],
+            final=self.final[chosen],
             new=self.new[chosen],
             states=[each.filter(pa.array(chosen)) for each in self.states],
         )
@@ -62,7 +79,12 @@ class Sessions(Operator):
     gap_us: int
     aggregates: tuple[Aggregate, ...] = (EVENTS,)
     emit: Emit = "final"
+    late: Late = "drop"
+    keep_us: int = 0
+    rows: pa.Schema | None = None
+    """Of late rows that are given out."""
     name: ClassVar[str] = "sessions"
+    judges_lateness: ClassVar[bool] = True
 
     @property
     def session(self) -> pa.StructType:
@@ -76,50 +98,70 @@ class Sessions(Operator):
     def output(self) -> pa.Schema:
         times = [pa.field("session_start", TIME), pa.field("session_end", TIME)]
         values = [pa.field(each.name, each.result) for each in self.aggregates]
-        return pa.schema([*self.keys, *times, *values, *REVISION])
+        late = [] if self.rows is None else [pa.field(LATE, pa.struct(list(self.rows)))]
+        return pa.schema([*self.keys, *times, *values, *REVISION, *late])
 
     @property
     def output_time(self) -> str | None:
         """Final results come when the watermark has come to their end; what is taken back has no such order."""
-        return "session_end" if self.emit == "final" else None
+        return "session_end" if self.emit == "final" and self.late == "drop" else None
 
     def step(self, touched: Touched) -> Step:
-        pieces = self._pieces(touched)
+        count, now = len(touched.keys), touched.now_us
+        late, accepted = self._judged(touched)
+        pieces = self._pieces(touched, accepted)
         numbers, sessions = self._sessions(pieces)
-        final: Flags = sessions.lasts + self.gap_us <= touched.now_us
-        early = sessions.new & ~final if self.emit == "early" else np.zeros(len(final), np.bool_)
+        over: Flags = sessions.lasts + self.gap_us <= now
+        final = over & ~sessions.final
+        early = sessions.new & ~over if self.emit == "early" else np.zeros(len(over), np.bool_)
         moved = (pieces.revisions > 0) & (pieces.starts != sessions.starts[numbers])
+        wrong = moved | (pieces.final & ~sessions.final[numbers])
         sessions.revisions[final | early] += 1
         told = [
-            self._results(touched, pieces.where(moved), final=False, retraction=True),
+            self._results(touched, pieces.where(wrong), retraction=True),
             self._results(touched, sessions.where(final), final=True),
             self._results(touched, sessions.where(early), final=False),
         ]
-        remaining = sessions.where(~final)
-        count = len(touched.keys)
-        spans = [pa.array(each) for each in (remaining.starts, remaining.lasts, remaining.revisions)]
-        opened = pa.StructArray.from_arrays([*spans, *remaining.states], fields=list(self.session))
+        if self.rows is not None:
+            told.append(self._late(touched, late))
+        sessions.final[final] = True
+        forget_us = sessions.lasts + self.gap_us + (self.gap_us + self.keep_us if self.late == "correct" else 0)
+        kept = sessions.where(forget_us > now)
+        wake_us = np.where(sessions.final, forget_us, sessions.lasts + self.gap_us)[forget_us > now]
         return Step(
             output=pa.concat_tables(told),
-            states=pa.StructArray.from_arrays([as_lists(remaining.codes, opened, count)], fields=list(self.state)),
-            keep=np.bincount(remaining.codes, minlength=count) > 0,
-            wake_us=earliest(remaining.codes, remaining.lasts + self.gap_us, count),
+            states=pa.StructArray.from_arrays([self._lists(kept, count)], fields=list(self.state)),
+            keep=np.bincount(kept.codes, minlength=count) > 0,
+            wake_us=earliest(kept.codes, wake_us, count),
+            late_rows=int(np.count_nonzero(late)),
         )
 
-    def _pieces(self, touched: Touched) -> _Spans:
+    def _judged(self, touched: Touched) -> tuple[Flags, Flags]:
+        """Which rows are late, and which count."""
+        column = touched.rows.column(self.event_time)
+        dated: Flags = np.asarray(column.is_valid())
+        times = micros(column.fill_null(pa.scalar(0, column.type)))
+        late: Flags = ~dated | (times < touched.late_before_us)
+        if self.late != "correct":
+            return late, ~late
+        oldest_us = max(touched.now_us - self.gap_us - self.keep_us, BEGINNING)
+        return late, dated & (~late | (times > oldest_us))
+
+    def _pieces(self, touched: Touched, accepted: Flags) -> _Spans:
         """Open sessions and new rows alike."""
         codes, opened = flatten(touched.held.field("open"))
-        starts, lasts, revisions = (np.asarray(opened.field(name), np.int64) for name, _ in SPAN)
-        times = micros(touched.rows.column(self.event_time))
-        states = [
-            pa.concat_arrays([opened.field(each.name), each.lift(touched.rows, times)]) for each in self.aggregates
-        ]
+        starts, lasts, revisions = (np.asarray(opened.field(name), np.int64) for name, _ in SPAN[:3])
+        rows = touched.rows.filter(pa.array(accepted))
+        times = micros(rows.column(self.event_time))
+        states = [pa.concat_arrays([opened.field(each.name), each.lift(rows, times)]) for each in self.aggregates]
+        fresh = np.ones(len(times), np.bool_)
         return _Spans(
-            codes=np.r_[codes, touched.codes],
+            codes=np.r_[codes, touched.codes[accepted]],
             starts=np.r_[starts, times],
             lasts=np.r_[lasts, times],
             revisions=np.r_[revisions, np.zeros(len(times), np.int64)],
-            new=np.r_[np.zeros(len(codes), np.bool_), np.ones(len(times), np.bool_)],
+            final=np.r_[np.asarray(opened.field("final"), np.bool_), ~fresh],
+            new=np.r_[np.zeros(len(codes), np.bool_), fresh],
             states=states,
         )
 
@@ -133,19 +175,38 @@ class Sessions(Operator):
         numbers = np.empty(len(codes), np.int64)
         numbers[order] = np.cumsum(begins) - 1
         count = int(np.count_nonzero(begins))
+        new = np.bincount(numbers[pieces.new], minlength=count) > 0
         return numbers, _Spans(
             codes=codes[begins],
             starts=starts[begins],
             lasts=latest(numbers, pieces.lasts, count),
             revisions=latest(numbers, pieces.revisions, count),
-            new=np.bincount(numbers[pieces.new], minlength=count) > 0,
+            final=(np.bincount(numbers[pieces.final], minlength=count) > 0) & ~new,
+            new=new,
             states=merged(self.aggregates, numbers, [pieces.states], count),
         )
 
-    def _results(self, touched: Touched, spans: _Spans, *, final: bool, retraction: bool = False) -> pa.Table:
+    def _lists(self, spans: _Spans, count: int) -> pa.ListArray:
+        columns = [pa.array(each) for each in (spans.starts, spans.lasts, spans.revisions, spans.final)]
+        opened = pa.StructArray.from_arrays([*columns, *spans.states], fields=list(self.session))
+        return as_lists(spans.codes, opened, count)
+
+    def _results(
+        self, touched: Touched, spans: _Spans, *, final: bool | None = None, retraction: bool = False
+    ) -> pa.Table:
+        """``final``: as the spans say when None."""
         count = len(spans.codes)
         keys = touched.keys.take(pa.array(spans.codes)).flatten()
         times = [pa.array(each).cast(TIME) for each in (spans.starts, spans.lasts + self.gap_us)]
         values = [each.finish(state) for each, state in zip(self.aggregates, spans.states, strict=True)]
-        flags = [pa.array([each] * count, pa.bool_()) for each in (final, retraction)]
-        return pa.Table.from_arrays([*keys, *times, *values, pa.array(spans.revisions), *flags], schema=self.output)
+        is_final = spans.final if final is None else np.full(count, final)
+        told = [pa.array(spans.revisions), pa.array(is_final), pa.array(np.full(count, retraction))]
+        late = [] if self.rows is None else [pa.nulls(count, self.output.field(LATE).type)]
+        return pa.Table.from_arrays([*keys, *times, *values, *told, *late], schema=self.output)
+
+    def _late(self, touched: Touched, late: Flags) -> pa.Table:
+        assert self.rows is not None
+        rows = structs(touched.rows.filter(pa.array(late)), self.rows)
+        keys = touched.keys.take(pa.array(touched.codes[late])).flatten()
+        nothing = [pa.nulls(len(rows), each.type) for each in list(self.output)[len(keys) : -1]]
+        return pa.Table.from_arrays([*keys, *nothing, rows], schema=self.output)

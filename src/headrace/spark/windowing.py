@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 from pyspark.sql.pandas.types import from_arrow_type
 
 from headrace.errors import UsageError
-from headrace.spark.arguments import micros_of, names_of, time_column
+from headrace.spark.arguments import micros_of, names_of, plain_columns, time_column
 from headrace.spark.compat import WATERMARK
 from headrace.spark.state import BUCKETS, apply_operator, arrow_schema, key_type, watermarked
 from headrace.spark.windows_aggregates import (
@@ -107,7 +107,8 @@ def split_late(results: DataFrame) -> tuple[DataFrame, DataFrame]:
     """
     if LATE not in results.columns:
         raise UsageError(f"these results have no column {LATE!r}", 'they come of hr.windows(…, late="side")')
-    late = results.where(F.col(LATE).isNotNull()).select("window_start", "window_end", f"{LATE}.*")
+    missed = [each for each in results.columns if each in ("window_start", "window_end")]
+    late = results.where(F.col(LATE).isNotNull()).select(*missed, f"{LATE}.*")
     return results.where(F.col(LATE).isNull()).drop(LATE), late
 
 
@@ -165,7 +166,7 @@ def needed_rows(rows: DataFrame, columns: Sequence[str], aggregates: Sequence[Ag
     wanted = dict.fromkeys([*columns, *(name for each in aggregates for name in each.columns)])
     hashed = [each for each in wanted if each.startswith(HASH) and each not in rows.columns]
     plain = [each for each in wanted if each not in hashed]
-    return rows.select(*(F.col(f"`{each}`") for each in plain), *(_hash(each) for each in hashed))
+    return rows.select(*plain_columns(plain), *(_hash(each) for each in hashed))
 
 
 def _hash(name: str) -> Column:
@@ -189,15 +190,16 @@ def _native(
     if rows.isStreaming:
         watermarked(rows, time, Windows.name)
     lengths = (assignment.size_us, assignment.every_us, assignment.origin_us % assignment.every_us)
-    window = F.window(time, *(f"{each} microseconds" for each in lengths))
-    grouped = rows.groupBy(*names, window.alias("_window"))
+    window = F.window(F.col(f"`{time}`"), *(f"{each} microseconds" for each in lengths))
+    grouped = rows.groupBy(*plain_columns(names), window.alias("_window"))
     results = grouped.agg(*(_native_value(each, time).alias(each.name) for each in aggregates))
     told = {"revision": F.lit(1).cast("long"), "is_final": F.lit(True), "is_retraction": F.lit(False)}
     return results.select(
-        *names,
+        *plain_columns(names),
         F.col("_window.start").alias("window_start"),
         F.col("_window.end").alias("window_end"),
-        *(each.name for each in aggregates),
+        F.window_time("_window").alias("window_time"),
+        *plain_columns(each.name for each in aggregates),
         *(value.alias(each) for each, value in told.items()),
     )
 
@@ -213,6 +215,6 @@ def _native_value(aggregate: Aggregate, time: str) -> Column:
         return F.avg(column.cast("double"))
     if isinstance(aggregate, Extreme):
         # Of several at the same time the smallest or largest value, as the operator has it.
-        dated = F.when(column.isNotNull(), F.struct(F.col(time), column.alias("value")))
+        dated = F.when(column.isNotNull(), F.struct(F.col(f"`{time}`"), column.alias("value")))
         return (F.min if aggregate.function == "first" else F.max)(dated)["value"]
     return F.approx_count_distinct(column, DIFFERENT_ERROR)

@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
 from headrace.errors import UsageError
-from headrace.spark.arguments import micros_of
+from headrace.spark.arguments import micros_of, plain_columns
 
 __all__ = ["DAY_US", "ROLE", "Assignment", "assignment_of"]
 
@@ -45,15 +45,20 @@ class Assignment:
 
         With ``later_us`` each row comes again for the window that is so much later, and ``ROLE`` says which it is.
         """
-        time = F.col(event_time)
+        taken = sorted({"window_start", "window_end", ROLE}.intersection(rows.columns))
+        if taken:
+            raise UsageError(f"the rows have a column {taken[0]!r} already", "rename it, or leave it out")
+        time = F.col(f"`{event_time}`")
         last = self._last_start(time)
         count = -(-self.size_us // self.every_us)
         if count == 1 and not later_us:
-            return rows.select("*", self._span(last, 0, 0).alias("_span")).select(*rows.columns, "_span.*")
+            return rows.select("*", self._span(last, 0, 0).alias("_span")).select(
+                *plain_columns(rows.columns), "_span.*"
+            )
         spans = F.concat(*(self._spans(time, last, count, role, later) for role, later in enumerate((0, *later_us))))
         once = F.array(self._span(F.lit(None).cast("long"), 0, 0))
         spanned = rows.select("*", F.explode(F.when(time.isNull(), once).otherwise(spans)).alias("_span"))
-        return spanned.select(*rows.columns, "_span.*")
+        return spanned.select(*plain_columns(rows.columns), "_span.*")
 
     def _spans(self, time: Column, last: Column, count: int, role: int, later_us: int) -> Column:
         if count == 1:

@@ -26,17 +26,20 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.spark.state_bucket import NEVER, Flags, Ints
-from headrace.spark.state_operator import Operator, Step, Touched, micros
+from headrace.spark.state_operator import Operator, Step, Touched, micros, whole
 from headrace.spark.windows_aggregates import Aggregate, merged
 
-__all__ = ["LATE", "REVISION", "WINDOW", "Emit", "Late", "Windows"]
+__all__ = ["LATE", "REVISION", "WINDOW", "Emit", "Late", "Windows", "structs"]
 
 Emit = Literal["final", "early"]
 Late = Literal["drop", "correct", "side"]
 TIME = pa.timestamp("us", "UTC")
 WINDOW = (pa.field("window_start", TIME), pa.field("window_end", TIME))
+MOMENT = pa.field("window_time", TIME)
+"""The last moment of the window: the event time of its result."""
 REVISION = (pa.field("revision", pa.int64()), pa.field("is_final", pa.bool_()), pa.field("is_retraction", pa.bool_()))
 LATE = "late"
 
@@ -66,19 +69,25 @@ class Windows(Operator):
     def output(self) -> pa.Schema:
         values = [pa.field(each.name, each.result) for each in self.aggregates]
         late = [] if self.rows is None else [pa.field(LATE, pa.struct(list(self.rows)))]
-        return pa.schema([*self.keys, *WINDOW, *values, *REVISION, *late])
+        return pa.schema([*self.keys, *WINDOW, MOMENT, *values, *REVISION, *late])
+
+    @property
+    def output_time(self) -> str | None:
+        """Results come when the clock has come to the window's end; corrections come at any time."""
+        return MOMENT.name if self.late == "drop" else None
 
     def step(self, touched: Touched) -> Step:
         count, now = len(touched.keys), touched.now_us
         ends = micros(touched.keys.field("window_end").fill_null(pa.scalar(0, TIME)))
         dated: Flags = np.asarray(touched.keys.field("window_end").is_valid())
         over: Flags = ~dated | (ends <= now)
-        open_still: Flags = dated & (ends + self.keep_us > now) if self.late == "correct" else ~over
+        too_late: Flags = ~dated | (ends <= touched.late_before_us)
+        correctable = dated & (ends + self.keep_us > now) if self.late == "correct" else ~over
 
         known: Flags = np.asarray(touched.held.is_valid())
         revisions = np.asarray(touched.held.field("revision").fill_null(0), np.int64)
         was_final: Flags = np.asarray(touched.held.field("final").fill_null(False))
-        accepted: Flags = open_still[touched.codes]
+        accepted: Flags = (~too_late | correctable)[touched.codes]
         grew = np.bincount(touched.codes[accepted], minlength=count) > 0
         states = self._states(touched, known, accepted)
 
@@ -90,7 +99,7 @@ class Windows(Operator):
             self._results(touched, final, states, revisions + 1, final=True),
             self._results(touched, early, states, revisions + 1, final=False),
         ]
-        late_rows: Flags = over[touched.codes]
+        late_rows: Flags = too_late[touched.codes]
         if self.rows is not None:
             given_out.append(self._late(touched, late_rows))
         is_final = was_final | final
@@ -98,7 +107,7 @@ class Windows(Operator):
         return Step(
             output=pa.concat_tables(given_out),
             states=pa.StructArray.from_arrays(columns, fields=list(self.state)),
-            keep=open_still & (known | grew),
+            keep=correctable & (known | grew),
             wake_us=np.where(is_final, NEVER, ends),
             expire_us=np.where(is_final, ends + self.keep_us, NEVER),
             late_rows=int(np.count_nonzero(late_rows)),
@@ -128,18 +137,21 @@ class Windows(Operator):
     ) -> pa.Table:
         mask = pa.array(chosen)
         count = int(np.count_nonzero(chosen))
-        keys = touched.keys.filter(mask).flatten()
+        keys = self._keys(touched.keys.filter(mask))
         values = [each.finish(state.filter(mask)) for each, state in zip(self.aggregates, states, strict=True)]
         last = [pa.array(revisions[chosen]), pa.array([final] * count, pa.bool_())]
         columns = [*keys, *values, *last, pa.array([retraction] * count, pa.bool_())]
         return self._table(columns, count)
 
+    def _keys(self, keys: pa.StructArray) -> list[pa.Array]:
+        """With the moment that the result is of."""
+        ends = keys.field("window_end")
+        return [*keys.flatten(), pc.subtract(ends.cast(pa.int64()), 1).cast(TIME)]
+
     def _late(self, touched: Touched, late_rows: Flags) -> pa.Table:
         assert self.rows is not None
-        rows = touched.rows.filter(pa.array(late_rows)).select(self.rows.names).combine_chunks()
-        late = rows.to_struct_array()
-        late = pa.concat_arrays(late.chunks) if late.num_chunks else pa.array([], pa.struct(list(self.rows)))
-        keys = touched.keys.take(pa.array(touched.codes[late_rows])).flatten()
+        late = structs(touched.rows.filter(pa.array(late_rows)), self.rows)
+        keys = self._keys(touched.keys.take(pa.array(touched.codes[late_rows])))
         nothing = [pa.nulls(len(late), each.type) for each in list(self.output)[len(keys) : -1]]
         return pa.Table.from_arrays([*keys, *nothing, late], schema=self.output)
 
@@ -147,3 +159,8 @@ class Windows(Operator):
         if self.rows is not None:
             columns = [*columns, pa.nulls(count, self.output.field(LATE).type)]
         return pa.Table.from_arrays(columns, schema=self.output)
+
+
+def structs(rows: pa.Table, schema: pa.Schema) -> pa.StructArray:
+    """Rows as one column."""
+    return pa.StructArray.from_arrays([whole(rows.column(name)) for name in schema.names], fields=list(schema))

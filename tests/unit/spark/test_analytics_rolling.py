@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from headrace.spark import analytics_rolling
 from headrace.spark.analytics_rolling import Rolling, over_intervals
-from headrace.spark.state_operator import BEGINNING, run_bounded
+from headrace.spark.state_bucket import Bucket
+from headrace.spark.state_operator import BEGINNING, advance, run_bounded
 from headrace.spark.windows_aggregates import EVENTS, Aggregate, aggregate_of
 from tests.unit.spark.state_world import (
     KEYS,
@@ -26,6 +27,7 @@ from tests.unit.spark.state_world import (
     Stream,
     arrivals,
     bounded,
+    events,
     streamed,
     table,
 )
@@ -197,3 +199,19 @@ def test_many_rows_near_each_other_are_not_taken_pair_by_pair() -> None:
     found = run_bounded(Rolling(ROWS, "at", 50_000, (EVENTS, *values)), rows, KEYS, "at")
     assert found.column("events").to_pylist()[-1] == 50_000
     assert set(found.column("m").to_pylist()) == {1.0}
+
+
+@settings(max_examples=30)
+@given(events, st.sets(st.integers(1, 140), min_size=1, max_size=8))
+def test_rows_that_another_operator_held_until_they_were_final_find_their_neighbours(
+    arrived: list[Event], clocks: set[int]
+) -> None:
+    """Such rows come with times behind the watermark, but not behind where it was before."""
+    bucket = Bucket(rolling().layout(KEYS))
+    output, before = [], 0
+    for clock in [*sorted(clocks), 200]:
+        batch = table([event for event in arrived if before <= event[1] < clock])
+        outcome = advance(bucket, rolling(), batch, now_us=clock * SECOND, event_time="at", follows=True)
+        output.append(outcome.output)
+        before = clock
+    assert plain(pa.concat_tables(output)) == by_hand(arrived, "before")

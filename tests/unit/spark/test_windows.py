@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.spark.state_operator import BEGINNING, END, run_bounded
+from headrace.spark.state_bucket import Bucket
+from headrace.spark.state_operator import BEGINNING, END, advance, run_bounded
 from headrace.spark.windows_aggregates import EVENTS, aggregate_of
 from headrace.spark.windows_operator import WINDOW, Windows
 from tests.unit.spark.state_world import KEYS, LATENESS_S, ROWS, SECOND, TIME, Event, Stream, arrivals, events, folded
@@ -267,3 +268,22 @@ def test_after_a_restart_windows_of_processing_time_show_a_peak_that_never_was_a
     assert peaks[0] == dict.fromkeys(range(0, 100, 10), 10)
     assert peaks[1] == {**dict.fromkeys([10, 20, 30, 90, 100], 10), 80: 50}
     assert by_event.late_rows == 0
+
+
+@settings(max_examples=30)
+@given(events, st.sets(st.integers(1, 140), min_size=1, max_size=8), st.sampled_from(["drop", "correct"]))
+def test_windows_of_rows_that_another_operator_held_until_they_were_final_miss_none_of_them(
+    arrived: list[Event], clocks: set[int], late: str
+) -> None:
+    """Such rows come with times behind the watermark, but not behind where it was before."""
+    operator = windows(late=late, keep_s=KEEP_S if late == "correct" else 0)
+    bucket = Bucket(operator.layout(WINDOW_KEYS))
+    output, late_rows, before = [], 0, 0
+    for clock in [*sorted(clocks), 150]:
+        batch = table([event for event in arrived if before <= event[1] < clock])
+        outcome = advance(bucket, operator, batch, now_us=clock * SECOND, event_time="at", follows=True)
+        output.append(outcome.output)
+        late_rows += outcome.late_rows
+        before = clock
+    assert plain(folded(pa.concat_tables(output), "user", "window_start")) == by_hand(arrived)
+    assert late_rows == 0

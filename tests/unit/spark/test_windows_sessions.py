@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.spark.session_windows import Sessions
@@ -22,6 +22,7 @@ from tests.unit.spark.state_world import (
     Stream,
     arrivals,
     bounded,
+    events,
     folded,
     streamed,
     table,
@@ -30,10 +31,11 @@ from tests.unit.spark.state_world import (
 GAP_S = 10
 
 
-def sessions(emit: Any = "final") -> Sessions:
+def sessions(emit: Any = "final", late: Any = "drop", keep_s: int = 0) -> Sessions:
     asked = {"total": ("sum", "amount"), "lowest": ("min", "amount"), "highest": ("max", "amount")}
     values = [aggregate_of(name, given, ROWS) for name, given in asked.items()]
-    return Sessions(KEYS, "at", GAP_S * SECOND, (EVENTS, *values), emit)
+    late_rows = ROWS if late == "side" else None
+    return Sessions(KEYS, "at", GAP_S * SECOND, (EVENTS, *values), emit, late, keep_s * SECOND, late_rows)
 
 
 def sessions_by_hand(rows: Sequence[Event]) -> Counter[tuple[Any, ...]]:
@@ -152,3 +154,50 @@ def test_sessions_know_every_function_that_windows_know() -> None:
     stream.push(table([("a", 99, 1), ("a", 102, None)]))
     (row,) = stream.finish().to_pylist()
     assert (row["who"], round(row["mean"], 6), row["end"]) == (2, round(5 / 3, 6), 3)
+
+
+KEEP_S = 40
+
+
+@settings(max_examples=60)
+@given(
+    events, st.lists(st.integers(0, 8), max_size=20), st.sampled_from(["final", "early"]), st.sets(st.integers(0, 9))
+)
+def test_stragglers_correct_sessions_that_were_final_join_them_and_open_them_again(
+    arrived: list[Event], cuts: list[int], emit: str, restarts: set[int]
+) -> None:
+    """Any order at all: a row counts unless its own session would have ended longer ago than sessions are kept."""
+    stream = Stream(sessions(emit, "correct", KEEP_S))
+    known: list[Event] = []
+    late, position = 0, 0
+    for number, size in enumerate([*cuts, len(arrived)]):
+        watermark = max((event[1] for event in arrived[:position]), default=-1_000) - LATENESS_S
+        batch = arrived[position : position + size]
+        position += size
+        late += sum(event[1] < watermark for event in batch)
+        known += [event for event in batch if event[1] + GAP_S + KEEP_S > watermark]
+        if number in restarts:
+            stream.restart()
+        stream.push(table(batch), watermark * SECOND if watermark > -500 else BEGINNING)
+    results = stream.finish()
+    assert stream.late_rows == late
+    expected = sessions_by_hand(known)
+    kept = folded(results, "user", "session_start")
+    assert plain(pa.Table.from_pylist(kept, results.schema)) == expected
+    final = [row for row in results.to_pylist() if row["is_final"]]
+    added = plain(pa.Table.from_pylist([row for row in final if not row["is_retraction"]], results.schema))
+    added.subtract(plain(pa.Table.from_pylist([row for row in final if row["is_retraction"]], results.schema)))
+    assert +added == expected
+    assert stream.store.manifest_value().key_count == 0
+
+
+def test_late_rows_of_sessions_come_out_beside_the_results() -> None:
+    stream = Stream(sessions(late="side"))
+    stream.push(table([("a", 100, 1)]), BEGINNING)
+    undated = pa.Table.from_pylist([{"user": "b", "at": None, "amount": 9}], ROWS)
+    stream.push(pa.concat_tables([table([("a", 99, 2), ("a", 105, 3)]), undated]), 105 * SECOND)
+    late = [row["late"] for row in stream.output[-1].to_pylist()]
+    assert [(row["user"], row["amount"]) for row in late] == [("a", 2), ("b", 9)]
+    assert stream.late_rows == 2
+    (row,) = [row for row in stream.finish().to_pylist() if row["late"] is None]
+    assert (row["events"], row["total"]) == (2, 4)
