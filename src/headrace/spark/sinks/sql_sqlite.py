@@ -15,7 +15,7 @@ from headrace.spark.sinks.sql_types import kind_of
 from headrace.spark.sinks.target import Changes, RowRefused, Unavailable
 from headrace.spark.sinks.to_sql import MARK, Dialect, Place, TableName, python_columns
 
-__all__ = ["Sqlite", "sqlite_file"]
+__all__ = ["Sqlite", "sqlite_file", "tuples"]
 
 TYPES = {
     "boolean": "INTEGER",

@@ -1,7 +1,8 @@
 """A search index in a file: SQLite's FTS5, the embedded default, and its query helper.
 
 An index is two tables that change in one transaction: the rows, as ``to_sql`` keeps them, and an FTS5 table of their
-text columns. Triggers carry each change over, so whoever writes rows keeps the index true, also by hand.
+text columns. Entries of a chunk are removed and added by one statement each. Triggers would be simpler and ten times
+slower: FTS5 writes out what it has gathered at the end of every statement that a trigger is part of.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import pyarrow as pa
 
 from headrace.errors import UsageError
 from headrace.spark.sinks.address import Address
-from headrace.spark.sinks.sql_sqlite import Sqlite, sqlite_file
-from headrace.spark.sinks.target import Version
-from headrace.spark.sinks.to_sql import NEW, Dialect, SqlSession, SqlTarget, TableName, connect
+from headrace.spark.sinks.sql_sqlite import Sqlite, sqlite_file, tuples
+from headrace.spark.sinks.target import Changes, Version
+from headrace.spark.sinks.to_sql import MARK, NEW, Dialect, Place, SqlSession, SqlTarget, TableName, connect
 
 __all__ = ["SearchTarget", "find_in_file"]
 
 FTS = "__fts"
+KEYS = "headrace_keys"
 TOKENIZERS = {"words": "unicode61 remove_diacritics 2", "parts": "trigram"}
 """Whole words, without regard to case and accents; or any three letters in a row, for parts of words."""
 
@@ -71,59 +73,60 @@ class _Indexed(Sqlite):
         self._target = target
 
     def make_index(self, table: TableName, schema: pa.Schema) -> None:
-        if self.columns(table.beside(table.name + FTS)):
+        fts = table.beside(table.name + FTS)
+        if self.columns(fts):
             return
         texts = [each.name for each in schema if pa.types.is_string(each.type) or pa.types.is_large_string(each.type)]
-        names = self._target.text or texts
+        names = self._target.text or tuple(texts)
         missing = [name for name in names if name not in schema.names]
         if missing or not names:
             raise UsageError(f"there is no column {(missing or ['of text'])[0]!r} to search in", f"in {schema.names}")
+        tokens = TOKENIZERS[self._target.match]
         self.run("BEGIN IMMEDIATE")
         try:
-            self._create_fts(table, names)
-            self.make_triggers(table, names)
+            self.run(f"CREATE VIRTUAL TABLE {self.table(fts)} USING fts5({self.names(names)}, tokenize = '{tokens}')")
+            self._add_entries(table, "")
             self.run("COMMIT")
         except BaseException:
             self.run("ROLLBACK")
             raise
 
-    def _create_fts(self, table: TableName, names: Sequence[str]) -> None:
-        fts, tokens = self.table(table.beside(table.name + FTS)), TOKENIZERS[self._target.match]
-        self.run(f"CREATE VIRTUAL TABLE {fts} USING fts5({self.names(names)}, tokenize = '{tokens}')")
-        columns = self.names(names)
-        self.run(f"INSERT INTO {fts} (rowid, {columns}) SELECT rowid, {columns} FROM {self.table(table)}")
+    def prepare(self, place: Place, names: Sequence[str]) -> None:
+        super().prepare(place, names)
+        columns = self.names(place.key)
+        self.run(f"DROP TABLE IF EXISTS temp.{KEYS}")
+        self.run(f"CREATE TEMPORARY TABLE {KEYS} AS SELECT {columns} FROM {self.table(place.table)} LIMIT 0")
 
-    def make_triggers(self, table: TableName, names: Sequence[str]) -> None:
-        """Updates are told from insertions by SQLite itself, also those that an upsert became."""
-        rows, fts, columns = self.table(table), self.quote(table.name + FTS), self.names(names)
-        news = self.names(names, "new.")
-        insert = f"INSERT INTO {fts} (rowid, {columns}) VALUES (new.rowid, {news});"
-        update = f"UPDATE {fts} SET ({columns}) = ({news}) WHERE rowid = new.rowid;"
-        if len(names) == 1:
-            update = f"UPDATE {fts} SET {columns} = {news} WHERE rowid = new.rowid;"
-        delete = f"DELETE FROM {fts} WHERE rowid = old.rowid;"
-        for event, body in (("insert", insert), ("update", update), ("delete", delete)):
-            name = self.quote(f"{table.name}{FTS}_{event}")
-            self.run(f"CREATE TRIGGER {name} AFTER {event.upper()} ON {rows} BEGIN {body} END")
+    def load(self, place: Place, changes: Changes) -> None:
+        """Entries are known by the row's number, which a deletion takes away: so they go first and come last."""
+        self.run(f"DELETE FROM temp.{KEYS}")
+        marks = ", ".join([MARK] * len(place.key))
+        self.many(f"INSERT INTO temp.{KEYS} VALUES ({marks})", tuples(changes.rows.select(list(place.key))))
+        same = " AND ".join(f"r.{self.quote(each)} = k.{self.quote(each)}" for each in place.key)
+        # Keys first and rows by their index: the planner cannot know that the keys are few.
+        touched = f" FROM temp.{KEYS} AS k CROSS JOIN {self.table(place.table)} AS r ON {same}"
+        fts = self.table(place.table.beside(place.table.name + FTS))
+        self.run(f"DELETE FROM {fts} WHERE rowid IN (SELECT r.rowid{touched})")
+        super().load(place, changes)
+        self._add_entries(place.table, touched)
 
-    def _drop_triggers(self, table: TableName) -> None:
-        for event in ("insert", "update", "delete"):
-            self.run(f"DROP TRIGGER IF EXISTS {self.quote(f'{table.name}{FTS}_{event}')}")
+    def _add_entries(self, table: TableName, touched: str) -> None:
+        """Of the rows that were touched, or of all."""
+        fts = table.beside(table.name + FTS)
+        names = list(self.columns(fts))
+        source = touched or f" FROM {self.table(table)} AS r"
+        columns, values = self.names(names), self.names(names, "r.")
+        self.run(f"INSERT INTO {self.table(fts)} (rowid, {columns}) SELECT r.rowid, {values}{source}")
 
     def create_like(self, new: TableName, old: TableName) -> None:
         self.run(f"DROP TABLE IF EXISTS {self.table(new.beside(new.name + FTS))}")
         super().create_like(new, old)
 
     def swap(self, table: TableName, new: TableName, old: TableName) -> None:
-        """Triggers name the tables they belong to, so they are made again under the final names."""
-        index, fresh = table.beside(table.name + FTS), new.beside(new.name + FTS)
-        names = list(self.columns(fresh))
-        for each in (table, new):
-            self._drop_triggers(each)
+        index = table.beside(table.name + FTS)
         self.run(f"DROP TABLE IF EXISTS {self.table(index)}")
         super().swap(table, new, old)
-        self.rename(fresh, index)
-        self.make_triggers(table, names)
+        self.rename(new.beside(new.name + FTS), index)
 
 
 def find_in_file(address: Address, index: str, text: str, limit: int) -> list[dict[str, Any]]:
