@@ -1,8 +1,8 @@
 """Brings the micro-batches of a stream to a target: rows become changes, changes Arrow tables of bounded size.
 
 Everything is written from the driver, because a batch must count at one moment and a transaction has one connection.
-Tasks pack their rows into blocks of Arrow. The driver takes them partition by partition: its JVM holds two partitions of
-a batch at a time, the one being written and the one that comes next, and this process a few blocks.
+Tasks pack their rows into blocks of Arrow. The driver takes them partition by partition: its JVM holds two partitions
+of a batch at a time, the one being written and the one that comes next, and this process a few blocks.
 """
 
 from __future__ import annotations
