@@ -71,7 +71,14 @@ def run(*, quick: bool) -> list[Figure]:
             absolute=True,
             note="8 columns, 100 a commit",
         )
-        figures += [throughput, alone]
+        by_triggers = Figure(
+            hop="capture",
+            case="PostgreSQL, by triggers",
+            unit="rows/s",
+            ours=[drain_ours(postgres, log.bootstrap, "triggers", count // 2, triggers=True)],
+            note="writing included: the writer's triggers run on the same two cores",
+        )
+        figures += [throughput, alone, by_triggers]
         seconds = 3 if quick else 8
         figures += age_figures(
             ages_of_ours(postgres, log.bootstrap, seconds), ages_of_theirs(postgres, seconds) if peer else []
@@ -120,11 +127,11 @@ def capturing(bootstrap: str, options: CaptureOptions) -> Iterator[Capture]:
         worker.join()
 
 
-def drain_ours(postgres: PostgresServer, bootstrap: str, name: str, count: int) -> float:
+def drain_ours(postgres: PostgresServer, bootstrap: str, name: str, count: int, *, triggers: bool = False) -> float:
     """Rows are written by another process, so that it takes no time of ours."""
     with (
         fresh_database(postgres, name),
-        capturing(bootstrap, CaptureOptions(name=name, url=postgres.url(name))) as capture,
+        capturing(bootstrap, CaptureOptions(name=name, url=postgres.url(name), triggers=triggers)) as capture,
     ):
         before = capture.figures.events
         writer = subprocess.Popen([sys.executable, "-c", WRITE, postgres.url(name), str(count)])

@@ -26,7 +26,7 @@ from headrace.errors import HeadraceError
 from tests.servers.mariadb import MariadbServer, mariadb_server
 from tests.servers.postgres import PostgresServer, postgres_server
 
-__all__ = ["SUBJECTS", "Subject"]
+__all__ = ["NAME", "SUBJECTS", "Subject", "restarted"]
 
 NAME = "kills"
 RECOVERY_TIMEOUT_S = 120.0
@@ -174,6 +174,18 @@ class _PostgresWriter(Writer):
             session.execute("rollback")
 
 
+def restarted(server: PostgresServer) -> None:
+    """Start a server that was killed; its children may still hold its memory for a moment."""
+    deadline = time.monotonic() + RECOVERY_TIMEOUT_S
+    while True:
+        try:
+            return server.start()
+        except HeadraceError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
 class Postgres:
     """Followed through its log, with large transactions streamed or not, or by triggers."""
 
@@ -194,16 +206,8 @@ class Postgres:
         self.start_writing, self.stop_writing = self._threads.start, self._threads.stop
 
     def kill(self) -> None:
-        """Children of the killed server may still hold its memory for a moment."""
         self._server.kill()
-        deadline = time.monotonic() + RECOVERY_TIMEOUT_S
-        while True:
-            try:
-                return self._server.start()
-            except HeadraceError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
+        restarted(self._server)
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         with psycopg.connect(self._server.url()) as session:

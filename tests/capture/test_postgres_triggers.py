@@ -21,8 +21,10 @@ from headrace.capture.postgres_triggers import TriggerSource
 from headrace.capture.source import PositionLost, open_source
 from headrace.errors import UsageError
 from tests.capture.conftest import Database
+from tests.capture.kills_subjects import restarted
 from tests.capture.test_postgres import AfterSome, Died
 from tests.capture.world import catch_up, check_numbering, check_order, committed, events, fold, fold_bag
+from tests.servers.postgres import postgres_server
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
@@ -423,6 +425,38 @@ def test_a_change_table_that_is_gone_is_said_loudly_and_mended_on_request(
     check_order(found)
 
 
+def test_from_one_way_to_the_other_goes_only_through_a_new_snapshot(log: str, database: Database) -> None:
+    database.run("create table t (id int primary key)", "insert into t values (1)")
+    by_log = CaptureOptions(name=database.name, url=database.url)
+    by_triggers = options(database, database.url)
+    catch_up(log, by_log)
+    for other in (by_triggers, by_log):
+        with pytest.raises(PositionLost, match="--resnapshot"):
+            catch_up(log, other)
+        catch_up(log, other, resnapshot=True)
+    found = events(log, f"{database.name}.public.t")
+    assert [each.op for each in found] == ["r", "t", "r", "t", "r"]
+    check_numbering(found)
+
+
+def test_a_cast_that_the_owner_of_a_table_made_does_not_run_with_the_rights_of_capture(
+    log: str, database: Database, user: str
+) -> None:
+    database.run(
+        "create table t (id int primary key)", "create table ran_as (who text)", "grant all on ran_as to public"
+    )
+    database.run(
+        "create function cast_of_t(t) returns text language plpgsql as "
+        "$$ begin insert into public.ran_as values (current_user); return 'cast'; end $$",
+        "create cast (t as text) with function cast_of_t(t) as implicit",
+    )
+    catch_up(log, options(database, user, tables=("public.t",)))
+    database.run("insert into t values (1)")
+    catch_up(log, options(database, user, tables=("public.t",)))
+    assert [each.value["after"] for each in events(log, f"{database.name}.public.t")] == [{"id": 1}]
+    assert database.all("select who from ran_as") == []
+
+
 def test_removing_a_capture_leaves_nothing_in_the_database(log: str, database: Database, user: str) -> None:
     database.run("create table t (id int primary key)")
     catch_up(log, options(database, user))
@@ -450,6 +484,34 @@ def test_a_trigger_waits_for_a_long_writer_only_for_a_time(
         Capture(log, options(database, user), say=say).run(threading.Event(), until_current=True)
     assert "is being written to by a transaction that does not end" in said[0]
     assert len(events(log, f"{database.name}.public.t")) == 1
+
+
+def test_what_the_log_has_is_not_lost_by_a_server_that_dies(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction that does not wait for the disk is seen by others before it would survive the server's death."""
+    with postgres_server({"wal_writer_delay": "10s"}) as server:
+        capture = CaptureOptions(name="dies", url=server.url(), triggers=True)
+        with psycopg.connect(server.url(), autocommit=True) as session:
+            session.execute("create table t (id int primary key)")
+            catch_up(log, capture)
+            session.execute("set synchronous_commit = off")
+            session.execute("insert into t values (1)")
+
+            def died(table: ChangeTable, seen: str) -> None:
+                if events(log, "dies.public.t"):
+                    raise Died
+
+            with monkeypatch.context() as patch, pytest.raises(Died):
+                patch.setattr(ChangeTable, "forget", died)
+                patch.setattr(TriggerSource, "caught_up", lambda source: False)
+                catch_up(log, capture)
+            server.kill()
+        restarted(server)
+        with psycopg.connect(server.url(), autocommit=True) as session:
+            session.execute("insert into t values (2)")
+        catch_up(log, capture)
+        with psycopg.connect(server.url()) as session:
+            assert session.execute("select id from t order by id").fetchall() == [(1,), (2,)]
+    assert [each.key["id"] for each in events(log, "dies.public.t")] == [1, 2]
 
 
 @given(st.lists(st.one_of(st.none(), st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))))

@@ -49,7 +49,7 @@ numbers = itertools.count(1)
 
 
 @settings(
-    max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], database=None
+    max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], database=None
 )
 @given(before=st.lists(statements, max_size=3), work=steps)
 def test_the_topic_folds_into_the_table_wherever_capture_died(
@@ -63,6 +63,7 @@ def test_the_topic_folds_into_the_table_wherever_capture_died(
         tables=(f"public.{table}",),
         chunk_rows=50,
         streaming=number % 2 == 0,
+        triggers=number % 3 == 0,
     )
     database.run(f"create table {table} (id int primary key, body text)", *(each.format(t=table) for each in before))
     try:

@@ -27,7 +27,7 @@ from headrace.capture.postgres_events import PostgresEvents
 from headrace.capture.postgres_setup import PostgresSetup, TableInfo, connect, lsn_number, lsn_text
 from headrace.capture.postgres_snapshot import Chunk, Snapshots, in_blocks
 from headrace.capture.postgres_streams import StreamedTransactions
-from headrace.capture.source import DatabaseGone, Progress, SourceStatus
+from headrace.capture.source import DatabaseGone, PositionLost, Progress, SourceStatus
 from headrace.capture.writer import Writer
 
 __all__ = ["PostgresSource"]
@@ -89,6 +89,11 @@ class PostgresSource:
         tables = self._setup.tables()
         self._setup.publish(list(tables.values()))
         position = {} if resnapshot else state.get("position", {})
+        if position and "lsn" not in position:
+            raise PositionLost(
+                f"so far capture {self._options.name} was run with --triggers, and the server's log is not known from "
+                f"there; take a new snapshot: headrace capture run {self._options.name} --resnapshot"
+            )
         self._open_slot(position, resnapshot)
         self._events = PostgresEvents(self._options, self._connection.info.dbname, self._writer)
         self._events.types = self._setup.types()

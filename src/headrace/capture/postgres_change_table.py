@@ -8,7 +8,8 @@ d and t, and g for a gap: whoever finds a table without its triggers makes them 
 
 **The function** is one for all tables and names no column: no change of a schema can make the application's own writes
 fail. It runs as its owner, so writers need no right of their own, and with settings under which values have the texts
-that ``postgres_values`` reads.
+that ``postgres_values`` reads. Rows become text by ``format``, which never looks for a cast: one that the owner of a
+table has made for its rows would run with our rights.
 
 **The triggers' names** begin with a character that sorts before letters. Triggers of one event run by their names, and
 one that changes the row again, such as a foreign key that cascades, must find the first change noted already. They end
@@ -38,6 +39,7 @@ __all__ = ["Change", "ChangeTable", "record_fields", "shape_of"]
 
 LOCK_TIMEOUT = "5s"
 """A trigger waits for those who are writing to its table, and whoever wants to write waits behind it: not for long."""
+STATEMENT_CHARACTERS_MAX = 200
 _BODY = """
 declare
   of_table constant oid := coalesce(pg_partition_root(tg_relid), tg_relid);
@@ -51,7 +53,7 @@ begin
     array_to_string(array(
       select atttypid || ' ' || atttypmod || ' ' || (attgenerated <> '')::int || ' ' || to_json(attname)
       from pg_attribute where attrelid = tg_relid and attnum > 0 and not attisdropped order by attnum), e'\\n'),
-    old::text, new::text);
+    nullif(format('%s', old), ''), nullif(format('%s', new), ''));
   return null;
 end
 """
@@ -115,7 +117,12 @@ class ChangeTable:
         }
 
     def _run(self, statement: str, **parts: sql.Composable) -> list[tuple[Any, ...]]:
-        cursor = self._connection.execute(sql.SQL(statement).format(**self._names, **parts))
+        composed = sql.SQL(statement).format(**self._names, **parts)
+        try:
+            cursor = self._connection.execute(composed)
+        except errors.InsufficientPrivilege as error:
+            text = " ".join(composed.as_string().split())[:STATEMENT_CHARACTERS_MAX]
+            raise UsageError(f"{error.diag.message_primary}", f"the user must be allowed to run: {text}") from error
         return cursor.fetchall() if cursor.description else []
 
     # ---- what there is ----------------------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ class TriggerSource:
         assert reader is not None
         self._locked = next((self._lock(name) for name in self._pending()[:1]), None)
         if self._locked is None:
-            reader.execute("ROLLBACK")
+            reader.execute("ROLLBACK")  # of what could not be locked, if that was tried
             reader.execute(READ_ONLY)
         (self._now,) = reader.execute("select pg_current_snapshot()::text").fetchone() or ("",)
         self._table.make_durable()
