@@ -47,7 +47,7 @@ class Counting(Operator):
     """How many rows each key has had: the least that state can be."""
 
     name: ClassVar[str] = "count"
-    clock: ClassVar[Clock] = "processing"
+    clock: ClassVar[Clock] = "none"
 
     @property
     def state(self) -> pa.StructType:
