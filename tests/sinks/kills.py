@@ -9,6 +9,7 @@ under the same query. Every third kill hits the target's server instead, where t
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -31,8 +32,9 @@ from headrace.spark.sinks.to_delta import DeltaTarget
 from headrace.spark.sinks.to_redis import RedisTarget
 from headrace.spark.sinks.to_search import SearchTarget
 from headrace.spark.sinks.to_sql import SqlTarget, TableName
+from tests.capture.kills_subjects import restarted
 from tests.servers.mariadb import mariadb_server
-from tests.servers.postgres import postgres_server
+from tests.servers.postgres import PostgresServer, postgres_server
 from tests.servers.redis import redis_server
 from tests.sinks.world import Base, changes_of, deliver
 from tests.waiting import eventually
@@ -47,6 +49,14 @@ TABLE = TableName("followed")
 class Server(Protocol):
     def kill(self) -> None: ...
     def start(self) -> None: ...
+
+
+def start_again(server: Server) -> None:
+    """PostgreSQL's children may hold what belonged to the killed one for a moment."""
+    if isinstance(server, PostgresServer):
+        restarted(server)
+    else:
+        server.start()
 
 
 def rows_of(batch_id: int) -> list[list[tuple[Any, ...]]]:
@@ -91,8 +101,6 @@ def held(kind: str, place: str) -> dict[int, str]:
         return {row["id"]: row["name"] for row in DeltaTable(place).to_pyarrow_table().to_pylist()}
     if kind == "redis":
         with redis_library.Redis.from_url(place, decode_responses=True) as client:
-            import json
-
             found: dict[str, str] = client.hgetall("followed")  # type: ignore[assignment]
             return {int(key): json.loads(value)["name"] for key, value in found.items()}
     if kind == "search":
@@ -183,7 +191,7 @@ def run(kind: str, kills: int, folder: Path, chance: random.Random, say: Callabl
                 assert not follower.failed(), f"{kind}: the follower ended by itself"
                 if server is not None and number % 3 == 2:
                     server.kill()
-                    server.start()
+                    start_again(server)
             finally:
                 follower.kill()
         last = Follower(kind, place, note, until)

@@ -26,6 +26,7 @@ from headrace.spark.reading import stream
 from headrace.spark.rebuild import rebuild
 from headrace.spark.run import Choices, run
 from headrace.spark.sinks import Sink
+from tests.capture.kills_subjects import restarted
 from tests.servers.postgres import PostgresServer, postgres_server
 from tests.servers.process import RunningServer
 from tests.spark.topics import create, eventually
@@ -120,7 +121,7 @@ def test_a_target_that_is_killed_is_waited_for_and_the_state_says_why(
             postgres.kill()
             send(headrace_server.bootstrap, topic, {2: "while it is away"})
             eventually(lambda: any("orders at postgresql://" in each for each in told.notes))
-            postgres.start()
+            restarted(postgres)
             eventually(lambda: count(postgres), lambda rows: rows == 2)
         finally:
             stop.set()
