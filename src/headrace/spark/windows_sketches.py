@@ -29,6 +29,8 @@ REGISTER_BITS = 12
 REGISTERS = 1 << REGISTER_BITS
 HASH_BITS = 64 - REGISTER_BITS
 RANK_MAX = HASH_BITS + 1
+SKETCHES_AT_ONCE = 1 << 14
+"""Each takes half a kilobyte while it is estimated."""
 
 
 def registers_of(hashes: Ints) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int8]]:
@@ -41,7 +43,16 @@ def registers_of(hashes: Ints) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.in
 
 
 def estimates(codes: Ints, ranks: Ints, count: int) -> Floats:
-    """How many different values each of ``count`` sketches has seen; codes say whose a rank is."""
+    """How many different values each of ``count`` sketches has seen; codes, sorted, say whose a rank is."""
+    found = np.zeros(count)
+    for first in range(0, count, SKETCHES_AT_ONCE):
+        last = min(first + SKETCHES_AT_ONCE, count)
+        low, high = np.searchsorted(codes, [first, last])
+        found[first:last] = _estimates(codes[low:high] - first, ranks[low:high], last - first)
+    return found
+
+
+def _estimates(codes: Ints, ranks: Ints, count: int) -> Floats:
     histogram = np.zeros((count, RANK_MAX + 1))
     np.add.at(histogram, (codes, ranks), 1)
     histogram[:, 0] = REGISTERS - histogram[:, 1:].sum(axis=1)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.spark import windows_sketches
 from headrace.spark.windows_aggregates import HASH, Aggregate, DifferentAbout, Percentiles, Top, aggregate_of
 from headrace.spark.windows_sketches import PERCENTILE_ERROR, bins_of, values_of
 
@@ -119,7 +120,8 @@ def test_different_values_are_counted_with_an_error_of_a_few_percent_and_repeats
     assert len(states[0]) <= 4096
 
 
-def test_nothing_was_seen_of_nulls() -> None:
+def test_nothing_was_seen_of_nulls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows_sketches, "SKETCHES_AT_ONCE", 2)
     aggregate = DifferentAbout("x", "hash")
     rows = pa.table({"hash": pa.array([None, 1, None], pa.int64())})
     states = aggregate.merge(np.array([0, 1, 1]), aggregate.lift(rows, np.zeros(3, np.int64)), 3)
