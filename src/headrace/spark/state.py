@@ -49,6 +49,7 @@ __all__ = [
     "apply_operator",
     "arrow_schema",
     "bucket_of",
+    "free_name",
     "key_type",
     "watermarked",
 ]
@@ -115,7 +116,7 @@ def apply_operator(
         return numbered.groupBy(BUCKET).applyInArrow(_bounded(plan), output)
     packed = numbered.mapInArrow(_packing(plan), f"{BUCKET} int, payload binary")
     kept = packed.groupBy(BUCKET).transformWithState(_Keeper(plan), KEPT, "Append", TIME_MODES[operator.clock])
-    shown = name or _free_name(rows, f"{operator.name}({', '.join(keys)})")
+    shown = name or free_name(f"{operator.name}({', '.join(keys)})", rows)
     return _observed(kept, shown).mapInArrow(_unpacking(plan), output)
 
 
@@ -166,9 +167,9 @@ def _spark_hash(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return (bits ^ (bits >> np.uint32(16))).view(np.int32).astype(np.int64)
 
 
-def _free_name(rows: DataFrame, wanted: str) -> str:
+def free_name(wanted: str, *frames: DataFrame) -> str:
     """Spark takes a name of metrics once per query, and an operator may follow one of its own kind."""
-    taken = observed_names(rows)
+    taken = {each for rows in frames for each in observed_names(rows)}
     numbered = itertools.chain([wanted], (f"{wanted} {number}" for number in itertools.count(2)))
     return next(each for each in numbered if f"{METRIC}{each}" not in taken)
 

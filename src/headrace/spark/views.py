@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from headrace.errors import UsageError
 from headrace.spark.changelog import CHANGE, is_exact, key_names, row_type
 from headrace.spark.joins import On, all_nullable, no_doubles, nothing_like, pairs_of, same_types
-from headrace.spark.state import BUCKETS, apply_operator, arrow_schema, key_type
+from headrace.spark.state import BUCKETS, apply_operator, arrow_schema, free_name, key_type
 from headrace.spark.views_aggregates import Average, Count, Distinct, Grouped, Least, Most, Sum, Top, Value
 from headrace.spark.views_operators import Consolidated, JoinHow, Side, Table, TableJoin
 
@@ -200,9 +200,8 @@ def join_tables(
     left_key, right_key = key_names(left), [renamed.get(each, prefix + each) for each in key_names(right)]
     foreign = set(key_names(right)) == set(pairs.values()) and how != "full"
     shared = [each for each in left_key if each in pairs and pairs[each] in key_names(right)]
-    tagged = _union(
-        _exact(left, buckets, name and f"{name}: left"), _exact(right, buckets, name and f"{name}: right"), pairs
-    )
+    name = name or free_name(f"{TableJoin.name}({', '.join(pairs)})", left, right)
+    tagged = _union(_exact(left, buckets, f"{name}: left"), _exact(right, buckets, f"{name}: right"), pairs)
     types = arrow_schema(tagged.schema)
     left_side = _side(
         "left", types, {each: each for each in left_key if each not in shared}, _taken(rows[0], pairs, "")
@@ -224,7 +223,7 @@ def join_tables(
         F.col("after").alias("_after"),
     )
     last = Consolidated(key_type(flat, keys), arrow_schema(flat.schema).field("_after").type)
-    return apply_operator(flat, last, keys=keys, buckets=buckets, name=name and f"{name}: by key").select(*CHANGE)
+    return apply_operator(flat, last, keys=keys, buckets=buckets, name=f"{name}: by key").select(*CHANGE)
 
 
 def _taken(row: StructType, without: Mapping[str, str], prefix: str) -> dict[str, str]:
