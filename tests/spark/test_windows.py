@@ -340,3 +340,5 @@ def test_what_cannot_work_is_refused_before_the_query_starts_with_what_to_write_
         hr.top(dated, of="user", by="weight", **arguments)
     with pytest.raises(UsageError, match="have a column 'window_end' already"):
         hr.windows(dated.withColumn("window_end", F.col("at")), late="side", **arguments)
+    with pytest.raises(UsageError, match="would be called 'user'"):
+        hr.top(dated, "user", of="user", **arguments)

@@ -29,7 +29,7 @@ from headrace.spark.windowing import (
 )
 from headrace.spark.windows_aggregates import EVENTS, HASH, Aggregate, Top, aggregate_of, wide
 from headrace.spark.windows_assignment import ROLE, assignment_of
-from headrace.spark.windows_operator import WINDOW, Emit, Late, Windows
+from headrace.spark.windows_operator import MOMENT, WINDOW, Emit, Late, Windows
 
 __all__ = ["compare", "distinct", "percentiles", "rate", "rolling", "top"]
 
@@ -128,8 +128,11 @@ def top(
     assigned = assignment_of(size, every, timezone, origin).apply(needed, time).drop(ROLE)
     results = windowed(assigned, operator, names, buckets=buckets, name=name)
     ranked = results.select("*", F.posexplode(ranking.name).alias("_place", "_entry"))
+    first = [*names, *(each.name for each in WINDOW), MOMENT.name]
+    if of in (*first, "rank", "score", "revision", "is_final", "is_retraction"):
+        raise UsageError(f"two columns of the result would be called {of!r}", "rename what is ranked")
     return ranked.select(
-        *results.columns[: len(names) + len(WINDOW) + 1],
+        *plain_columns(first),
         (F.col("_place") + 1).alias("rank"),
         F.col("_entry.item").cast(rows.schema[of].dataType).alias(of),
         F.col("_entry.weight").alias("score"),
