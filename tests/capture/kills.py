@@ -3,8 +3,9 @@
 A database, a broker and ``headrace capture run`` are children of this process. Writers change tables at random,
 without pause: insertions, updates, deletions, changed keys, large values, savepoints, truncations, new columns,
 transactions of one row and of thousands. All the while one of the three is killed and started again, from the very
-beginning on, so that snapshots are hit too. In the end writers stop, capture catches up, and then folding the topics
-must give the tables exactly, every event must be there once, and in the order of commits.
+beginning on, so that snapshots are hit too: every other time as soon as something new was told, else at any moment. In
+the end writers stop, capture catches up, and then folding the topics must give the tables exactly, every event must be
+there once, and in the order of commits.
 
 The seed decides what is done and killed; threads and processes add what no seed decides.
 """
@@ -24,6 +25,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from headrace.client import Client, TopicPartition, end_offsets
 from headrace.testing import broker
 from headrace.testing.broker import ChildBroker
 from tests.capture.kills_subjects import NAME, SUBJECTS, Subject
@@ -31,6 +33,7 @@ from tests.capture.world import catch_up, check_numbering, check_order, events, 
 from tests.servers.process import log_tail
 
 COMMAND = Path(sys.executable).with_name("headrace")
+EVENTS_TIMEOUT_S = 60.0
 KEYS = {"keyed": ["id"], "pairs": ["a", "b"], "emptied": ["id"]}
 
 
@@ -69,6 +72,19 @@ class Rig:
             self.kill_capture()
             self.start_capture()
 
+    def wait_for_events(self) -> None:
+        """Until something new is in the topics: a capture that is killed before it has begun to work proves little."""
+        deadline = time.monotonic() + EVENTS_TIMEOUT_S
+        before = self._told()
+        while self._told() <= before and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _told(self) -> int:
+        with Client(self.log.bootstrap) as client:
+            wanted = f"{NAME}.{self.subject.schema}."
+            places = [TopicPartition(each.name, 0) for each in client.topics() if each.name.startswith(wanted)]
+            return sum(end_offsets(client, places).values())
+
     def tail(self) -> str:
         return log_tail(self._output, 60)
 
@@ -105,7 +121,9 @@ def run(database: str, kills: int, seed: int, *, least_s: float, most_s: float) 
         subject.start_writing(seed)
         try:
             rig.start_capture()
-            for _ in range(kills):
+            for number in range(kills):
+                if number % 2:
+                    rig.wait_for_events()
                 time.sleep(choose.uniform(least_s, most_s))
                 rig.kill(choose.choices(["capture", "broker", "database"], [3, 1, 1])[0])
         finally:

@@ -24,6 +24,6 @@ SUBJECTS = {
 def test_folding_the_topics_gives_the_tables_after_kills_of_capture_broker_and_database(which: str) -> None:
     database, seed = SUBJECTS[which]
     try:
-        assert run(database, 5, seed, least_s=0.1, most_s=1.0).startswith("sound")
+        assert run(database, 4, seed, least_s=0.1, most_s=1.0).startswith("sound")
     except CannotRun as why:
         skip_or_fail(str(why), programs=("mariadbd",) if database == "mariadb" else ())
