@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import SparkRuntimeException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
 import headrace.spark as hr
@@ -21,6 +24,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(1200)]
 START = datetime(2026, 1, 31, 10, 0, tzinfo=UTC)
 BUCKETS = 4
 TIMEOUT_S = 600
+FIRST_FILE_S = 1_750_000_000
 ORDERS = "id long, customer long, at timestamp"
 CUSTOMERS = "id long, city string"
 
@@ -113,6 +117,60 @@ def test_events_have_the_row_that_was_valid_at_their_time_on_a_stream_as_on_the_
     assert Counter((row.id, row.city, row.version) for row in streamed) == Counter(JOINED)
     bounded = run_pipeline(as_of(False, **options), events, spark=spark, timeout_s=TIMEOUT_S)
     assert Counter(row for row in bounded if row.id != 99) == Counter(streamed)
+
+
+class Lane:
+    """Two folders of files that a stream reads one by one, and the checkpoint that it goes on from."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder = spark, folder
+        for name in ("orders", "customers"):
+            (folder / name).mkdir()
+
+    def add(self, name: str, *rows: dict[str, Any]) -> None:
+        number = len(list((self.folder / name).iterdir()))
+        path = self.folder / name / f"{number:04}.json"
+        path.write_text("\n".join(json.dumps(row, default=datetime.isoformat) for row in rows))
+        os.utime(path, (FIRST_FILE_S + number, FIRST_FILE_S + number))  # streams take files by their age
+
+    def frames(self, streaming: bool) -> DataFrame:
+        reader = self.spark.readStream.option("maxFilesPerTrigger", 1) if streaming else self.spark.read
+        orders = reader.schema(ORDERS).json(str(self.folder / "orders")).withWatermark("at", "5 seconds")
+        rows = reader.schema(f"{CUSTOMERS}, since timestamp, seq long").json(str(self.folder / "customers"))
+        customers = hr.changes(rows, "id", time="since", position="seq").withWatermark("at", "5 seconds")
+        return hr.join_as_of(orders, customers, {"customer": "id"}, stream_time="at", buckets=BUCKETS)
+
+    def run(self) -> list[Row]:
+        found: list[Row] = []
+        writer = self.frames(True).writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
+        query = writer.option("checkpointLocation", str(self.folder / "kept")).trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(TIMEOUT_S), query.lastProgress
+        finally:
+            query.stop()
+        return found
+
+
+@pytest.mark.slow
+def test_events_that_wait_and_versions_that_are_held_outlive_a_restart(spark: SparkSession, tmp_path: Path) -> None:
+    lane = Lane(spark, tmp_path)
+
+    def placed(number: int, second: int) -> dict[str, Any]:
+        return {"id": number, "customer": 7, "at": moment(second)}
+
+    def moved(second: int, city: str, place: int) -> dict[str, Any]:
+        return {"id": 7, "city": city, "since": moment(second), "seq": place}
+
+    lane.add("orders", placed(1, 10), placed(2, 20))
+    lane.add("customers", moved(5, "Rome", 1), moved(18, "Oslo", 2))
+    streamed = lane.run()
+    assert {row.id for row in streamed} == {1}, "the second order waits"
+    lane.add("orders", placed(3, 16), placed(4, 1000))
+    lane.add("customers", moved(19, "Bern", 3), moved(1000, "Nice", 4))
+    streamed += lane.run()
+    cities = Counter((row.id, row.city, row.version) for row in streamed)
+    assert cities == Counter([(1, "Rome", "1"), (2, "Bern", "3"), (3, "Rome", "1")])
+    assert Counter(row for row in lane.frames(False).collect() if row.id != 4) == Counter(streamed)
 
 
 def test_the_latest_row_is_joined_at_once(spark: SparkSession) -> None:

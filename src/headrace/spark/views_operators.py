@@ -207,6 +207,9 @@ class TableJoin(Operator):
         )
 
     def _entries(self, touched: Touched, side: Side) -> _Entries:
+        """What is held and what the batch brings stand in one array; an entry is a key of the table, and points there.
+
+        Of an entry a batch brings at most one row that went and one that came, and the one that came counts."""
         held_codes, held = flatten(touched.held.field(side.name))
         given = whole(touched.rows.column(f"_{side.name}"))
         present = np.flatnonzero(np.asarray(given.is_valid()))
