@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 import pyspark
 
-from benchmarks.figures import Figure, as_json, table
+from benchmarks.figures import Figure, as_json, number, table
 from benchmarks.meters import cpu_seconds
 from benchmarks.nexmark.flink import FLINK_VERSION, Flink, flink
 from benchmarks.nexmark.flink_sql import NOT_COMPARED
@@ -41,7 +41,7 @@ from tests.servers.process import CannotRun
 
 EVENTS = 1_000_000
 ROUNDS = 3
-MICRO_BATCHES = 5
+MICRO_BATCHES = 4
 SMALL_HOUSE = House(gap_us=2000)
 SMALL_EVENTS = 20_000
 """For the check of Flink: forty seconds of event time."""
@@ -75,9 +75,9 @@ def main() -> None:
         loaded = load(server.bootstrap, house, arguments.events)
         say(f"{arguments.events / loaded.seconds:,.0f} events a second were made and written")
         spark = stack.enter_context(spark_session([]))
-        lane = Lane(spark, server.bootstrap, loaded.rows, MICRO_BATCHES)
+        lane = Lane(spark, server.bootstrap, loaded, MICRO_BATCHES)
         check_ours(lane, house, arguments.events, queries)
-        theirs = None if arguments.without_flink else start_flink(stack, server.bootstrap, folder, queries)
+        theirs = None if arguments.without_flink else start_flink(stack, server.bootstrap, loaded, folder, queries)
         figures = [generation(loaded, arguments.events)]
         for query in queries:
             figures += compare(lane, theirs, query, arguments.rounds)
@@ -119,11 +119,11 @@ def check_ours(lane: Lane, house: House, count: int, queries: list[Query]) -> No
         judge.close()
 
 
-def start_flink(stack: ExitStack, bootstrap: str, folder: Path, queries: list[Query]) -> Flink | None:
+def start_flink(stack: ExitStack, bootstrap: str, loaded: Loaded, folder: Path, queries: list[Query]) -> Flink | None:
     """Checked on a small broker of its own, and then put on the topics to be measured."""
     try:
         check_theirs(folder, queries)
-        return stack.enter_context(flink(bootstrap, folder))
+        return stack.enter_context(flink(bootstrap, loaded, folder))
     except CannotRun as reason:
         say(f"without Flink: {reason}")
         return None
@@ -133,8 +133,8 @@ def check_theirs(folder: Path, queries: list[Query]) -> None:
     judge = Judge(SMALL_HOUSE, SMALL_EVENTS)
     try:
         with headrace_server() as server:
-            load(server.bootstrap, SMALL_HOUSE, SMALL_EVENTS)
-            with flink(server.bootstrap, folder) as theirs:
+            loaded = load(server.bootstrap, SMALL_HOUSE, SMALL_EVENTS)
+            with flink(server.bootstrap, loaded, folder) as theirs:
                 for query in queries:
                     left_out = NOT_COMPARED.get(query.name, ())
                     rows = judge.compare(query.name, theirs.answer(query.name), without=left_out)
@@ -158,12 +158,13 @@ def compare(lane: Lane, theirs: Flink | None, query: Query, rounds: int) -> list
 
     if theirs is not None:
         theirs.measure(query.name)  # its first run on these topics, which compiles the query; headrace's was the check
-    for number in range(rounds):
-        for turn in (ours, other)[:: -1 if number % 2 else 1]:
+    for each in range(rounds):
+        for turn in (ours, other)[:: -1 if each % 2 else 1]:
             turn()
-    beside = f", Flink {their_spent.seconds[-1]:.1f} s" if theirs is not None else ""
-    say(f"{query.name}: headrace {ours_spent.seconds[-1]:.1f} s{beside}")
-    return figures_of(query, sum(lane.rows[kind] for kind in query.reads), ours_spent, their_spent)
+    figures = figures_of(query, sum(lane.loaded.rows[kind] for kind in query.reads), ours_spent, their_spent)
+    told = (f"{number(each.our_median)} and Flink {number(each.peer_median)} {each.unit}" for each in figures)
+    say(f"{query.name}: headrace {'; '.join(told)}")
+    return figures
 
 
 def figures_of(query: Query, events: int, ours: Spent, theirs: Spent) -> list[Figure]:

@@ -24,6 +24,7 @@ import pyarrow.csv
 from benchmarks.meters import cpu_seconds
 from benchmarks.nexmark.flink_sql import SETTINGS, SQL, setup
 from benchmarks.nexmark.generator import side_input
+from benchmarks.nexmark.load import Loaded
 from tests.servers.process import CACHE, CannotRun
 
 __all__ = ["CONNECTOR_VERSION", "FLINK_VERSION", "Flink", "flink", "prepare"]
@@ -124,7 +125,7 @@ class Flink:
 
 
 @contextmanager
-def flink(bootstrap: str, folder: Path) -> Iterator[Flink]:
+def flink(bootstrap: str, loaded: Loaded, folder: Path) -> Iterator[Flink]:
     """Flink with the topics as its tables."""
     python, jar = prepare()
     side = folder / "side.csv"
@@ -133,7 +134,7 @@ def flink(bootstrap: str, folder: Path) -> Iterator[Flink]:
     try:
         printed = tempfile.mkstemp(dir=folder, prefix="printed-")
         os.close(printed[0])
-        tables = {"settings": SETTINGS, "setup": setup(bootstrap, str(side))}
+        tables = {"settings": SETTINGS, "setup": setup(bootstrap, loaded, str(side))}
         running.ask({"jar": str(jar), "printed": printed[1], **tables})
         yield running
     finally:

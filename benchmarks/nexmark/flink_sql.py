@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from benchmarks.nexmark.generator import KINDS
-from benchmarks.nexmark.load import CLOSING, topic_of
+from benchmarks.nexmark.load import CLOSING, Loaded
 
 __all__ = ["NOT_COMPARED", "SETTINGS", "SQL", "setup"]
 
@@ -151,7 +151,7 @@ SQL = {
 }
 
 
-def setup(bootstrap: str, side_csv: str) -> list[str]:
+def setup(bootstrap: str, loaded: Loaded, side_csv: str) -> list[str]:
     """The topics as tables, without the events that close them, and the side table of q13, valid since long ago."""
     closing_ms = int(CLOSING.timestamp() * 1000)
     statements = []
@@ -160,8 +160,9 @@ def setup(bootstrap: str, side_csv: str) -> list[str]:
         statements += [
             f"""CREATE TABLE {kind}_topic (
                 {columns}, WATERMARK FOR `dateTime` AS `dateTime` - INTERVAL '4' SECOND) WITH (
-                'connector' = 'kafka', 'topic' = '{topic_of(kind)}', 'properties.bootstrap.servers' = '{bootstrap}',
-                'scan.startup.mode' = 'earliest-offset', 'scan.bounded.mode' = 'latest-offset', 'format' = 'json')""",
+                'connector' = 'kafka', 'topic' = '{loaded.topics[kind]}',
+                'properties.bootstrap.servers' = '{bootstrap}', 'scan.startup.mode' = 'earliest-offset',
+                'scan.bounded.mode' = 'latest-offset', 'format' = 'json')""",
             f"CREATE VIEW {kind} AS SELECT * FROM {kind}_topic WHERE `dateTime` < TO_TIMESTAMP_LTZ({closing_ms}, 3)",
         ]
     statements.append(

@@ -20,10 +20,11 @@ from benchmarks.nexmark.generator import KINDS, TIME, House
 from headrace.client import Admin, Client, Producer
 from headrace.spark.sink_encode import Encoder, Rows
 
-__all__ = ["CLOSING", "Loaded", "as_json", "load", "topic_of"]
+__all__ = ["CLOSING", "Loaded", "as_json", "closing", "load"]
 
 CLOSING = datetime(2100, 1, 1, tzinfo=UTC)
 """The time of the event that closes a topic."""
+PREFIX = "nexmark"
 STEP = 50_000
 BATCH_BYTES = 512 * 1024
 
@@ -34,21 +35,19 @@ class Loaded:
 
     rows: dict[str, int]
     """Events of each kind, those that close not among them."""
+    topics: dict[str, str]
     seconds: float
 
 
-def topic_of(kind: str) -> str:
-    return f"nexmark-{kind}"
-
-
-def load(bootstrap: str, house: House, count: int, *, partitions: int = 2) -> Loaded:
+def load(bootstrap: str, house: House, count: int, *, prefix: str = PREFIX, partitions: int = 2) -> Loaded:
     """Make ``count`` events and write them, in the order of their positions."""
     rows = dict.fromkeys(KINDS, 0)
+    topics = {kind: f"{prefix}-{kind}" for kind in KINDS}
     began = time.monotonic()
     with Client(bootstrap) as client, Producer(client) as producer:
-        for kind in KINDS:
-            Admin(client).create_topic(topic_of(kind), partitions=partitions)
-        encoders = {kind: Encoder(topic_of(kind), lambda _: partitions, BATCH_BYTES) for kind in KINDS}
+        for topic in topics.values():
+            Admin(client).create_topic(topic, partitions=partitions)
+        encoders = {kind: Encoder(topic, lambda _: partitions, BATCH_BYTES) for kind, topic in topics.items()}
         for first in range(0, count, STEP):
             for kind, made in house.events(first, min(first + STEP, count)):
                 rows[kind] += made.rows.num_rows
@@ -57,7 +56,7 @@ def load(bootstrap: str, house: House, count: int, *, partitions: int = 2) -> Lo
         seconds = time.monotonic() - began
         for kind, encoder in encoders.items():
             producer.send_all_prepared(encoder.encode(Rows(values=as_json(closing(KINDS[kind])).cast(pa.binary()))))
-    return Loaded(rows, seconds)
+    return Loaded(rows, topics, seconds)
 
 
 def _records(rows: pa.Table, places: Ints) -> Rows:

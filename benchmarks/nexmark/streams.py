@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
 from benchmarks.nexmark.generator import KINDS, side_input
-from benchmarks.nexmark.load import CLOSING, topic_of
+from benchmarks.nexmark.load import CLOSING, Loaded
 from benchmarks.nexmark.queries import Query
 from headrace.spark.profile import register
 
@@ -46,7 +45,7 @@ class Lane:
 
     spark: SparkSession
     bootstrap: str
-    rows: Mapping[str, int]
+    loaded: Loaded
     micro_batches: int = 5
 
     def frame(self, kind: str, columns: tuple[str, ...], *, streaming: bool) -> DataFrame:
@@ -56,16 +55,13 @@ class Lane:
         schema = ", ".join(f"{name} {TYPES[KINDS[kind].field(name).type]}" for name in columns)
         options = {
             "kafka.bootstrap.servers": self.bootstrap,
-            "subscribe": topic_of(kind),
+            "subscribe": self.loaded.topics[kind],
             "startingOffsets": "earliest",
             "valueFormat": "json",
-            "commitGroupOffsets": "false",
         }
         if streaming:
             # In proportion, so that the topics of a query advance together in time.
-            options["maxOffsetsPerTrigger"] = str(math.ceil((self.rows[kind] + 1) / self.micro_batches))
-        else:
-            del options["commitGroupOffsets"]
+            options["maxOffsetsPerTrigger"] = str(math.ceil((self.loaded.rows[kind] + 1) / self.micro_batches))
         rows = reader.format("headrace").schema(schema).options(**options).load()
         if "dateTime" not in columns:  # no clock is needed
             return rows.where(F.col(columns[0]) >= 0)

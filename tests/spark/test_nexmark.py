@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -23,14 +24,17 @@ BOUNDED_SOON = ("q3", "q7", "q15", "q19")
 STREAMED_SOON = ("q5", "q9")
 """The others are streamed by ``make test-spark``, and by ``make nexmark`` before it measures."""
 
-judged = tuple[Lane, Judge]
+Judged = tuple[Lane, Judge]
 
 
 @pytest.fixture(scope="module")
-def house(spark: SparkSession, headrace_server: RunningServer) -> Iterator[judged]:
-    loaded = load(headrace_server.bootstrap, HOUSE, COUNT)
+def house(
+    spark: SparkSession, headrace_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Judged]:
+    prefix = tmp_path_factory.mktemp("nexmark").name + f"-{os.getpid()}"  # the broker may outlive this run
+    loaded = load(headrace_server.bootstrap, HOUSE, COUNT, prefix=prefix)
     judge = Judge(HOUSE, COUNT)
-    yield Lane(spark, headrace_server.bootstrap, loaded.rows, micro_batches=3), judge
+    yield Lane(spark, headrace_server.bootstrap, loaded, micro_batches=3), judge
     judge.close()
 
 
@@ -42,13 +46,13 @@ def soon(names: tuple[str, ...]) -> list[object]:
 
 
 @pytest.mark.parametrize("query", soon(BOUNDED_SOON))
-def test_a_bounded_read_gives_the_answer_of_batch_sql(house: judged, query: Query) -> None:
+def test_a_bounded_read_gives_the_answer_of_batch_sql(house: Judged, query: Query) -> None:
     lane, judge = house
     assert judge.check(query, lane.bounded(query)) > 0
 
 
 @pytest.mark.parametrize("query", soon(STREAMED_SOON))
-def test_a_stream_in_several_micro_batches_ends_with_the_answer_of_batch_sql(house: judged, query: Query) -> None:
+def test_a_stream_in_several_micro_batches_ends_with_the_answer_of_batch_sql(house: Judged, query: Query) -> None:
     lane, judge = house
     run = lane.stream(query, keep=True)
     assert run.micro_batches >= lane.micro_batches
