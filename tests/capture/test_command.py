@@ -63,6 +63,27 @@ def test_a_capture_is_added_listed_run_shown_and_removed(log: str, database: Dat
     assert name not in {each["name"] for each in json.loads(shell("list", "--output", "json").stdout)}
 
 
+def test_a_capture_by_triggers_is_added_run_shown_and_removed(log: str, database: Database, shell: Shell) -> None:
+    name = database.name
+    database.run(
+        "create table t (id int primary key)", "create table events (id int, aggregatetype text, aggregateid text)"
+    )
+    database.run("alter table events add payload text", "insert into t values (1)")
+    added = shell("add", name, database.url, "--triggers", "--outbox", "events")
+    assert "2 tables, followed by triggers" in added.stderr
+    assert json.loads(shell("status", name, "--output", "json").stdout)[0]["health"] == "ok"
+    shell("run", name, "--available-now")
+    database.run(f"insert into events values (7, '{name}', 'k', 'payload')")
+    shell("run", name, "--available-now")
+    assert [each.op for each in events(log, f"{name}.public.t")] == ["r"]
+    (event,) = committed(log, f"outbox.event.{name}")
+    assert (event.key, event.value) == (b"k", b"payload")
+    (status,) = json.loads(shell("status", name, "--output", "json").stdout)
+    assert (status["health"], status["snapshot"]) == ("ok", "done")
+    assert f"schema _headrace_{name}" in shell("remove", name, "--yes").stderr
+    assert database.all("select tgname from pg_trigger where not tgisinternal") == []
+
+
 def test_run_takes_the_arguments_of_add_and_ends_well_on_sigterm(log: str, database: Database, shell: Shell) -> None:
     database.run("create table t (id int primary key, n int)", "insert into t values (1, 1)")
     arguments = [COMMAND, "capture", "run", database.name, database.url, "--unwrap", "--tables", "public.t"]
