@@ -11,7 +11,7 @@ from headrace.spark.testing import run_pipeline
 def averages(spark: SparkSession) -> DataFrame:
     trades = hr.stream(spark, "trades", schema="stock string, at timestamp, price double")
     values = {"average": ("avg", "price"), "highest": ("max", "price")}
-    dated = trades.withWatermark("at", "10 minutes")
+    dated = trades.withWatermark("at", "1 hour")
     return hr.rolling(dated, "stock", event_time="at", within="1 hour", values=values)
 
 

@@ -28,7 +28,7 @@ def order(at: str, amount: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    spark = hr.session(app_name="compare", conf={"spark.log.level": "ERROR", "spark.sql.session.timeZone": "UTC"})
+    spark = hr.session(app_name="compare", conf={"spark.log.level": "ERROR"})
     orders = [
         order("2026-03-22T10:00:00+01:00", "100.00"),
         order("2026-03-29T00:30:00+01:00", "30.00"),

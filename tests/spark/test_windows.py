@@ -186,7 +186,7 @@ def test_questions_in_one_line_are_answered_as_plain_python_answers_them(spark: 
     }
     richest = bounded(
         spark,
-        lambda rows: hr.top(rows, "user", "amount", n=2, by=("max", "took"), buckets=BUCKETS, **arguments),
+        lambda rows: hr.top(rows, "user", of="amount", n=2, by=("max", "took"), buckets=BUCKETS, **arguments),
         EVENTS,
     )
     assert [(row.rank, row.amount, row.score) for row in richest if row.user == "anna" and number_of(row) == 0] == [
@@ -289,8 +289,8 @@ def test_windows_behind_duplicates_removed_and_questions_behind_windows_miss_not
         return hr.top(once(rows), of="user", n=1, event_time="at", size="10 seconds", buckets=BUCKETS)
 
     def smooth(rows: DataFrame) -> DataFrame:
-        counts = hr.windows(rows, "user", event_time="at", size="10 seconds")
-        values = {"lately": ("sum", "events")}
+        counts = hr.windows(rows, "user", event_time="at", size="10 seconds").withColumnRenamed("events", "clicks")
+        values = {"lately": ("sum", "clicks")}
         return hr.rolling(counts, "user", event_time="window_time", within="20 seconds", values=values, buckets=BUCKETS)
 
     for chain in (best, smooth):

@@ -177,7 +177,7 @@ def _hash(name: str) -> Column:
 def without_doubles(output: pa.Schema) -> None:
     doubled = sorted({each for each in output.names if output.names.count(each) > 1})
     if doubled:
-        raise UsageError(f"two columns of the result would be called {doubled[0]!r}", "give the value another name")
+        raise UsageError(f"two columns of the result would be called {doubled[0]!r}", "give one of them another name")
 
 
 # ---- Spark's own ---------------------------------------------------------------------------------------------------
