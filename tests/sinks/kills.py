@@ -39,6 +39,7 @@ from tests.servers.redis import redis_server
 from tests.sinks.world import Base, changes_of, deliver
 from tests.waiting import eventually
 
+ROOT = Path(__file__).resolve().parents[2]
 KEYS = 50
 ROWS_PER_CHUNK = 30
 CHUNKS = 3
@@ -138,7 +139,7 @@ class Follower:
     def __init__(self, kind: str, place: str, note: Path, until: int) -> None:
         self._note = note
         arguments = [kind, place, str(note), str(until)]
-        self._child = subprocess.Popen([sys.executable, "-m", "tests.sinks.kills", "--follow", *arguments])
+        self._child = subprocess.Popen([sys.executable, "-m", "tests.sinks.kills", "--follow", *arguments], cwd=ROOT)
 
     def noted(self) -> int:
         return int(self._note.read_text()) if self._note.exists() else -1

@@ -140,6 +140,49 @@ def count(postgres: PostgresServer) -> int:
     return int(found[0])
 
 
+FILE = """
+import headrace.spark as hr
+
+@hr.pipeline(sink=hr.sinks.sql("{url}", table="orders", key="id", create=True))
+def orders(spark):
+    return hr.stream(spark, "{topic}", schema="id long, name string")
+
+@hr.pipeline(sink=hr.sinks.parquet("{folder}"))
+def files(spark):
+    return hr.stream(spark, "{topic}", schema="id long, name string")
+"""
+
+
+@pytest.mark.slow
+def test_the_command_rebuilds_a_table_and_says_what_cannot_be_rebuilt(
+    headrace_server: RunningServer, unique: Name, tmp_path: Path
+) -> None:
+    topic, url = unique("orders"), f"sqlite:///{tmp_path}/derived.db"
+    create(headrace_server.bootstrap, topic, cleanup_policy="compact")
+    send(headrace_server.bootstrap, topic, {1: "a", 2: "b"})
+    (tmp_path / "shop.py").write_text(FILE.format(url=url, topic=topic, folder=tmp_path / "files"))
+    command = [str(Path(sys.executable).with_name("headrace")), "rebuild", "shop.py"]
+
+    def run_it(name: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, name, "--bootstrap", headrace_server.bootstrap],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=JOB_TIMEOUT_S,
+            check=False,
+        )
+
+    done = run_it("orders")
+    assert done.returncode == 0, done.stderr
+    assert "is rebuilt and in place" in done.stderr
+    with closing(sqlite3.connect(tmp_path / "derived.db")) as look:
+        assert look.execute("select id, name from orders order by 1").fetchall() == [(1, "a"), (2, "b")]
+    refused = run_it("files")
+    assert refused.returncode == 1
+    assert "cannot be rebuilt beside itself" in refused.stderr
+
+
 JOB = """
 import os, signal, sys
 from headrace.spark import sinks

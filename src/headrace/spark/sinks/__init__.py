@@ -1,22 +1,14 @@
 """Where a pipeline's rows go: ``hr.sinks``.
 
 ``plain`` has sinks that Spark itself writes. The others keep derived systems up to date: ``target`` says what that
-means and how a batch counts once, the modules named ``to_…`` each know one kind of system, without Spark, and
-``following`` brings the micro-batches of a stream to them.
+means and how a batch counts once, the modules named ``to_…`` each know one kind of system, without Spark,
+``following`` brings the micro-batches of a stream to them, and ``derived`` has the functions that make them.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
-
-from headrace.errors import UsageError
-from headrace.spark.sinks.address import Address
-from headrace.spark.sinks.following import Following
+from headrace.spark.sinks.derived import delta, email, find, opensearch, redis, search, sql, webhook
 from headrace.spark.sinks.plain import Sink, as_sink, console, parquet, topic
-from headrace.spark.sinks.target import Target
-from headrace.spark.sinks.to_sql import SqlTarget, TableName
 
 __all__ = [
     "Sink",
@@ -33,160 +25,3 @@ __all__ = [
     "topic",
     "webhook",
 ]
-
-
-def sql(
-    url: str,
-    *,
-    table: str | Sequence[str],
-    key: str | Sequence[str] = (),
-    version: str | None = None,
-    create: bool = False,
-    widen: bool = False,
-    **more: Any,
-) -> Sink:
-    """A table in PostgreSQL, MariaDB, MySQL or SQLite that follows: upserts and deletes by ``key``, exactly once.
-
-    Without a key rows are added, exactly once too. ``version`` names a column by which an older change is told from a
-    newer one that was written before it. ``create`` makes the table when there is none, ``widen`` adds columns and
-    makes numbers wider. ``${NAME}`` in the address is read from the environment.
-
-    ``more``, as for all sinks below: ``op`` names a column of plain rows with insert, update or delete;
-    ``dead_letters`` a topic for rows that the target refuses, which end the pipeline otherwise; ``refused_max`` how
-    many of them a batch may have; ``bootstrap`` and ``options`` are for the broker with that topic.
-    """
-    return _following(SqlTarget(Address(url), TableName.of(table), _names(key), version, create, widen), more)
-
-
-def search(
-    url: str,
-    *,
-    index: str,
-    key: str | Sequence[str],
-    text: str | Sequence[str] = (),
-    match: Literal["words", "parts"] = "words",
-    **more: Any,
-) -> Sink:
-    """A search index in a file, ``sqlite:///FILE``: rows by ``key``, found by their columns of text, exactly once.
-
-    ``text`` names the columns to search in; all columns of text otherwise. ``match="parts"`` finds parts of words too.
-    """
-    from headrace.spark.sinks.to_search import SearchTarget
-
-    if Address(url).scheme != "sqlite":
-        raise UsageError(f"{Address(url).shown} is no file", "sqlite:///FILE; a server: hr.sinks.opensearch(…)")
-    name = TableName(index)
-    target = SearchTarget(
-        Address(url), name, _names(key), None, create=True, widen=True, text=_names(text), match=match
-    )
-    return _following(target, more)
-
-
-def opensearch(url: str, *, index: str, key: str | Sequence[str], version: str | None = None, **more: Any) -> Sink:
-    """An index of OpenSearch or Elasticsearch: documents by ``key``, through its bulk API, under external versions."""
-    from headrace.spark.sinks.to_opensearch import OpenSearchTarget
-
-    return _following(OpenSearchTarget(Address(url), index, _names(key), version), more)
-
-
-def find(url: str, *, index: str, text: str, limit: int = 10) -> list[dict[str, Any]]:
-    """What an index holds for these words, best first, with a ``score``: of a file or of a server, by its address."""
-    address = Address(url)
-    if address.scheme == "sqlite":
-        from headrace.spark.sinks.to_search import find_in_file
-
-        return find_in_file(address, index, text, limit)
-    from headrace.spark.sinks.to_opensearch import find_on_server
-
-    return find_on_server(address, index, text, limit)
-
-
-def redis(
-    url: str,
-    *,
-    name: str,
-    key: str | Sequence[str],
-    form: Literal["keys", "map"] = "keys",
-    expire_s: int | None = None,
-    **more: Any,
-) -> Sink:
-    """Rows as JSON in Redis: under ``name`` and their key (``form="keys"``), or as fields of one hash (``"map"``)."""
-    target = _library("to_redis").RedisTarget
-    return _following(target(Address(url), name, _names(key), form, expire_s), more)
-
-
-def delta(
-    path: str,
-    *,
-    key: str | Sequence[str] = (),
-    widen: bool = False,
-    partition_by: Sequence[str] = (),
-    storage_options: Mapping[str, str] | None = None,
-    **more: Any,
-) -> Sink:
-    """A Delta table: rows are added exactly once, or merged by ``key``. ``storage_options`` are those of deltalake."""
-    target = _library("to_delta").DeltaTarget
-    storage = tuple((storage_options or {}).items())
-    return _following(target(str(path), _names(key), widen, tuple(partition_by), storage), more)
-
-
-def webhook(
-    url: str,
-    *,
-    secret: str | Sequence[str],
-    allow_private: bool = False,
-    attempts: int = 5,
-    timeout_s: float = 15.0,
-    **more: Any,
-) -> Sink:
-    """Each row a POST, signed as Standard Webhooks says; at least once, with an id that a repetition has again.
-
-    ``secret`` is ``whsec_…`` or ``${NAME}``; several sign side by side. Private addresses are refused.
-    """
-    from headrace.spark.sinks.to_webhook import WebhookTarget
-
-    target = WebhookTarget(
-        Address(url), _names(secret), allow_private=allow_private, attempts=attempts, timeout_s=timeout_s
-    )
-    return _following(target, more)
-
-
-def email(
-    url: str,
-    *,
-    sender: str,
-    to: str | Sequence[str] = (),
-    to_column: str | None = None,
-    subject: str = "",
-    body: str = "",
-    tls: bool = True,
-    **more: Any,
-) -> Sink:
-    """Each row a message; at least once, with a Message-ID that a repetition has again. ``$column`` in texts."""
-    from headrace.spark.sinks.to_email import EmailTarget
-
-    return _following(EmailTarget(Address(url), sender, _names(to), to_column, subject, body, tls), more)
-
-
-def _following(
-    target: Target,
-    more: Mapping[str, Any],
-) -> Sink:
-    unknown = sorted(set(more) - {"op", "dead_letters", "refused_max", "bootstrap", "options"})
-    if unknown:
-        raise UsageError(f"a sink knows no {unknown[0]!r}", "op, dead_letters, refused_max, bootstrap, options")
-    return Following(target, **more)
-
-
-def _library(module: str) -> Any:
-    """A module that needs a library which not everybody has."""
-    try:
-        return importlib.import_module(f"{__name__}.{module}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("headrace"):
-            raise
-        raise UsageError(f"this sink needs {error.name}", "pip install 'headrace[sinks]'") from error
-
-
-def _names(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)

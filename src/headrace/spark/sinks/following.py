@@ -21,7 +21,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import ArrayType, MapType, StringType, StructType, VariantType
 
 from headrace.errors import UsageError
-from headrace.spark.changelog import CHANGE, changes, key_names, row_type
+from headrace.spark.changelog import CHANGE, changes, is_exact, key_names, row_type
 from headrace.spark.reading import BOOTSTRAP_CONF, BOOTSTRAP_DEFAULT
 from headrace.spark.sink import QUERY_ID_PROPERTY
 from headrace.spark.sink_checkpoint import read_checkpoint
@@ -132,9 +132,10 @@ def as_changes(rows: DataFrame, key: tuple[str, ...], op: str | None = None) -> 
     a column ``op``, and plain rows. Columns that begin with an underscore tell where a row was read and are left out.
     """
     if set(CHANGE) <= set(rows.columns) and isinstance(rows.schema["key"].dataType, StructType):
-        return _of_changes(rows, key or tuple(key_names(rows)))
+        own = tuple(key_names(rows))
+        return _of_changes(rows, key or own, may_move=not is_exact(rows) or key not in ((), own))
     if op is None and key and _is_read_from_a_topic(rows):
-        return _of_changes(changes(rows, list(key)), key)
+        return _of_changes(changes(rows, list(key)), key, may_move="before" in rows.columns)
     if op is not None and op not in rows.columns:
         raise UsageError(f"there is no column {op!r} with the operation", f"there are: {', '.join(rows.columns)}")
     shown = [_flat(rows, each) for each in rows.columns if not each.startswith("_") and each != op]
@@ -149,8 +150,8 @@ def _is_read_from_a_topic(rows: DataFrame) -> bool:
     return {"_key", "_offset", "_partition", "_topic"} <= set(rows.columns)
 
 
-def _of_changes(frame: DataFrame, key: tuple[str, ...]) -> tuple[DataFrame, tuple[str, ...]]:
-    """A change that moves a row to another key is a deletion of the old one besides."""
+def _of_changes(frame: DataFrame, key: tuple[str, ...], *, may_move: bool) -> tuple[DataFrame, tuple[str, ...]]:
+    """A change that moves a row to another key is a deletion of the old one besides; exact ones tell it so already."""
     row, names = row_type(frame), key_names(frame)
     missing = [name for name in key if name not in row.fieldNames()]
     if missing:
@@ -163,16 +164,21 @@ def _of_changes(frame: DataFrame, key: tuple[str, ...]) -> tuple[DataFrame, tupl
         known = F.when(gone, before).otherwise(after)
         return F.coalesce(known, F.col(f"key.`{name}`")) if name in names else known
 
-    now = F.struct(gone.alias(DELETED), *[column(each.name).alias(each.name) for each in row])
+    columns = [gone.alias(DELETED), *[column(each.name).alias(each.name) for each in row]]
+    flat = _with_moves(frame, row, key, columns) if may_move else frame.select(*columns)
+    shown = [_flat(flat, each.name) for each in row if not each.name.startswith("_")]
+    return flat.select(*shown, _column(DELETED)), key
+
+
+def _with_moves(frame: DataFrame, row: StructType, key: tuple[str, ...], columns: list[Column]) -> DataFrame:
+    now = F.struct(*columns)
     old = F.struct(F.lit(True).alias(DELETED), *[F.col(f"before.`{each.name}`").alias(each.name) for each in row])
     moved = F.lit(False)
     for name in key:
         before, after = F.col(f"before.`{name}`"), F.col(f"after.`{name}`")
         moved = moved | (before.isNotNull() & after.isNotNull() & (before != after))
     both = F.when(F.coalesce(moved, F.lit(False)), F.array(old, now)).otherwise(F.array(now))
-    flat = frame.select(F.explode(both).alias("change")).select("change.*")
-    shown = [_flat(flat, each.name) for each in row if not each.name.startswith("_")]
-    return flat.select(*shown, _column(DELETED)), key
+    return frame.select(F.explode(both).alias("change")).select("change.*")
 
 
 def _deleted(op: Column) -> Column:
