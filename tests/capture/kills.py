@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -110,8 +112,10 @@ def check(rig: Rig) -> dict[str, int]:
     return {table: len(found) for table, found in told.items()}
 
 
-def run(database: str, kills: int, seed: int, *, least_s: float, most_s: float) -> str:
+def run(database: str, kills: int, seed: int, *, least_s: float, most_s: float, seconds_max: float = math.inf) -> str:
+    """Kill so often, or for so long."""
     choose = random.Random(seed)
+    deadline = time.monotonic() + seconds_max
     home = Path(tempfile.mkdtemp(prefix="headrace-kills-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, home, ignore_errors=True)
@@ -122,6 +126,8 @@ def run(database: str, kills: int, seed: int, *, least_s: float, most_s: float) 
         try:
             rig.start_capture()
             for number in range(kills):
+                if time.monotonic() > deadline:
+                    break
                 if number % 2:
                     rig.wait_for_events()
                 time.sleep(choose.uniform(least_s, most_s))
@@ -135,7 +141,7 @@ def run(database: str, kills: int, seed: int, *, least_s: float, most_s: float) 
         except BaseException:
             print(rig.tail())
             raise
-        return f"sound: {database}, {kills} kills {dict(rig.killed)}, seed {seed}, events {counts}"
+        return f"sound: {database}, {rig.killed.total()} kills {dict(rig.killed)}, seed {seed}, events {counts}"
 
 
 def main() -> None:
@@ -146,12 +152,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--least-s", type=float, default=0.1)
     parser.add_argument("--most-s", type=float, default=2.0)
+    parser.add_argument("--seconds-max", type=float, default=math.inf, help="of killing, for each database")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # children end with us
+    how = {"least_s": given.least_s, "most_s": given.most_s, "seconds_max": given.seconds_max}
     for number in range(given.rounds):
         for database in SUBJECTS if given.database == "all" else [given.database]:
-            print(
-                run(database, given.kills, given.seed + number, least_s=given.least_s, most_s=given.most_s), flush=True
-            )
+            print(run(database, given.kills, given.seed + number, **how), flush=True)
 
 
 if __name__ == "__main__":
