@@ -68,7 +68,7 @@ SQL = {
         WHERE A.category = 10 AND P.state IN ('OR', 'ID', 'CA')
     """,
     "q4": """
-        SELECT category, SUM(final) AS total, COUNT(*) AS auctions FROM (
+        SELECT category, COUNT(*) AS auctions, AVG(final) AS average FROM (
             SELECT MAX(B.price) AS final, A.category FROM auction A, bid B
             WHERE A.id = B.auction AND B.`dateTime` BETWEEN A.`dateTime` AND A.expires GROUP BY A.id, A.category
         ) GROUP BY category

@@ -43,7 +43,10 @@ SQL = {
         select p.name, p.city, p.state, a.id from auction a join person p on a.seller = p.id
         where a.category = 10 and p.state in ('OR', 'ID', 'CA')
     """,
-    "q4": f"select category, sum(price)::bigint as total, count(*) as auctions from ({WINNERS}) group by category",
+    "q4": f"""
+        select category, count(*) as auctions, sum(price)::bigint // count(*) as average
+        from ({WINNERS}) group by category
+    """,
     "q5": """
         with counts as (
             select w.starttime, auction, count(*) as num
@@ -182,12 +185,8 @@ class Judge:
             return rows.drop_columns("_batch")
         self._sql.register("updates", naive(rows))
         keys = ", ".join(query.key)
-        if query.mode == "update":
-            newest = f"row_number() over (partition by {keys} order by _batch desc) = 1"
-            return self._sql.sql(f"select * exclude (_batch) from updates qualify {newest}").to_arrow_table()
-        values = [name for name in rows.column_names if name not in ("_batch", *query.key)]
-        sums = ", ".join(f"sum({name})::bigint as {name}" for name in values)
-        return self._sql.sql(f"select {keys}, {sums} from updates group by {keys}").to_arrow_table()
+        newest = f"row_number() over (partition by {keys} order by _batch desc) = 1"
+        return self._sql.sql(f"select * exclude (_batch) from updates qualify {newest}").to_arrow_table()
 
 
 def _events(house: House, count: int, step: int = 200_000) -> dict[str, pa.Table]:

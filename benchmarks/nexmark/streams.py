@@ -83,11 +83,6 @@ class Lane:
         writer = rows.writeStream.outputMode("update" if query.mode == "update" else "append")
         if keep:
             writer = writer.foreachBatch(lambda batch, _: batches.append(batch.toArrow()))
-        elif query.mode == "sums":
-            sums = [F.sum(name) for name in rows.columns if name not in query.key]
-            writer = writer.foreachBatch(
-                lambda batch, _: batches.append(batch.groupBy(*query.key).agg(*sums).toArrow())
-            )
         else:
             writer = writer.format("noop")
         with tempfile.TemporaryDirectory(prefix="headrace-nexmark-", ignore_cleanup_errors=True) as folder:

@@ -91,6 +91,11 @@ class WinningBids(Operator):
         times = [("dateTime", TIME), ("expires", TIME)]
         return pa.schema([("id", pa.int64()), *times, *self.about, ("bid_dateTime", TIME), *self.offer])
 
+    @property
+    def output_time(self) -> str:
+        """Winners come in the order of expiry: an auction that is not late yet expires after the watermark."""
+        return "expires"
+
     def step(self, touched: Touched) -> Step:
         auctions, bids = self._auctions(touched), self._bids(touched)
         best = self._best(auctions, bids)
