@@ -240,18 +240,20 @@ class _MariadbWriter(Writer):
 
     def session(self) -> None:
         try:
-            session = self._server.connect(NAME)
-        except pymysql.Error:
+            with closing(self._server.connect(NAME)) as session, session.cursor() as cursor:
+                while not self.stop.is_set():
+                    self._transaction(cursor)
+        except (pymysql.Error, OSError):
             return
-        with closing(session), session.cursor() as cursor:
-            while not self.stop.is_set():
-                try:
-                    cursor.execute("begin")
-                    self.transaction(self._forgiving(cursor))
-                except (pymysql.Error, OSError) as error:
-                    if error.args[0] not in (DUPLICATE_COLUMN, DUPLICATE_KEY, LOCK_TIMEOUT, DEADLOCK, CHANGED):
-                        return
-                    cursor.execute("rollback")
+
+    def _transaction(self, cursor: Any) -> None:
+        cursor.execute("begin")
+        try:
+            self.transaction(self._forgiving(cursor))
+        except pymysql.Error as error:
+            if error.args[0] not in (CHANGED, DUPLICATE_COLUMN, DUPLICATE_KEY, LOCK_TIMEOUT, DEADLOCK):
+                raise
+            cursor.execute("rollback")
 
     def _forgiving(self, cursor: Any) -> Callable[[str], Any]:
         """A change of a table ends the transaction around it, and its savepoints."""
@@ -310,7 +312,7 @@ class _SqliteWriter(Writer):
                 try:
                     session.execute("begin immediate")
                     self.transaction(session.execute)
-                except (sqlite3.IntegrityError, sqlite3.OperationalError):
+                except (sqlite3.IntegrityError, sqlite3.OperationalError):  # a key, a column, a lock
                     if session.in_transaction:
                         session.execute("rollback")
                 time.sleep(0.001)  # SQLite's lock is not fair: without a pause nobody else gets it
