@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Protocol, TypeVar
 
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
@@ -31,14 +32,22 @@ from headrace.spark.checkpoints import Checkpoint
 from headrace.spark.compat import Shape, changes, refuse, shape_of
 from headrace.spark.pipelines import Pipeline
 from headrace.spark.progress import Snapshot, Tracker
+from headrace.spark.watermark_explanation import explain
 
 __all__ = ["Choices", "Watcher", "is_permanent", "pause_s", "reason", "run"]
 
 PAUSE_S_MIN = 1.0
 PAUSE_S_MAX = 60.0
 POLL_S = 0.5
+START_POLL_S = 0.1
+START_S_MAX = 30.0
+INITIALIZING = "Initializing"
+"""How Spark's status begins until the sources of a query are there."""
 FINISH_S_MAX = 15.0
 """How long a stop waits for the micro-batch in flight."""
+STILL_S = 60.0
+"""A watermark that has not moved for so long is explained."""
+EXPLAIN_INTERVAL_S = 5.0
 BROKER_TIMEOUT_MS = 5_000
 RESTARTS_AVAILABLE_NOW = 3
 REASON_CHARACTERS_MAX = 400
@@ -86,11 +95,12 @@ def run(
     try:
         for job in jobs:
             _named(job.pipeline, job.begin)
+            _until_started(job, jobs, watcher, stop)
         while not stop.is_set() and any(job.is_alive for job in jobs):
             _check_alive(spark)
             now_s = time.monotonic()
             for job in jobs:
-                job.watch(now_s)
+                job.watch(now_s, may_start=not any(each.is_starting for each in jobs))
             watcher.show([job.snapshot(now_s) for job in jobs])
             stop.wait(POLL_S)
     except (Py4JNetworkError, ConnectionError) as error:
@@ -100,6 +110,14 @@ def run(
         _end(jobs)
     watcher.show([job.snapshot(time.monotonic()) for job in jobs])
     return not any(job.state == "failed" for job in jobs)
+
+
+def _until_started(job: Job, jobs: Sequence[Job], watcher: Watcher, stop: threading.Event) -> None:
+    """One after the other: Spark gives the Python process of a source ten seconds to start, and they take turns at the
+    same few cores."""
+    deadline_s = time.monotonic() + START_S_MAX
+    while job.is_starting and time.monotonic() < deadline_s and not stop.wait(START_POLL_S):
+        watcher.show([each.snapshot(time.monotonic()) for each in jobs])
 
 
 def _end(jobs: Sequence[Job]) -> None:
@@ -190,13 +208,18 @@ class Job:
     def is_alive(self) -> bool:
         return self.state not in ("done", "failed", "stopped")
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether Spark is still making its sources."""
+        return False
+
     def snapshot(self, now_s: float) -> Snapshot:
         return self.tracker.snapshot(now_s, self.state, self.note)
 
     def begin(self) -> None:
         raise NotImplementedError
 
-    def watch(self, now_s: float) -> None:
+    def watch(self, now_s: float, may_start: bool = True) -> None:
         raise NotImplementedError
 
     def end(self, deadline_s: float) -> None:
@@ -223,7 +246,7 @@ class BoundedJob(Job):
     def _tag(self) -> str:
         return f"headrace-{self.pipeline.name}"
 
-    def watch(self, now_s: float) -> None:
+    def watch(self, now_s: float, may_start: bool = True) -> None:
         if not self.is_alive or self._thread.is_alive():
             return
         if self._error is None:
@@ -252,6 +275,22 @@ class StreamJob(Job):
         self._failures = 0
         self._again_s = 0.0
         self._batches_before = 0
+        self._explained_s = float("-inf")
+        self._explanation = ""
+
+    def snapshot(self, now_s: float) -> Snapshot:
+        note = self.note or self._why_still(now_s)
+        return self.tracker.snapshot(now_s, self.state, note)
+
+    def _why_still(self, now_s: float) -> str:
+        """What holds the watermark back, when it does not move."""
+        if self._query is None or self.tracker.still_s(now_s) < STILL_S:
+            return ""
+        if now_s - self._explained_s >= EXPLAIN_INTERVAL_S:
+            reports = self._query.recentProgress
+            self._explained_s = now_s
+            self._explanation = f"the watermark stands still; {explain(reports, datetime.now(UTC)).reason}"
+        return self._explanation
 
     def check(self) -> None:
         """Raise when the query does not fit its checkpoint."""
@@ -286,11 +325,17 @@ class StreamJob(Job):
         self._query = writer.start()
         self.state, self.note = "running", ""
 
-    def watch(self, now_s: float) -> None:
+    @property
+    def is_starting(self) -> bool:
+        query = self._query
+        return query is not None and query.isActive and query.status["message"].startswith(INITIALIZING)
+
+    def watch(self, now_s: float, may_start: bool = True) -> None:
         if not self.is_alive:
             return
         if self._query is None:
-            self._try_again(now_s)
+            if may_start:
+                self._try_again(now_s)
             return
         ended = not self._query.isActive  # asked first, so that the last report is not missed
         self._take_reports(self._query, now_s)

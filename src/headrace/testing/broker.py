@@ -173,6 +173,7 @@ class ChildBroker(TestBroker):
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
+            start_new_session=True,  # Ctrl-C is for whoever started it, who then stops it in order
         )
         # A child that hangs before it is ready is ended, which ends the wait for its lines.
         overdue = threading.Timer(START_TIMEOUT_S, self._child.kill)
