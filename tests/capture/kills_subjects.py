@@ -31,6 +31,8 @@ __all__ = ["NAME", "SUBJECTS", "Subject", "restarted"]
 NAME = "kills"
 RECOVERY_TIMEOUT_S = 120.0
 WRITERS = 2
+PAUSE_S = 0.02
+"""Behind a transaction: one in a hundred statements changes thousands of rows, and capture must keep up in the end."""
 
 
 class Subject(Protocol):
@@ -122,6 +124,7 @@ class Writer(threading.Thread):
                 execute(self.statements.one())
                 execute("rollback to s")
         execute("rollback" if choose.random() < 0.1 else "commit")
+        time.sleep(PAUSE_S)
 
 
 class _Threads:
@@ -315,7 +318,6 @@ class _SqliteWriter(Writer):
                 except (sqlite3.IntegrityError, sqlite3.OperationalError):  # a key, a column, a lock
                     if session.in_transaction:
                         session.execute("rollback")
-                time.sleep(0.001)  # SQLite's lock is not fair: without a pause nobody else gets it
 
 
 class Sqlite:
