@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
@@ -27,6 +28,8 @@ __all__ = ["LATENESS", "Lane", "Run"]
 LATENESS = "4 seconds"
 TYPES = {pa.int64(): "long", pa.string(): "string", pa.timestamp("ms", "UTC"): "timestamp"}
 PATIENCE_S = 600
+STARTS_MAX = 5
+NOT_UP = "Python worker failed to connect back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +80,30 @@ class Lane:
         return [self.build(query, streaming=False).toArrow()]
 
     def stream(self, query: Query, *, keep: bool) -> Run:
-        """All that is there, in micro-batches. ``keep``: hand out the results; else they are made and thrown away."""
+        """All that is there, in micro-batches. ``keep``: hand out the results; else they are made and thrown away.
+
+        Spark gives the Python process that plans a source ten seconds to come up, which no setting changes and a busy
+        machine may not keep. The query has not begun then, and is started again.
+        """
+        for _ in range(STARTS_MAX - 1):
+            try:
+                return self._run(query, keep)
+            except StreamingQueryException as error:
+                if NOT_UP not in str(error):
+                    raise
+        return self._run(query, keep)
+
+    def _run(self, query: Query, keep: bool) -> Run:
         batches: list[pa.Table] = []
-        rows = self.build(query, streaming=True)
-        writer = rows.writeStream.outputMode("update" if query.mode == "update" else "append")
+        writer = self.build(query, streaming=True).writeStream.trigger(availableNow=True)
+        writer = writer.outputMode("update" if query.mode == "update" else "append")
         if keep:
             writer = writer.foreachBatch(lambda batch, _: batches.append(batch.toArrow()))
         else:
             writer = writer.format("noop")
         with tempfile.TemporaryDirectory(prefix="headrace-nexmark-", ignore_cleanup_errors=True) as folder:
             began = time.monotonic()
-            started = writer.option("checkpointLocation", folder).trigger(availableNow=True).start()
+            started = writer.option("checkpointLocation", folder).start()
             try:
                 if not started.awaitTermination(PATIENCE_S):
                     raise TimeoutError(f"{query.name} was not done after {PATIENCE_S} s: {started.lastProgress}")
