@@ -39,7 +39,7 @@ from benchmarks.spark_source import spark_session
 from tests.servers.headrace import headrace_server
 from tests.servers.process import CannotRun
 
-EVENTS = 1_000_000
+EVENTS = 2_000_000
 ROUNDS = 3
 MICRO_BATCHES = 4
 SMALL_HOUSE = House(gap_us=2000)

@@ -10,7 +10,7 @@ from functools import cache
 import duckdb
 import pyarrow as pa
 
-from benchmarks.nexmark.generator import KINDS, House, side_input
+from benchmarks.nexmark.generator import House, side_input
 from benchmarks.nexmark.queries import TOP, Query
 
 __all__ = ["SQL", "Difference", "Judge"]
@@ -126,6 +126,10 @@ SQL = {
 }
 
 
+STEP = 200_000
+"""Events that are put into DuckDB's tables at once."""
+
+
 class Difference(AssertionError):
     """A stream's answer is not the judge's."""
 
@@ -135,9 +139,12 @@ class Judge:
 
     def __init__(self, house: House, count: int) -> None:
         self._sql = duckdb.connect()
-        for kind, rows in _events(house, count).items():
-            self._sql.register(f"arrow_{kind}", rows)
-            self._sql.execute(f"create table {kind} as select * from arrow_{kind}")
+        for first in range(0, count, STEP):
+            for kind, made in house.events(first, min(first + STEP, count)):
+                self._sql.register("made", naive(made.rows))
+                insert = "insert into" if first else "create table"
+                self._sql.execute(f"{insert} {kind} {'' if first else 'as'} from made")
+                self._sql.unregister("made")
         self._sql.register("side", side_input())
 
     def close(self) -> None:
@@ -187,14 +194,6 @@ class Judge:
         keys = ", ".join(query.key)
         newest = f"row_number() over (partition by {keys} order by _batch desc) = 1"
         return self._sql.sql(f"select * exclude (_batch) from updates qualify {newest}").to_arrow_table()
-
-
-def _events(house: House, count: int, step: int = 200_000) -> dict[str, pa.Table]:
-    found: dict[str, list[pa.Table]] = {kind: [] for kind in KINDS}
-    for first in range(0, count, step):
-        for kind, made in house.events(first, min(first + step, count)):
-            found[kind].append(naive(made.rows))
-    return {kind: pa.concat_tables(tables) for kind, tables in found.items()}
 
 
 def naive(rows: pa.Table) -> pa.Table:
