@@ -58,7 +58,7 @@ def plain(rows: list[dict[str, Any]]) -> dict[tuple[Any, int], tuple[int, ...]]:
     }
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(arrivals(), st.sets(st.integers(0, 30)))
 def test_each_window_has_the_counts_of_those_before_it_and_empty_ones_are_there_when_they_are_compared(
     batches: list[list[Event]], restarts: set[int]

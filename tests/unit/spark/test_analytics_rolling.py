@@ -175,7 +175,7 @@ def test_an_aggregate_of_stretches_is_that_of_each_stretch_by_itself(
     aggregate: Aggregate = aggregate_of("x", asked, COLUMNS)
     count = 300
     rows, times = members(count, 7), np.sort(np.random.default_rng(8).integers(0, 50, count))
-    bounds = np.sort(np.random.default_rng(9).integers(0, count + 1, (200, 2)), axis=1)
+    bounds = np.sort(np.random.default_rng(9).integers(0, count + 1, (40, 2)), axis=1)
     first, end = bounds[:, 0], bounds[:, 1]
     found = over_intervals(aggregate, rows, times, first, end).to_pylist()
     for number, (low, high) in enumerate(bounds.tolist()):

@@ -85,7 +85,7 @@ def new_stream(operator: Windows) -> Stream:
     return Stream(operator, WINDOW_ROWS, WINDOW_KEYS)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(arrivals(), st.sets(st.integers(0, 30)), st.sampled_from([SIZE_S, 5, 3]))
 def test_final_windows_are_those_of_a_plain_loop_whatever_the_cuts_the_order_and_the_restarts(
     batches: list[list[Event]], restarts: set[int], every_s: int
@@ -106,7 +106,7 @@ def test_final_windows_are_those_of_a_plain_loop_whatever_the_cuts_the_order_and
     assert plain(bounded.to_pylist()) == expected
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(arrivals(), st.sets(st.integers(0, 30)))
 def test_early_windows_fold_to_what_is_known_after_every_batch_and_to_the_final_ones_in_the_end(
     batches: list[list[Event]], restarts: set[int]
@@ -127,7 +127,7 @@ def test_early_windows_fold_to_what_is_known_after_every_batch_and_to_the_final_
 KEEP_S = 60
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     events, st.lists(st.integers(0, 8), max_size=20), st.sampled_from(["final", "early"]), st.sets(st.integers(0, 9))
 )

@@ -74,7 +74,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("function", "column"), PAIRS)
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(st.lists(rows_of, min_size=1, max_size=4))
 def test_an_aggregate_is_that_of_plain_python_however_rows_were_parted(
     function: str, column: str, parts: list[list[Any]]

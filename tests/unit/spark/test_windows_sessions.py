@@ -70,6 +70,7 @@ def plain(results: pa.Table) -> Counter[tuple[Any, ...]]:
     )
 
 
+@settings(max_examples=40)
 @given(arrivals(), st.sets(st.integers(0, 30)))
 def test_sessions_are_those_of_a_plain_loop_whatever_the_cuts_the_order_and_the_restarts(
     batches: list[list[Event]], restarts: set[int]
@@ -81,6 +82,7 @@ def test_sessions_are_those_of_a_plain_loop_whatever_the_cuts_the_order_and_the_
     assert plain(bounded(sessions(), batches)) == expected
 
 
+@settings(max_examples=40)
 @given(arrivals(), st.sets(st.integers(0, 30)))
 def test_early_sessions_fold_to_what_is_known_after_every_batch_and_to_the_final_ones_in_the_end(
     batches: list[list[Event]], restarts: set[int]
@@ -159,7 +161,7 @@ def test_sessions_know_every_function_that_windows_know() -> None:
 KEEP_S = 40
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     events, st.lists(st.integers(0, 8), max_size=20), st.sampled_from(["final", "early"]), st.sets(st.integers(0, 9))
 )
