@@ -437,6 +437,23 @@ def test_a_table_dropped_in_mid_snapshot_ends_its_snapshot_and_nothing_else(log:
     Capture(log, shop.options(chunk_rows=2)).run(Dropped(), until_current=True)
     assert len(events(log, f"{shop.name}.{shop.name}.a")) < 5
     assert [each.op for each in events(log, f"{shop.name}.{shop.name}.b")] == ["r"]
+    shapes = [json.loads(each.value or b"")["tableChanges"][0]["table"] for each in committed(log, shop.name)]
+    assert all(each["columns"] for each in shapes), "what is gone is not announced"
+
+
+def test_rows_that_were_read_are_told_though_their_table_is_dropped_before(
+    log: str, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.run("create table a (id int primary key)", "insert into a values (1), (2)")
+    emit = mariadb_source.MariadbSource._emit
+
+    def dropped(source: Any, chunk: mariadb_source.Chunk) -> None:
+        shop.run("drop table a")
+        emit(source, chunk)
+
+    monkeypatch.setattr(mariadb_source.MariadbSource, "_emit", dropped)
+    catch_up(log, shop.options())
+    assert [each.op for each in events(log, f"{shop.name}.{shop.name}.a")] == ["r", "r"]
 
 
 def test_a_table_without_a_key_is_not_held_in_memory(log: str, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

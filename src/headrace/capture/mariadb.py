@@ -66,6 +66,15 @@ _SOURCE = (
 )
 
 
+class _Followed:
+    __slots__ = ("block", "encoder", "outbox")
+
+    def __init__(self, encoder: TableEncoder, block: bytes, outbox: OutboxRouter | None) -> None:
+        self.encoder = encoder
+        self.block = block
+        self.outbox = outbox
+
+
 class Chunk(NamedTuple):
     """Rows that wait for the stream to reach the place where they were read.
 
@@ -74,20 +83,12 @@ class Chunk(NamedTuple):
     """
 
     table: str
+    followed: _Followed
     place: dict[int, int]
     rows: Iterable[tuple[Any, ...]]
     after: list[str] | None
     is_last: bool
     whole: pymysql.Connection[Any] | None = None
-
-
-class _Followed:
-    __slots__ = ("block", "encoder", "outbox")
-
-    def __init__(self, encoder: TableEncoder, block: bytes, outbox: OutboxRouter | None) -> None:
-        self.encoder = encoder
-        self.block = block
-        self.outbox = outbox
 
 
 def parse_gtids(text: str) -> dict[int, tuple[int, int]]:
@@ -427,6 +428,7 @@ class MariadbSource:
         key = [columns[each] for each in self._tables[name] if each in columns]
         limit = self._limits.get(name, self._options.chunk_rows)
         query = self._select(name, [*map(quoted, columns), *(each.shown for each in key)])
+        followed = self._from_catalogue(name)
         after = [column.bound(text) for column, text in zip(key, self._progress[name].after or (), strict=False)]
         if after:
             compared = ", ".join(each.compared for each in key)
@@ -438,18 +440,20 @@ class MariadbSource:
         finally:
             self._ask("commit")
         place = self._place_of(stands)
-        if place is None:
+        if place is None or len(columns) != len(followed.encoder.table.columns):
             return None
         shown = rows[-1][len(columns) :] if rows else None
         last = [column.text(value) for column, value in zip(key, shown, strict=True)] if shown else None
         # What lies behind a cut was sent for nothing, so the next chunk asks for as much as this one could take.
         self._limits[name] = len(rows) if is_cut else min(self._options.chunk_rows, limit + limit // 4 + 1)
         is_last = not (is_cut or len(rows) == limit)
-        return Chunk(name, place, [row[: len(columns)] for row in rows], last, is_last)
+        return Chunk(name, followed, place, [row[: len(columns)] for row in rows], last, is_last)
 
     def _open_whole(self, name: str) -> Chunk | None:
         """A read transaction of its own, which stays open until the stream has come to where it stands."""
-        query = self._select(name, list(map(quoted, self._columns(name))))
+        columns = self._columns(name)
+        query = self._select(name, list(map(quoted, columns)))
+        followed = self._from_catalogue(name)
         reader = pymysql.connect(**self._settings, autocommit=True)
         try:
             stands = _begin_reading(reader)
@@ -459,10 +463,10 @@ class MariadbSource:
         except BaseException:
             reader.close()
             raise
-        if place is None:
+        if place is None or len(columns) != len(followed.encoder.table.columns):
             reader.close()
             return None
-        return Chunk(name, place, _fetched(reader, query, ()), None, True, reader)
+        return Chunk(name, followed, place, _fetched(reader, query, ()), None, True, reader)
 
     def _select(self, name: str, wanted: Sequence[str]) -> str:
         schema, _, table = name.partition(".")
@@ -493,7 +497,7 @@ class MariadbSource:
 
     def _emit(self, chunk: Chunk) -> None:
         assert self._writer is not None
-        followed = self._from_catalogue(chunk.table)
+        followed = chunk.followed
         name = f"{gtid_text(self._gtids)}/{self._round}/{chunk.table}/{self._progress[chunk.table].rows}"
         self._transaction = Transaction(name, time.time_ns())
         source = self._source(followed, b"incremental", 0)
