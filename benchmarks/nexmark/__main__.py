@@ -42,7 +42,7 @@ from tests.servers.process import CannotRun
 EVENTS = 2_000_000
 ROUNDS = 3
 MICRO_BATCHES = 4
-SMALL_HOUSE = House(gap_us=2000)
+SMALL_HOUSE = House(gap_us=2000, out_of_order=100)
 SMALL_EVENTS = 20_000
 """For the check of Flink: forty seconds of event time."""
 

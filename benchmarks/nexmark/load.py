@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -55,7 +56,7 @@ def load(bootstrap: str, house: House, count: int, *, prefix: str = PREFIX, part
         producer.flush()
         seconds = time.monotonic() - began
         for kind, encoder in encoders.items():
-            producer.send_all_prepared(encoder.encode(Rows(values=as_json(closing(KINDS[kind])).cast(pa.binary()))))
+            producer.send_all_prepared(encoder.encode(_records(closing(KINDS[kind]), np.zeros(1, np.int64))))
     return Loaded(rows, topics, seconds)
 
 
