@@ -27,6 +27,7 @@ __all__ = [
     "Shape",
     "Source",
     "changes",
+    "event_times",
     "keeps_state",
     "observed_names",
     "plan_sources",
@@ -214,6 +215,15 @@ def shape_of(rows: DataFrame, *, output_mode: str | None, sink: str) -> Shape:
 def keeps_state(rows: DataFrame) -> bool:
     """Whether some part of a stream's query remembers rows of earlier micro-batches."""
     return any(_keeps_state(node, name) for name, node in _nodes(rows._jdf.queryExecution().analyzed()))
+
+
+def event_times(rows: DataFrame) -> list[str]:
+    """The columns that a watermark goes over, also those that were left out again since the last stateful function."""
+    for name, node in _nodes(rows._jdf.queryExecution().analyzed()):
+        marked = [str(each.name()) for each in _sequence(node.output()) if each.metadata().contains(WATERMARK)]
+        if marked or _keeps_state(node, name):
+            return marked
+    return []
 
 
 def observed_names(rows: DataFrame) -> set[str]:

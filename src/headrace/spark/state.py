@@ -37,7 +37,7 @@ from pyspark.sql.types import AtomicType as Atomic
 from pyspark.sql.types import BinaryType, DataType, DoubleType, FloatType, StringType, StructType
 
 from headrace.errors import UsageError
-from headrace.spark.compat import WATERMARK, keeps_state, observed_names
+from headrace.spark.compat import WATERMARK, event_times, keeps_state, observed_names
 from headrace.spark.state_bucket import NEVER, Bucket, Manifest, StateMismatch
 from headrace.spark.state_operator import BEGINNING, Clock, Operator, advance, run_bounded
 from headrace.spark.workers import settle
@@ -188,8 +188,8 @@ def watermarked(rows: DataFrame, event_time: str | None, what: str) -> None:
     if event_time is not None and WATERMARK in rows.schema[event_time].metadata:
         return
     column = event_time or "…"
-    known = [each.name for each in rows.schema if WATERMARK in each.metadata]
     if keeps_state(rows):
+        known = event_times(rows)
         raise UsageError(
             f"{what} follows another stateful function, whose results have no order in time by {column}",
             f"use {' or '.join(known)}, which has" if known else "write those to a topic, and read them from there",
