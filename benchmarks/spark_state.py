@@ -7,8 +7,8 @@
 - operators  rows a second through dedup and sessions, for information
 
 The rows are made by Spark's ``rate-micro-batch``, whose own cost is small beside either. A batch's time is what Spark
-reports for running it (``addBatch``); the first batches, in which workers start, state is filled and the JVM compiles what
-it runs, do not count.
+reports for running it (``addBatch``); the first batches, in which workers start, state is filled and the JVM compiles
+what it runs, do not count.
 """
 
 from __future__ import annotations
