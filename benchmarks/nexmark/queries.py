@@ -160,9 +160,22 @@ def q20(bid: DataFrame, auction: DataFrame) -> DataFrame:
     Nexmark sets no bound in time, which would hold every bid for good. Here a bid belongs to an auction that opened at
     most twenty seconds before or ten seconds after it. Auctions are bid on for a shorter time: the answer is the same.
     """
-    sold = auction.where("category = 10").withColumnsRenamed({"dateTime": "auction_dateTime", "extra": "auction_extra"})
-    times = {"left_time": "dateTime", "right_time": "auction_dateTime", "before": "20 seconds", "after": "10 seconds"}
-    return hr.join_within(bid, sold, {"auction": "id"}, **times)
+    dear = auction.where("category = 10").select(
+        "id",
+        "itemName",
+        "description",
+        "initialBid",
+        "reserve",
+        F.col("dateTime").alias("auction_dateTime"),
+        "expires",
+        "seller",
+        "category",
+        F.col("extra").alias("auction_extra"),
+    )
+    near = F.expr(
+        "dateTime >= auction_dateTime - interval 10 seconds and dateTime <= auction_dateTime + interval 20 seconds"
+    )
+    return bid.join(dear, (F.col("auction") == F.col("id")) & near).drop("id")
 
 
 @query(auction=AUCTION, bid="auction, bidder, price, dateTime, extra")
