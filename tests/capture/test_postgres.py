@@ -419,7 +419,7 @@ def test_what_is_missing_is_named_with_the_statement_that_mends_it(database: Dat
         with pytest.raises(UsageError) as missing:
             source.check()
         source.close()
-        assert missing.value.hint == f"ALTER ROLE {role} REPLICATION"
+        assert missing.value.hint == f"ALTER ROLE {role} REPLICATION; or capture without it, with --triggers"
         source = open_source(options(database, tables=("public.nothing",)), None)
         with pytest.raises(UsageError, match=r"no table public\.nothing"):
             source.check()

@@ -58,7 +58,7 @@ GROWTH = 4
 """A table begins with few rows, and so many times more are asked for each time: how large they are shows first."""
 TOUCHED_MAX = 100_000
 """With more keys or transactions noted for a table, those are looked for that every later chunk has seen anyway."""
-BLOCK_ROWS = 256
+BLOCK_ROWS = 100
 LOCK_TIMEOUT = "1s"
 """Whoever changes a table's shape is not waited for any longer: changes of other tables go on meanwhile."""
 READ_ONLY = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
