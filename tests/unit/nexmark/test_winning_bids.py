@@ -104,9 +104,9 @@ def test_an_auction_is_told_only_when_the_watermark_is_past_its_expiry_and_then_
     bucket = Bucket(OPERATOR.layout(KEYS))
     rows = pa.Table.from_pylist(rows_of([(1, 10, 5)], [(1, 12, 1, 1)]), ROWS)
     assert advance(bucket, OPERATOR, rows, now_us=BEGINNING, event_time="dateTime").output.num_rows == 0
-    for now, count in ((15, 0), (16, 1), (17, 0)):
-        more = advance(bucket, OPERATOR, ROWS.empty_table(), now_us=seconds(now), event_time="dateTime")
-        assert more.output.num_rows == count, f"at {now}"
+    for second, count in ((15, 0), (16, 1), (17, 0)):
+        more = advance(bucket, OPERATOR, ROWS.empty_table(), now_us=seconds(second), event_time="dateTime")
+        assert more.output.num_rows == count, f"at {second}"
     late = pa.Table.from_pylist(rows_of([], [(1, 20, 9, 9)]), ROWS)
     assert advance(bucket, OPERATOR, late, now_us=seconds(17), event_time="dateTime").output.num_rows == 0
     assert len(bucket.due(seconds(36))) == 1, "twenty seconds after its expiry it is forgotten"
