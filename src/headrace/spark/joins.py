@@ -64,6 +64,7 @@ def join_as_of(
     was joined (null: none). ``prefix``: for the names of the table's columns. ``how``: left keeps events without a row.
     """
     _time(stream, stream_time, "stream_time")
+    _versioned(table)
     if stream.isStreaming or table.isStreaming:
         watermarked(stream, stream_time, AsOf.name)
         watermarked(table, "at", f"{AsOf.name} (its table)")
@@ -182,7 +183,8 @@ def join_within(
     Both bounds belong to it, and one that is not given is nothing. ``left`` and ``full`` also give events without a
     partner, when the watermark says that none can come any more. Every pair comes, so an event may come several times.
     Rows behind the watermark are left out and counted (``numRowsDroppedByWatermark``); a partner that comes too late
-    leaves its event without one. ``prefix``: for the names of the right side's columns.
+    leaves its event without one. ``prefix``: for the names of the right side's columns. A null in a key equals nothing,
+    but in a full join of streams, where Spark finds nulls equal: leave such rows out before.
     """
     if how not in ("inner", "left", "full"):
         raise UsageError(f"how={how!r} is none of 'inner', 'left', 'full'")
