@@ -19,7 +19,7 @@ from headrace.errors import UsageError
 from headrace.testing import TestBroker, broker
 from tests.spark.test_state import FILES, LAST, MORE, SCHEMA, Lane
 
-pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PATIENCE_S = 240
 BUCKETS = 2
@@ -56,7 +56,6 @@ def test_one_operator_behind_another_gives_across_a_restart_what_they_give_on_th
     assert seen(streamed) == expected
 
 
-@pytest.mark.slow
 def test_three_operators_in_one_query_give_across_a_restart_what_they_give_on_the_bounded_frame(lane: Lane) -> None:
     lane.add(*FILES)
     streamed = lane.run(in_stays)
