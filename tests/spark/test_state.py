@@ -183,7 +183,7 @@ def test_a_checkpoint_shows_what_is_held_of_a_key_and_refuses_another_number_of_
 def test_what_cannot_work_is_refused_before_the_query_starts_with_what_to_write_instead(lane: Lane) -> None:
     rows = lane.spark.readStream.schema(SCHEMA).json(str(lane.input))
     dated = rows.withWatermark("at", "1 minute")
-    with pytest.raises(UsageError, match=r"sessions on a stream needs a watermark on at.*withWatermark\(\"at\""):
+    with pytest.raises(UsageError, match=r"sessions on a stream needs a watermark on at.*hr.watermark\(rows, \"at\""):
         hr.sessions(rows, "user", event_time="at", gap="10 seconds")
     with pytest.raises(UsageError, match="needs a watermark on sent"):
         hr.dedup(dated, "user", within="1 hour", event_time="sent")
