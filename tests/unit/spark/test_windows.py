@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.spark.state_bucket import Bucket
-from headrace.spark.state_operator import BEGINNING, END, advance, run_bounded
+from headrace.spark.state_operator import BEGINNING, END, advance, micros, run_bounded
 from headrace.spark.windows_aggregates import EVENTS, aggregate_of
 from headrace.spark.windows_operator import WINDOW, Windows
 from tests.unit.spark.state_world import KEYS, LATENESS_S, ROWS, SECOND, TIME, Event, Stream, arrivals, events, folded
@@ -287,3 +287,22 @@ def test_windows_of_rows_that_another_operator_held_until_they_were_final_miss_n
         before = clock
     assert plain(folded(pa.concat_tables(output), "user", "window_start")) == by_hand(arrived)
     assert late_rows == 0
+
+
+@settings(max_examples=20)
+@given(arrivals(), st.sampled_from(["final", "early"]))
+def test_what_comes_after_the_clock_has_come_to_a_time_is_not_of_an_earlier_moment(
+    batches: list[list[Event]], emit: str
+) -> None:
+    """So another function can follow, and knows what is final."""
+    operator = windows(emit)
+    assert operator.output_time == "window_time"
+    assert windows(late="correct").output_time is None
+    stream = new_stream(operator)
+    seen_us = BEGINNING
+    for batch in batches:
+        clock_us = stream.highest_us - LATENESS_S * SECOND if stream.highest_us != BEGINNING else BEGINNING
+        stream.push(table(batch))
+        moments = micros(stream.output[-1].column("window_time"))
+        assert (moments >= seen_us).all()
+        seen_us = clock_us
