@@ -38,6 +38,7 @@ __all__ = [
     "Total",
     "aggregate_of",
     "merged",
+    "wide",
 ]
 
 HASH: Final = "_hash_"

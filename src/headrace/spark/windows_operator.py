@@ -32,7 +32,7 @@ from headrace.spark.state_bucket import NEVER, Flags, Ints
 from headrace.spark.state_operator import Operator, Step, Touched, micros, whole
 from headrace.spark.windows_aggregates import Aggregate, merged
 
-__all__ = ["LATE", "MOMENT", "REVISION", "WINDOW", "Emit", "Late", "Windows", "structs"]
+__all__ = ["LATE", "MOMENT", "REVISION", "TIME", "WINDOW", "Emit", "Late", "Windows", "structs"]
 
 Emit = Literal["final", "early"]
 Late = Literal["drop", "correct", "side"]
