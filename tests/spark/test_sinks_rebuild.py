@@ -31,7 +31,7 @@ from tests.servers.postgres import PostgresServer, postgres_server
 from tests.servers.process import RunningServer
 from tests.spark.topics import create, eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(900)]
 
 Name = Callable[[str], str]
 JOB_TIMEOUT_S = 400
@@ -102,7 +102,6 @@ def test_a_search_index_is_rebuilt_beside_itself_equals_its_topic_and_goes_on_fr
     assert not any("go to" in line for line in told.lines), "the checkpoint knows its sink by its own name"
 
 
-@pytest.mark.slow
 def test_a_target_that_is_killed_is_waited_for_and_the_state_says_why(
     spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
 ) -> None:
@@ -153,7 +152,6 @@ def files(spark):
 """
 
 
-@pytest.mark.slow
 def test_the_command_rebuilds_a_table_and_says_what_cannot_be_rebuilt(
     headrace_server: RunningServer, unique: Name, tmp_path: Path
 ) -> None:
@@ -210,7 +208,6 @@ writer.trigger(availableNow=True).start().awaitTermination()
 """
 
 
-@pytest.mark.slow
 def test_a_driver_killed_between_the_targets_commit_and_its_own_doubles_nothing(
     headrace_server: RunningServer, unique: Name, tmp_path: Path
 ) -> None:
