@@ -118,15 +118,6 @@ def test_the_settings_file_of_the_quick_start_is_one_that_headrace_reads(tmp_pat
     assert done.stdout.count("file headrace.toml") == 3
 
 
-def test_the_demo_delivers_every_order_once() -> None:
-    """``make demo``, shorter."""
-    done = subprocess.run(
-        [str(BIN / "headrace"), "demo", "--seconds", "1"], capture_output=True, text=True, timeout=250, check=False
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "every one arrived, once" in done.stdout
-
-
 def test_up_says_where_it_listens_before_it_is_ready(tmp_path: Path) -> None:
     """The lines that scripts rely on."""
     port = spare_port()

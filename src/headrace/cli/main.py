@@ -21,7 +21,7 @@ __all__ = ["COMMANDS", "cli", "main"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("headrace.cli.up", "Serve: the embedded broker, in the foreground."),
-    "demo": ("headrace.cli.demo", "Real events through real clients, for a few seconds."),
+    "demo": ("headrace.cli.demo", "A shop's database, its changes as a stream, and what Spark derives from them."),
     "topic": ("headrace.cli.topic", "List, create, describe, alter, trim and delete topics."),
     "produce": ("headrace.cli.produce", "Send lines or JSON to a topic."),
     "consume": ("headrace.cli.consume", "Print the records of topics."),

@@ -12,6 +12,7 @@ is lost by that: the checkpoint says where to go on.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 import time
@@ -41,6 +42,7 @@ PAUSE_S_MAX = 60.0
 POLL_S = 0.5
 START_POLL_S = 0.1
 START_S_MAX = 30.0
+STARTS_MAX = max(2, (os.cpu_count() or 2) // 2)
 INITIALIZING = "Initializing"
 """How Spark's status begins until the sources of a query are there."""
 FINISH_S_MAX = 15.0
@@ -95,12 +97,12 @@ def run(
     try:
         for job in jobs:
             _named(job.pipeline, job.begin)
-            _until_started(job, jobs, watcher, stop)
+            _until_some_started(jobs, watcher, stop)
         while not stop.is_set() and any(job.is_alive for job in jobs):
             _check_alive(spark)
             now_s = time.monotonic()
             for job in jobs:
-                job.watch(now_s, may_start=not any(each.is_starting for each in jobs))
+                job.watch(now_s, may_start=_starting(jobs) < STARTS_MAX)
             watcher.show([job.snapshot(now_s) for job in jobs])
             stop.wait(POLL_S)
     except (Py4JNetworkError, ConnectionError) as error:
@@ -112,12 +114,15 @@ def run(
     return not any(job.state == "failed" for job in jobs)
 
 
-def _until_started(job: Job, jobs: Sequence[Job], watcher: Watcher, stop: threading.Event) -> None:
-    """One after the other: Spark gives the Python process of a source ten seconds to start, and they take turns at the
-    same few cores."""
+def _until_some_started(jobs: Sequence[Job], watcher: Watcher, stop: threading.Event) -> None:
+    """Few at a time: Spark gives the Python process of a source ten seconds to start, and they share a few cores."""
     deadline_s = time.monotonic() + START_S_MAX
-    while job.is_starting and time.monotonic() < deadline_s and not stop.wait(START_POLL_S):
+    while _starting(jobs) >= STARTS_MAX and time.monotonic() < deadline_s and not stop.wait(START_POLL_S):
         watcher.show([each.snapshot(time.monotonic()) for each in jobs])
+
+
+def _starting(jobs: Sequence[Job]) -> int:
+    return sum(job.is_starting for job in jobs)
 
 
 def _end(jobs: Sequence[Job]) -> None:

@@ -1,0 +1,74 @@
+"""The pipelines of the demo, as a user would write them. ``headrace run`` runs this file."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import headrace.spark as hr
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DATABASE = os.environ.get("HEADRACE_DEMO_DATABASE", "postgresql://postgres@127.0.0.1/postgres")
+INDEX = os.environ.get("HEADRACE_DEMO_INDEX", "search.db")
+
+PRODUCT = "id long, name string, description string, price decimal(10,2), changed_at timestamp"
+ORDER = "id long, customer_id long, product_id long, quantity int, status string, placed_at timestamp"
+PAYMENT = "id long, amount decimal(10,2), paid_at timestamp"
+CLICK = "id long, device string, page string, occurred timestamp, sent timestamp, received timestamp, really timestamp"
+
+
+def captured(spark: SparkSession, table: str, schema: str) -> DataFrame:
+    return hr.stream(spark, f"shop.public.{table}", schema=schema, value_format="debezium")
+
+
+def inserted(spark: SparkSession, table: str, schema: str) -> DataFrame:
+    """Only the rows that came into the table, as a stream of events."""
+    return captured(spark, table, schema).where("op in ('c', 'r')").select("after.*")
+
+
+@hr.pipeline(
+    sink=hr.sinks.sql(DATABASE, table="revenue_per_minute", key="window_start", version="revision", create=True)
+)
+def revenue_per_minute(spark: SparkSession) -> DataFrame:
+    """What was paid in each minute: early, then final, and corrected when a till hands in later."""
+    payments = inserted(spark, "payments", PAYMENT).withWatermark("paid_at", "5 seconds")
+    values = {"revenue": ("sum", "amount")}
+    minutes = hr.windows(
+        payments, [], event_time="paid_at", size="1 minute", values=values, emit="early", late="correct", keep="1 hour"
+    )
+    return minutes.where("not is_retraction")  # a table takes the newest revision, whatever it replaces
+
+
+@hr.pipeline(sink=hr.sinks.topic("orders-priced", key="id"))
+def orders_priced(spark: SparkSession) -> DataFrame:
+    """Each order with the price that was valid when it was placed, and which version of the product that was."""
+    orders = inserted(spark, "orders", ORDER).withWatermark("placed_at", "2 seconds")
+    products = hr.changes(captured(spark, "products", PRODUCT), key="id", time="changed_at")
+    products = products.withWatermark("at", "2 seconds")
+    priced = hr.join_as_of(
+        orders, products, on={"product_id": "id"}, stream_time="placed_at", version="product_version", prefix="product_"
+    )
+    return priced.selectExpr("id", "product_id", "quantity", "product_price * quantity as amount", "product_version")
+
+
+@hr.pipeline(sink=hr.sinks.sql(DATABASE, table="best_sellers", key="product_id", create=True))
+def best_sellers(spark: SparkSession) -> DataFrame:
+    """What sells, as a table that follows: orders that are cancelled or deleted leave it again."""
+    orders = hr.deltas(hr.changes(captured(spark, "orders", ORDER), key="id"))
+    placed = orders.where("status = 'placed'")
+    return hr.view(placed, "product_id", {"orders": "count", "sold": ("sum", "quantity")})
+
+
+@hr.pipeline(sink=hr.sinks.search(f"sqlite:///{INDEX}", index="products", key="id", text=["name", "description"]))
+def search_index(spark: SparkSession) -> DataFrame:
+    return hr.changes(captured(spark, "products", PRODUCT), key="id")
+
+
+@hr.pipeline(sink=hr.sinks.topic("clicks-corrected", key="device"))
+def clicks_corrected(spark: SparkSession) -> DataFrame:
+    """Clicks with the time at which they really happened, as far as three wrong timestamps tell."""
+    clicks = hr.stream(spark, "clicks", schema=CLICK).withWatermark("received", "1 second")
+    clicks = clicks.select("id", "device", "page", "occurred", "sent", "received", "really")
+    return hr.correct_clock(clicks, device="device", occurred="occurred", sent="sent", received="received")

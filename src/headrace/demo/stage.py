@@ -1,0 +1,185 @@
+"""All parts of the demo as processes: started in order, on spare ports, and stopped whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from headrace import testing
+from headrace.client import Admin, Client, TopicPartition, end_offsets
+from headrace.demo.shop import PRODUCTS, Shop
+from headrace.demo.visitors import CLICKS, Visitors
+from headrace.errors import HeadraceError, UsageError
+
+__all__ = ["CAPTURE", "CORRECTED", "PRICED", "Stage"]
+
+CAPTURE = "shop"
+TABLES = ("customers", "products", "orders", "payments")
+PRICED = "orders-priced"
+CORRECTED = "clicks-corrected"
+PIPELINES = Path(__file__).with_name("pipelines.py")
+STOP_S_MAX = 60.0
+CAPTURE_S_MAX = 60.0
+LOG_LINES = 15
+
+
+class Part:
+    """A program of the demo, with its output in a file or handed on line by line."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.log = log
+        with log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, **environment},
+                start_new_session=True,  # Ctrl-C is for the demo, which closes the day before it stops the others
+            )
+
+    def follow(self, take: Callable[[str], None]) -> None:
+        """Hand every line to ``take``, on a thread that ends with the program."""
+
+        def read() -> None:
+            assert self._process.stdout is not None
+            with self._process.stdout as lines:
+                for line in lines:
+                    take(line.decode(errors="replace").rstrip())
+
+        threading.Thread(target=read, name=self.name, daemon=True).start()
+
+    def check(self) -> None:
+        if self._process.poll() is not None:
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+            raise HeadraceError(f"{self.name} ended with {self._process.returncode}:\n{tail}")
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_S_MAX)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+class Stage:
+    """Broker, database, capture, pipelines, shop and visitors: entered, they run."""
+
+    def __init__(self, say: Callable[[str], None], *, orders_per_s: float, clicks_per_s: float, seed: int) -> None:
+        self._say = say
+        self._rates = (orders_per_s, clicks_per_s)
+        self._seed = seed
+        self._stack = ExitStack()
+        self.progress: dict[str, dict[str, Any]] = {}
+        """The last report of each pipeline."""
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _start(self) -> None:
+        enter = self._stack.enter_context
+        self.home = Path(tempfile.mkdtemp(prefix="headrace-demo-"))
+        self._stack.callback(shutil.rmtree, self.home, ignore_errors=True)
+        broker = enter(testing.broker(in_process=False))
+        self.bootstrap = broker.bootstrap
+        self._say(f"broker       {self.bootstrap}, process {broker.pid}")
+        self.database = enter(_postgres()).url()
+        self.shop = Shop(self.database, rate=self._rates[0], seed=self._seed)
+        self.shop.prepare()
+        self._say(f"PostgreSQL   {self.database}")
+        self.client = enter(Client(self.bootstrap))
+        for topic in (*(f"{CAPTURE}.public.{table}" for table in TABLES), CLICKS, PRICED, CORRECTED):
+            Admin(self.client).create_topic(topic, partitions=1)
+        self.index = self.home / "search.db"
+        self.parts = [self._capture(), self._pipelines()]
+        self.visitors = Visitors(self.bootstrap, rate=self._rates[1], seed=self._seed)
+        self._until_captured()
+        self.shop.open()
+        self.visitors.come()
+
+    def _capture(self) -> Part:
+        tables = ",".join(f"public.{table}" for table in TABLES)
+        options = ["--tables", tables, "--decimals", "string", "--bootstrap", self.bootstrap, "--heartbeat", "1"]
+        part = self._part("capture", ["capture", "run", CAPTURE, self.database, *options])
+        part.follow(lambda line: None)
+        self._say(f"capture      tables {', '.join(TABLES)} into topics {CAPTURE}.public.*")
+        return part
+
+    def _until_captured(self) -> None:
+        """What a price was before capture saw it, no join can find out: so the first prices come first."""
+        places = [TopicPartition(f"{CAPTURE}.public.products", 0)]
+        deadline_s = time.monotonic() + CAPTURE_S_MAX
+        while sum(end_offsets(self.client, places, read_committed=True).values()) < PRODUCTS:
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise HeadraceError(f"capture has not read the products within {CAPTURE_S_MAX:g} s")
+            time.sleep(0.1)
+
+    def _pipelines(self) -> Part:
+        checkpoints = str(self.home / "checkpoints")
+        options = ["--bootstrap", self.bootstrap, "--checkpoints", checkpoints, "--output", "json"]
+        logged = ["--log", str(self.home / "spark.log")]
+        part = self._part("pipelines", ["run", str(PIPELINES), *options, *logged])
+        part.follow(self._reported)
+        self._say("pipelines    Spark starts, which takes some seconds")
+        return part
+
+    def _part(self, name: str, arguments: Sequence[str]) -> Part:
+        environment = {"HEADRACE_DEMO_DATABASE": self.database, "HEADRACE_DEMO_INDEX": str(self.index)}
+        command = [sys.executable, "-m", "headrace", *arguments]
+        part = Part(name, command, self.home / f"{name}.log", environment)
+        self._stack.callback(part.stop)
+        return part
+
+    def _reported(self, line: str) -> None:
+        try:
+            report = json.loads(line)
+        except ValueError:
+            return
+        if isinstance(report, dict) and "pipeline" in report:
+            self.progress[report["pipeline"]] = report
+
+    def batches(self) -> dict[str, Any]:
+        """How far each pipeline is."""
+        return {name: report["batch"] for name, report in self.progress.items()}
+
+    def check(self) -> None:
+        """Raise when a part has ended by itself."""
+        for part in self.parts:
+            part.check()
+        for actor in (self.shop, self.visitors):
+            if actor.failed is not None:
+                raise actor.failed
+
+
+def _postgres() -> Any:
+    try:
+        from headrace.testing.postgres import postgres
+    except ModuleNotFoundError as error:
+        raise UsageError(f"the demo needs {error.name}", "pip install 'headrace[demo]'") from error
+    return postgres()
