@@ -47,8 +47,8 @@ test: $(STAMP) ## every test, fast ones first
 	$(BIN)/lint-imports
 	$(PYTEST) tests --ignore tests/cluster -m "not (spark and slow)"
 
-test-spark: $(STAMP) ## all tests that start Spark, also the long ones: kills, restarts, clusters (half an hour)
-	$(PYTEST) tests/spark tests/docs -m spark
+test-spark: $(STAMP) ## all tests of Spark, also the long ones: kills, restarts, clusters (an hour)
+	$(PYTEST) tests/spark tests/demo tests/docs tests/unit/spark -m spark
 
 test-cluster: $(STAMP) ## client, source and sink on Apache Kafka with three brokers, whose leaders are killed
 	$(PYTEST) tests/cluster --timeout=1800
