@@ -14,7 +14,7 @@ from benchmarks.nexmark.oracle import Judge
 from benchmarks.nexmark.winning_bids import WinningBids
 from headrace.spark.state_bucket import Bucket
 from headrace.spark.state_operator import BEGINNING, END, advance, run_bounded
-from tests.unit.spark.state_world import MemoryStore
+from tests.unit.spark.stream_world import MemoryStore
 
 KEYS = pa.struct([("id", pa.int64())])
 ABOUT = pa.struct([("category", pa.int64())])

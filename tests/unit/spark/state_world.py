@@ -1,20 +1,20 @@
-"""A stream and its store in memory, for operators with state: no Spark in here."""
+"""Events of users and a stream of them, for operators with state: no Spark in here."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from hypothesis import strategies as st
 
-from headrace.spark.state_bucket import Bucket, Manifest
-from headrace.spark.state_operator import BEGINNING, END, Operator, advance, run_bounded
+from headrace.spark.state_operator import BEGINNING, END, Operator, run_bounded
+from tests.unit.spark.stream_world import SECOND, Query, cut
 
-SECOND = 1_000_000
 LATENESS_S = 20
+LONG_AGO_S = -1_000_000
 TIME = pa.timestamp("us", "UTC")
 ROWS = pa.schema([("user", pa.string()), ("at", TIME), ("amount", pa.int64())])
 KEYS = pa.struct([("user", pa.string())])
@@ -39,76 +39,34 @@ def arrivals(draw: st.DrawFn, rows: st.SearchStrategy[list[Event]] = events) -> 
     """The events in an order that the lateness allows, in micro-batches, some of them empty."""
     delays = st.sampled_from([0, 0, 1, LATENESS_S // 2, LATENESS_S - 1, LATENESS_S, LATENESS_S])
     delayed = [(event[1] + draw(delays), number, event) for number, event in enumerate(draw(rows))]
-    ordered = [event for _, _, event in sorted(delayed, key=lambda each: each[:2])]
-    batches: list[list[Event]] = [[]]
-    for event in ordered:
-        while draw(st.booleans()):
-            batches.append([])
-        batches[-1].append(event)
-    return batches
+    return draw(cut([event for _, _, event in sorted(delayed, key=lambda each: each[:2])]))
 
 
-class MemoryStore:
-    def __init__(self) -> None:
-        self.chunks: dict[str, bytes] = {}
-        self.written: bytes | None = None
-        self.chunks_read = 0
-
-    def manifest(self) -> bytes | None:
-        return self.written
-
-    def manifest_value(self) -> Manifest:
-        return Manifest() if self.written is None else Manifest.decode(self.written)
-
-    def chunk(self, chunk_id: str) -> bytes:
-        self.chunks_read += 1
-        return self.chunks[chunk_id]
-
-    def put_chunk(self, chunk_id: str, data: bytes) -> None:
-        self.chunks[chunk_id] = data
-
-    def remove_chunk(self, chunk_id: str) -> None:
-        del self.chunks[chunk_id]
-
-    def put_manifest(self, data: bytes) -> None:
-        self.written = data
-
-    def copy(self) -> MemoryStore:
-        other = MemoryStore()
-        other.chunks, other.written = dict(self.chunks), self.written
-        return other
-
-
-class Stream:
-    """A query: its watermark is the highest time of earlier batches less the lateness; it can stop at any time."""
+class Stream(Query):
+    """A query whose watermark is the highest time of earlier batches less the lateness."""
 
     def __init__(self, operator: Operator, rows: pa.Schema = ROWS, keys: pa.StructType = KEYS) -> None:
-        self.operator = operator
-        self.rows = rows
-        self.keys = keys
-        self.store = MemoryStore()
-        self.bucket = Bucket(operator.layout(keys))
+        super().__init__(operator, rows, keys, "at")
         self.highest_us = BEGINNING
         self.output: list[pa.Table] = []
-        self.late_rows = 0
 
-    def restart(self) -> None:
-        """Nothing but the store survives."""
-        self.bucket = Bucket(self.operator.layout(self.keys))
+    @property
+    def watermark_us(self) -> int:
+        return BEGINNING if self.highest_us == BEGINNING else self.highest_us - LATENESS_S * SECOND
 
-    def push(self, rows: pa.Table, now_us: int | None = None) -> None:
-        seen = self.highest_us != BEGINNING
-        watermark = self.highest_us - LATENESS_S * SECOND if seen else BEGINNING
-        before = self.store.manifest_value()
-        self.bucket.refresh(before, self.store)
-        outcome = advance(
-            self.bucket, self.operator, rows, now_us=watermark if now_us is None else now_us, event_time="at"
-        )
-        self.bucket.save(before, 1, self.store)
-        self.output.append(outcome.output)
-        self.late_rows += outcome.late_rows
+    def push(self, rows: pa.Table, now_us: int | None = None) -> pa.Table:
+        self.output.append(super().push(rows, self.watermark_us if now_us is None else now_us))
         if rows.num_rows:
             self.highest_us = max(self.highest_us, pc.max(rows.column("at").cast(pa.int64())).as_py())
+        return self.output[-1]
+
+    def take(self, batches: Iterable[pa.Table], restarts: Container[int]) -> Iterator[None]:
+        """One batch after the other, with restarts before some of them; a pause after each to look at what came."""
+        for number, batch in enumerate(batches):
+            if number in restarts:
+                self.restart()
+            self.push(batch)
+            yield
 
     def finish(self) -> pa.Table:
         self.push(self.rows.empty_table(), END)
@@ -117,11 +75,19 @@ class Stream:
 
 def streamed(operator: Operator, batches: list[list[Event]], restarts: set[int]) -> Stream:
     stream = Stream(operator)
-    for number, batch in enumerate(batches):
-        if number in restarts:
-            stream.restart()
-        stream.push(table(batch))
+    for _ in stream.take(map(table, batches), restarts):
+        pass
     return stream
+
+
+def out_of_order(arrived: list[Event], cuts: list[int]) -> Iterator[tuple[list[Event], int]]:
+    """Batches of these sizes as they are, late ones too, each with the watermark that the earlier ones leave, in
+    seconds; before there is any, it is long ago."""
+    start = 0
+    for size in [*cuts, len(arrived)]:
+        watermark = max((second for _, second, _ in arrived[:start]), default=LONG_AGO_S) - LATENESS_S
+        yield arrived[start : start + size], watermark
+        start += size
 
 
 def as_bag(rows: pa.Table) -> Counter[tuple[Any, ...]]:
@@ -133,7 +99,7 @@ def bounded(operator: Operator, batches: list[list[Event]]) -> pa.Table:
     return run_bounded(operator, table(together), KEYS, "at")
 
 
-def folded(results: pa.Table, *name: str) -> list[dict[str, Any]]:
+def folded(results: pa.Table, *name: str) -> pa.Table:
     """The rule for whoever keeps a table: the highest revision of each name, and nothing where that was taken back."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in results.to_pylist():
@@ -144,4 +110,12 @@ def folded(results: pa.Table, *name: str) -> list[dict[str, Any]]:
         else:
             assert known is None or row["revision"] > known["revision"], "revisions count up"
         newest[place] = row
-    return [row for row in newest.values() if not row["is_retraction"]]
+    return pa.Table.from_pylist([row for row in newest.values() if not row["is_retraction"]], results.schema)
+
+
+def added_up(results: pa.Table, plain: Callable[[pa.Table], Counter[tuple[Any, ...]]]) -> Counter[tuple[Any, ...]]:
+    """The rule for whoever adds up: final results that are given, less those that are taken back."""
+    final = results.filter(results.column("is_final"))
+    added = plain(final.filter(pc.invert(final.column("is_retraction"))))
+    added.subtract(plain(final.filter(final.column("is_retraction"))))
+    return +added

@@ -136,6 +136,7 @@ def test_the_join_as_of_is_that_of_a_plain_loop_whatever_the_cuts_the_order_and_
     assert bag(run_bounded(query.operator, table(together), KEYS, "_time")) == expected
 
 
+@settings(max_examples=30)
 @given(arrivals(), st.sets(st.integers(0, 30)))
 def test_of_each_key_are_held_the_versions_above_the_watermark_and_at_most_one_below(
     batches: list[list[Item]], restarts: set[int]
@@ -199,6 +200,7 @@ def test_a_change_behind_the_watermark_counts_for_the_events_to_come_and_a_late_
 # ---- the latest ----------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=30)
 @given(arrivals(), st.sets(st.integers(0, 30)))
 def test_the_latest_row_is_that_of_the_last_change_up_to_the_events_batch(
     batches: list[list[Item]], restarts: set[int]

@@ -133,14 +133,19 @@ def test_an_error_of_the_users_own_code_keeps_its_name() -> None:
     assert reason(RuntimeError(text)) == "ZeroDivisionError: division by zero"
 
 
-def test_only_what_the_sink_refuses_is_not_tried_again() -> None:
-    refused = STREAM_FAILED.replace("typed.BadRecord", "decisions.Refused")
-    assert is_permanent(RuntimeError(refused))
-    assert reason(RuntimeError(refused)).startswith("the value at orders[0]")
+def test_only_what_the_sink_refuses_or_the_user_must_mend_is_not_tried_again() -> None:
+    for name in ("spark.decisions.Refused", "errors.UsageError"):
+        told = RuntimeError(STREAM_FAILED.replace("spark.typed.BadRecord", name))
+        assert is_permanent(told)
+        assert reason(told).startswith("the value at orders[0]")
+    assert is_permanent(UsageError("a pipeline that is built anew has no such column"))
     lost = STREAM_FAILED.replace("typed.BadRecord", "sink_protocol.TransactionsLost")
     assert not is_permanent(RuntimeError(lost))
     assert not is_permanent(RuntimeError(STREAM_FAILED))
     assert not is_permanent(RuntimeError("Refused"))
+    away = RuntimeError(STREAM_FAILED.replace("typed.BadRecord", "sinks.target.Unavailable"))
+    assert not is_permanent(away)
+    assert reason(away).startswith("the value at orders[0]")
 
 
 def test_a_batch_that_cannot_begin_is_told_in_its_own_words_and_not_in_those_of_sparks_pickler() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.spark import state_bucket
 from headrace.spark.state_bucket import NEVER, Bucket, Layout, Manifest, StateMismatch
 from headrace.spark.state_operator import factorize
-from tests.unit.spark.state_world import MemoryStore
+from tests.unit.spark.stream_world import MemoryStore
 
 KEYS = pa.struct([("user", pa.string())])
 STATE = pa.struct([("count", pa.int64()), ("tags", pa.list_(pa.string()))])

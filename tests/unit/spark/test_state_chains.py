@@ -16,7 +16,7 @@ from headrace.spark.session_windows import Sessions
 from headrace.spark.state import _spark_hash, bucket_numbers
 from headrace.spark.state_bucket import BEGINNING, Bucket
 from headrace.spark.state_operator import END, Operator, advance, run_bounded
-from tests.unit.spark.state_world import MemoryStore
+from tests.unit.spark.stream_world import MemoryStore
 
 TIME = pa.timestamp("us", "UTC")
 ROWS = pa.schema([("user", pa.string()), ("at", TIME), ("n", pa.int64())])

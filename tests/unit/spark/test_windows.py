@@ -15,7 +15,19 @@ from headrace.spark.state_bucket import Bucket
 from headrace.spark.state_operator import BEGINNING, END, advance, micros, run_bounded
 from headrace.spark.windows_aggregates import EVENTS, aggregate_of
 from headrace.spark.windows_operator import WINDOW, Windows
-from tests.unit.spark.state_world import KEYS, LATENESS_S, ROWS, SECOND, TIME, Event, Stream, arrivals, events, folded
+from tests.unit.spark.state_world import (
+    KEYS,
+    ROWS,
+    SECOND,
+    TIME,
+    Event,
+    Stream,
+    added_up,
+    arrivals,
+    events,
+    folded,
+    out_of_order,
+)
 from tests.unit.spark.state_world import table as plain_table
 
 SIZE_S = 10
@@ -69,7 +81,7 @@ def _values(members: list[Event]) -> tuple[Any, ...]:
     return (len(members), sum(amounts), min(amounts), mean, timed[0][1], timed[-1][1], len(set(amounts)))
 
 
-def plain(rows: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
+def plain(results: pa.Table) -> Counter[tuple[Any, ...]]:
     return Counter(
         (
             row["user"],
@@ -77,7 +89,7 @@ def plain(rows: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
             row["events"],
             *(row["mean"] and round(row["mean"], 9) if name == "mean" else row[name] for name in ASKED),
         )
-        for row in rows
+        for row in results.to_pylist()
     )
 
 
@@ -93,17 +105,15 @@ def test_final_windows_are_those_of_a_plain_loop_whatever_the_cuts_the_order_and
     everything = [event for batch in batches for event in batch]
     expected = by_hand(everything, every_s)
     stream = new_stream(windows())
-    for number, batch in enumerate(batches):
-        if number in restarts:
-            stream.restart()
-        stream.push(table(batch, every_s))
-    found = stream.finish().to_pylist()
+    for _ in stream.take([table(batch, every_s) for batch in batches], restarts):
+        pass
+    found = stream.finish()
     assert plain(found) == expected
-    assert all(row["is_final"] and row["revision"] == 1 and not row["is_retraction"] for row in found)
+    assert all(row["is_final"] and row["revision"] == 1 and not row["is_retraction"] for row in found.to_pylist())
     assert stream.late_rows == 0
     assert stream.store.manifest_value().key_count == 0, "nothing is held in the end"
     bounded = run_bounded(windows(), table(everything, every_s), WINDOW_KEYS, "at")
-    assert plain(bounded.to_pylist()) == expected
+    assert plain(bounded) == expected
 
 
 @settings(max_examples=25)
@@ -113,14 +123,11 @@ def test_early_windows_fold_to_what_is_known_after_every_batch_and_to_the_final_
 ) -> None:
     stream = new_stream(windows("early"))
     known: list[Event] = []
-    for number, batch in enumerate(batches):
-        if number in restarts:
-            stream.restart()
-        stream.push(table(batch))
-        known += batch
+    for number, _ in enumerate(stream.take(map(table, batches), restarts)):
+        known += batches[number]
         assert plain(folded(pa.concat_tables(stream.output), "user", "window_start")) == by_hand(known)
     final = folded(stream.finish(), "user", "window_start")
-    assert all(row["is_final"] for row in final)
+    assert all(final.column("is_final").to_pylist())
     assert plain(final) == by_hand(known)
 
 
@@ -138,28 +145,18 @@ def test_stragglers_correct_what_was_final_and_adding_and_subtracting_gives_the_
     stream = new_stream(windows(emit, "correct", KEEP_S))
     known: list[Event] = []
     late = 0
-    rest = arrived
-    for number, size in enumerate([*cuts, len(arrived)]):
-        batch, rest = rest[:size], rest[size:]
-        watermark = max((event[1] for event in known_all(arrived, rest, batch)), default=-1_000) - LATENESS_S
-        late += sum(starts_of(event[1], SIZE_S)[0] + SIZE_S <= watermark for event in batch)
-        known += [event for event in batch if starts_of(event[1], SIZE_S)[0] + SIZE_S + KEEP_S > watermark]
+    for number, (batch, watermark) in enumerate(out_of_order(arrived, cuts)):
+        ends = [starts_of(event[1], SIZE_S)[0] + SIZE_S for event in batch]
+        late += sum(end <= watermark for end in ends)
+        known += [event for event, end in zip(batch, ends, strict=True) if end + KEEP_S > watermark]
         if number in restarts:
             stream.restart()
-        stream.push(table(batch), watermark * SECOND if watermark > -500 else BEGINNING)
+        stream.push(table(batch), watermark * SECOND)
     results = stream.finish()
     assert stream.late_rows == late
     assert plain(folded(results, "user", "window_start")) == by_hand(known)
-    final = [row for row in results.to_pylist() if row["is_final"]]
-    added = plain([row for row in final if not row["is_retraction"]])
-    added.subtract(plain([row for row in final if row["is_retraction"]]))
-    assert +added == by_hand(known)
+    assert added_up(results, plain) == by_hand(known)
     assert stream.store.manifest_value().key_count == 0
-
-
-def known_all(arrived: list[Event], rest: list[Event], batch: list[Event]) -> list[Event]:
-    """What came in earlier batches."""
-    return arrived[: len(arrived) - len(rest) - len(batch)]
 
 
 def test_a_straggler_publishes_the_old_row_as_a_retraction_and_then_the_new_one() -> None:
@@ -301,8 +298,7 @@ def test_what_comes_after_the_clock_has_come_to_a_time_is_not_of_an_earlier_mome
     stream = new_stream(operator)
     seen_us = BEGINNING
     for batch in batches:
-        clock_us = stream.highest_us - LATENESS_S * SECOND if stream.highest_us != BEGINNING else BEGINNING
-        stream.push(table(batch))
-        moments = micros(stream.output[-1].column("window_time"))
+        clock_us = stream.watermark_us
+        moments = micros(stream.push(table(batch)).column("window_time"))
         assert (moments >= seen_us).all()
         seen_us = clock_us

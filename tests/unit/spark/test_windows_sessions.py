@@ -20,10 +20,12 @@ from tests.unit.spark.state_world import (
     SECOND,
     Event,
     Stream,
+    added_up,
     arrivals,
     bounded,
     events,
     folded,
+    out_of_order,
     streamed,
     table,
 )
@@ -89,16 +91,12 @@ def test_early_sessions_fold_to_what_is_known_after_every_batch_and_to_the_final
 ) -> None:
     stream = Stream(sessions("early"))
     known: list[Event] = []
-    for number, batch in enumerate(batches):
-        if number in restarts:
-            stream.restart()
-        stream.push(table(batch))
-        known += batch
-        now = folded(pa.concat_tables(stream.output), "user", "session_start")
-        assert plain(pa.Table.from_pylist(now, stream.operator.output)) == sessions_by_hand(known)
+    for number, _ in enumerate(stream.take(map(table, batches), restarts)):
+        known += batches[number]
+        assert plain(folded(pa.concat_tables(stream.output), "user", "session_start")) == sessions_by_hand(known)
     final = folded(stream.finish(), "user", "session_start")
-    assert all(row["is_final"] for row in final)
-    assert plain(pa.Table.from_pylist(final, stream.operator.output)) == sessions_by_hand(known)
+    assert all(final.column("is_final").to_pylist())
+    assert plain(final) == sessions_by_hand(known)
 
 
 def test_an_event_exactly_at_the_end_of_a_session_begins_the_next_one() -> None:
@@ -171,25 +169,17 @@ def test_stragglers_correct_sessions_that_were_final_join_them_and_open_them_aga
     """Any order at all: a row counts unless its own session would have ended longer ago than sessions are kept."""
     stream = Stream(sessions(emit, "correct", KEEP_S))
     known: list[Event] = []
-    late, position = 0, 0
-    for number, size in enumerate([*cuts, len(arrived)]):
-        watermark = max((event[1] for event in arrived[:position]), default=-1_000) - LATENESS_S
-        batch = arrived[position : position + size]
-        position += size
+    late = 0
+    for number, (batch, watermark) in enumerate(out_of_order(arrived, cuts)):
         late += sum(event[1] < watermark for event in batch)
         known += [event for event in batch if event[1] + GAP_S + KEEP_S > watermark]
         if number in restarts:
             stream.restart()
-        stream.push(table(batch), watermark * SECOND if watermark > -500 else BEGINNING)
+        stream.push(table(batch), watermark * SECOND)
     results = stream.finish()
     assert stream.late_rows == late
-    expected = sessions_by_hand(known)
-    kept = folded(results, "user", "session_start")
-    assert plain(pa.Table.from_pylist(kept, results.schema)) == expected
-    final = [row for row in results.to_pylist() if row["is_final"]]
-    added = plain(pa.Table.from_pylist([row for row in final if not row["is_retraction"]], results.schema))
-    added.subtract(plain(pa.Table.from_pylist([row for row in final if row["is_retraction"]], results.schema)))
-    assert +added == expected
+    assert plain(folded(results, "user", "session_start")) == sessions_by_hand(known)
+    assert added_up(results, plain) == sessions_by_hand(known)
     assert stream.store.manifest_value().key_count == 0
 
 
