@@ -12,7 +12,6 @@ input comes to when it is read at once. The seed decides what is killed when; th
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import shutil
 import sys
@@ -26,11 +25,10 @@ from typing import Protocol
 
 from headrace.client import Admin, Client, ClientOptions, Producer, TopicPartition, end_offsets
 from headrace.spark.decisions import DECISION_TOPIC, DecisionTopic
-from headrace.spark.sink_checkpoint import read_checkpoint
 from headrace.testing import broker as start_broker
 from headrace.testing.broker import ChildBroker
 from tests.chaos.spark_job import SOURCE
-from tests.chaos.spark_judge import CLOSING_S, Verdict, compare
+from tests.chaos.spark_judge import CLOSING_S, Verdict, compare, has_read_all
 from tests.chaos.spark_life import CLUSTER, LOCAL, Life, LifeEnded
 
 PIPELINES = ("transform", "windows", "updates")
@@ -105,7 +103,7 @@ class Run:
         """A new driver. The one before it may still be dying, as it may when a cluster restarts one."""
         log = self.home / f"driver-{len(self.lives) + 1}.log"
         arguments = [str(self.home), self.broker.bootstrap, master, self.fence, *self.pipelines]
-        self.lives.append(Life(log, master, arguments))
+        self.lives.append(Life(log, [sys.executable, "-m", "tests.chaos.spark_job", *arguments], master=master))
         self.life.wait_until_running()
 
     def feed(self, count: int) -> None:
@@ -177,16 +175,7 @@ class Run:
 
     def all_read(self) -> bool:
         """Whether every query has finished a batch that ends where the input ends."""
-        places = [TopicPartition(SOURCE, index) for index in range(PARTITIONS)]
-        ends = {str(place.partition): end for place, end in end_offsets(self.client, places).items()}
-        for name in self.pipelines:
-            folder = self.home / "checkpoints" / name
-            known = read_checkpoint(str(folder)) if (folder / "metadata").exists() else None
-            if known is None or known.ends is None or json.loads(known.ends)[SOURCE] != ends:
-                return False
-            if not (folder / "commits" / str(known.batch_id)).exists():
-                return False
-        return True
+        return all(has_read_all(self.client, SOURCE, self.home / "checkpoints" / name) for name in self.pipelines)
 
     def wait_until(self, done: Callable[[], bool], otherwise: str | Callable[[], str]) -> None:
         """As long as batches are decided, however slowly, there is hope."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
-from headrace.client import Client, Consumer, ConsumerOptions, FetchOptions, TopicPartition, start_offsets
+from headrace.client import Client, Consumer, ConsumerOptions, FetchOptions, TopicPartition, end_offsets, start_offsets
 from headrace.record import Record
+from headrace.spark.sink_checkpoint import read_checkpoint
 from tests.chaos.spark_job import LATENESS_S, SOURCE, WINDOW_S
 
-__all__ = ["CLOSING_S", "Verdict", "committed", "compare"]
+__all__ = ["CLOSING_S", "Verdict", "committed", "compare", "has_read_all"]
 
 CLOSING_S = 10_000_000_000
 """The event time of the last row: behind every window, so that all of them are complete. Its own never is."""
@@ -49,6 +52,16 @@ def committed(client: Client, topic: str) -> list[Row]:
         for place, records in consumer.poll(100).items():
             found += [(place.partition, each) for each in records]
     return found
+
+
+def has_read_all(client: Client, topic: str, checkpoint: Path) -> bool:
+    """Whether a query has finished a batch that ends where its topic ends."""
+    places = [TopicPartition(topic, each.index) for each in client.topic(topic).partitions]
+    ends = {str(place.partition): end for place, end in end_offsets(client, places).items()}
+    known = read_checkpoint(str(checkpoint)) if (checkpoint / "metadata").exists() else None
+    if known is None or known.ends is None or json.loads(known.ends)[topic] != ends:
+        return False
+    return (checkpoint / "commits" / str(known.batch_id)).exists()
 
 
 def compare(client: Client, name: str) -> Verdict:

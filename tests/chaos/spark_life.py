@@ -7,8 +7,8 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -32,14 +32,19 @@ class LifeEnded(Exception):
 class Life:
     """One driver, from its start to its end. Everything it starts is in the same session of the operating system."""
 
-    def __init__(self, log: Path, master: str, arguments: list[str]) -> None:
+    def __init__(self, log: Path, command: Sequence[str], *, master: str = LOCAL, **environment: str) -> None:
         self.master = master
         self.log = log
-        command = [sys.executable, "-m", "tests.chaos.spark_job", *arguments]
         with log.open("wb") as output:
             # A file and no pipe: processes that outlive a killed driver would keep a pipe open.
             self.child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd=ROOT, start_new_session=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                cwd=ROOT,
+                env={**os.environ, **environment},
+                start_new_session=True,
             )
 
     def wait_until_running(self) -> None:

@@ -4,6 +4,8 @@
 around a session: it plans a batch, gives it to the target, and only then writes down that it is done. It is killed with
 SIGKILL at random moments, so between a target's commit and its own note too; the next one begins behind the last note,
 under the same query. Every third kill hits the target's server instead, where there is one.
+
+``--spark`` does it with ``headrace run``, a broker and all kinds of targets at once (``spark_kills``).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,9 +22,9 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import redis as redis_library
 from deltalake import DeltaTable
@@ -32,10 +35,10 @@ from headrace.spark.sinks.to_delta import DeltaTarget
 from headrace.spark.sinks.to_redis import RedisTarget
 from headrace.spark.sinks.to_search import SearchTarget
 from headrace.spark.sinks.to_sql import SqlTarget, TableName
-from tests.capture.kills_subjects import restarted
 from tests.servers.mariadb import mariadb_server
-from tests.servers.postgres import PostgresServer, postgres_server
+from tests.servers.postgres import postgres_server
 from tests.servers.redis import redis_server
+from tests.sinks.restarts import Server, start_again
 from tests.sinks.world import Base, changes_of, deliver
 from tests.waiting import eventually
 
@@ -45,19 +48,6 @@ ROWS_PER_CHUNK = 30
 CHUNKS = 3
 KINDS = ("sqlite", "search", "delta", "postgresql", "mariadb", "redis")
 TABLE = TableName("followed")
-
-
-class Server(Protocol):
-    def kill(self) -> None: ...
-    def start(self) -> None: ...
-
-
-def start_again(server: Server) -> None:
-    """PostgreSQL's children may hold what belonged to the killed one for a moment."""
-    if isinstance(server, PostgresServer):
-        restarted(server)
-    else:
-        server.start()
 
 
 def rows_of(batch_id: int) -> list[list[tuple[Any, ...]]]:
@@ -205,21 +195,40 @@ def run(kind: str, kills: int, folder: Path, chance: random.Random, say: Callabl
     say(f"{kind}: {kills} kills over {until} batches, and the target equals the folded changes")
 
 
+def run_spark(kills: int, seed: int) -> None:
+    """Only here: whoever follows without Spark need not load it."""
+    from tests.sinks.spark_kills import PIPELINES, World, kill_loop
+
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    pipelines = [each for each in PIPELINES if each != "mirror" or shutil.which("mariadbd")]
+    with tempfile.TemporaryDirectory(prefix="headrace-kills-") as folder, ExitStack() as stack:
+        world = World(stack, Path(folder), seed, pipelines)
+        hits = kill_loop(world, kills, random.Random(seed), lambda line: print(line, flush=True))
+        records = world.finish()
+        counts = ", ".join(f"{count} × {part}" for part, count in sorted(hits.items()))
+        print(f"spark: {kills} kills ({counts}), {len(world.lives)} drivers, {records} records: {', '.join(pipelines)}")
+    print("each target equals the topic recomputed")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.sinks.kills")
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
     parser.add_argument("--only", choices=KINDS)
+    parser.add_argument("--spark", action="store_true", help="headrace run into all targets at once, broker and all")
     parser.add_argument("--follow", nargs=4, metavar=("KIND", "PLACE", "NOTE", "UNTIL"))
     arguments = parser.parse_args()
     if arguments.follow:
         kind, place, note, until = arguments.follow
         follow(kind, place, Path(note), int(until))
         return
-    seed = int.from_bytes(os.urandom(4), "big")
-    print(f"seed {seed}")
+    print(f"seed {arguments.seed}", flush=True)
+    if arguments.spark:
+        run_spark(arguments.kills, arguments.seed)
+        return
     for kind in KINDS if arguments.only is None else (arguments.only,):
         with tempfile.TemporaryDirectory(prefix="headrace-kills-") as folder:
-            run(kind, arguments.kills, Path(folder), random.Random(seed))
+            run(kind, arguments.kills, Path(folder), random.Random(arguments.seed))
 
 
 if __name__ == "__main__":
