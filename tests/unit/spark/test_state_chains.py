@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.spark.analytics_rolling import Rolling
+from headrace.spark.clock_correction import SmoothClock
 from headrace.spark.deduplication import Dedup
+from headrace.spark.joins_operators import CHANGE, EVENT, AsOf, Matched, change_type, event_type
 from headrace.spark.session_windows import Sessions
 from headrace.spark.state import _spark_hash, bucket_numbers
 from headrace.spark.state_bucket import BEGINNING, Bucket
-from headrace.spark.state_operator import END, Operator, advance, run_bounded
+from headrace.spark.state_operator import END, Operator, advance, micros, run_bounded
+from headrace.spark.windows_aggregates import EVENTS
+from headrace.spark.windows_operator import WINDOW, Windows
 from tests.unit.spark.stream_world import MemoryStore
 
 TIME = pa.timestamp("us", "UTC")
@@ -28,6 +35,14 @@ Event = tuple[str, int, int]
 DEDUP = Dedup(ROWS, "at", 1000)
 VISITS = Sessions(USER, "at", 5)
 STAYS = Sessions(USER, "session_end", 8)
+SIZE_US = 10
+WINDOWED = pa.struct([*USER, *WINDOW])
+EVENT_ROW = pa.struct(list(ROWS))
+TABLE_ROW = pa.struct([("user", pa.string()), ("home", pa.int64())])
+TAGGED = pa.schema(
+    [("user", pa.string()), ("_time", TIME), (EVENT, event_type(EVENT_ROW)), (CHANGE, change_type(TABLE_ROW))]
+)
+AS_OF = AsOf(Matched(EVENT_ROW, TABLE_ROW, "version", (("home", "home"),)), "at")
 
 events = st.builds(lambda user, time: (user, time, time), st.sampled_from("ab"), st.integers(0, 60))
 """Rows with one key are copies of each other, so it does not matter which of them comes first."""
@@ -76,36 +91,97 @@ def within_lateness(given_batches: list[list[Event]]) -> list[list[Event]]:
     return kept
 
 
-def stays(found: pa.Table) -> Counter[Any]:
-    columns = [found.column(name).to_pylist() for name in ("user", "session_start", "session_end", "events")]
-    return Counter(zip(*columns, strict=True))
+def in_windows(rows: pa.Table, time: str) -> pa.Table:
+    """As Spark SQL gives rows to the operator of windows."""
+    starts = micros(rows.column(time)) // SIZE_US * SIZE_US
+    rows = rows.select([name for name in rows.column_names if not name.startswith("window_") or name == time])
+    for field, offset in zip(WINDOW, (0, SIZE_US), strict=True):
+        rows = rows.append_column(field, pa.array(starts + offset).cast(TIME))
+    return rows
 
 
-@settings(deadline=None, max_examples=30)
-@given(batches)
-def test_three_operators_in_a_row_give_on_a_stream_what_they_give_on_all_rows_at_once(
-    given_batches: list[list[Event]],
+def tagged(rows: pa.Table) -> pa.Table:
+    """Every third row is a change of its user's row, and the others are events."""
+    found = []
+    for user, at, n in zip(*(rows.column(name).cast(kind).to_pylist() for name, kind in PLAIN), strict=True):
+        change = {"at": at, "position": n, "version": str(n), "live": n % 2 == 0, "row": {"user": user, "home": n}}
+        event = {"at": at, "row": {"user": user, "at": at, "n": n}}
+        is_change = n % 3 == 0
+        found.append(
+            {"user": user, "_time": at, EVENT: None if is_change else event, CHANGE: change if is_change else None}
+        )
+    return pa.Table.from_pylist(found, TAGGED)
+
+
+PLAIN = (("user", pa.string()), ("at", pa.int64()), ("n", pa.int64()))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A function of a chain: its operator, by which column it goes, and what its rows are made of those before it."""
+
+    operator: Operator
+    time: str = "at"
+    keys: pa.StructType = USER
+    prepare: Callable[[pa.Table], pa.Table] = lambda rows: rows
+
+
+def windows(time: str, emit: Any = "final") -> Stage:
+    return Stage(Windows(USER, time, (EVENTS,), emit), time, WINDOWED, lambda rows: in_windows(rows, time))
+
+
+CLOCK = SmoothClock(pa.schema([*ROWS, ("sent", TIME)]), "at", "sent", "at", 3, 1000, 30)
+CHAINS: dict[str, list[Stage]] = {
+    "dedup, sessions, sessions": [Stage(DEDUP, keys=KEY), Stage(VISITS), Stage(STAYS, "session_end")],
+    "windows, sessions": [windows("at"), Stage(Sessions(USER, "window_time", 12), "window_time")],
+    "windows, windows, windows": [windows("at"), windows("window_time"), windows("window_time")],
+    "rolling, windows": [Stage(Rolling(ROWS, "at", 7, (EVENTS,))), windows("at")],
+    "sessions, rolling": [
+        Stage(VISITS),
+        Stage(
+            Rolling(VISITS.output.remove(VISITS.output.get_field_index("events")), "session_end", 9, (EVENTS,)),
+            "session_end",
+        ),
+    ],
+    "clocks, sessions": [
+        Stage(CLOCK, prepare=lambda rows: rows.append_column("sent", rows.column("at"))),
+        Stage(VISITS),
+    ],
+    "join_as_of, windows, sessions": [
+        Stage(AS_OF, "_time", prepare=tagged),
+        windows("at"),
+        Stage(Sessions(USER, "window_time", 12), "window_time"),
+    ],
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@settings(deadline=None, max_examples=15)
+@given(given_batches=batches)
+def test_operators_in_a_row_give_on_a_stream_what_they_give_on_all_rows_at_once(
+    chain: str, given_batches: list[list[Event]]
 ) -> None:
     cut = within_lateness(given_batches)
-    places = [
-        Place(DEDUP, KEY, "at", follows=False),
-        Place(VISITS, USER, "at", follows=True),
-        Place(STAYS, USER, "session_end", follows=True),
-    ]
-    found = [STAYS.output.empty_table()]
+    stages = CHAINS[chain]
+    places = [Place(each.operator, each.keys, each.time, follows=number > 0) for number, each in enumerate(stages)]
+    found = [stages[-1].operator.output.empty_table()]
     watermark = BEGINNING
     for batch in [*cut, None]:  # at the end the clock goes to the end of time
         now_us = watermark if batch is not None else END
         rows = table(batch or [])
-        for place in places:
-            rows = place.advance(rows, now_us)
+        for stage, place in zip(stages, places, strict=True):
+            rows = place.advance(stage.prepare(rows), now_us)
         found.append(rows)
         watermark = max([watermark, *(time - LATENESS_US for _, time, _ in batch or [])])
     rows = table([event for batch in cut for event in batch])
-    for place in places:
-        rows = run_bounded(place.operator, rows, place.keys, place.event_time)
-    assert stays(pa.concat_tables(found)) == stays(rows)
-    assert [place.late_rows for place in places] == [0, 0, 0]
+    for stage in stages:
+        rows = run_bounded(stage.operator, stage.prepare(rows), stage.keys, stage.time)
+    assert bag(pa.concat_tables(found)) == bag(rows)
+    assert [place.late_rows for place in places] == [0] * len(places)
+
+
+def bag(found: pa.Table) -> Counter[str]:
+    return Counter(map(repr, found.to_pylist()))
 
 
 def test_rows_that_an_earlier_operator_gives_out_would_be_late_if_they_were_judged_by_now() -> None:
