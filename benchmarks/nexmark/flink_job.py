@@ -49,7 +49,8 @@ def run(tables: Any, task: dict[str, Any], number: int) -> dict[str, Any]:
     try:
         return kept(tables, task, number) if task["keep"] else measured(tables, task["sql"])
     except Exception as error:
-        return {"error": str(error)[-2000:]}
+        reasons = [line for line in str(error).splitlines() if not line.startswith("\tat ")]
+        return {"error": "\n".join(reasons)[:2000]}
 
 
 def measured(tables: Any, sql: str) -> dict[str, Any]:

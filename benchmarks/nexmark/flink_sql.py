@@ -137,8 +137,8 @@ SQL = {
     """,
     "q20": """
         SELECT B.auction, B.bidder, B.price, B.channel, B.url, B.`dateTime`, B.extra, A.itemName, A.description,
-            A.initialBid, A.reserve, A.`dateTime` AS auction_dateTime, A.expires, A.seller, A.category,
-            A.extra AS auction_extra
+            A.initialBid, A.reserve, CAST(A.`dateTime` AS TIMESTAMP_LTZ(3)) AS auction_dateTime, A.expires, A.seller,
+            A.category, A.extra AS auction_extra
         FROM bid B JOIN auction A ON B.auction = A.id
             AND B.`dateTime` BETWEEN A.`dateTime` - INTERVAL '10' SECOND AND A.`dateTime` + INTERVAL '20' SECOND
         WHERE A.category = 10
