@@ -6,7 +6,8 @@
 
 What can be wrong with a pipeline itself shows before anything starts, and ends the command. What goes wrong later (a
 broker is away, a task died) is tried again after a pause that doubles; a micro-batch that finishes resets it. Nothing
-is lost by that: the checkpoint says where to go on.
+is lost by that: the checkpoint says where to go on. What only the user can mend (a table without the column, a row that
+nobody takes) ends the pipeline with its reason, and the others go on.
 """
 
 from __future__ import annotations
@@ -419,9 +420,9 @@ QUERY_PREFIX = re.compile(r"^Query \[id = [^\]]*\] terminated with exception: ")
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Whether a restart would only meet the same again, since the sink has asked the user to decide."""
+    """Whether a restart would only meet the same again, since the user is asked to decide or to mend something."""
     raised = PYTHON_ERROR.findall(str(error))
-    return bool(raised) and raised[-1][0] in _PERMANENT
+    return (raised[-1][0] if raised else type(error).__name__) in _PERMANENT
 
 
 def reason(error: BaseException) -> str:
@@ -439,7 +440,8 @@ def reason(error: BaseException) -> str:
     return _short(SPARK_PREFIX.sub("", line))
 
 
-_PERMANENT = frozenset({"Refused"})
+_PERMANENT = frozenset({"Refused", "UsageError"})
+"""By name: most errors come as the text of a traceback, from another process or through the JVM."""
 _OWN_ERRORS = _PERMANENT | {
     "BadRecord",
     "BrokerUnreachable",
@@ -447,7 +449,7 @@ _OWN_ERRORS = _PERMANENT | {
     "HeadraceError",
     "KafkaError",
     "TransactionsLost",
-    "UsageError",
+    "Unavailable",
 }
 
 

@@ -27,7 +27,16 @@ TYPES = {
     "bytes": "BLOB",
 }
 BUSY_TIMEOUT_S = 30.0
-AWAY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_FULL", "SQLITE_READONLY")
+AWAY = (
+    "SQLITE_BUSY",
+    "SQLITE_CANTOPEN",
+    "SQLITE_FULL",
+    "SQLITE_IOERR",
+    "SQLITE_LOCKED",
+    "SQLITE_NOMEM",
+    "SQLITE_PROTOCOL",
+    "SQLITE_READONLY",
+)
 
 
 def sqlite_file(address: Address) -> str:

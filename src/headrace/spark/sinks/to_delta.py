@@ -8,6 +8,7 @@ appended as they come.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,8 @@ __all__ = ["DeltaTarget"]
 
 DELETED = "__headrace_deleted"
 COMMITS_LOOKED_AT = 200
+STORE = re.compile(r"object ?store|generic \w+ error", re.IGNORECASE)
+"""In the general errors of the library, what tells of the place of the files and not of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,8 @@ class DeltaSession(Session):
         except CommitFailedError as error:
             raise Unavailable(f"{target.shown} was changed by somebody else meanwhile: {error}") from error
         except DeltaError as error:
-            raise UsageError(f"{target.shown}: {error}") from error
+            wrong = Unavailable if STORE.search(str(error)) else UsageError
+            raise wrong(f"{target.shown}: {error}") from error
         except OSError as error:
             raise Unavailable(f"{target.shown} cannot be reached: {error}") from error
         return delivery.done

@@ -123,7 +123,8 @@ class EmailSession(Session):
                 self._server = self._connect()
             self._server.send_message(message)
         except smtplib.SMTPAuthenticationError as error:
-            raise UsageError(f"{self._target.shown} does not let us in: {error.smtp_code}") from error
+            wrong = UsageError if error.smtp_code >= FOR_GOOD else Unavailable
+            raise wrong(f"{self._target.shown} does not let us in: {error.smtp_code}") from error
         except smtplib.SMTPRecipientsRefused as error:
             if all(code >= FOR_GOOD for code, _ in error.recipients.values()):
                 raise RowRefused(f"nobody may get it: {error}") from error

@@ -40,6 +40,8 @@ GROUP_ROWS = 2000
 TIMEOUT_S = 30
 FENCE_PREFIX = "headrace:fence:"
 NEW = ":headrace-new"
+FOR_A_WHILE = ("BUSY", "CLUSTERDOWN", "EXECABORT", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "TRYAGAIN")
+"""How answers begin that say nothing against the command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +109,7 @@ class RedisSession(Session):
 
     def _told(self, error: redis.RedisError) -> HeadraceError:
         text = f"{self._target.shown}: {' '.join(str(error).split())}"
-        wrong = isinstance(error, redis.ResponseError) and not str(error).startswith(
-            ("OOM", "LOADING", "BUSY", "MISCONF")
-        )
+        wrong = isinstance(error, redis.ResponseError) and not str(error).startswith(FOR_A_WHILE)
         wrong = wrong and not isinstance(error, redis.ReadOnlyError)
         return UsageError(text) if wrong else Unavailable(f"{text} (it is away, or takes no writes)")
 
