@@ -12,7 +12,9 @@ joined by ``hr.join_tables`` (``views``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import pyarrow as pa
@@ -183,8 +185,8 @@ def join_within(
     Both bounds belong to it, and one that is not given is nothing. ``left`` and ``full`` also give events without a
     partner, when the watermark says that none can come any more. Every pair comes, so an event may come several times.
     Rows behind the watermark are left out and counted (``numRowsDroppedByWatermark``); a partner that comes too late
-    leaves its event without one. ``prefix``: for the names of the right side's columns. A null in a key equals nothing,
-    but in a full join of streams, where Spark finds nulls equal: leave such rows out before.
+    leaves its event without one; rows without a time are left out. ``prefix``: for the names of the right side's
+    columns. A null in a key equals nothing.
     """
     if how not in ("inner", "left", "full"):
         raise UsageError(f"how={how!r} is none of 'inner', 'left', 'full'")
@@ -204,12 +206,29 @@ def join_within(
     condition = _between(left_time, names[right_time], before, after)
     for name, other in pairs.items():
         condition = condition & (F.col(f"`{name}`") == F.col(f"`{keys[other]}`"))
-    joined = left.join(renamed, condition, how)
+    if how == "full":
+        condition = condition & (_lacks(pairs, 1) == _lacks(keys.values(), 2))
+    # A row without a time would never be let go of, nor come out: no watermark ever passes it.
+    joined = _dated(left, left_time).join(_dated(renamed, names[right_time]), condition, how)
     if how == "full":
         joined = joined.withColumns(
             {name: F.coalesce(F.col(f"`{name}`"), F.col(f"`{keys[other]}`")) for name, other in pairs.items()}
         )
     return joined.drop(*keys.values())
+
+
+def _lacks(keys: Iterable[str], number: int) -> Column:
+    """0, or the number where a key is null: with another one on each side such rows meet nothing.
+
+    Spark's join of streams looks keys up byte by byte, and finds nulls equal. Of other joins it leaves rows with null
+    keys out before, on the side whose rows without a partner are not wanted; of a full join it cannot.
+    """
+    missing = functools.reduce(operator.or_, (F.col(f"`{each}`").isNull() for each in keys))
+    return F.when(missing, number).otherwise(0)
+
+
+def _dated(rows: DataFrame, time: str) -> DataFrame:
+    return rows.where(F.col(f"`{time}`").isNotNull())
 
 
 def _between(left_time: str, right_time: str, before: str | None, after: str | None) -> Column:
