@@ -36,7 +36,7 @@ from headrace.spark.state_operator import (
     search,
     whole,
 )
-from headrace.spark.windows_aggregates import Aggregate, Average, Count, Total
+from headrace.spark.windows_aggregates import Aggregate, Average, Count, Total, has_room
 
 __all__ = ["Reach", "Rolling", "over_intervals"]
 
@@ -140,12 +140,13 @@ def over_intervals(aggregate: Aggregate, members: pa.Table, times_us: Ints, firs
     """The aggregate of the rows [first, end) of the members, for each such pair.
 
     Counts and sums of integers are differences of running totals. Other numbers are combined along a tree of pairs,
-    in as many steps as a stretch has binary digits. What is left, such as percentiles, takes all rows of all stretches.
+    in as many steps as a stretch has binary digits. What is left, such as percentiles, takes all rows of all stretches;
+    so do integers that are so large that their sum might not be one.
     """
     if isinstance(aggregate, Count):
         return pa.array(_running(np.asarray(aggregate.lift(members, times_us), np.int64), first, end))
     numbers = _numbers(aggregate, members)
-    if numbers is None:
+    if numbers is None or not _has_room(aggregate, members, first, end):
         return _from_pairs(aggregate, members, times_us, first, end)
     values, valid = numbers
     counts = _running(valid.astype(np.int64), first, end)
@@ -172,6 +173,12 @@ def _numbers(aggregate: Aggregate, members: pa.Table) -> tuple[npt.NDArray[Any],
         return None
     valid: Flags = np.asarray(column.is_valid())
     return np.asarray(column.cast(kind, safe=False).fill_null(0)), valid
+
+
+def _has_room(aggregate: Aggregate, members: pa.Table, first: Ints, end: Ints) -> bool:
+    if not (isinstance(aggregate, Total) and aggregate.function == "sum") or not len(first):
+        return True
+    return has_room(whole(members.column(aggregate.column)).cast(aggregate.type), int((end - first).max()))
 
 
 def _combining(function: str, kind: np.dtype[Any]) -> tuple[np.ufunc, Any]:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.spark.state_bucket import BEGINNING, NEVER, Bucket, Flags, Ints, Key, Layout
+from headrace.spark.state_bucket import BEGINNING, NEVER, Bucket, Flags, Ints, Key, Layout, StateMismatch
 
 __all__ = [
     "BEGINNING",
@@ -113,7 +113,10 @@ class Operator(ABC):
 
     def upgrade(self, states: pa.StructArray, version: int) -> pa.StructArray:
         """States that an older version wrote, with the columns of this one."""
-        raise NotImplementedError(f"{self.name} cannot read states of its version {version}")
+        raise StateMismatch(
+            f"{self.name}: the checkpoint has states of version {version} and the program has {self.version}, without "
+            f"upgrade(): give one, or start over with an empty checkpoint"
+        )
 
     def layout(self, keys: pa.StructType) -> Layout:
         return Layout(keys, self.state, self.version, self.upgrade)

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.errors import UsageError
+from headrace.errors import HeadraceError, UsageError
 from headrace.spark.state_bucket import Ints
 from headrace.spark.state_operator import as_lists, flatten, whole
 from headrace.spark.windows_sketches import bins_of, estimates, percentile, registers_of
@@ -37,6 +37,7 @@ __all__ = [
     "Top",
     "Total",
     "aggregate_of",
+    "has_room",
     "merged",
     "wide",
 ]
@@ -92,6 +93,34 @@ def _by_group(groups: Ints, values: pa.Array, function: str, count: int) -> pa.A
     return whole(found.column(f"value_{function}")).take(pa.array(places, mask=places < 0))
 
 
+def has_room(values: pa.Array, count: int) -> bool:
+    """Whether as many of these as ``count`` can surely be added up in their type."""
+    if not (pa.types.is_integer(values.type) or pa.types.is_decimal(values.type)) or not len(values):
+        return True
+    bounds = pc.min_max(values).as_py()
+    largest = max(abs(each or 0) for each in bounds.values()) * count
+    digits = 38 - getattr(values.type, "scale", 0)
+    return bool(largest < (1 << 63 if pa.types.is_integer(values.type) else 10**digits))
+
+
+def _roomy(values: pa.Array) -> pa.Array:
+    """What is to be added up, in a type that has room for it: Arrow's sums of integers and decimals wrap around."""
+    if has_room(values, len(values)):
+        return values
+    return values.cast(
+        pa.decimal128(38, 0) if pa.types.is_integer(values.type) else pa.decimal256(76, values.type.scale)
+    )
+
+
+def _added_up(sums: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
+    try:
+        return sums.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise HeadraceError(
+            f"a sum of {name!r} is too large for its type, {kind}: cast the column to a wider one"
+        ) from error
+
+
 # ---- numbers -------------------------------------------------------------------------------------------------------
 
 
@@ -145,7 +174,9 @@ class Total(Aggregate):
         return whole(rows.column(self.column)).cast(self.type)
 
     def merge(self, groups: Ints, states: pa.Array, count: int) -> pa.Array:
-        return _by_group(groups, states, self.function, count).cast(self.type)
+        if self.function != "sum":
+            return _by_group(groups, states, self.function, count).cast(self.type)
+        return _added_up(_by_group(groups, _roomy(states), "sum", count), self.type, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +280,14 @@ class Entries(Aggregate):
 
     def merge(self, groups: Ints, states: pa.Array, count: int) -> pa.Array:
         owners, entries = flatten(states)
-        columns = {"group": groups[owners], "item": entries.field("item"), "weight": entries.field("weight")}
+        weights = entries.field("weight")
+        if self.weighing == "sum":
+            weights = _roomy(weights)
+        columns = {"group": groups[owners], "item": entries.field("item"), "weight": weights}
         grouped = pa.table(columns).group_by(["group", "item"], use_threads=False)
         found = grouped.aggregate([("weight", self.weighing)]).sort_by("group")
-        elements = self._elements(whole(found.column("item")), whole(found.column(f"weight_{self.weighing}")))
+        total = _added_up(whole(found.column(f"weight_{self.weighing}")), self.entry[1], self.name)
+        elements = self._elements(whole(found.column("item")), total)
         return as_lists(np.asarray(found.column("group"), np.int64), elements, count).cast(self.state)
 
     def _elements(self, items: pa.Array, weights: pa.Array) -> pa.StructArray:

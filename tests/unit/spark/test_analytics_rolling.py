@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.errors import HeadraceError
 from headrace.spark import analytics_rolling
 from headrace.spark.analytics_rolling import Rolling, over_intervals
 from headrace.spark.state_bucket import Bucket
@@ -215,3 +216,11 @@ def test_rows_that_another_operator_held_until_they_were_final_find_their_neighb
         output.append(outcome.output)
         before = clock
     assert plain(pa.concat_tables(output)) == by_hand(arrived, "before")
+
+
+def test_a_rolling_sum_of_large_numbers_is_exact_or_an_error() -> None:
+    large = 2**62
+    near = bounded(rolling(), [[("a", 1, large), ("a", 2, -large), ("a", 3, large)]])
+    assert near.column("total").to_pylist() == [large, 0, large]
+    with pytest.raises(HeadraceError, match="a sum of 'total' is too large"):
+        bounded(rolling(), [[("a", 1, large), ("a", 2, large)]])

@@ -10,13 +10,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.spark.analytics_rolling import Rolling
 from headrace.spark.clock_correction import SmoothClock
 from headrace.spark.deduplication import Dedup, DedupForever
-from headrace.spark.state_bucket import NEVER
-from headrace.spark.state_operator import Clock, Operator, Step, Touched, run_bounded
+from headrace.spark.session_windows import Sessions
+from headrace.spark.state_bucket import NEVER, StateMismatch
+from headrace.spark.state_operator import BEGINNING, Clock, Operator, Step, Touched, run_bounded
+from headrace.spark.windows_aggregates import EVENTS
+from headrace.spark.windows_operator import WINDOW, Windows
 from tests.unit.spark.state_world import (
     KEYS,
     ROWS,
@@ -30,6 +35,7 @@ from tests.unit.spark.state_world import (
     streamed,
     table,
 )
+from tests.unit.spark.stream_world import Query
 
 # ---- duplicates ----------------------------------------------------------------------------------------------------
 
@@ -233,3 +239,111 @@ def test_a_key_is_woken_and_forgotten_by_the_time_of_the_batches_and_no_row_is_l
     assert told(200) == ["b"]
     assert stream.store.manifest_value().key_count == 1
     assert stream.late_rows == 0
+
+
+# ---- times that were set aside -------------------------------------------------------------------------------------
+
+WINDOW_ROWS = pa.schema([*ROWS, *WINDOW])
+EVERY: dict[str, tuple[Operator, pa.Schema, pa.StructType]] = {
+    "dedup": (Dedup(ROWS, "at", WITHIN_S * SECOND), ROWS, KEYS),
+    "sessions": (Sessions(KEYS, "at", WITHIN_S * SECOND), ROWS, KEYS),
+    "windows": (Windows(KEYS, "at", (EVENTS,)), WINDOW_ROWS, pa.struct([*KEYS, *WINDOW])),
+    "rolling before": (Rolling(ROWS, "at", WITHIN_S * SECOND, (EVENTS,)), ROWS, KEYS),
+    "rolling around": (Rolling(ROWS, "at", WITHIN_S * SECOND, (EVENTS,), "around"), ROWS, KEYS),
+    "clocks": (clock(), DEVICE_ROWS, KEYS),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_row_whose_time_leapt_ahead_and_was_set_aside_is_late_and_nothing_is_held_of_it(name: str) -> None:
+    """``hr.set_aside_future`` takes the time of such rows."""
+    operator, schema, keys = EVERY[name]
+    undated = pa.Table.from_pylist([{"user": "a"}], schema)
+    query = Query(operator, schema, keys, "at")
+    for now_us in (BEGINNING, 100 * SECOND):
+        query.restart()
+        assert query.push(undated, now_us).num_rows == 0
+    assert query.late_rows == 2
+    assert query.keys_held == 0
+    assert query.finish().num_rows == 0
+    assert run_bounded(operator, undated, keys, "at").num_rows == 0
+
+
+# ---- an operator whose state changes its columns -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Counted(Operator):
+    """How many rows of a key have come, as the first version of a program held it."""
+
+    name: ClassVar[str] = "counted"
+    clock: ClassVar[Clock] = "none"
+
+    @property
+    def state(self) -> pa.StructType:
+        return pa.struct([("count", pa.int64())])
+
+    @property
+    def output(self) -> pa.Schema:
+        return pa.schema([("user", pa.string()), *self.state])
+
+    def step(self, touched: Touched) -> Step:
+        states = self._states(touched)
+        return Step(
+            output=pa.Table.from_arrays([touched.keys.field("user"), *states], schema=self.output),
+            states=pa.StructArray.from_arrays(states, fields=list(self.state)),
+            keep=np.ones(len(touched.keys), np.bool_),
+        )
+
+    def _states(self, touched: Touched) -> list[pa.Array]:
+        return [self._grown(touched, "count", np.ones(len(touched.codes), np.int64))]
+
+    def _grown(self, touched: Touched, column: str, added: Any) -> pa.Array:
+        held = np.asarray(touched.held.field(column).fill_null(0), np.int64)
+        return pa.array(held + np.bincount(touched.codes, added, minlength=len(held)).astype(np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class CountedAndAdded(Counted):
+    """The next version holds what they add up to as well; what came before counts as nothing."""
+
+    version: ClassVar[int] = 2
+
+    @property
+    def state(self) -> pa.StructType:
+        return pa.struct([("count", pa.int64()), ("total", pa.int64())])
+
+    def _states(self, touched: Touched) -> list[pa.Array]:
+        amounts = np.asarray(touched.rows.column("amount"), np.int64)
+        return [*Counted._states(self, touched), self._grown(touched, "total", amounts)]
+
+    def upgrade(self, states: pa.StructArray, version: int) -> pa.StructArray:
+        assert version == 1
+        zeros = pa.array(np.zeros(len(states), np.int64))
+        return pa.StructArray.from_arrays([states.field("count"), zeros], fields=list(self.state))
+
+
+class Forgetful(CountedAndAdded):
+    upgrade = Operator.upgrade
+
+
+def test_a_program_with_a_newer_state_goes_on_from_what_the_older_one_held() -> None:
+    older = Query(Counted(), ROWS, KEYS)
+    older.push(table([("a", 1, 5), ("a", 2, 6), ("b", 3, 7)]))
+    newer = Query(CountedAndAdded(), ROWS, KEYS)
+    newer.store = older.store
+    newer.restart()
+    found = newer.push(table([("a", 4, 10), ("c", 4, 1)])).to_pylist()
+    assert found == [{"user": "a", "count": 3, "total": 10}, {"user": "c", "count": 1, "total": 1}]
+    newer.restart()
+    found = newer.push(table([("a", 5, 1), ("b", 5, 2)])).to_pylist()
+    assert found == [{"user": "a", "count": 4, "total": 11}, {"user": "b", "count": 2, "total": 2}]
+
+
+def test_a_newer_state_without_an_upgrade_is_refused_with_what_to_do() -> None:
+    older = Query(Counted(), ROWS, KEYS)
+    older.push(table([("a", 1, 5)]))
+    newer = Query(Forgetful(), ROWS, KEYS)
+    newer.store = older.store
+    with pytest.raises(StateMismatch, match=r"counted: .*version 1 and the program has 2.*give one, or start over"):
+        newer.push(table([("a", 2, 5)]))

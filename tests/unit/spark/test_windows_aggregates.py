@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.errors import HeadraceError
 from headrace.spark import windows_sketches
-from headrace.spark.windows_aggregates import HASH, Aggregate, DifferentAbout, Percentiles, Top, aggregate_of
+from headrace.spark.windows_aggregates import HASH, Aggregate, DifferentAbout, Percentiles, Top, aggregate_of, wide
 from headrace.spark.windows_sketches import PERCENTILE_ERROR, bins_of, values_of
 
 ROWS = pa.schema([("number", pa.int64()), ("price", pa.decimal128(10, 2)), ("word", pa.string()), ("flag", pa.bool_())])
@@ -165,3 +166,21 @@ def test_several_percentiles_share_a_sketch_and_nulls_and_nan_are_left_out() -> 
     found = aggregate.finish(states).to_pylist()
     assert found[0] == [pytest.approx(10, rel=0.01), pytest.approx(90, rel=0.01)]
     assert found[1] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [(pa.int64(), str(2**63 - 1)), (pa.decimal128(38, 2), f"{'9' * 36}.99")],
+)
+def test_a_sum_that_its_type_has_no_room_for_is_an_error_and_does_not_wrap_around(kind: pa.DataType, most: str) -> None:
+    values = pa.table({"x": pa.array([most, most, f"-{most}", f"-{most}"]).cast(kind), "who": ["a", "a", "a", "a"]})
+    times = np.arange(4)
+    for aggregate in (
+        aggregate_of("total", ("sum", "x"), values.schema),
+        Top("total", "who", pa.string(), 1, "sum", "x", wide(kind)),
+    ):
+        lifted = aggregate.lift(values, times)
+        sums = aggregate.merge(np.array([0, 1, 0, 1]), lifted, 2)
+        assert sums.to_pylist() in ([0, 0], [[{"item": "a", "weight": 0}]] * 2)
+        with pytest.raises(HeadraceError, match=r"a sum of 'total' is too large for its type.*cast the column"):
+            aggregate.merge(np.array([0, 0, 1, 1]), lifted, 2)
