@@ -62,11 +62,12 @@ bench: $(STAMP) ## benchmarks, as ratios measured in one run
 nexmark: $(STAMP) ## nineteen questions to an auction house, checked by DuckDB, timed beside Flink (which comes on first use)
 	$(BIN)/python -m benchmarks.nexmark
 
-chaos: $(STAMP) ## kill -9 under load with a checker: the broker KILLS times (200), Spark SPARK_KILLS times (50), capture with each database
+chaos: $(STAMP) ## kill -9 under load with a checker: the broker KILLS times (200), Spark SPARK_KILLS times (50), capture with each database, sinks with each target
 	$(BIN)/python -m tests.chaos.run --kills $(KILLS)
 	$(BIN)/python -m tests.chaos.spark --kills $(SPARK_KILLS)
 	$(BIN)/python -m tests.capture.kills --kills $(KILLS)
 	$(BIN)/python -m tests.sinks.kills --kills $(SPARK_KILLS)
+	$(BIN)/python -m tests.sinks.kills --spark --kills $(SPARK_KILLS)
 
 docs: $(STAMP) ## write the parts of docs/ that are printed from the code
 	$(BIN)/python docs/generate.py
