@@ -58,6 +58,14 @@ def test_the_highest_version_of_a_key_counts_and_of_equal_ones_the_last() -> Non
     assert sorted(row["name"] for row in kept.rows.to_pylist()) == ["new", "only", "second"]
 
 
+def test_changes_of_which_none_is_a_deletion_in_the_end_are_plain_rows() -> None:
+    removed_and_back = changes_of([("-", 1), (2, "x"), (1, "back")])
+    assert usable(removed_and_back, ["id"], Letters("t")).deleted is None
+    kept = usable(changes_of([(1, "a"), (2, "x"), ("-", 1)]), ["id"], Letters("t"))
+    assert kept.deleted is not None
+    assert kept.deleted.to_pylist() == [False, True]
+
+
 @given(st.lists(st.booleans(), max_size=70))
 def test_halving_finds_exactly_the_refused_rows_and_tries_no_row_twice_in_success(good: list[bool]) -> None:
     written: list[int] = []

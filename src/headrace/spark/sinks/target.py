@@ -25,6 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -139,8 +140,8 @@ class Changes:
         if version:
             order = pc.sort_indices(marked, [(version, "ascending", "at_start")])
         else:
-            order = pa.array(range(len(self)), pa.int64())
-        ranked = marked.select(list(key)).take(order).append_column(POSITION, pa.array(range(len(self)), pa.int64()))
+            order = pa.array(np.arange(len(self)))
+        ranked = marked.select(list(key)).take(order).append_column(POSITION, pa.array(np.arange(len(self))))
         last = ranked.group_by(list(key)).aggregate([(POSITION, "max")]).column(f"{POSITION}_max")
         if len(last) == len(self):
             return self
@@ -156,7 +157,8 @@ def usable(changes: Changes, key: Sequence[str], letters: Letters, version: str 
     if pc.any(missing).as_py():
         letters.refuse(changes.where(missing), f"its key ({', '.join(key)}) is null")
         changes = changes.where(pc.invert(missing))
-    return changes.last_per_key(key, version)
+    kept = changes.last_per_key(key, version)
+    return kept if kept.deleted is not None and pc.any(kept.deleted).as_py() else Changes(kept.rows)
 
 
 def is_json(column: pa.Field) -> bool:
