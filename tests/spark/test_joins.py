@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -286,12 +288,14 @@ CLICK_BATCHES: list[list[Click]] = [
 ]
 
 
-def within_by_hand(how: str) -> Counter[tuple[Any, ...]]:
+def within_by_hand(
+    how: str, search_batches: list[list[Search]], click_batches: list[list[Click]]
+) -> Counter[tuple[Any, ...]]:
     """(user, query, url): clicks up to ten seconds after their search, and both bounds belong to it. A null equals
     nothing, and what has no time is left out."""
     searches, clicks = (
         [each for batch in batches for each in batch if each[2] is not None]
-        for batches in (SEARCH_BATCHES, CLICK_BATCHES)
+        for batches in (search_batches, click_batches)
     )
     pairs = [
         (one, other)
@@ -325,16 +329,42 @@ def within(how: Any, streaming: bool) -> Callable[[SparkSession], DataFrame]:
 def test_two_streams_within_a_bound_give_the_pairs_of_a_plain_loop_and_rows_without_a_partner(
     spark: SparkSession, how: str
 ) -> None:
+    join_both_ways(spark, how, SEARCH_BATCHES, CLICK_BATCHES)
+
+
+def join_both_ways(spark: SparkSession, how: str, searches: list[list[Search]], clicks: list[list[Click]]) -> None:
+    """On bounded frames and on streams, both as by hand; on these without zoe, whose rows move the watermark."""
     events = {
-        "searches": [[search(*each) for each in batch] for batch in SEARCH_BATCHES],
-        "clicks": [[click(*each) for each in batch] for batch in CLICK_BATCHES],
+        "searches": [[search(*each) for each in batch] for batch in searches],
+        "clicks": [[click(*each) for each in batch] for batch in clicks],
     }
-    expected = within_by_hand(how)
+    expected = within_by_hand(how, searches, clicks)
     bounded = run_pipeline(within(how, False), events, spark=spark, timeout_s=TIMEOUT_S)
     assert Counter((row.user, row.query, row.url) for row in bounded) == expected
     streamed = run_pipeline(within(how, True), events, spark=spark, timeout_s=TIMEOUT_S)
     found = Counter((row.user, row.query, row.url) for row in streamed if row.user != "zoe")
     assert found == Counter({row: count for row, count in expected.items() if row[0] != "zoe"})
+    assert streamed.late == 0
+
+
+def arriving(chance: random.Random, count: int) -> list[list[tuple[str | None, int, int]]]:
+    """(user, number, second) in an order that the lateness of five seconds allows, in a few batches. For Spark's join a
+    row that is just as late is too late."""
+    made = [(chance.choice(["anna", "ben", None]), number, chance.randrange(60)) for number in range(count)]
+    delayed = sorted(made, key=lambda each: each[2] + chance.choice([0, 0, 2, 4]))
+    cuts = sorted(chance.sample(range(count + 1), 3))
+    return [delayed[low:high] for low, high in pairwise([0, *cuts, count])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "seed"), [("full", 1), ("full", 2), ("left", 3)])
+def test_two_streams_are_joined_as_by_a_plain_loop_in_any_order_and_cuts_that_the_lateness_allows(
+    spark: SparkSession, how: str, seed: int
+) -> None:
+    chance = random.Random(seed)
+    searches = [[(f"q{number}", user, at) for user, number, at in batch] for batch in arriving(chance, 30)]
+    clicks = [[(user, f"/{number}", at) for user, number, at in batch] for batch in arriving(chance, 30)]
+    join_both_ways(spark, how, [*searches, [("last", "zoe", 1000)], []], [*clicks, [("zoe", "/last", 1002)], []])
 
 
 # ---- wrong use -----------------------------------------------------------------------------------------------------
@@ -353,6 +383,17 @@ def test_what_cannot_be_joined_is_refused_before_the_query_starts_with_what_to_w
         hr.join_as_of(orders, watched, on, stream_time="at")
     with pytest.raises(UsageError, match=r"its table.* on a stream needs a watermark on at"):
         hr.join_as_of(dated, customers, on, stream_time="at")
+    fixed = hr.changes(spark.createDataFrame([], plain.schema), "id", time="timestamp", position="n")
+    for join in (
+        lambda table: hr.join_as_of(dated, table, on, stream_time="at"),
+        lambda table: hr.join_latest(dated, table, on),
+    ):
+        with pytest.raises(
+            UsageError, match=r"left side is a stream and its right side a bounded frame.*hr.stream, or"
+        ):
+            join(fixed)
+    with pytest.raises(UsageError, match=r"left side is a bounded frame and its right side a stream"):
+        hr.join_tables(fixed, customers, "id", prefix="its_")
     with pytest.raises(UsageError, match=r"no column with a timestamp.*: at"):
         hr.join_as_of(dated, watched, on, stream_time="customer")
     with pytest.raises(UsageError, match=r"known by id, and the join is on city"):

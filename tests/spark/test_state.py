@@ -56,20 +56,27 @@ class Lane:
 
     def run(self, operator: Operator) -> list[Row]:
         """Everything that is there, file by file, in a query of its own: what it gives out."""
-        rows: list[Row] = []
-        reader = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
-        results = operator(reader.json(str(self.input)).withWatermark("at", "20 seconds"))
-        writer = results.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
+        return self.collect(operator(self.rows(streaming=True).withWatermark("at", "20 seconds")))
+
+    def rows(self, *, streaming: bool) -> DataFrame:
+        if not streaming:
+            return self.spark.read.schema(SCHEMA).json(str(self.input))
+        return self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(self.input))
+
+    def collect(self, results: DataFrame) -> list[Row]:
+        """What a query that goes on from the checkpoint gives out until it has read everything."""
+        found: list[Row] = []
+        writer = results.writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
         query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
         try:
             assert query.awaitTermination(TIMEOUT_S), f"not done after {TIMEOUT_S} s: {query.lastProgress}"
         finally:
             query.stop()
         self.progress += query.recentProgress
-        return rows
+        return found
 
     def bounded(self, operator: Operator) -> list[Row]:
-        return operator(self.spark.read.schema(SCHEMA).json(str(self.input))).collect()
+        return operator(self.rows(streaming=False)).collect()
 
 
 @pytest.fixture
@@ -187,6 +194,11 @@ def test_what_cannot_work_is_refused_before_the_query_starts_with_what_to_write_
         hr.sessions(rows, "user", event_time="at", gap="10 seconds")
     with pytest.raises(UsageError, match="needs a watermark on sent"):
         hr.dedup(dated, "user", within="1 hour", event_time="sent")
+    clocks = {"occurred": "sent", "sent": "sent", "received": "at"}
+    with pytest.raises(UsageError, match=r"clock correction on a stream needs a watermark on at.*hr.watermark"):
+        hr.correct_clock(rows, device="user", **clocks)
+    with pytest.raises(UsageError, match=r"samples=0: a median needs at least one"):
+        hr.correct_clock(dated, device="user", samples=0, **clocks)
     with pytest.raises(UsageError, match=r"how long it has to remember.*within=hr.FOREVER"):
         hr.dedup(dated, "user")
     with pytest.raises(UsageError, match=r"event_time is not given.*at, sent"):

@@ -91,7 +91,8 @@ def write(running: TestBroker, topic: str, *seconds: int) -> None:
     with Client(running.bootstrap) as client, Producer(client) as producer:
         for second in seconds:
             at = BEGIN + timedelta(seconds=second)
-            producer.send(topic, b'{"at": "%s"}' % at.isoformat().encode(), timestamp=int(at.timestamp() * 1000))
+            value = b'{"at": "%s", "kind": "x"}' % at.isoformat().encode()
+            producer.send(topic, value, timestamp=int(at.timestamp() * 1000))
 
 
 def until(query: Any, condition: Callable[[], bool], what: str) -> None:
@@ -114,14 +115,15 @@ def test_a_silent_source_holds_the_watermark_back_until_it_counts_as_idle(
     def minutes(idle_after: str | None) -> DataFrame:
         sides = [
             hr.watermark(
-                hr.stream(spark, topic, "at timestamp", bootstrap=running.bootstrap).select("at"),
+                hr.stream(spark, topic, "at timestamp, kind string", bootstrap=running.bootstrap).select("at", "kind"),
                 "at",
                 "1 minute",
                 idle_after=idle_after if topic == "silent" else None,
             )
             for topic in ("busy", "silent")
         ]
-        both = sides[0].unionByName(sides[1])
+        # A condition that Spark would like to have below the watermark, and that no mark fulfils.
+        both = sides[0].unionByName(sides[1]).where("kind = 'x'")
         return both.groupBy(F.window("at", "1 minute")).count().select("window.start", "count")
 
     closed: list[datetime] = []
@@ -158,7 +160,49 @@ def test_a_silent_source_holds_the_watermark_back_until_it_counts_as_idle(
     assert sorted(closed) == [BEGIN, BEGIN + timedelta(seconds=60)], "and none of a mark"
 
 
-def test_silence_can_only_be_told_of_one_topic_source_at_a_time(spark: SparkSession) -> None:
+def test_marks_of_silence_outlive_the_conditions_of_a_join(
+    spark: SparkSession, running: TestBroker, tmp_path: Path
+) -> None:
+    """An inner join asks for keys that are not null, and Spark asks as early as it can; a mark has no key."""
+    with Client(running.bootstrap) as client:
+        for topic in ("searches", "clicks"):
+            Admin(client).create_topic(topic, partitions=1)
+    write(running, "searches", 0, 3600)
+    write(running, "clicks", 5)
+
+    def side(topic: str, time: str) -> DataFrame:
+        read = hr.stream(spark, topic, "at timestamp, kind string", bootstrap=running.bootstrap)
+        rows = read.select("kind", F.col("at").alias(time))
+        return hr.watermark(rows, time, "1 minute", idle_after="1 second" if topic == "clicks" else None)
+
+    pairs = hr.join_within(
+        side("searches", "at"),
+        side("clicks", "clicked"),
+        "kind",
+        left_time="at",
+        right_time="clicked",
+        after="1 minute",
+    )
+    found: list[datetime] = []
+    counts = hr.windows(pairs, event_time="at", size="1 minute")
+    writer = counts.writeStream.foreachBatch(
+        lambda batch, _: found.extend(row.window_start.astimezone(UTC) for row in batch.collect())
+    )
+    query = writer.option("checkpointLocation", str(tmp_path / "joined")).outputMode("append").start()
+    try:
+        until(query, lambda: bool(found), "the window of the pair")
+    finally:
+        query.stop()
+    assert found == [BEGIN]
+
+
+def test_a_watermark_is_of_a_time_and_silence_can_only_be_told_of_one_topic_source_at_a_time(
+    spark: SparkSession,
+) -> None:
     rows = spark.readStream.format("rate").load()
     with pytest.raises(UsageError, match=r"idle_after needs rows of exactly one source 'headrace'; here there is rate"):
         hr.watermark(rows, "timestamp", "1 minute", idle_after="1 minute")
+    with pytest.raises(UsageError, match=r"the column of a watermark.*timestamp"):
+        hr.watermark(rows, "value", "1 minute")
+    with pytest.raises(UsageError, match=r"lateness='soon' is no duration.*10 minutes"):
+        hr.watermark(rows, "timestamp", "soon")

@@ -148,6 +148,50 @@ def test_a_day_of_a_calendar_begins_at_its_first_moment_and_has_the_hours_that_c
     assert that_day == hours
 
 
+def test_where_clocks_change_days_overlap_compare_and_have_rates_by_their_own_hours(spark: SparkSession) -> None:
+    """A row an hour; the last Sunday of March has 23 of them in Berlin, and the one a week before has 24."""
+    zone, sunday = "Europe/Berlin", date(2026, 3, 29)
+    begin = midnight(zone, sunday - timedelta(days=9))
+    hours = int((midnight(zone, sunday + timedelta(days=2)) - begin) / timedelta(hours=1))
+    frame = spark.createDataFrame([Row(at=begin + timedelta(hours=each)) for each in range(hours)], "at timestamp")
+    days: dict[str, Any] = {"event_time": "at", "size": "1 day", "timezone": zone, "buckets": 1}
+
+    def by_start(results: DataFrame) -> dict[float, Row]:
+        return {row.start: row for row in results.withColumn("start", F.unix_seconds("window_start")).collect()}
+
+    starts = [midnight(zone, sunday + timedelta(days=each)).timestamp() for each in range(-1, 2)]
+    compared = by_start(hr.compare(frame, to={"last_week": "1 week"}, **days))
+    assert [(compared[each].events, compared[each].events_last_week) for each in starts] == [
+        (24, 24),
+        (23, 24),
+        (24, 24),
+    ]
+    following = compared[midnight(zone, sunday + timedelta(days=7)).timestamp()]
+    assert (following.events, following.events_last_week) == (0, 23)
+    rates = by_start(hr.rate(frame, per="1 hour", **days))
+    assert [rates[each].rate for each in starts] == [1.0, 1.0, 1.0]
+    pairs = by_start(hr.windows(frame, **{**days, "size": "2 days", "every": "1 day"}))
+    assert [pairs[each].events for each in starts[:2]] == [47, 47]
+
+
+def test_a_time_is_set_aside_when_it_is_further_ahead_than_allowed_and_not_when_it_is_just_as_far(
+    spark: SparkSession,
+) -> None:
+    ahead = [timedelta(0), timedelta(days=1), timedelta(days=1, microseconds=1)]
+    rows = [Row(at=START + each, came=START) for each in ahead] + [Row(at=START, came=None), Row(at=None, came=START)]
+    frame = spark.createDataFrame(rows, "at timestamp, came timestamp")
+    found = hr.set_aside_future(frame, "at", future_max="1 day", arrived="came").collect()
+    assert [(row["at"] is None, row.at_claimed is None) for row in found] == [
+        (False, False),
+        (False, False),
+        (True, False),
+        (False, False),
+        (True, True),
+    ]
+    windows = hr.windows(hr.set_aside_future(frame, "at", arrived="came"), event_time="at", size="1 day")
+    assert sum(row.events for row in windows.collect()) == 3, "Spark's own windows leave out what has no time, too"
+
+
 def test_weeks_begin_on_monday_and_windows_where_the_origin_says(spark: SparkSession) -> None:
     frame = spark.createDataFrame([Row(at=START)], "at timestamp")  # a Saturday
 
@@ -300,8 +344,18 @@ def test_what_cannot_work_is_refused_before_the_query_starts_with_what_to_write_
     for late in ("drop", "correct"):
         with pytest.raises(UsageError, match=r"windows on a stream needs a watermark on at.*hr.watermark\(rows"):
             hr.windows(rows, "user", late=late, **arguments)
-    with pytest.raises(UsageError, match="rolling on a stream needs a watermark on at"):
-        hr.rolling(rows, "user", event_time="at", within="1 minute")
+    questions: list[tuple[str, Operator]] = [
+        ("rolling", lambda rows: hr.rolling(rows, "user", event_time="at", within="1 minute")),
+        ("windows", lambda rows: hr.rate(rows, **arguments)),
+        ("windows", lambda rows: hr.percentiles(rows, of="took", **arguments)),
+        ("windows", lambda rows: hr.distinct(rows, of="user", **arguments)),
+        ("windows", lambda rows: hr.distinct(rows, of="user", exact=False, **arguments)),
+        ("windows", lambda rows: hr.top(rows, of="user", **arguments)),
+        ("windows", lambda rows: hr.compare(rows, **arguments)),
+    ]
+    for name, question in questions:
+        with pytest.raises(UsageError, match=rf"{name} on a stream needs a watermark on at.*hr.watermark\(rows"):
+            question(rows)
     with pytest.raises(UsageError, match="every='2 minutes' is longer than size"):
         hr.windows(dated, every="2 minutes", **arguments)
     with pytest.raises(UsageError, match=r"in 60000 windows.*hr.rolling"):

@@ -26,11 +26,12 @@ from headrace.errors import UsageError
 from headrace.spark.changelog import PLACE, key_names, row_type
 from headrace.spark.joins_operators import CHANGE, EVENT, AsOf, How, Latest, Matched
 from headrace.spark.keyed import micros_of
-from headrace.spark.state import BUCKETS, apply_operator, arrow_schema, watermarked
+from headrace.spark.state import BUCKETS, apply_operator, arrow_schema, free_name, watermarked
 
 __all__ = [
     "On",
     "all_nullable",
+    "both_alike",
     "join_as_of",
     "join_latest",
     "join_within",
@@ -44,6 +45,7 @@ On = str | Sequence[str] | Mapping[str, str]
 """Columns of the same name on both sides, or the name on the left and the name on the right."""
 TIME = "_time"
 RIGHT = "_right_"
+JOIN_METRIC = "join "
 
 
 def join_as_of(
@@ -67,7 +69,8 @@ def join_as_of(
     """
     _time(stream, stream_time, "stream_time")
     _versioned(table)
-    if stream.isStreaming or table.isStreaming:
+    both_alike(stream, table, AsOf.name)
+    if stream.isStreaming:
         watermarked(stream, stream_time, AsOf.name)
         watermarked(table, "at", f"{AsOf.name} (its table)")
     matched, tagged, keys = _tagged(stream, table, on, version, how, prefix, F.col(f"`{stream_time}`"))
@@ -90,6 +93,7 @@ def join_latest(
     What comes out depends on what came first: the same inputs read again, faster or in other batches, give other rows.
     Where that matters, ``join_as_of`` gives one answer, and waits for it.
     """
+    both_alike(stream, table, Latest.name)
     matched, tagged, keys = _tagged(stream, table, on, version, how, prefix, F.lit(None).cast("timestamp"))
     return apply_operator(tagged.drop(TIME), Latest(matched), keys=keys, buckets=buckets, name=name)
 
@@ -185,8 +189,9 @@ def join_within(
     Both bounds belong to it, and one that is not given is nothing. ``left`` and ``full`` also give events without a
     partner, when the watermark says that none can come any more. Every pair comes, so an event may come several times.
     Rows behind the watermark are left out and counted (``numRowsDroppedByWatermark``); a partner that comes too late
-    leaves its event without one; rows without a time are left out. ``prefix``: for the names of the right side's
-    columns. A null in a key equals nothing.
+    leaves its event without one. Rows without a time are left out. A null in a key equals nothing. ``prefix``: for the
+    names of the right side's columns. The progress of a stream counts pairs, and rows without a partner:
+    ``observedMetrics["join <keys>"]``.
     """
     if how not in ("inner", "left", "full"):
         raise UsageError(f"how={how!r} is none of 'inner', 'left', 'full'")
@@ -210,11 +215,27 @@ def join_within(
         condition = condition & (_lacks(pairs, 1) == _lacks(keys.values(), 2))
     # A row without a time would never be let go of, nor come out: no watermark ever passes it.
     joined = _dated(left, left_time).join(_dated(renamed, names[right_time]), condition, how)
+    if joined.isStreaming:
+        joined = _counted(joined, left, right, list(pairs), left_time, names[right_time])
     if how == "full":
         joined = joined.withColumns(
             {name: F.coalesce(F.col(f"`{name}`"), F.col(f"`{keys[other]}`")) for name, other in pairs.items()}
         )
     return joined.drop(*keys.values())
+
+
+def _counted(
+    joined: DataFrame, left: DataFrame, right: DataFrame, keys: list[str], left_time: str, right_time: str
+) -> DataFrame:
+    """How many pairs there were in a batch, and how many rows without a partner.
+
+    It keeps the join in the query, too: where nothing is asked of the right side later, Spark would leave that out, and
+    then wait for its watermark for ever.
+    """
+    paired = F.col(f"`{left_time}`").isNotNull() & F.col(f"`{right_time}`").isNotNull()
+    name = free_name(", ".join(keys), left, right, prefix=JOIN_METRIC)
+    counts = [F.count_if(paired).alias("pairs"), F.count_if(~paired).alias("without_partner")]
+    return joined.observe(f"{JOIN_METRIC}{name}", *counts)
 
 
 def _lacks(keys: Iterable[str], number: int) -> Column:
@@ -255,6 +276,16 @@ def pairs_of(on: On) -> dict[str, str]:
     if not pairs:
         raise UsageError("a join needs columns to join on", 'on="id", or on={"customer": "id"}')
     return pairs
+
+
+def both_alike(left: DataFrame, right: DataFrame, what: str) -> None:
+    """Both sides become one input, and Spark has none that is a stream and a bounded frame."""
+    if left.isStreaming != right.isStreaming:
+        kinds = ("a stream", "a bounded frame") if left.isStreaming else ("a bounded frame", "a stream")
+        raise UsageError(
+            f"{what}: its left side is {kinds[0]} and its right side {kinds[1]}",
+            "read both with hr.stream, or both with hr.batch",
+        )
 
 
 def same_types(left: StructType, right: StructType, pairs: Mapping[str, str]) -> None:

@@ -167,11 +167,11 @@ def _spark_hash(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return (bits ^ (bits >> np.uint32(16))).view(np.int32).astype(np.int64)
 
 
-def free_name(wanted: str, *frames: DataFrame) -> str:
+def free_name(wanted: str, *frames: DataFrame, prefix: str = METRIC) -> str:
     """Spark takes a name of metrics once per query, and an operator may follow one of its own kind."""
     taken = {each for rows in frames for each in observed_names(rows)}
     numbered = itertools.chain([wanted], (f"{wanted} {number}" for number in itertools.count(2)))
-    return next(each for each in numbered if f"{METRIC}{each}" not in taken)
+    return next(each for each in numbered if f"{prefix}{each}" not in taken)
 
 
 def _observed(kept: DataFrame, name: str) -> DataFrame:

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import UsageError
 from headrace.spark.changelog import CHANGE, is_exact, key_names, row_type
-from headrace.spark.joins import On, all_nullable, no_doubles, nothing_like, pairs_of, same_types
+from headrace.spark.joins import On, all_nullable, both_alike, no_doubles, nothing_like, pairs_of, same_types
 from headrace.spark.state import BUCKETS, apply_operator, arrow_schema, free_name, key_type
 from headrace.spark.views_aggregates import Average, Count, Distinct, Grouped, Least, Most, Sum, Top, Value
 from headrace.spark.views_operators import Consolidated, JoinHow, Side, Table, TableJoin
@@ -195,6 +195,7 @@ def join_tables(
         raise UsageError(f"how={how!r} is none of 'inner', 'left', 'full'")
     pairs = pairs_of(on)
     rows = (row_type(left), row_type(right))
+    both_alike(left, right, TableJoin.name)
     same_types(*rows, pairs)
     renamed = {other: mine for mine, other in pairs.items()}
     left_key, right_key = key_names(left), [renamed.get(each, prefix + each) for each in key_names(right)]

@@ -10,10 +10,14 @@ one row, the *mark*: its event time is ``idle_after`` ago. Rows and marks go thr
 are left out behind it. So a source that is silent counts as if its newest row were always ``idle_after`` old.
 
     rows ────────────────┐
-                         ├─ union ─ observe ─ EventTimeWatermark ─ where not a mark
+                         ├─ union ─ EventTimeWatermark ─ observe ─ where not a mark
     marks (headrace-idle)┘
 
-Spark moves conditions below a watermark unless they are about its column; this one is, so that marks are seen first.
+Spark moves conditions below a watermark unless they are about its column, and makes up conditions of its own (a key of
+a join is not null). A mark has nothing but its time, so none of them would let it pass; and rows that a condition
+leaves out would not move the watermark. Spark moves nothing below what is observed. So that stands behind the
+watermark, which then goes by all rows of its source, whatever is asked of them later.
+
 Both sources are asked in one breath for every micro-batch. Should a record come between the two questions, the rows'
 own source is one batch behind the other; a mark needs two plannings in a row with nothing new, so the record is
 in the batch of the mark at the latest, and Spark moves the watermark only after that batch.
@@ -71,11 +75,11 @@ def watermark(
     sources = streaming_sources(rows)
     called = name or f"{_topics(sources)}.{column}"
     if idle_us is None or all(kind == TEST_FORMAT for kind, _ in sources):
-        return _observed(rows, column, lateness_us, None, called).withWatermark(column, lateness)
+        return _observed(rows.withWatermark(column, lateness), column, lateness_us, None, called)
     marks = _marks(rows, column, sources, idle_us)
     together = rows.withColumn(MARK, F.lit(False)).unionByName(marks)
-    moved = _observed(together, column, lateness_us, MARK, called).withWatermark(column, lateness)
-    return moved.where(~F.col(MARK) | F.col(column).isNull()).drop(MARK)
+    moved = _observed(together.withWatermark(column, lateness), column, lateness_us, MARK, called)
+    return moved.where(~F.col(MARK)).drop(MARK)
 
 
 def _topics(sources: Sequence[tuple[str, Mapping[str, str]]]) -> str:
