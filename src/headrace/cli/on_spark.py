@@ -1,0 +1,151 @@
+"""What the commands that run pipelines on Spark have in common: options, a session, and a screen that shows them."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from headrace.cli.shared import bootstrap_option, output_option
+from headrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.spark.launch import LogFile
+    from headrace.spark.progress import Board, Snapshot
+
+__all__ = ["Screen", "on_spark", "spark_options", "stopping_on_signals"]
+
+BOUND_INTERVAL_S = 30.0
+F = TypeVar("F", bound=Callable[..., Any])
+
+OPTIONS = (
+    click.option("--master", metavar="URL", help="Where Spark runs: local[2], spark://HOST:PORT, …; default: here."),
+    click.option(
+        "--checkpoints",
+        default="headrace-checkpoints",
+        show_default=True,
+        envvar="HEADRACE_CHECKPOINTS",
+        show_envvar=True,
+        metavar="DIR",
+        help="Where pipelines remember how far they are; on a cluster, a place that all of it can reach.",
+    ),
+    click.option(
+        "--log",
+        "log_path",
+        type=click.Path(dir_okay=False, path_type=Path),
+        default=Path("headrace-run.log"),
+        show_default=True,
+        metavar="FILE",
+        help="Where Spark's own messages go.",
+    ),
+    bootstrap_option,
+    output_option,
+)
+
+
+def spark_options(command: F) -> F:
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+@contextlib.contextmanager
+def on_spark(
+    file: Path, *, master: str | None, log_path: Path, bootstrap: str, output: str
+) -> Iterator[tuple[SparkSession, Screen]]:
+    """A session for the pipelines of a file, and the screen that shows them; what is wrong with these is told first."""
+    _need_spark()
+    from headrace.spark.launch import LogFile, open_session
+    from headrace.spark.pipelines import check_file
+    from headrace.spark.profile import find_java
+    from headrace.spark.progress import board_on
+
+    check_file(file)
+    find_java()
+    log = LogFile(log_path)
+    with board_on(sys.stderr, width=shutil.get_terminal_size((100, 24)).columns) as board:
+        screen = Screen(board, log, output)
+        screen.say(f"starting Spark; its messages go to {log_path}")
+        spark = open_session(log, master=master, bootstrap=bootstrap, folder=file.resolve().parent)
+        try:
+            yield spark, screen
+        finally:
+            with contextlib.suppress(Exception):  # the JVM may be gone already, and that has been told
+                spark.stop()
+
+
+def _need_spark() -> None:
+    try:
+        import headrace.spark.run  # noqa: F401 only to see whether it can be
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("headrace"):
+            raise
+        raise UsageError(f"pipelines need {error.name}", "pip install 'headrace[spark]'") from error
+
+
+class Screen:
+    """Shows a run: lines that live for people, or one JSON object per micro-batch for programs."""
+
+    def __init__(self, board: Board, log: LogFile, output: str) -> None:
+        self._board = board
+        self._log = log
+        self._json = output == "json"
+        self._last: Sequence[Snapshot] = ()
+        self._bounded_s = time.monotonic()
+
+    def say(self, line: str) -> None:
+        self._board.say(line)
+
+    def progressed(self, snapshot: Snapshot) -> None:
+        if self._json:
+            self._print(snapshot)
+
+    def show(self, snapshots: Sequence[Snapshot]) -> None:
+        now_s = time.monotonic()
+        self._last = snapshots
+        if not self._json:
+            self._board.show(snapshots, now_s)
+        if now_s - self._bounded_s >= BOUND_INTERVAL_S:
+            self._log.keep_bounded()
+            self._bounded_s = now_s
+
+    def finish(self) -> None:
+        if not self._json:
+            self._board.final(self._last, time.monotonic())
+        for each in self._last if self._json else ():
+            self._print(each)
+
+    def _print(self, snapshot: Snapshot) -> None:
+        from headrace.spark.progress import as_json
+
+        with self._board.cleared():
+            click.echo(as_json(snapshot))
+
+
+@contextlib.contextmanager
+def stopping_on_signals(screen: Screen) -> Iterator[threading.Event]:
+    """The first signal asks for a clean stop, the second does not wait for it."""
+    stop = threading.Event()
+
+    def asked(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        screen.say("stopping: micro-batches in flight may finish (once more: at once)")
+
+    before = {each: signal.signal(each, asked) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
