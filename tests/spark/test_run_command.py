@@ -156,6 +156,23 @@ def test_a_broker_that_goes_away_is_waited_for_and_nothing_is_lost(tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_what_only_the_user_can_mend_ends_a_pipeline_in_its_first_batch_with_the_reason(
+    headrace_server: RunningServer, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    topic = unique("in")
+    create(headrace_server.bootstrap, topic)
+    send(headrace_server.bootstrap, topic, [b"a"])
+    target = 'sinks.sql("sqlite:///shop.db", table="nowhere", key="value")'
+    (tmp_path / "shop.py").write_text(HEAD + COPY.replace("TOPIC", topic).replace('sinks.parquet("out")', target))
+    ended = run(tmp_path, "shop.py", *options(headrace_server.bootstrap))
+    assert ended.returncode == 1, ended.stderr
+    assert "copy failed: there is no table nowhere at sqlite:///shop.db (make it, or let the sink: create=True)" in (
+        ended.stderr
+    )
+    assert "restart" not in ended.stderr
+
+
+@pytest.mark.slow
 def test_a_changed_query_is_refused_in_words_and_starts_over_when_told_to(
     headrace_server: RunningServer, unique: Callable[[str], str], tmp_path: Path
 ) -> None:
