@@ -5,9 +5,10 @@ query's results on a stream are compared with DuckDB's, headrace's on the very e
 fewer of them (its results come out row by row).
 
 Both read the same topics of the same broker with the same two cores, and throw results away. The sessions are up and
-each query has run once before: the start of JVMs and their first compilation do not count. Counted is from the start of
-a query, its planning included, to its end; for Flink what it calls net runtime, which leaves out that it starts a small
-cluster for every job. Topics hold everything before a query starts, so this is the speed of catching up.
+each query has run once before: the start of JVMs and their first compilation do not count. Neither does the start of
+other processes on either side. Counted is from the first micro-batch, its planning included, to the end of the query,
+without the start of a Python process for each topic that it reads; for Flink what it calls net runtime, without the
+small cluster that it starts for every job. Topics hold everything before, so this is the speed of catching up.
 """
 
 from __future__ import annotations

@@ -134,7 +134,8 @@ def flink(bootstrap: str, loaded: Loaded, folder: Path) -> Iterator[Flink]:
     try:
         printed = tempfile.mkstemp(dir=folder, prefix="printed-")
         os.close(printed[0])
-        tables = {"settings": SETTINGS, "setup": setup(bootstrap, loaded, str(side))}
+        settings = {**SETTINGS, "execution.checkpointing.dir": (folder / "flink-checkpoints").as_uri()}
+        tables = {"settings": settings, "setup": setup(bootstrap, loaded, str(side))}
         running.ask({"jar": str(jar), "printed": printed[1], **tables})
         yield running
     finally:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import tempfile
-import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -34,7 +34,7 @@ NOT_UP = "Python worker failed to connect back"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a query over everything."""
+    """One run of a query over everything; ``seconds`` from its first micro-batch's start to the query's end."""
 
     seconds: float
     micro_batches: int
@@ -102,15 +102,16 @@ class Lane:
         else:
             writer = writer.format("noop")
         with tempfile.TemporaryDirectory(prefix="headrace-nexmark-", ignore_cleanup_errors=True) as folder:
-            began = time.monotonic()
             started = writer.option("checkpointLocation", folder).start()
             try:
                 if not started.awaitTermination(PATIENCE_S):
                     raise TimeoutError(f"{query.name} was not done after {PATIENCE_S} s: {started.lastProgress}")
-                seconds = time.monotonic() - began
+                ended = datetime.now(UTC)
             finally:
                 started.stop()
-            return Run(seconds, len(started.recentProgress), _late(started.recentProgress), batches)
+            reports = started.recentProgress
+            began = datetime.fromisoformat(reports[0]["timestamp"])
+            return Run((ended - began).total_seconds(), len(reports), _late(reports), batches)
 
 
 def _late(reports: list[Any]) -> int:
