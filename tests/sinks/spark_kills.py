@@ -199,6 +199,17 @@ class World:
         command, environment = self.command("run", *chosen)
         self.lives.append(Life(self.home / f"driver-{len(self.lives) + 1}.log", command, **environment))
 
+    def rebuild(self, name: str, death: str = "") -> int:
+        """Build a target anew, while its pipeline rests, to the end or to that death; the status it ended with."""
+        if death:
+            (self.home / "doom" / f"{name}-{death}").touch()
+        command, environment = self.command("rebuild", name)
+        self.lives.append(Life(self.home / f"rebuild-{len(self.lives) + 1}.log", command, **environment))
+        try:
+            return self.life.child.wait(STILL_S_MAX)
+        finally:
+            self.life.close()
+
     # ---- progress ---------------------------------------------------------------------------------------------------
 
     def checkpoint(self, name: str) -> Path:

@@ -22,9 +22,8 @@ def test_tables_a_cache_and_a_warehouse_equal_the_topic_after_a_death_between_th
             world = World(stack, tmp_path, seed=1, pipelines=["table", "events", "cache", "ledger"])
         except CannotRun as why:
             skip_or_fail(str(why))
-        world.begin()
         world.feeder.start()
-        world.until_all_moved()
+        world.begin()
         world.kill_between("events")
         world.until_all_moved()
         world.kill("broker", "postgres", "redis")

@@ -1,16 +1,15 @@
-"""Rebuilding a derived system from its compacted topic, a target that goes away, and a driver that is killed."""
+"""Rebuilding a derived system from its topic, also when that is cut short, and a target that goes away."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,9 @@ from headrace.spark.run import Choices, run
 from headrace.spark.sinks import Sink
 from tests.capture.kills_subjects import restarted
 from tests.servers.postgres import PostgresServer, postgres_server
-from tests.servers.process import RunningServer
+from tests.servers.process import CannotRun, RunningServer, log_tail, skip_or_fail
+from tests.sinks.spark_kills import World
+from tests.sinks.world import Base
 from tests.spark.topics import create, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(900)]
@@ -181,47 +182,24 @@ def test_the_command_rebuilds_a_table_and_says_what_cannot_be_rebuilt(
     assert "cannot be rebuilt beside itself" in refused.stderr
 
 
-JOB = """
-import os, signal, sys
-from headrace.spark import sinks
-from headrace.spark.profile import session
-from headrace.spark.reading import stream
-from headrace.spark.sinks.to_sql import SqlSession
-
-bootstrap, topic, url, checkpoint, doom = sys.argv[1:]
-spark = session(master="local[2]", conf={"spark.sql.shuffle.partitions": "2"})
-java = spark.sparkContext._gateway.proc.pid
-plain = SqlSession.write
-
-def write(self, delivery):
-    done = plain(self, delivery)
-    if delivery.fence.batch_id == int(doom):
-        os.kill(java, signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return done
-
-SqlSession.write = write
-rows = stream(spark, topic, "id long, name string", bootstrap=bootstrap, maxOffsetsPerTrigger=40)
-sink = sinks.sql(url, table="events", create=True)
-writer = sink.stream(rows, "append", checkpoint).option("checkpointLocation", checkpoint)
-writer.trigger(availableNow=True).start().awaitTermination()
-"""
-
-
-def test_a_driver_killed_between_the_targets_commit_and_its_own_doubles_nothing(
-    headrace_server: RunningServer, unique: Name, tmp_path: Path
+def test_a_rebuild_that_is_killed_and_given_again_while_its_topic_grows_ends_at_what_the_topic_comes_to(
+    tmp_path: Path,
 ) -> None:
-    """Without a key, where writing a batch again would show."""
-    topic, url = unique("events"), f"sqlite:///{tmp_path}/derived.db"
-    create(headrace_server.bootstrap, topic)
-    send(headrace_server.bootstrap, topic, {number: f"n{number}" for number in range(100)})
-    command = [sys.executable, "-c", JOB, headrace_server.bootstrap, topic, url, str(tmp_path / "c")]
-    ends = []
-    for doom in ("1", "2", "-1"):
-        with (tmp_path / "output").open("wb") as output:
-            done = subprocess.run([*command, doom], stdout=output, stderr=output, timeout=JOB_TIMEOUT_S, check=False)
-        ends.append(done.returncode)
-    assert ends == [-signal.SIGKILL, -signal.SIGKILL, 0], (tmp_path / "output").read_text()[-3000:]
-    with closing(sqlite3.connect(tmp_path / "derived.db")) as look:
-        assert look.execute("select id from events order by id").fetchall() == [(number,) for number in range(100)]
-    assert os.path.exists(tmp_path / "c" / "commits" / "2")
+    """Killed with a part filled, when the old version stays; and behind the switch, with a checkpoint that is older."""
+    with ExitStack() as stack:
+        try:
+            world = World(stack, tmp_path, seed=2, pipelines=["table"])
+        except CannotRun as why:
+            skip_or_fail(str(why))
+        world.feeder.start()
+        assert world.rebuild("table") == 0, log_tail(world.life.log)
+        before = world.held("table")
+        assert before
+        assert world.rebuild("table", "filling") == -signal.SIGKILL, log_tail(world.life.log)
+        assert world.held("table") == before
+        assert world.rebuild("table", "switched") == -signal.SIGKILL, log_tail(world.life.log)
+        left = "select tablename from pg_tables where schemaname = 'public' order by 1"
+        assert Base("postgresql", world.places["POSTGRES"]).run(left) == [("followed",), ("headrace_fences",)]
+        world.begin()
+        world.until_all_moved()
+        world.finish()

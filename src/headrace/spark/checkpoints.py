@@ -63,12 +63,17 @@ class Checkpoint:
             raise HeadraceError(f"{self.shown}/shape.json cannot be read: {error}; remove it to go on") from error
 
     def keep(self, shape: Shape) -> None:
-        path = self._path("shape.json")
-        written = self._files(path).create(path, True)
+        """Written aside first: a driver that is killed in here leaves a whole shape or none, and no part of one."""
+        path, aside = self._path("shape.json"), self._path("shape.json.new")
+        files = self._files(path)
+        written = files.create(aside, True)
         try:
             written.write(bytearray(shape.to_json().encode()))
         finally:
             written.close()
+        files.delete(path, False)
+        if not files.rename(aside, path):
+            raise HeadraceError(f"{self.shown}/shape.json cannot be written")
 
     def put_aside(self) -> str | None:
         """Move the whole folder away, so that the query begins anew; the name it has now, or None if there was none."""
