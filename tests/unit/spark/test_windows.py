@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.spark.state_bucket import Bucket
 from headrace.spark.state_operator import BEGINNING, END, advance, micros, run_bounded
-from headrace.spark.windows_aggregates import EVENTS, aggregate_of
+from headrace.spark.windows_aggregates import EVENTS, HASH, Top, aggregate_of
 from headrace.spark.windows_operator import WINDOW, Windows
 from tests.unit.spark.state_world import (
     KEYS,
@@ -114,6 +114,34 @@ def test_final_windows_are_those_of_a_plain_loop_whatever_the_cuts_the_order_and
     assert stream.store.manifest_value().key_count == 0, "nothing is held in the end"
     bounded = run_bounded(windows(), table(everything, every_s), WINDOW_KEYS, "at")
     assert plain(bounded) == expected
+
+
+@settings(max_examples=10)
+@given(arrivals(), st.sets(st.integers(0, 30)))
+def test_sketches_and_the_most_frequent_are_those_of_all_rows_at_once_whatever_the_cuts_and_restarts(
+    batches: list[list[Event]], restarts: set[int]
+) -> None:
+    hashed = pa.field(f"{HASH}amount", pa.int64())
+    schema = pa.schema([*ROWS, hashed])
+    asked: dict[str, tuple[Any, ...]] = {
+        "about": ("approx_distinct", "amount"),
+        "middle": ("percentile", "amount", (0.5, 0.9)),
+    }
+    sketches = tuple(aggregate_of(name, given, schema) for name, given in asked.items())
+    best = Top("best", "amount", pa.int64(), 2, "count", None, pa.int64())
+    operator = Windows(KEYS, "at", (*sketches, best))
+
+    def with_hashes(rows: Sequence[Event]) -> pa.Table:
+        found = table(rows)
+        spread = [None if each is None else each * 0x1379B97F4A7C15F3 for each in found.column("amount").to_pylist()]
+        return found.append_column(hashed, pa.array(spread, pa.int64()))
+
+    stream = Stream(operator, pa.schema([*WINDOW_ROWS, hashed]), WINDOW_KEYS)
+    for _ in stream.take(map(with_hashes, batches), restarts):
+        pass
+    everything = with_hashes([event for batch in batches for event in batch])
+    expected = run_bounded(operator, everything, WINDOW_KEYS, "at")
+    assert Counter(map(repr, stream.finish().to_pylist())) == Counter(map(repr, expected.to_pylist()))
 
 
 @settings(max_examples=25)
