@@ -1,8 +1,9 @@
 """Brings the micro-batches of a stream to a target: rows become changes, changes Arrow tables of bounded size.
 
 Everything is written from the driver, because a batch must count at one moment and a transaction has one connection.
-Tasks pack their rows into blocks of Arrow. The driver takes them partition by partition: its JVM holds two partitions
-of a batch at a time, the one being written and the one that comes next, and this process a few blocks.
+Tasks turn their rows into blocks of Arrow inside the JVM: no worker of Python sees them, and none is pickled. The
+driver takes them partition by partition, in order: its JVM holds two partitions of a batch at a time, the one being
+written and the one that comes next, and this process a few blocks.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
+from pyspark.serializers import NoOpSerializer
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import ArrayType, MapType, StringType, StructType, VariantType
+from pyspark.util import _local_iterator_from_socket
 
 from headrace.errors import UsageError
 from headrace.spark.changelog import CHANGE, changes, is_exact, key_names, row_type
@@ -35,8 +38,11 @@ DELETED = "__headrace_deleted"
 NESTED = (StructType, ArrayType, MapType, VariantType)
 DELETES = ("delete", "d")
 UPSERTS = ("insert", "update", "upsert", "c", "u", "r")
-BLOCK_ROWS_MAX = 50_000
-BLOCK_BYTES = 8 * 1024 * 1024
+BLOCK_ROWS_MAX = 4096
+BLOCK_ROWS_CONF = "spark.sql.execution.arrow.maxRecordsPerBatch"
+"""Spark counts rows here and no bytes, so whoever has huge ones says less, as for everything else in Arrow."""
+CHUNK_ROWS = 50_000
+CHUNK_BYTES = 8 * 1024 * 1024
 REFUSED_MAX = 1000
 
 
@@ -222,29 +228,32 @@ def _changes(frame: DataFrame, schema: pa.Schema) -> Iterator[Changes]:
         yield Changes(rows, table.column(DELETED) if DELETED in table.column_names else None)
 
 
-def _blocks(frame: DataFrame) -> Iterator[pa.Table]:
-    for row in frame.mapInArrow(_pack, "block binary").toLocalIterator(prefetchPartitions=True):
-        with pa.ipc.open_stream(pa.py_buffer(row.block)) as reader:
-            yield reader.read_all()
+def _blocks(frame: DataFrame) -> Iterator[pa.RecordBatch]:
+    """What ``toLocalIterator`` does with pickled rows, with the Arrow that ``toArrow`` collects."""
+    schema = to_arrow_schema(frame.schema, timezone="UTC")
+    rows: Any = frame._jdf
+    jvm: Any = frame.sparkSession._jvm
+    settings = rows.sparkSession().sessionState().conf()
+    said = int(frame.sparkSession.conf.get(BLOCK_ROWS_CONF) or 0)
+    block_rows = min(said, BLOCK_ROWS_MAX) if said > 0 else BLOCK_ROWS_MAX
+    blocks = rows.toArrowBatchRdd(block_rows, "UTC", False, False)  # a name may come twice, and no large types
+    served = jvm.PythonRDD.toLocalIteratorAndServe(
+        jvm.org.apache.spark.sql.execution.SQLExecutionRDD(blocks, settings),  # so that tasks know the session's
+        True,  # the next partition is computed meanwhile
+    )
+    for block in _local_iterator_from_socket(served, NoOpSerializer()):
+        yield pa.ipc.read_record_batch(pa.py_buffer(block), schema)
 
 
-def _pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In a task: each batch of rows becomes one value."""
-    for batch in batches:
-        out = pa.BufferOutputStream()
-        with pa.ipc.new_stream(out, batch.schema) as writer:
-            writer.write_batch(batch)
-        block = pa.array([out.getvalue().to_pybytes()], pa.binary())
-        yield pa.RecordBatch.from_arrays([block], ["block"])
-
-
-def _regrouped(blocks: Iterator[pa.Table]) -> Iterator[pa.Table]:
+def _regrouped(blocks: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Small blocks together: a statement per handful of rows would be most of the work."""
-    held: list[pa.Table] = []
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
     for block in blocks:
         held.append(block)
-        if sum(each.num_rows for each in held) >= BLOCK_ROWS_MAX or sum(each.nbytes for each in held) >= BLOCK_BYTES:
-            yield pa.concat_tables(held)
-            held = []
+        rows, size = rows + block.num_rows, size + block.nbytes
+        if rows >= CHUNK_ROWS or size >= CHUNK_BYTES:
+            yield pa.Table.from_batches(held).combine_chunks()
+            held, rows, size = [], 0, 0
     if held:
-        yield pa.concat_tables(held)
+        yield pa.Table.from_batches(held).combine_chunks()
