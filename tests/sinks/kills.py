@@ -51,14 +51,15 @@ TABLE = TableName("followed")
 
 
 def rows_of(batch_id: int) -> list[list[tuple[Any, ...]]]:
-    """The changes of a batch, always the same ones."""
+    """The changes of a batch, always the same ones; the first chunk has new rows only, as a database may take faster."""
     chance = random.Random(batch_id)
     chunks = []
     for chunk in range(CHUNKS):
         rows: list[tuple[Any, ...]] = []
         for row in range(ROWS_PER_CHUNK):
-            key = chance.randrange(KEYS)
-            rows.append(("-", key) if chance.random() < 0.25 else (key, f"{batch_id}/{chunk}/{row}"))
+            key = chance.randrange(KEYS) if chunk else KEYS + batch_id * ROWS_PER_CHUNK + row
+            gone = chunk > 0 and chance.random() < 0.25
+            rows.append(("-", key) if gone else (key, f"{batch_id}/{chunk}/{row}"))
         chunks.append(rows)
     return chunks
 
