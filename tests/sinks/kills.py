@@ -51,7 +51,7 @@ TABLE = TableName("followed")
 
 
 def rows_of(batch_id: int) -> list[list[tuple[Any, ...]]]:
-    """The changes of a batch, always the same ones; the first chunk has new rows only, as a database may take faster."""
+    """The changes of a batch, always the same ones; its first chunk has new rows only, which may take a shorter way."""
     chance = random.Random(batch_id)
     chunks = []
     for chunk in range(CHUNKS):
