@@ -180,3 +180,19 @@ def test_other_functions_in_a_row_give_across_a_restart_what_they_give_on_the_bo
     spark: SparkSession, tmp_path: Path, chain: str
 ) -> None:
     check(spark, tmp_path, LONG[chain])
+
+
+def test_spark_moves_no_condition_in_front_of_a_watermark(spark: SparkSession) -> None:
+    """It would if it could, and then rows that are left out later, and marks of silence, would not count for it."""
+    rows = spark.readStream.format("rate").load().withWatermark("timestamp", "1 minute")
+    own = order_of_steps(rows.where("value > 10"))
+    assert own.index("EventTimeWatermark") < own.index("Filter")
+    rows = hr.watermark(spark.readStream.format("rate").load(), "timestamp", "1 minute")
+    ours = order_of_steps(rows.where("value > 10"))
+    assert ours.index("Filter") < ours.index("EventTimeWatermark")
+
+
+def order_of_steps(rows: DataFrame) -> str:
+    """As Spark would run them; the last one is first."""
+    optimizer = rows.sparkSession._jsparkSession.sessionState().optimizer()
+    return str(optimizer.execute(rows._jdf.queryExecution().analyzed()).toString())

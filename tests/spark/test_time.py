@@ -88,7 +88,9 @@ def running() -> Iterator[TestBroker]:
 
 
 def write(running: TestBroker, topic: str, *seconds: int) -> None:
+    """A new topic with a record at each of these seconds."""
     with Client(running.bootstrap) as client, Producer(client) as producer:
+        Admin(client).create_topic(topic, partitions=1)
         for second in seconds:
             at = BEGIN + timedelta(seconds=second)
             value = b'{"at": "%s", "kind": "x"}' % at.isoformat().encode()
@@ -106,9 +108,6 @@ def until(query: Any, condition: Callable[[], bool], what: str) -> None:
 def test_a_silent_source_holds_the_watermark_back_until_it_counts_as_idle(
     spark: SparkSession, running: TestBroker, tmp_path: Path
 ) -> None:
-    with Client(running.bootstrap) as client:
-        for topic in ("busy", "silent"):
-            Admin(client).create_topic(topic, partitions=1)
     write(running, "busy", 0, 3600)
     write(running, "silent", 60)
 
@@ -164,9 +163,6 @@ def test_marks_of_silence_outlive_the_conditions_of_a_join(
     spark: SparkSession, running: TestBroker, tmp_path: Path
 ) -> None:
     """An inner join asks for keys that are not null, and Spark asks as early as it can; a mark has no key."""
-    with Client(running.bootstrap) as client:
-        for topic in ("searches", "clicks"):
-            Admin(client).create_topic(topic, partitions=1)
     write(running, "searches", 0, 3600)
     write(running, "clicks", 5)
 
