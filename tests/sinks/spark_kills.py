@@ -193,9 +193,9 @@ class World:
         environment = {f"KILLS_{name}": place for name, place in self.places.items()}
         return [*command, "--bootstrap", self.bootstrap], {**environment, "KILLS_HOME": str(self.home)}
 
-    def begin(self) -> None:
-        """A new driver, which goes on where the last one was killed."""
-        chosen = [word for name in self.pipelines for word in ("--only", name)]
+    def begin(self, *names: str) -> None:
+        """A new driver of all pipelines, or of some, which goes on where the last one was killed."""
+        chosen = [word for name in names or self.pipelines for word in ("--only", name)]
         command, environment = self.command("run", *chosen)
         self.lives.append(Life(self.home / f"driver-{len(self.lives) + 1}.log", command, **environment))
 
