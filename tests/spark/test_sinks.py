@@ -181,3 +181,36 @@ def test_a_checkpoint_that_is_gone_begins_anew_and_ends_at_the_same_table(
         shutil.rmtree(tmp_path / "c")
     with closing(sqlite3.connect(tmp_path / "derived.db")) as look:
         assert look.execute("select id, customer from orders order by 1").fetchall() == [(1, "anna"), (2, "bert")]
+
+
+def test_every_type_arrives_in_order_whatever_the_session_says_of_arrow_and_time_zones(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Three partitions, each in several blocks; of ten rows of a key the last counts."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "7")
+    session.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    wanted = {
+        "id % 5 AS id": 2,
+        "id AS number": 47,
+        "id = 47 AS yes": 1,
+        "cast(id AS tinyint) AS tiny": 47,
+        "cast(id AS smallint) AS small": 47,
+        "cast(id AS int) AS plain": 47,
+        "cast(id / 2 AS float) AS single": 23.5,
+        "id / 4 AS wide": 11.75,
+        "cast(id * 0.25 AS decimal(12,2)) AS exact": "11.75",
+        "concat('naïve ', id) AS words": "naïve 47",
+        "cast(concat('b', id) AS binary) AS raw": b"b47",
+        "date '2026-01-31' AS day": "2026-01-31",
+        "timestamp '2026-01-31 10:00:00Z' AS moment": "2026-01-31 10:00:00.000000Z",
+        "timestamp_ntz '2026-01-31 10:00:00' AS local": "2026-01-31 10:00:00.000000",
+        "array(id, null) AS listed": "[47,null]",
+        "cast(null AS string) AS nothing": None,
+    }
+    rows = session.range(0, 50, 1, 3).selectExpr(*wanted)
+    sinks.sql(f"sqlite:///{tmp_path}/derived.db", table="types", key="id", create=True).write(rows)
+    with closing(sqlite3.connect(tmp_path / "derived.db")) as look:
+        assert look.execute("select count(*), sum(number) from types").fetchall() == [(5, 45 + 46 + 47 + 48 + 49)]
+        assert look.execute("select * from types where id = 2").fetchall() == [tuple(wanted.values())]
