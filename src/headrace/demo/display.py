@@ -63,9 +63,10 @@ class Display:
 
     def draw(self, title: str) -> None:
         now_s = time.monotonic()
-        lines = [title, *self._flows(now_s), "", *self._pipelines(), "", *self._results()]
+        lines = [*title.splitlines(), *self._flows(now_s), "", *self._pipelines(), "", *self._results()]
         if self._live:
-            width = shutil.get_terminal_size().columns
+            width, height = shutil.get_terminal_size()
+            lines = lines[: max(1, height - 1)]  # what has left the screen cannot be drawn over
             up = f"\x1b[{self._drawn}A" if self._drawn else ""
             body = "".join(f"{line[: width - 1]}{CLEAR_LINE}\n" for line in lines)
             self._out.write(up + body + "\x1b[J")
@@ -91,7 +92,8 @@ class Display:
         ]
 
     def _pipelines(self) -> list[str]:
-        if not self._stage.progress:
+        steps = self._stage.steps()
+        if not self._stage.progress and not steps:
             return [f"  Spark is starting … {time.monotonic() - self._began_s:.0f} s"]
         lines = [f"  {'pipeline':<22}{'rows':>9}   {'rows/s':>7}   {'lag':>6}   {'batch':>8}   state"]
         for name, report in sorted(self._stage.progress.items()):
@@ -101,6 +103,9 @@ class Display:
             lines.append(
                 f"  {name:<22}{report['rows']:>9,}   {report['rows_per_s']:>7,.0f}   {lag:>6}   {batch:>8}   {state}"
             )
+        lines += [
+            f"  {name:<22}{'–':>9}   {'–':>7}   {'–':>6}   {'–':>8}   {step}" for name, step in sorted(steps.items())
+        ]
         return lines
 
     # ---- what came of it --------------------------------------------------------------------------------------------

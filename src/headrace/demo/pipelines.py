@@ -28,6 +28,14 @@ def inserted(spark: SparkSession, table: str, schema: str) -> DataFrame:
     return captured(spark, table, schema).where("op in ('c', 'r')").select("after.*")
 
 
+@hr.pipeline(sink=hr.sinks.sql(DATABASE, table="best_sellers", key="product_id", create=True))
+def best_sellers(spark: SparkSession) -> DataFrame:
+    """What sells, as a table that follows: orders that are cancelled or deleted leave it again."""
+    orders = hr.deltas(hr.changes(captured(spark, "orders", ORDER), key="id"))
+    placed = orders.where("status = 'placed'")
+    return hr.view(placed, "product_id", {"orders": "count", "sold": ("sum", "quantity")})
+
+
 @hr.pipeline(
     sink=hr.sinks.sql(DATABASE, table="revenue_per_minute", key="window_start", version="revision", create=True)
 )
@@ -41,6 +49,11 @@ def revenue_per_minute(spark: SparkSession) -> DataFrame:
     return minutes.where("not is_retraction")  # a table takes the newest revision, whatever it replaces
 
 
+@hr.pipeline(sink=hr.sinks.search(f"sqlite:///{INDEX}", index="products", key="id", text=["name", "description"]))
+def search_index(spark: SparkSession) -> DataFrame:
+    return hr.changes(captured(spark, "products", PRODUCT), key="id")
+
+
 @hr.pipeline(sink=hr.sinks.topic("orders-priced", key="id"))
 def orders_priced(spark: SparkSession) -> DataFrame:
     """Each order with the price that was valid when it was placed, and which version of the product that was."""
@@ -51,19 +64,6 @@ def orders_priced(spark: SparkSession) -> DataFrame:
         orders, products, on={"product_id": "id"}, stream_time="placed_at", version="product_version", prefix="product_"
     )
     return priced.selectExpr("id", "product_id", "quantity", "product_price * quantity as amount", "product_version")
-
-
-@hr.pipeline(sink=hr.sinks.sql(DATABASE, table="best_sellers", key="product_id", create=True))
-def best_sellers(spark: SparkSession) -> DataFrame:
-    """What sells, as a table that follows: orders that are cancelled or deleted leave it again."""
-    orders = hr.deltas(hr.changes(captured(spark, "orders", ORDER), key="id"))
-    placed = orders.where("status = 'placed'")
-    return hr.view(placed, "product_id", {"orders": "count", "sold": ("sum", "quantity")})
-
-
-@hr.pipeline(sink=hr.sinks.search(f"sqlite:///{INDEX}", index="products", key="id", text=["name", "description"]))
-def search_index(spark: SparkSession) -> DataFrame:
-    return hr.changes(captured(spark, "products", PRODUCT), key="id")
 
 
 @hr.pipeline(sink=hr.sinks.topic("clicks-corrected", key="device"))

@@ -87,10 +87,15 @@ class Shop:
     def open(self) -> None:
         self._thread.start()
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """No further orders; the tills hand in what they hold."""
         self._closing.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """Stop, and raise what went wrong meanwhile."""
+        self.stop()
         if self.failed is not None:
             raise self.failed
 

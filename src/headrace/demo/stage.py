@@ -12,12 +12,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from headrace import testing
+from headrace.capture.options import CaptureOptions
+from headrace.capture.state import Registry
 from headrace.client import Admin, Client, TopicPartition, end_offsets
 from headrace.demo.shop import PRODUCTS, Shop
 from headrace.demo.visitors import CLICKS, Visitors
@@ -32,7 +34,10 @@ CORRECTED = "clicks-corrected"
 PIPELINES = Path(__file__).with_name("pipelines.py")
 STOP_S_MAX = 60.0
 CAPTURE_S_MAX = 60.0
+HEARTBEAT_MS = 1000
 LOG_LINES = 15
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""The queries of a demo are small: compiling them thoroughly takes more of two cores than running them."""
 
 
 class Part:
@@ -67,9 +72,12 @@ class Part:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
             raise HeadraceError(f"{self.name} ended with {self._process.returncode}:\n{tail}")
 
-    def stop(self) -> None:
+    def ask_to_stop(self) -> None:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
             try:
                 self._process.wait(STOP_S_MAX)
             except subprocess.TimeoutExpired:
@@ -85,6 +93,7 @@ class Stage:
         self._rates = (orders_per_s, clicks_per_s)
         self._seed = seed
         self._stack = ExitStack()
+        self.parts: list[Part] = []
         self.progress: dict[str, dict[str, Any]] = {}
         """The last report of each pipeline."""
 
@@ -92,17 +101,29 @@ class Stage:
         try:
             self._start()
         except BaseException:
-            self._stack.close()
+            self._close()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
+        self._close()
+
+    def _close(self) -> None:
+        """Undisturbed: a further Ctrl-C would leave behind what is not stopped yet."""
+        before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            with suppress(OSError):  # the terminal may be gone
+                self._say("\nStopping all that was started …")
+            self._stack.close()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _start(self) -> None:
         enter = self._stack.enter_context
+        self._say("Everything that follows is started on spare ports, and stopped in the end.")
         self.home = Path(tempfile.mkdtemp(prefix="headrace-demo-"))
         self._stack.callback(shutil.rmtree, self.home, ignore_errors=True)
         broker = enter(testing.broker(in_process=False))
@@ -110,25 +131,39 @@ class Stage:
         self._say(f"broker       {self.bootstrap}, process {broker.pid}")
         self.database = enter(_postgres()).url()
         self.shop = Shop(self.database, rate=self._rates[0], seed=self._seed)
+        self._stack.callback(self.shop.stop)
         self.shop.prepare()
         self._say(f"PostgreSQL   {self.database}")
         self.client = enter(Client(self.bootstrap))
         for topic in (*(f"{CAPTURE}.public.{table}" for table in TABLES), CLICKS, PRICED, CORRECTED):
             Admin(self.client).create_topic(topic, partitions=1)
         self.index = self.home / "search.db"
-        self.parts = [self._capture(), self._pipelines()]
+        self._stack.callback(self._stop_parts)
+        self._capture()
+        self._pipelines()
         self.visitors = Visitors(self.bootstrap, rate=self._rates[1], seed=self._seed)
+        self._stack.callback(self.visitors.stop)
         self._until_captured()
         self.shop.open()
         self.visitors.come()
 
-    def _capture(self) -> Part:
-        tables = ",".join(f"public.{table}" for table in TABLES)
-        options = ["--tables", tables, "--decimals", "string", "--bootstrap", self.bootstrap, "--heartbeat", "1"]
-        part = self._part("capture", ["capture", "run", CAPTURE, self.database, *options])
+    def _stop_parts(self) -> None:
+        """Asked all at once, so that one's end is not waited for by the others."""
+        for part in self.parts:
+            part.ask_to_stop()
+        for part in self.parts:
+            part.stop()
+
+    def _capture(self) -> None:
+        """Added and then run, as a user does, so that ``headrace capture status`` knows it."""
+        tables = tuple(f"public.{table}" for table in TABLES)
+        options = CaptureOptions(
+            name=CAPTURE, url=self.database, tables=tables, decimals="string", heartbeat_ms=HEARTBEAT_MS
+        )
+        Registry(self.client).put(options)
+        part = self._part("capture", ["capture", "run", CAPTURE, "--bootstrap", self.bootstrap])
         part.follow(lambda line: None)
         self._say(f"capture      tables {', '.join(TABLES)} into topics {CAPTURE}.public.*")
-        return part
 
     def _until_captured(self) -> None:
         """What a price was before capture saw it, no join can find out: so the first prices come first."""
@@ -140,20 +175,21 @@ class Stage:
                 raise HeadraceError(f"capture has not read the products within {CAPTURE_S_MAX:g} s")
             time.sleep(0.1)
 
-    def _pipelines(self) -> Part:
-        checkpoints = str(self.home / "checkpoints")
-        options = ["--bootstrap", self.bootstrap, "--checkpoints", checkpoints, "--output", "json"]
+    def _pipelines(self) -> None:
+        self._checkpoints = self.home / "checkpoints"
+        options = ["--bootstrap", self.bootstrap, "--checkpoints", str(self._checkpoints), "--output", "json"]
         logged = ["--log", str(self.home / "spark.log")]
         part = self._part("pipelines", ["run", str(PIPELINES), *options, *logged])
         part.follow(self._reported)
-        self._say("pipelines    Spark starts, which takes some seconds")
-        return part
+        self._say("pipelines    Spark starts; on two cores the first results take most of a minute")
 
     def _part(self, name: str, arguments: Sequence[str]) -> Part:
         environment = {"HEADRACE_DEMO_DATABASE": self.database, "HEADRACE_DEMO_INDEX": str(self.index)}
+        if "SPARK_SUBMIT_OPTS" not in os.environ:
+            environment["SPARK_SUBMIT_OPTS"] = JVM
         command = [sys.executable, "-m", "headrace", *arguments]
         part = Part(name, command, self.home / f"{name}.log", environment)
-        self._stack.callback(part.stop)
+        self.parts.append(part)
         return part
 
     def _reported(self, line: str) -> None:
@@ -163,6 +199,15 @@ class Stage:
             return
         if isinstance(report, dict) and "pipeline" in report:
             self.progress[report["pipeline"]] = report
+
+    def steps(self) -> dict[str, str]:
+        """What pipelines do that have not reported yet, as their checkpoints tell."""
+        found = {}
+        for folder in self._checkpoints.glob("*") if self._checkpoints.exists() else ():
+            planned = any((folder / "spark" / "offsets").glob("[0-9]*"))
+            if folder.name not in self.progress:
+                found[folder.name] = "first batch" if planned else "starting"
+        return found
 
     def batches(self) -> dict[str, Any]:
         """How far each pipeline is."""

@@ -55,10 +55,15 @@ class Visitors:
     def come(self) -> None:
         self._thread.start()
 
-    def leave(self, ahead: timedelta) -> None:
-        """Everybody sends what is left; a last click, dated ahead, lets those come out that wait for later ones."""
+    def stop(self) -> None:
+        """Everybody sends what is left, if anybody has come."""
         self._leaving.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def leave(self, ahead: timedelta) -> None:
+        """A last click, dated ahead, lets those come out that wait for later ones."""
+        self.stop()
         if self.failed is not None:
             raise self.failed
         sender = Sender(self._bootstrap)
