@@ -14,7 +14,7 @@ from headrace.errors import UsageError
 from headrace.spark import sinks
 from headrace.spark.decisions import Refused
 from headrace.spark.sinks.following import Following
-from headrace.spark.sinks.to_delta import DeltaTarget
+from headrace.spark.sinks.to_delta import STORE, DeltaTarget
 from tests.sinks.world import SCHEMA, deliver, fence
 
 
@@ -78,3 +78,18 @@ def test_a_run_whose_first_batch_is_a_replay_has_taken_over_and_goes_on(tmp_path
     assert not deliver(target, [(1, "b")], at=fence(1, owner="second run", first=False)).replayed
     with pytest.raises(Refused, match="has taken over"):
         deliver(target, [(1, "stale")], at=fence(1, "other", owner="first run", first=False))
+
+
+@pytest.mark.parametrize(
+    ("text", "heals"),
+    [
+        ("Generic S3 error: Error performing PUT http://store/x in 30s: connection refused", True),
+        ("Generic HTTP client error: timed out", True),
+        ("Kernel error: Error interacting with object store: no answer", True),
+        ("Generic DeltaTable error: Schema error: No field named t.nope", False),
+        ("Generic error: the writer is not supported", False),
+    ],
+)
+def test_a_store_that_is_away_is_told_from_a_table_that_does_not_fit_by_the_text(text: str, heals: bool) -> None:
+    """The library has one error for both."""
+    assert bool(STORE.search(text)) is heals

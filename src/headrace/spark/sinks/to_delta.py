@@ -35,7 +35,7 @@ __all__ = ["DeltaTarget"]
 
 DELETED = "__headrace_deleted"
 COMMITS_LOOKED_AT = 200
-STORE = re.compile(r"object ?store|generic \w+ error", re.IGNORECASE)
+STORE = re.compile(r"object ?store|generic (?!deltatable)[\w ]+ error", re.IGNORECASE)
 """In the general errors of the library, what tells of the place of the files and not of the table."""
 
 
