@@ -224,6 +224,7 @@ def main() -> None:
         follow(kind, place, Path(note), int(until))
         return
     print(f"seed {arguments.seed}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended before it was done"))  # and everything with it
     if arguments.spark:
         run_spark(arguments.kills, arguments.seed)
         return
