@@ -414,6 +414,19 @@ def test_a_new_version_takes_the_place_of_the_table_with_its_fence(base: Base) -
     assert base.rows() == [(1, "on")]
 
 
+def test_a_checkpoint_from_before_a_rebuild_adds_no_row_a_second_time(base: Base) -> None:
+    """As when the rebuild dies behind its switch: the pipeline then comes with what it had read before."""
+    target = base.target(key=())
+    deliver(target, [(1, "a")], at=fence(0, query="old"))
+    version = target.version()
+    version.begin()
+    deliver(version.target, [(1, "a"), (2, "b")], at=fence(0, query="new"))
+    version.switch()
+    with pytest.raises(Refused, match="Give headrace rebuild again"):
+        deliver(target, [(2, "b")], at=fence(1, query="old"))
+    assert base.rows() == [(1, "a"), (2, "b")]
+
+
 def test_a_new_version_has_the_indexes_of_the_old_one(base: Base) -> None:
     target = base.target()
     deliver(target, [(1, "a")], at=fence(0))

@@ -7,7 +7,8 @@
 
 Readers see the old version, whole, until they see the new one, whole. A death before the switch leaves the old version
 in use; a death behind it leaves a target that is right and a checkpoint that is older, from which the pipeline writes
-changes again that are there already, which by key is no matter. The command can be given again at any time.
+changes again that are there already: by key that is no matter, and without one it is refused. The command can be given
+again at any time.
 """
 
 from __future__ import annotations

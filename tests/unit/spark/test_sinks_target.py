@@ -16,7 +16,16 @@ from headrace.errors import UsageError
 from headrace.spark import sinks
 from headrace.spark.decisions import Refused
 from headrace.spark.sinks.address import Address
-from headrace.spark.sinks.target import Changes, Fence, Letters, RowRefused, must_write, split_refused, usable
+from headrace.spark.sinks.target import (
+    REBUILT,
+    Changes,
+    Fence,
+    Letters,
+    RowRefused,
+    must_write,
+    split_refused,
+    usable,
+)
 from tests.sinks.world import Base, changes_of, deliver, fence
 
 
@@ -31,6 +40,7 @@ from tests.sinks.world import Base, changes_of, deliver, fence
         (Fence("q", 3, "a", "x"), Fence("q", 3, "b", "me"), True, True),
         (Fence("q", 3, "a", "x"), Fence("q", 1, "b", "me"), True, True),
         (Fence("q", 3, "a", "me"), Fence("q", 4, "b", "me", takes_over=False), True, True),
+        (Fence("q", 3, "a", REBUILT), Fence("q", 4, "b", "me"), True, True),
     ],
 )
 def test_the_fence_tells_whether_a_batch_is_written(last: Any, comes: Fence, keyed: bool, written: bool) -> None:
@@ -44,6 +54,8 @@ def test_the_fence_tells_whether_a_batch_is_written(last: Any, comes: Fence, key
         (Fence("q", 3, "a", "x"), Fence("q", 1, "a", "me"), "would double"),
         (Fence("q", 3, "a", "other"), Fence("q", 4, "b", "me", takes_over=False), "taken over"),
         (None, Fence("q", 4, "b", "me", takes_over=False), "rebuilt or emptied"),
+        (Fence("q", 3, "a", REBUILT), Fence("q", 4, "b", "me", takes_over=False), "rebuilt or emptied"),
+        (Fence("q", 3, "a", REBUILT), Fence("q", 4, "b", "me"), "Give headrace rebuild again"),
     ],
 )
 def test_what_cannot_be_right_without_a_key_is_refused(last: Any, comes: Fence, why: str) -> None:

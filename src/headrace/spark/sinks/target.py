@@ -7,6 +7,7 @@ the fence in the target, in the same transaction as the data where the target ha
     what the target has          what comes                   what follows
     nothing of this query        a run's first batch          it is written
     nothing of this query        another batch                it was rebuilt meanwhile: the run stops
+    that it was rebuilt          a run's first batch          its rows are there already, see below
     batch n                      n + 1 or later               it is written
     batch n, the same end        n                            a replay: nothing is written
     batch n, another end         n                            the checkpoint lost its last entry, see below
@@ -14,6 +15,8 @@ the fence in the target, in the same transaction as the data where the target ha
 
 Spark plans a lost batch anew, from where the batch before it ended. Changes by key can then simply be written again:
 each key ends at its last change, as it would have. Rows that are added without a key would double, so that is refused.
+The same holds for a query that a rebuild was to replace, and that runs again because the rebuild died before its own
+checkpoint had taken the place of the old one.
 
 Two drivers must not write in turn, or the slower one would put old rows over new ones. So the first batch of a run
 takes the fence over, and a driver that finds somebody else's name in it stops.
@@ -34,6 +37,7 @@ from headrace.spark.decisions import Refused
 
 __all__ = [
     "JSON_FIELD",
+    "REBUILT",
     "Changes",
     "Delivery",
     "Fence",
@@ -54,6 +58,8 @@ __all__ = [
 JSON_FIELD = {b"headrace": b"json"}
 """The metadata of a column whose text is JSON."""
 POSITION = "__headrace_position"
+REBUILT = "rebuilt"
+"""In place of an owner: the batches of this query are in a version of the target that another one replaced."""
 
 
 class Unavailable(HeadraceError):
@@ -80,13 +86,19 @@ class Fence:
 
 def must_write(fence: Fence, last: Fence | None, *, keyed: bool, where: str) -> bool:
     """Whether the batch is to be written: the table above. The fence bears the new owner's name in either case."""
-    if last is None and not fence.takes_over:
+    is_replaced = last is None or last.owner == REBUILT
+    if is_replaced and not fence.takes_over:
         raise Refused(
             f"{where}: what this run of query {fence.query} wrote down about its last batch is gone, so the target was "
             "rebuilt or emptied meanwhile. Start the pipeline again"
         )
-    if last is None:
+    if last is None or (is_replaced and keyed):
         return True
+    if is_replaced:
+        raise Refused(
+            f"{where} was rebuilt, and has the rows that this older checkpoint of query {fence.query} would add again: "
+            "the rebuild ended before its own checkpoint had taken the place of this one. Give headrace rebuild again"
+        )
     if not fence.takes_over and last.owner != fence.owner:
         raise Refused(
             f"{where}: another run of query {fence.query} has taken over since this one wrote its last batch; this one "

@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 from headrace.errors import HeadraceError, UsageError
 from headrace.spark.sinks.address import Address
 from headrace.spark.sinks.target import (
+    REBUILT,
     Changes,
     Delivery,
     Fence,
@@ -454,7 +455,7 @@ class SqlSession(Session):
             dialect.run(dialect.begin_statement)
             try:
                 fences = dialect.table(self._fences)
-                dialect.run(f"DELETE FROM {fences} WHERE target = {MARK}", (table.name,))
+                dialect.run(f"UPDATE {fences} SET owner = {MARK} WHERE target = {MARK}", (REBUILT, table.name))
                 dialect.run(f"UPDATE {fences} SET target = {MARK} WHERE target = {MARK}", (table.name, new.name))
                 dialect.swap(table, new, old)
                 dialect.run("COMMIT")
