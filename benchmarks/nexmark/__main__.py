@@ -42,7 +42,7 @@ from tests.servers.process import CannotRun
 
 EVENTS = 2_000_000
 ROUNDS = 3
-QUERY_S = 150
+QUERY_S = 120
 """No further round begins when a query has taken so long; at least one is measured."""
 MICRO_BATCHES = 4
 SMALL_HOUSE = House(gap_us=2000, out_of_order=100)

@@ -40,6 +40,11 @@ PROFILE: tuple[tuple[str, str, str], ...] = (
         "a micro-batch writes what changed and not a snapshot of everything",
     ),
     (
+        "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows",
+        "false",
+        "no look for the old row before each write, only to count rows: a third less time in a join of two streams",
+    ),
+    (
         "spark.sql.streaming.checkpointFileManagerClass",
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
         "107 ms instead of 159 to 300 ms for a small micro-batch on a local disk",
