@@ -49,7 +49,7 @@ SMALL_HOUSE = House(gap_us=2000, out_of_order=100)
 SMALL_EVENTS = 20_000
 """For the check of Flink: forty seconds of event time."""
 
-IN_THE_STORE = "Spark asks RocksDB row by row and writes a checkpoint each micro-batch; Flink folds 50,000 rows first"
+IN_THE_STORE = "Flink keeps state in the heap, Spark row by row in RocksDB, with a checkpoint each micro-batch"
 IN_PYTHON = "rows go to Python's columns and back, and each micro-batch has its checkpoint"
 WHY = {
     **dict.fromkeys(("q3", "q5", "q7", "q8", "q15", "q16", "q17", "q18", "q19", "q20"), IN_THE_STORE),
