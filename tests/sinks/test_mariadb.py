@@ -57,4 +57,4 @@ def test_a_rebuild_that_died_at_any_step_of_the_switch_is_given_again_and_leaves
     again.switch()
     assert base.rows() == [(2, "good")]
     assert sorted(name for (name,) in base.run("SHOW TABLES")) == ["headrace_fences", "orders"]
-    assert [row[0] for row in base.run("SELECT query FROM headrace_fences")] == ["second"]
+    assert base.run("SELECT query FROM headrace_fences WHERE owner <> 'rebuilt'") == [("second",)]
