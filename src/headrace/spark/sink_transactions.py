@@ -104,14 +104,15 @@ def abort_open(client: Client, prefix: str, *, keep: Iterable[ProducerIdentity] 
     """Abort every open transaction whose id begins with ``prefix``, except those of ``keep``; gives their ids.
 
     Readers of committed records would wait for them until they time out. Initialising an id also fences whoever still
-    writes under it.
+    writes under it. One of ``keep`` may end between the two questions, by a request that a driver sent before it died;
+    initialised then, nobody could tell any more how it ended.
     """
     kept = {each.transactional_id: each for each in keep}
     ours = list_transactions(client, prefix=prefix, states=["Ongoing"])
     decided = [kept[each] for each in ours if each in kept]
     if decided:
         state = outcomes(client, decided)
-        ours = [each for each in ours if each not in kept or state[kept[each]] is not Outcome.OPEN]
+        ours = [each for each in ours if each not in kept or state[kept[each]] is Outcome.SUPERSEDED]
     for each in ours:
         init_producer_id(client, each, FENCING_TIMEOUT_MS)
     return ours

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from headrace import testing
 from headrace.client import Admin, Client, Outcome, TransactionalProducer, TransactionLost, end_transaction
-from headrace.spark import sink_protocol
+from headrace.spark import sink_protocol, sink_transactions
 from headrace.spark.decisions import BatchRef, DecisionTopic, Refused, Verdict
 from headrace.spark.sink_protocol import Protocol, Settings, TransactionsLost, ids_of
 from headrace.spark.sink_transactions import abort_open, outcomes
@@ -264,6 +265,27 @@ def test_an_abort_takes_back_what_is_open_but_nothing_that_was_decided(world: Wo
     with Client(world.bootstrap, PATIENCE) as driver:
         protocol = Protocol(driver, world.settings)
         protocol.abort(protocol.begin(world.sink).lease, world.sink)
+    world.run(1, LAYOUT)
+    assert world.visible() == expected(1, LAYOUT)
+
+
+def test_a_commit_that_a_dead_driver_had_sent_arrives_while_the_next_one_looks_round(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided_only(world)
+    listed = sink_transactions.list_transactions
+
+    def listed_just_before(client: Client, **named: Any) -> Any:
+        monkeypatch.setattr(sink_transactions, "list_transactions", listed)
+        found = listed(client, **named)
+        decision = DecisionTopic(client, DECISIONS.decision_topic).last(world.sink)
+        assert decision is not None
+        assert {each.transactional_id for each in decision.identities} <= set(found)
+        for each in decision.identities:
+            end_transaction(client, each, commit=True)
+        return found
+
+    monkeypatch.setattr(sink_transactions, "list_transactions", listed_just_before)
     world.run(1, LAYOUT)
     assert world.visible() == expected(1, LAYOUT)
 
