@@ -157,6 +157,7 @@ def check(spark: SparkSession, folder: Path, build: Build) -> Lane:
     return lane
 
 
+@pytest.mark.slow
 def test_windows_of_events_with_their_rows_as_of_then_are_those_of_the_bounded_frame(
     spark: SparkSession, tmp_path: Path
 ) -> None:

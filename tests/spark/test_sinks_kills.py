@@ -10,7 +10,7 @@ import pytest
 from tests.servers.process import CannotRun, skip_or_fail
 from tests.sinks.spark_kills import World
 
-pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_a_table_a_cache_and_a_warehouse_equal_the_topic_after_a_death_between_the_commits_and_of_all_servers(
