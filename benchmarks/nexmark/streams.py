@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 from benchmarks.nexmark.generator import KINDS, side_input
 from benchmarks.nexmark.load import CLOSING, Loaded
 from benchmarks.nexmark.queries import Query
-from headrace.spark.profile import register
+from headrace.spark.profile import register, state_in
 
 __all__ = ["LATENESS", "Lane", "Run"]
 
@@ -102,7 +102,8 @@ class Lane:
         else:
             writer = writer.format("noop")
         with tempfile.TemporaryDirectory(prefix="headrace-nexmark-", ignore_cleanup_errors=True) as folder:
-            started = writer.option("checkpointLocation", folder).start()
+            with state_in(self.spark, query.state):
+                started = writer.option("checkpointLocation", folder).start()
             try:
                 if not started.awaitTermination(PATIENCE_S):
                     raise TimeoutError(f"{query.name} was not done after {PATIENCE_S} s: {started.lastProgress}")

@@ -319,16 +319,19 @@ def test_updates_reach_a_topic_and_a_second_run_repeats_none(
     create(headrace_server.bootstrap, out)
     send(headrace_server.bootstrap, topic, [b"a", b"b", b"a"])
     text = f"""
-@pipeline(sink=sinks.topic("{out}", key="value"))
+@pipeline(sink=sinks.topic("{out}", key="value"), state="memory")
 def words(spark):
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "3"
     return stream(spark, "{topic}", value_format="text").groupBy("value").count()
 """
     folder = tmp_path / "with space"
     folder.mkdir()
     (folder / "words.py").write_text(HEAD + text)
     for _ in range(2):
-        done = run(folder, "words.py", "--available-now", *options(headrace_server.bootstrap))
+        more = ("--conf", "spark.sql.shuffle.partitions=3")
+        done = run(folder, "words.py", "--available-now", *more, *options(headrace_server.bootstrap))
         assert done.returncode == 0, done.stderr
+    assert "HDFSBackedStateStoreProvider" in (folder / "headrace-checkpoints/words/spark/offsets/0").read_text()
     consume = [str(COMMAND), "consume", out, "-e", "-b", headrace_server.bootstrap, "-f", "%k %v\n"]
     printed = subprocess.run(consume, env=environment(), capture_output=True, text=True, timeout=120, check=True)
     assert sorted(printed.stdout.splitlines()) == ['a {"value":"a","count":2}', 'b {"value":"b","count":1}']

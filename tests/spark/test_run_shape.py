@@ -8,6 +8,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
+from headrace.errors import UsageError
+from headrace.spark import sessions
 from headrace.spark.checkpoints import Checkpoint
 from headrace.spark.compat import Shape, changes, shape_of
 from headrace.spark.reading import stream
@@ -102,3 +104,12 @@ def test_a_checkpoint_has_begun_when_spark_has_planned_a_batch(spark: SparkSessi
     query.awaitTermination(60)
     query.stop()
     assert checkpoint.has_begun()
+
+
+def test_a_function_with_state_cannot_have_it_in_memory_and_sparks_own_can(spark: SparkSession) -> None:
+    rows = orders(spark).withWatermark("at", "1 minute")
+    assert shape_of(minutes(orders(spark)), output_mode=None, sink="", state="memory").state == "memory"
+    visits = sessions(rows, "city", event_time="at", gap="1 minute")
+    assert shape_of(visits, output_mode=None, sink="", state="disk").state == "disk"
+    with pytest.raises(UsageError, match=r"function with state.*on disk only.*leave state= out"):
+        shape_of(visits, output_mode=None, sink="", state="memory")

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 
 import headrace.spark as hr
 from headrace.errors import UsageError
+from headrace.spark.profile import STATE_STORE, STATE_STORES, state_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(1200)]
 
@@ -142,6 +143,25 @@ def test_duplicates_are_removed_across_a_restart_and_what_is_held_is_seen_in_the
     for each in seen:
         held |= {bucket["_bucket"]: bucket["keys"] for bucket in each["buckets"] or []}
     assert sum(held.values()) == len(expected)
+
+
+def test_state_in_memory_gives_the_same_and_stays_there_when_a_query_goes_on_without_being_told(lane: Lane) -> None:
+    def per_minute(rows: DataFrame) -> DataFrame:
+        return rows.groupBy(F.window("at", "10 seconds"), "user").agg(F.sum("amount").alias("spent"))
+
+    def stores() -> list[str]:
+        files = sorted((lane.checkpoint / "offsets").glob("[0-9]*"), key=lambda each: int(each.name))
+        return [json.loads(each.read_text().splitlines()[1])["conf"][STATE_STORE] for each in files]
+
+    before = lane.spark.conf.get(STATE_STORE)
+    lane.add(*FILES)
+    with state_in(lane.spark, "memory"):
+        streamed = lane.run(per_minute)
+    assert lane.spark.conf.get(STATE_STORE) == before
+    lane.add(*MORE, [LAST])
+    streamed += lane.run(per_minute)
+    assert set(stores()) == {STATE_STORES["memory"]}
+    assert Counter(streamed) == Counter(row for row in lane.bounded(per_minute) if row.user != "last")
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from headrace.cli.shared import bootstrap_option, output_option
+from headrace.cli.shared import bootstrap_option, output_option, settings_of
 from headrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,6 +30,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 OPTIONS = (
     click.option("--master", metavar="URL", help="Where Spark runs: local[2], spark://HOST:PORT, …; default: here."),
+    click.option(
+        "--conf",
+        "settings",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A setting of Spark, such as spark.driver.memory=4g; repeatable.",
+    ),
     click.option(
         "--checkpoints",
         default="headrace-checkpoints",
@@ -61,9 +68,10 @@ def spark_options(command: F) -> F:
 
 @contextlib.contextmanager
 def on_spark(
-    file: Path, *, master: str | None, log_path: Path, bootstrap: str, output: str
+    file: Path, *, master: str | None, settings: Sequence[str], log_path: Path, bootstrap: str, output: str
 ) -> Iterator[tuple[SparkSession, Screen]]:
     """A session for the pipelines of a file, and the screen that shows them; what is wrong with these is told first."""
+    conf = settings_of(settings, "--conf", "spark.driver.memory=4g")
     _need_spark()
     from headrace.spark.launch import LogFile, open_session
     from headrace.spark.pipelines import check_file
@@ -76,7 +84,8 @@ def on_spark(
     with board_on(sys.stderr, width=shutil.get_terminal_size((100, 24)).columns) as board:
         screen = Screen(board, log, output)
         screen.say(f"starting Spark; its messages go to {log_path}")
-        spark = open_session(log, master=master, bootstrap=bootstrap, folder=file.resolve().parent)
+        folder = file.resolve().parent
+        spark = open_session(log, master=master, bootstrap=bootstrap, folder=folder, settings=conf)
         try:
             yield spark, screen
         finally:

@@ -16,14 +16,24 @@ __all__ = ["command"]
 @click.argument("name", metavar="NAME")
 @spark_options
 def command(
-    file: Path, name: str, master: str | None, checkpoints: str, log_path: Path, bootstrap: str, output: str
+    file: Path,
+    name: str,
+    master: str | None,
+    settings: tuple[str, ...],
+    checkpoints: str,
+    log_path: Path,
+    bootstrap: str,
+    output: str,
 ) -> int:
     """Build what a pipeline keeps up to date anew, from its topics alone, then switch.
 
     The table, index or hash is filled beside the one in use, which readers see until the new one takes its place at one
     moment. Stop the pipeline before; headrace run goes on behind what was rebuilt.
     """
-    with on_spark(file, master=master, log_path=log_path, bootstrap=bootstrap, output=output) as (spark, screen):
+    with on_spark(file, master=master, settings=settings, log_path=log_path, bootstrap=bootstrap, output=output) as (
+        spark,
+        screen,
+    ):
         from headrace.spark.pipelines import choose, load_file
         from headrace.spark.rebuild import rebuild
         from headrace.spark.run import Choices

@@ -49,6 +49,7 @@ def command(
     restarts: int | None,
     state_key: str | None,
     master: str | None,
+    settings: tuple[str, ...],
     checkpoints: str,
     log_path: Path,
     bootstrap: str,
@@ -59,7 +60,10 @@ def command(
     Each has its checkpoint and goes on where it was. One that fails is started again after a pause. Ctrl-C and SIGTERM
     let micro-batches finish, and exit 0.
     """
-    with on_spark(file, master=master, log_path=log_path, bootstrap=bootstrap, output=output) as (spark, screen):
+    with on_spark(file, master=master, settings=settings, log_path=log_path, bootstrap=bootstrap, output=output) as (
+        spark,
+        screen,
+    ):
         from headrace.spark.pipelines import choose, load_file
         from headrace.spark.run import Choices, run
 

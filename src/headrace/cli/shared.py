@@ -128,13 +128,13 @@ def _is_number(cell: str) -> bool:
     return cell == "-" or cell.lstrip("+-").replace(".", "", 1).isdecimal()
 
 
-def settings_of(pairs: Sequence[str], option: str) -> dict[str, str]:
+def settings_of(pairs: Sequence[str], option: str, example: str = "retention.ms=60000") -> dict[str, str]:
     """``NAME=VALUE`` arguments as a dict."""
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise UsageError(f"{option} {pair!r} is not NAME=VALUE", f"for example {option} retention.ms=60000")
+            raise UsageError(f"{option} {pair!r} is not NAME=VALUE", f"for example {option} {example}")
         found[name.strip()] = value
     return found
 

@@ -14,11 +14,10 @@ for ``forget`` starts from nothing again.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -35,6 +34,9 @@ from headrace.spark.state_operator import (
     micros,
     whole,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
 
 __all__ = ["SmoothClock"]
 
@@ -111,6 +113,8 @@ class SmoothClock(Operator):
         is_new = np.r_[np.zeros(len(old_codes), np.bool_), np.ones(len(codes), np.bool_)]
         all_codes = np.r_[old_codes, codes]
         at = np.lexsort((is_new, all_codes))  # of each device the remembered ones first, else as they are
+        import pandas as pd  # here, as it takes a second that the planning of a query does not have to spend
+
         frame = pd.DataFrame(
             {
                 "code": all_codes[at],

@@ -52,6 +52,8 @@ STATEFUL = {
     "TransformWithStateInPySpark": "function with state",
     "TransformWithStateInPandas": "function with state",
 }
+ONLY_ON_DISK = "TransformWithState"
+"""Where the name of such a step in the plan begins."""
 WATERMARK = "spark.watermarkDelayMs"
 """In the metadata of a column that a watermark goes over."""
 SOURCE_OPTIONS = ("subscribe", "subscribePattern", "assign", "path")
@@ -95,6 +97,8 @@ class Shape:
     watermarks: int = 0
     output_mode: str = "append"
     sink: str = ""
+    state: str = ""
+    """Where it is looked up, when that was asked for."""
 
     def to_json(self) -> str:
         return json.dumps({"version": 1, **asdict(self)}, indent=1)
@@ -108,6 +112,7 @@ class Shape:
             int(found["watermarks"]),
             str(found["output_mode"]),
             str(found["sink"]),
+            str(found.get("state", "")),
         )
 
 
@@ -127,6 +132,9 @@ def changes(old: Shape, new: Shape) -> list[Change]:
     found = [*_sources(old, new), *_operators(old, new)]
     if old.operators and old.output_mode != new.output_mode:
         found.append(Change("breaks", f"its output mode was {old.output_mode} and is {new.output_mode}"))
+    if old.operators and old.state != new.state:
+        there = f"{old.state} had been asked for" if old.state else "nothing had been asked for"
+        found.append(Change("note", f"its state stays where its checkpoint has it, made when {there}"))
     if old.sink != new.sink:
         found.append(Change("note", f"its rows went to {old.sink} and go to {new.sink} from now on"))
     return sorted(found, key=lambda each: ("breaks", "mixes", "note").index(each.severity))
@@ -201,7 +209,7 @@ def refuse(name: str, checkpoint: str, found: list[Change], command: str) -> Usa
 # ---- from Spark's plan ---------------------------------------------------------------------------------------------
 
 
-def shape_of(rows: DataFrame, *, output_mode: str | None, sink: str) -> Shape:
+def shape_of(rows: DataFrame, *, output_mode: str | None, sink: str, state: str | None = None) -> Shape:
     """The shape of a streaming query, from its analysed plan, and the output mode that fits it when none is given."""
     nodes = list(_nodes(rows._jdf.queryExecution().analyzed()))
     sources = tuple(_source(node, name) for name, node in nodes if name.startswith("StreamingRelation"))
@@ -209,7 +217,14 @@ def shape_of(rows: DataFrame, *, output_mode: str | None, sink: str) -> Shape:
     operators = tuple(_stateful(node, name, aliases) for name, node in nodes if _keeps_state(node, name))
     watermarks = sum(name == "EventTimeWatermark" for name, _ in nodes)
     final = all(_ends(node) for name, node in nodes if name == "Aggregate" and node.isStreaming())
-    return Shape(sources, operators, watermarks, output_mode or ("append" if final else "update"), sink)
+    if state == "memory" and any(name.startswith(ONLY_ON_DISK) for name, _ in nodes):
+        raise UsageError(
+            'state="memory" is for Spark\'s own joins and aggregations, and this query has a function with state, '
+            "which Spark keeps on disk only",
+            "leave state= out; the workers hold in memory what such functions use",
+        )
+    mode = output_mode or ("append" if final else "update")
+    return Shape(sources, operators, watermarks, mode, sink, state or "")
 
 
 def keeps_state(rows: DataFrame) -> bool:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -78,8 +78,10 @@ class LogFile:
             os.ftruncate(self._fd, 0)
 
 
-def open_session(log: LogFile, *, master: str | None, bootstrap: str, folder: Path) -> SparkSession:
-    """A session whose workers find headrace and the modules in ``folder``."""
+def open_session(
+    log: LogFile, *, master: str | None, bootstrap: str, folder: Path, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session whose workers find headrace and the modules in ``folder``. ``settings``: of Spark; they win."""
     find_java()
     archive = None if master is None or _is_one_process(master) else _archive()
     _let_workers_import(folder, *([archive] if archive else []))
@@ -89,7 +91,7 @@ def open_session(log: LogFile, *, master: str | None, bootstrap: str, folder: Pa
             spark = session(
                 app_name="headrace run",
                 master=master,
-                conf={BOOTSTRAP_CONF: bootstrap, **SETTINGS},
+                conf={BOOTSTRAP_CONF: bootstrap, **SETTINGS, **(settings or {})},
             )
     except HeadraceError:
         raise

@@ -27,6 +27,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import UsageError
+from headrace.spark.profile import STATE_STORES
 from headrace.spark.sinks import Sink, as_sink, console
 
 __all__ = ["Builder", "Pipeline", "check_file", "choose", "load_file", "pipeline", "registered"]
@@ -47,6 +48,7 @@ class Pipeline:
     sink: Sink
     every: str = ""
     output_mode: str | None = None
+    state: str | None = None
     origin: str = ""
 
 
@@ -62,6 +64,7 @@ def pipeline(
     name: str | None = None,
     every: str = "",
     output_mode: str | None = None,
+    state: str | None = None,
 ) -> Callable[[B], B]: ...
 def pipeline(
     function: Builder | None = None,
@@ -71,15 +74,20 @@ def pipeline(
     name: str | None = None,
     every: str = "",
     output_mode: str | None = None,
+    state: str | None = None,
 ) -> Any:
     """Write a function down as a pipeline.
 
     ``sink``: one of ``headrace.spark.sinks``, or a function of (rows, batch id); the console without one. ``name``: the
     function's own otherwise; it is the name of the checkpoint too. ``every``: the pace of micro-batches, such as
     ``"10 seconds"``; one follows the other without. ``output_mode``: append, update or complete; what fits otherwise.
+    ``state``: where Spark's own joins and aggregations look up what they hold, ``"disk"`` (unless told otherwise) or
+    ``"memory"``, which is faster and must have the room.
     """
     if output_mode is not None and output_mode not in OUTPUT_MODES:
         raise UsageError(f"output_mode={output_mode!r} must be one of {', '.join(OUTPUT_MODES)}")
+    if state is not None and state not in STATE_STORES:
+        raise UsageError(f"state={state!r} must be one of {', '.join(STATE_STORES)}")
     where = console() if sink is None else as_sink(sink)
 
     def write_down(build: B) -> B:
@@ -88,7 +96,7 @@ def pipeline(
             raise UsageError(
                 f"{chosen!r} cannot name a pipeline: letters, digits, '.', '_' and '-' can", "pipeline(name=…)"
             )
-        made = Pipeline(chosen, build, where, every, output_mode, _origin(build))
+        made = Pipeline(chosen, build, where, every, output_mode, state, _origin(build))
         known = _registered.get(chosen)
         if known is not None and known.origin != made.origin:
             raise UsageError(

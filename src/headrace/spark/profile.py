@@ -12,7 +12,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,22 @@ from headrace.errors import UsageError
 from headrace.spark.listener import listen
 from headrace.spark.source import HeadraceDataSource
 
-__all__ = ["PROFILE", "find_java", "register", "session"]
+__all__ = ["PROFILE", "STATE_STORES", "find_java", "register", "session", "state_in"]
 
 JAVA_TIMEOUT_S = 30
 JAVA_HINT = "install Java 17 or 21 (on Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME"
 
+STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
+STATE_STORES = {
+    "disk": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "memory": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+}
+"""Both write what changed into the checkpoint with every micro-batch; the name says where state is looked up."""
+
 PROFILE: tuple[tuple[str, str, str], ...] = (
     (
-        "spark.sql.streaming.stateStore.providerClass",
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        STATE_STORE,
+        STATE_STORES["disk"],
         "state beyond the heap's size, and what transformWithState needs; Spark's default keeps state in the heap",
     ),
     (
@@ -93,6 +101,24 @@ def register(spark: SparkSession) -> SparkSession:
     spark.dataSource.register(HeadraceDataSource)
     listen(spark)
     return spark
+
+
+@contextmanager
+def state_in(spark: SparkSession, where: str | None) -> Iterator[None]:
+    """Queries that are started in here keep their state there (``disk``, ``memory``); where the session says if None.
+
+    A query takes the session's settings along when it starts, and one that goes on from a checkpoint its checkpoint's.
+    """
+    if where is None:
+        yield
+        return
+    before = spark.conf.get(STATE_STORE)
+    spark.conf.set(STATE_STORE, STATE_STORES[where])
+    try:
+        yield
+    finally:
+        assert before is not None, STATE_STORE
+        spark.conf.set(STATE_STORE, before)
 
 
 def _given(conf: Mapping[str, Any]) -> dict[str, str]:

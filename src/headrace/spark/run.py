@@ -33,6 +33,7 @@ from headrace.errors import HeadraceError, UsageError
 from headrace.spark.checkpoints import Checkpoint
 from headrace.spark.compat import Shape, changes, refuse, shape_of
 from headrace.spark.pipelines import Pipeline
+from headrace.spark.profile import state_in
 from headrace.spark.progress import Snapshot, Tracker
 from headrace.spark.watermark_explanation import explain
 
@@ -276,7 +277,8 @@ class StreamJob(Job):
         super().__post_init__()
         pipeline = self.pipeline
         self.checkpoint = Checkpoint(self.spark, self.choices.checkpoints, pipeline.name)
-        self.shape = shape_of(self.rows, output_mode=pipeline.output_mode, sink=pipeline.sink.describe())
+        sink = pipeline.sink.describe()
+        self.shape = shape_of(self.rows, output_mode=pipeline.output_mode, sink=sink, state=pipeline.state)
         self._query: StreamingQuery | None = None
         self._failures = 0
         self._again_s = 0.0
@@ -328,7 +330,8 @@ class StreamJob(Job):
         elif self.pipeline.every:
             writer = writer.trigger(processingTime=self.pipeline.every)
         self._batches_before = self.tracker.batches
-        self._query = writer.start()
+        with state_in(self.spark, self.pipeline.state):
+            self._query = writer.start()
         self.state, self.note = "running", ""
 
     @property

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 
 from headrace.spark.state_bucket import Flags, Ints
@@ -34,6 +33,7 @@ from headrace.spark.state_operator import (
     as_lists,
     earliest,
     flatten,
+    furthest,
     latest,
     micros,
 )
@@ -169,7 +169,7 @@ class Sessions(Operator):
         """For each piece the number of its session, and the sessions, sorted by key and start."""
         order = np.lexsort((pieces.starts, pieces.codes))
         codes, starts = pieces.codes[order], pieces.starts[order]
-        reached = pd.Series(pieces.lasts[order]).groupby(codes).cummax().to_numpy()
+        reached = furthest(codes, pieces.lasts[order])
         begins = np.ones(len(codes), np.bool_)
         begins[1:] = (codes[1:] != codes[:-1]) | (starts[1:] >= reached[:-1] + self.gap_us)
         numbers = np.empty(len(codes), np.int64)

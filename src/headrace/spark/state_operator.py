@@ -40,6 +40,7 @@ __all__ = [
     "factorize",
     "fields_of",
     "flatten",
+    "furthest",
     "latest",
     "micros",
     "run_bounded",
@@ -319,6 +320,13 @@ def latest(codes: Ints, times: Ints, count: int) -> Ints:
     found = np.full(count, BEGINNING)
     np.maximum.at(found, codes, times)
     return found
+
+
+def furthest(codes: Ints, times: Ints) -> Ints:
+    """The latest time so far of each row's key, of rows that are sorted by key."""
+    values, ranks = np.unique(times, return_inverse=True)
+    floor = codes * len(values)
+    return values[np.maximum.accumulate(floor + ranks) - floor] if len(times) else times
 
 
 def search(codes: Ints, times: Ints, wanted_codes: Ints, wanted_times: Ints) -> Ints:

@@ -152,6 +152,8 @@ def test_settings_are_name_and_value() -> None:
     assert settings_of(["a=1", "b=x=y", "c="], "--config") == {"a": "1", "b": "x=y", "c": ""}
     with pytest.raises(UsageError, match="is not NAME=VALUE"):
         settings_of(["a"], "--config")
+    with pytest.raises(UsageError, match=r"--conf '4g' is not NAME=VALUE.*--conf spark.driver.memory=4g"):
+        settings_of(["4g"], "--conf", "spark.driver.memory=4g")
 
 
 def test_what_cannot_be_undone_needs_a_yes_from_a_script(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_times_with_a_zone_and_numbers_of_another_width_are_the_same_values(judg
 
 
 def folding(mode: str) -> Query:
-    return Query("any", lambda: None, {}, mode, ("key",))  # type: ignore[arg-type,return-value]
+    return Query("any", lambda: None, {}, mode, ("key",), "disk")  # type: ignore[arg-type,return-value]
 
 
 def test_the_latest_row_of_each_key_is_what_an_updated_view_holds(judge: Judge) -> None:

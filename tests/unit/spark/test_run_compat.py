@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
@@ -33,6 +34,20 @@ def test_the_same_query_fits() -> None:
 
 def test_a_shape_survives_being_written_and_read() -> None:
     assert Shape.from_json(BASE.to_json()) == BASE
+
+
+def test_a_shape_from_before_there_was_a_choice_of_where_state_is_can_be_read() -> None:
+    written = json.loads(BASE.to_json())
+    del written["state"]
+    assert Shape.from_json(json.dumps(written)) == BASE
+
+
+def test_state_that_is_asked_for_elsewhere_stays_where_the_checkpoint_has_it_and_that_is_told() -> None:
+    (found,) = changes(BASE, dataclasses.replace(BASE, state="memory"))
+    assert found.severity == "note"
+    assert "stays where its checkpoint has it" in found.text
+    stateless = dataclasses.replace(BASE, operators=())
+    assert changes(stateless, dataclasses.replace(stateless, state="memory")) == []
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,11 @@ def test_a_sink_that_is_none_is_refused_with_those_that_are() -> None:
         pipeline(sink="orders")  # type: ignore[call-overload]
 
 
+def test_a_place_for_state_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"state='ram' must be one of disk, memory"):
+        pipeline(state="ram")
+
+
 def test_an_output_mode_that_does_not_exist_is_refused() -> None:
     with pytest.raises(UsageError, match="append, update, complete"):
         pipeline(output_mode="upsert")
