@@ -10,6 +10,13 @@ PYTEST := $(BIN)/python -m pytest
 KILLS ?= 200
 SPARK_KILLS ?= 50
 
+# `make test` runs these with several at a time, the second kind file by file, since their databases take a while to
+# start. The others measure or fill the machine, and each has it for itself.
+WORKERS      ?= 2
+SIDE_BY_SIDE := tests/architecture tests/unit tests/properties
+BY_FILE      := tests/capture tests/sinks
+SHORT        := "not (spark and slow)"
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup check format test test-spark test-cluster demo bench nexmark chaos docs clean
@@ -45,7 +52,9 @@ test: $(STAMP) ## every test, fast ones first
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) tests --ignore tests/cluster -m "not (spark and slow)"
+	$(PYTEST) $(SIDE_BY_SIDE) -m $(SHORT) -n $(WORKERS) --dist worksteal
+	$(PYTEST) $(BY_FILE) -m $(SHORT) -n $(WORKERS) --dist loadfile
+	$(PYTEST) tests $(addprefix --ignore ,$(SIDE_BY_SIDE) $(BY_FILE) tests/cluster) -m $(SHORT)
 
 test-spark: $(STAMP) ## all tests of Spark, also the long ones: kills, restarts, clusters (an hour)
 	$(PYTEST) tests/spark tests/demo tests/docs tests/unit/spark -m spark

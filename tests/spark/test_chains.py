@@ -164,6 +164,7 @@ def test_windows_of_events_with_their_rows_as_of_then_are_those_of_the_bounded_f
     check(spark, tmp_path, lambda rows: windows(at_home(rows), "at"))
 
 
+@pytest.mark.slow
 def test_sessions_of_windows_of_joined_streams_are_those_of_the_bounded_frame_and_pairs_are_counted(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -50,7 +50,7 @@ def arrivals(draw: st.DrawFn) -> list[list[Event]]:
     how=st.sampled_from(["inner", "left", "full"]),
     deaths=st.sets(st.integers(0, 5), max_size=DEATHS_MAX),
 )
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_the_pairs_are_those_of_a_plain_loop(
     spark: SparkSession, files: list[list[Event]], how: str, deaths: set[int]
 ) -> None:
