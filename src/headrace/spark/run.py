@@ -443,12 +443,10 @@ def reason(error: BaseException) -> str:
     return _short(SPARK_PREFIX.sub("", line))
 
 
-_PERMANENT = frozenset({"Refused", "UsageError"})
+_PERMANENT = frozenset({"BadRecord", "DataLost", "Refused", "StateMismatch", "UsageError"})
 """By name: most errors come as the text of a traceback, from another process or through the JVM."""
 _OWN_ERRORS = _PERMANENT | {
-    "BadRecord",
     "BrokerUnreachable",
-    "DataLost",
     "HeadraceError",
     "KafkaError",
     "TransactionsLost",

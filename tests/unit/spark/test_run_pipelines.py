@@ -139,14 +139,14 @@ def test_an_error_of_the_users_own_code_keeps_its_name() -> None:
 
 
 def test_only_what_the_sink_refuses_or_the_user_must_mend_is_not_tried_again() -> None:
-    for name in ("spark.decisions.Refused", "errors.UsageError"):
+    names = ("spark.decisions.Refused", "errors.UsageError", "spark.tasks.DataLost", "spark.state_bucket.StateMismatch")
+    for name in (*names, "spark.typed.BadRecord"):
         told = RuntimeError(STREAM_FAILED.replace("spark.typed.BadRecord", name))
         assert is_permanent(told)
         assert reason(told).startswith("the value at orders[0]")
     assert is_permanent(UsageError("a pipeline that is built anew has no such column"))
     lost = STREAM_FAILED.replace("typed.BadRecord", "sink_protocol.TransactionsLost")
     assert not is_permanent(RuntimeError(lost))
-    assert not is_permanent(RuntimeError(STREAM_FAILED))
     assert not is_permanent(RuntimeError("Refused"))
     away = RuntimeError(STREAM_FAILED.replace("typed.BadRecord", "sinks.target.Unavailable"))
     assert not is_permanent(away)
