@@ -54,8 +54,8 @@ Builder = Callable[..., DataFrame]
 def query(mode: Mode = "append", key: str = "", *, state: State = "disk", **reads: str) -> Callable[[Builder], Builder]:
     """Put a pipeline on the list; its arguments are the streams by their names, and ``side`` the table of q13.
 
-    ``state`` is what ``hr.pipeline`` would be given: Spark's own joins and aggregations are in memory where that is
-    faster, which it is not for the large rows that q18 and q19 hold.
+    ``state`` is what ``hr.pipeline`` would be given: Spark's own joins and aggregations are in memory, but for q18 and
+    q19, whose large rows gain nothing there.
     """
 
     def enter(build: Builder) -> Builder:
