@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.batch import Batch, build_batch, control_batch, read_batches
-from headrace.log.compaction import CleaningJob, CleaningResult, clean, plan
+from headrace.log.compaction.cleaner import CleaningJob, CleaningResult, clean
+from headrace.log.compaction.planning import plan
 from headrace.log.config import LogConfig
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog

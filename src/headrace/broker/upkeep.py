@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.partition import Partition
 from headrace.errors import HeadraceError
-from headrace.log import compaction
+from headrace.log.compaction.child import command, job_to_json
+from headrace.log.compaction.cleaner import CleaningJob, CleaningResult
+from headrace.log.compaction.planning import plan
 from headrace.log.retention import advance_by_retention
 from headrace.ports import TimerHandle
 
@@ -170,7 +172,7 @@ class Upkeep:
 
     async def _compact(self, partition: Partition) -> None:
         memory = self._broker.settings.integer("compaction.memory.bytes")
-        job = compaction.plan(partition.log, self._broker.clock.wall_ms(), map_bytes_max=memory)
+        job = plan(partition.log, self._broker.clock.wall_ms(), map_bytes_max=memory)
         if job is None:
             return
         result = await _clean_in_child(job)
@@ -208,13 +210,13 @@ class CompactionFailed(HeadraceError):
     """The child that compacts could not; the log is as it was."""
 
 
-async def _clean_in_child(job: compaction.CleaningJob) -> compaction.CleaningResult:
+async def _clean_in_child(job: CleaningJob) -> CleaningResult:
     """Rewriting gigabytes happens in another process, so that no request waits for it."""
     child = await asyncio.create_subprocess_exec(
-        *compaction.command(), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        *command(), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     try:
-        output, _ = await child.communicate(compaction.job_to_json(job).encode())
+        output, _ = await child.communicate(job_to_json(job).encode())
     except asyncio.CancelledError:
         child.kill()
         await child.wait()
@@ -222,4 +224,4 @@ async def _clean_in_child(job: compaction.CleaningJob) -> compaction.CleaningRes
     answer = json.loads(output) if output else {"error": f"it ended with status {child.returncode}"}
     if "error" in answer:
         raise CompactionFailed(f"compaction of {job.directory} failed: {answer['error']}")
-    return compaction.CleaningResult.from_json(answer)
+    return CleaningResult.from_json(answer)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 
 from headrace.batch import NO_PRODUCER_ID, Batch
 from headrace.log.checkpoint import LogMark
+from headrace.log.compaction.swap import SwapGroup, complete_swaps, discard_cleaned, swap_files
 from headrace.log.config import FlushMode, LogConfig
 from headrace.log.disk import FileCache
 from headrace.log.epochs import EpochHistory
@@ -33,7 +34,6 @@ from headrace.log.producers import AbortedTransaction, ProducerStates
 from headrace.log.recovery import RecoveryReport, check_believed, load_believed, scan_unflushed
 from headrace.log.segment import OFFSET_DELTA_MAX, FileSlice, Segment, segment_name
 from headrace.log.snapshots import producers_at, replay_headers, snapshot_offsets, snapshot_path, write_snapshot
-from headrace.log.swap import SwapGroup, complete_swaps, discard_cleaned, swap_files
 from headrace.ports import Disk, File
 from headrace.record import decode_records
 

@@ -3,7 +3,7 @@
     limits.py    what a peer may cost, from the settings
     budget.py    request bytes held at once, all connections together
     output.py    answers on their way out, file slices read as the peer takes them
-    session.py   one connection
+    kafka.py     one Kafka connection
     listener.py  one address: accepting, idle connections, draining
 
 TLS belongs into ``Listener.start`` (nothing else touches the socket: answers go through the transport), authentication

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from headrace.errors import UsageError
 from headrace.server.budget import RequestBudget
+from headrace.server.kafka import Handler, Session
 from headrace.server.limits import FAVOUR_S, READ_BYTES, ServerLimits
-from headrace.server.session import Handler, Session
 
 __all__ = ["Listener", "parse_address", "refuse_public"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.broker.transaction_states import (
+from headrace.broker.transactions.states import (
     END_WITH_BUMP,
     END_WITHOUT_BUMP,
     NEXT_STATES,

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from headrace.batch import build_batch, read_batches
-from headrace.log.cleaner import CleaningResult, OffsetMap
-from headrace.log.compaction import clean, command, dirty_ratio, job_from_json, job_to_json, plan
+from headrace.log.compaction.child import command, job_from_json, job_to_json
+from headrace.log.compaction.cleaner import CleaningResult, OffsetMap, clean
+from headrace.log.compaction.planning import dirty_ratio, plan
 from headrace.log.config import LogConfig
 from headrace.log.disk import OsDisk
 from headrace.log.errors import CorruptLog

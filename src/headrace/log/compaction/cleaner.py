@@ -26,10 +26,10 @@ from operator import itemgetter
 from typing import Any, Final
 
 from headrace.batch import DELETE_HORIZON, Batch, control_type, reseal
+from headrace.log.compaction.swap import SwapGroup
 from headrace.log.disk import FileCache
 from headrace.log.errors import CorruptLog
 from headrace.log.segment import OFFSET_DELTA_MAX, Segment, segment_name
-from headrace.log.swap import SwapGroup
 from headrace.ports import Disk
 from headrace.record import CorruptRecords, Record, compress, decode_records, encode_records, record_keys
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.request import PromptReply, Request
-from headrace.server.session import REQUESTS_PER_TURN
+from headrace.server.kafka import REQUESTS_PER_TURN
 from headrace.wire.kafka.connection import Limits
 from headrace.wire.kafka.messages.groups import HeartbeatRequest, HeartbeatResponse
 from headrace.wire.kafka.messages.metadata import ApiVersionsResponse

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from headrace.broker.partition import Partition
 from headrace.broker.topics import Topics
-from headrace.broker.transaction_states import Transaction
+from headrace.broker.transactions.states import Transaction
 from headrace.errors import KafkaError
 from headrace.ports import Clock
 

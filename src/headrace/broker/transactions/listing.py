@@ -7,7 +7,7 @@ from typing import Any
 
 import re2
 
-from headrace.broker.transaction_states import State, Transaction
+from headrace.broker.transactions.states import State, Transaction
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.messages.transactions import (
     DescribeTransactionsRequest,

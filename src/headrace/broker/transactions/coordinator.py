@@ -48,19 +48,19 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
-from headrace.broker.producer_ids import ProducerIds
 from headrace.broker.request import Peer, Reply, Request, after
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
-from headrace.broker.transaction_listing import describe, list_matching
-from headrace.broker.transaction_markers import (
+from headrace.broker.transactions.listing import describe, list_matching
+from headrace.broker.transactions.markers import (
     RETRY_S,
     MarkerWriter,
     OpenTransaction,
     open_transactions_in_recovered_logs,
     pause,
 )
-from headrace.broker.transaction_states import (
+from headrace.broker.transactions.producer_ids import ProducerIds
+from headrace.broker.transactions.states import (
     END_WITH_BUMP,
     END_WITHOUT_BUMP,
     EPOCH_EXHAUSTED,

@@ -1,8 +1,4 @@
-"""When to compact a log, and the child process that does the work.
-
-The serving process only decides (``plan``) and swaps (``PartitionLog.swap_in``): reading and rewriting gigabytes
-happens in ``python -m headrace.log.compaction``, a child that runs with low priority, so that the event loop's latency
-does not notice. It takes a job as one JSON line on its input and gives the result as one JSON line on its output.
+"""When to compact a log.
 
 Only sealed segments below the recovery point, below the last stable offset and older than ``min.compaction.lag.ms``
 are touched: what is flushed, decided and settled. A log is due when its dirty share reaches
@@ -11,27 +7,13 @@ are touched: what is flushed, decided and settled. A log is due when its dirty s
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from dataclasses import asdict
-from typing import TextIO
-
-from headrace.errors import HeadraceError
-from headrace.log.cleaner import CleaningJob, CleaningResult, clean
-from headrace.log.disk import OsDisk
+from headrace.log.compaction.cleaner import CleaningJob
 from headrace.log.log import PartitionLog
 from headrace.log.segment import Segment
 
-__all__ = ["MAP_BYTES_MAX", "CleaningJob", "CleaningResult", "clean", "command", "dirty_ratio", "plan"]
+__all__ = ["MAP_BYTES_MAX", "dirty_ratio", "plan"]
 
 MAP_BYTES_MAX = 64 << 20
-_NICE = 10
-
-
-def command() -> list[str]:
-    """The command line of the child process."""
-    return [sys.executable, "-m", "headrace.log.compaction"]
 
 
 def plan(log: PartitionLog, now_ms: int, *, map_bytes_max: int = MAP_BYTES_MAX) -> CleaningJob | None:
@@ -104,32 +86,3 @@ def dirty_ratio(log: PartitionLog, now_ms: int) -> float:
         segment.size for number, segment in enumerate(segments) if _end(segments, number, end_offset) > _clean_to(log)
     )
     return dirty / total if total else 0.0
-
-
-def job_to_json(job: CleaningJob) -> str:
-    return json.dumps(asdict(job), separators=(",", ":")) + "\n"
-
-
-def job_from_json(line: str) -> CleaningJob:
-    content = json.loads(line)
-    content["segments"] = [tuple(entry) for entry in content["segments"]]
-    content["aborted"] = [tuple(entry) for entry in content["aborted"]]
-    content["last_batches"] = [tuple(entry) for entry in content["last_batches"]]
-    return CleaningJob(**content)
-
-
-def main(source: TextIO, target: TextIO) -> int:
-    """Run one job: a line in, a line out. Returns the exit status."""
-    job = job_from_json(source.readline())
-    try:
-        result = clean(OsDisk(), job)
-    except (HeadraceError, OSError) as error:
-        target.write(json.dumps({"error": str(error)}) + "\n")
-        return 1
-    target.write(json.dumps(result.to_json()) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    os.nice(_NICE)
-    sys.exit(main(sys.stdin, sys.stdout))
