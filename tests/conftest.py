@@ -22,7 +22,7 @@ settings.load_profile("headrace")
 # Queries of tests are short: compiling them thoroughly takes more of two cores than running them.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
-pytest_plugins = ["tests.servers.fixtures"]
+pytest_plugins = ["tests.skips", "tests.servers.fixtures"]
 
 FOLDERS_FAST_FIRST = ("architecture", "unit", "properties", "docs", "differential", "interop", "chaos", "spark")
 TESTS = Path(__file__).parent

@@ -1,30 +1,18 @@
-"""One PostgreSQL and one broker for all tests of capture, and a database of its own for each."""
+"""One broker for all tests of capture, and a separate database for each test."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import psycopg
 import pytest
 
 from headrace.testing import broker as start_broker
-from tests.servers.postgres import PostgresServer, postgres_server
-from tests.servers.process import CannotRun, skip_or_fail
+from tests.servers.postgres import PostgresServer
 
 numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    with ExitStack() as stack:
-        try:
-            server = stack.enter_context(postgres_server())
-        except CannotRun as why:
-            skip_or_fail(str(why))
-        yield server
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from headrace.capture import CaptureOptions
 from tests.capture.conftest import Database
 from tests.capture.world import catch_up, committed
 from tests.servers.debezium import debezium, debezium_python
-from tests.servers.process import CannotRun
+from tests.skips import or_skip
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
@@ -113,10 +113,8 @@ def differences(ours: Any, theirs: Any, path: str) -> list[str]:
 
 @pytest.mark.timeout(900)  # Debezium is installed on first use
 def test_the_same_changes_give_the_same_json_as_debezium(log: str, database: Database) -> None:
-    try:
+    with or_skip():
         debezium_python()
-    except CannotRun as why:
-        pytest.skip(str(why))  # a large package that may not be there to be had; the recorded samples always are
     columns = ", ".join(f"{name} {kind}" for name, (kind, _) in TYPES.items())
     database.run("create type mood as enum ('happy', 'sad')", "create domain price as numeric(8,2)")
     database.run("set lc_monetary = 'C'", f"create table types (id int primary key, {columns})")

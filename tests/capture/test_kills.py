@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.capture.kills import run
-from tests.servers.process import CannotRun, skip_or_fail
+from tests.skips import or_skip
 
 SUBJECTS = {
     "whole": ("postgresql", 7),
@@ -23,7 +23,5 @@ SUBJECTS = {
 @pytest.mark.parametrize("which", SUBJECTS)
 def test_folding_the_topics_gives_the_tables_after_kills_of_capture_broker_and_database(which: str) -> None:
     database, seed = SUBJECTS[which]
-    try:
+    with or_skip():
         assert run(database, 4, seed, least_s=0.1, most_s=1.0).startswith("sound")
-    except CannotRun as why:
-        skip_or_fail(str(why), programs=("mariadbd",) if database == "mariadb" else ())

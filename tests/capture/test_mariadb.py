@@ -6,7 +6,7 @@ import itertools
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from typing import Any
 
 import pymysql
@@ -17,22 +17,11 @@ from headrace.capture import mariadb as mariadb_source
 from headrace.capture.source import PositionLost, open_source
 from headrace.errors import UsageError
 from tests.capture.world import all_read, catch_up, check_numbering, committed, events, fold, fold_bag
-from tests.servers.mariadb import MariadbServer, mariadb_server
-from tests.servers.process import CannotRun, skip_or_fail
+from tests.servers.mariadb import MariadbServer
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
 numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def mariadb() -> Iterator[MariadbServer]:
-    with ExitStack() as stack:
-        try:
-            server = stack.enter_context(mariadb_server())
-        except CannotRun as why:
-            skip_or_fail(str(why), programs=("mariadbd",))
-        yield server
 
 
 class Shop:

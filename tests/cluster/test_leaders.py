@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from tests.chaos.spark_job import SOURCE
 from tests.chaos.spark_judge import committed
 from tests.chaos.spark_life import LOCAL
 from tests.servers.kafka_cluster import KafkaCluster, apache_kafka_cluster
-from tests.servers.process import CannotRun, skip_or_fail
+from tests.skips import or_skip
 
 # Out of `make test`, by the marks of what takes minutes.
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(1800)]
@@ -34,11 +33,7 @@ ROWS_PER_STEP = 300
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
-    with ExitStack() as stack:
-        try:
-            running = stack.enter_context(apache_kafka_cluster())
-        except CannotRun as why:
-            skip_or_fail(str(why), programs=("java", "mvn"))
+    with or_skip(), apache_kafka_cluster() as running:
         yield running
 
 

@@ -26,7 +26,8 @@ from headrace.client import (
 from headrace.client.connection import SESSION_PART_USED
 from headrace.errors import ErrorCode, KafkaError
 from tests.servers.kafka import CLUSTER_ID, answers, java_command, write_properties
-from tests.servers.process import CannotRun, end, log_tail, skip_or_fail, spare_ports, wait_until
+from tests.servers.process import CannotRun, end, log_tail, spare_ports, wait_until
+from tests.skips import or_skip, skip_or_fail
 from tests.unit.client.reading import read_values, wait_until_complete
 
 pytestmark = pytest.mark.servers
@@ -124,14 +125,9 @@ def secure_kafka(folder: Path) -> Iterator[SecureKafka]:
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKafka]:
     if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificates, and is not installed")
-    starting = secure_kafka(tmp_path_factory.mktemp("secure-kafka"))
-    try:
-        server = starting.__enter__()
-    except CannotRun as why:
-        skip_or_fail(str(why), programs=("java", "mvn"))
-    yield server
-    starting.__exit__(None, None, None)
+        skip_or_fail("openssl makes the certificates, and is not installed")
+    with or_skip(), secure_kafka(tmp_path_factory.mktemp("secure-kafka")) as server:
+        yield server
 
 
 def alice(kafka: SecureKafka, mechanism: str, protocol: str = "SASL_SSL", **more: str) -> Client:

@@ -12,17 +12,15 @@ from headrace.client import (
     ClientOptions,
     Groups,
     Outcome,
-    ProducerIdentity,
     TopicPartition,
     TransactionalProducer,
     TransactionLost,
     add_partitions,
-    describe_transaction,
     end_transaction,
     init_producer_id,
 )
 from tests.servers.process import RunningServer
-from tests.unit.client.reading import read_values, wait_until_complete
+from tests.unit.client.reading import left_open, outcome, read_values, wait_until_complete
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.servers
@@ -51,21 +49,6 @@ def dialect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if not request.param:
         monkeypatch.setattr("headrace.client.transactions.transactions_v2", lambda connection: False)
         monkeypatch.setattr("headrace.client.transactional.transactions_v2", lambda connection: False)
-
-
-def outcome(client: Client, identity: ProducerIdentity) -> Outcome:
-    info = describe_transaction(client, identity.transactional_id)
-    return Outcome.UNKNOWN if info is None else info.outcome_of(identity)
-
-
-def left_open(bootstrap: str, partition: TopicPartition, name: str, timeout_ms: int = 60_000) -> ProducerIdentity:
-    """A task writes and ends, and leaves the decision to others."""
-    with Client(bootstrap, OPTIONS) as task:
-        producer = TransactionalProducer(task, name, timeout_ms)
-        producer.begin()
-        producer.send(partition.topic, b"x", partition=partition.partition)
-        producer.flush()
-        return producer.identity
 
 
 @pytest.mark.usefixtures("dialect")

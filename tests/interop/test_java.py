@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.servers.kafka import java_command, kafka_jars
-from tests.servers.process import CannotRun, RunningServer, skip_or_fail
+from tests.servers.process import CannotRun, RunningServer
+from tests.skips import skip_or_fail
 
 pytestmark = pytest.mark.servers
 
@@ -24,9 +25,9 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command = ["javac", "-cp", f"{kafka_jars()}/*", "-d", str(folder), str(SOURCE)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     except CannotRun as why:
-        skip_or_fail(str(why), programs=("java", "mvn"))
+        skip_or_fail(str(why))
     except FileNotFoundError:
-        skip_or_fail("the Java client needs javac, which is not installed", programs=("java", "mvn"))
+        skip_or_fail("the Java client needs javac, which is not installed")
     except subprocess.CalledProcessError as failed:
         pytest.fail(failed.stderr, pytrace=False)
     return folder

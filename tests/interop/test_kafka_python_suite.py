@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 
 from tests.servers.headrace import headrace_server
-from tests.servers.process import CACHE, CannotRun, skip_or_fail
+from tests.servers.process import CACHE, CannotRun
+from tests.skips import or_skip
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(2000)]
 
@@ -98,10 +99,8 @@ def outcomes(report: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    try:
+    with or_skip():
         where = suite()
-    except CannotRun as why:
-        skip_or_fail(str(why))
     folder = tmp_path_factory.mktemp("kafka-python")
     with headrace_server(settings=SETTINGS) as server:
         # KAFKA_ROOT only has to exist: the suite looks for it even where it is given a broker.

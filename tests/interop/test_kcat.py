@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.servers.process import RunningServer, skip_or_fail
+from tests.servers.process import RunningServer
+from tests.skips import skip_or_fail
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.servers
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.servers
 def kcat(broker: RunningServer) -> Callable[..., str]:
     program = shutil.which("kcat") or shutil.which("kafkacat")
     if program is None:
-        skip_or_fail("kcat is not installed (Debian package: kcat)", programs=("apt-get",))
+        skip_or_fail("kcat is not installed (Debian package: kcat)")
 
     def run(*arguments: str, text: str = "") -> str:
         command = [program, "-b", broker.bootstrap, *arguments]

@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.servers.headrace import COMMAND, headrace_server, kafka_address, lines_of
 from tests.servers.process import wait_until
+from tests.skips import skip_or_fail
 from tests.waiting import PATIENCE_S
 
 DISK_BYTES = 24 << 20
@@ -30,7 +31,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)], capture_output=True, check=False
     )
     if mounted.returncode != 0:
-        pytest.skip(f"a small tmpfs cannot be mounted here: {mounted.stderr.decode().strip()}")
+        pytest.skip(f"only root may mount a small tmpfs: {mounted.stderr.decode().strip()}")
     try:
         yield place
     finally:
@@ -96,8 +97,9 @@ def test_a_full_disk_refuses_writes_serves_reads_and_recovers_when_space_returns
         assert count(server.bootstrap, "fills") >= acknowledged + more, "and all of it is there after a restart"
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace injects the failure; it is not installed")
 def test_a_failed_sync_ends_the_process_with_a_message_and_acknowledges_nothing_more(tmp_path: Path) -> None:
+    if shutil.which("strace") is None:
+        skip_or_fail("strace injects the failure; it is not installed")
     log = tmp_path / "output.log"
     command = [
         *("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync,syncfs"),

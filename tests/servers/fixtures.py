@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,9 @@ from tests.servers.headrace import headrace_server as start_headrace
 from tests.servers.kafka import apache_kafka_server
 from tests.servers.mariadb import MariadbServer, mariadb_server
 from tests.servers.postgres import PostgresServer, postgres_server
-from tests.servers.process import CannotRun, RunningServer, skip_or_fail
+from tests.servers.process import RunningServer
 from tests.servers.redis import RedisServer, redis_server
+from tests.skips import or_skip
 
 
 def already_running(name: str) -> RunningServer | None:
@@ -35,11 +35,7 @@ def apache_kafka() -> Iterator[RunningServer]:
     if running := already_running("apache_kafka"):
         yield running
         return
-    with ExitStack() as stack:
-        try:
-            server = stack.enter_context(apache_kafka_server())
-        except CannotRun as why:
-            skip_or_fail(str(why), programs=("java", "mvn"))
+    with or_skip(), apache_kafka_server() as server:
         yield server
 
 
@@ -69,31 +65,19 @@ def broker(request: pytest.FixtureRequest) -> RunningServer:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    with ExitStack() as stack:
-        try:
-            server = stack.enter_context(postgres_server())
-        except CannotRun as why:
-            skip_or_fail(str(why))
+    with or_skip(), postgres_server() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariadbServer]:
-    with ExitStack() as stack:
-        try:
-            server = stack.enter_context(mariadb_server())
-        except CannotRun as why:
-            skip_or_fail(str(why), programs=("mariadbd",))
+    with or_skip(), mariadb_server() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def redis() -> Iterator[RedisServer]:
-    with ExitStack() as stack:
-        try:
-            server = stack.enter_context(redis_server())
-        except CannotRun as why:
-            skip_or_fail(str(why), programs=("redis-server",))
+    with or_skip(), redis_server() as server:
         yield server
 
 

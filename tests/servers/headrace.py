@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.servers.process import RunningServer, end, log_tail, wait_until
+from tests.servers.process import CannotRun, RunningServer, end, log_tail, wait_until
 
 COMMAND = Path(sys.executable).with_name("headrace")
 
@@ -46,7 +46,7 @@ def headrace_server(
     with log.open("wb") as output:
         child = subprocess.Popen([*command, *arguments], stdout=output, stderr=subprocess.STDOUT)
     try:
-        wait_until(lambda: "ready" in lines_of(log), child, what="headrace up", log=log)
+        wait_for_ready(child, log)
         yield RunningServer(name="headrace", bootstrap=kafka_address(log), pid=child.pid, data=folder, log=log)
         status = end(child)
         if expect_exit is not None and status != expect_exit:
@@ -54,6 +54,14 @@ def headrace_server(
     finally:
         end(child)
         shutil.rmtree(home, ignore_errors=True)
+
+
+def wait_for_ready(child: subprocess.Popen[bytes], log: Path) -> None:
+    """A broker of ours that does not start is a failure; CannotRun would make it a skip."""
+    try:
+        wait_until(lambda: "ready" in lines_of(log), child, what="headrace up", log=log)
+    except CannotRun as why:
+        raise AssertionError(str(why)) from None
 
 
 def lines_of(log: Path) -> list[str]:

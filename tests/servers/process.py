@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -11,9 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
-
-import pytest
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
 START_TIMEOUT_S = 180.0
@@ -38,14 +34,6 @@ class RunningServer:
 
 class CannotRun(Exception):
     """A server cannot be had on this machine; the message says exactly why."""
-
-
-def skip_or_fail(reason: str, *, programs: tuple[str, ...] = ()) -> NoReturn:
-    """Skip the tests of a missing server; under HEADRACE_REQUIRE_SERVERS=1 fail, unless its programs are absent too."""
-    required = os.environ.get("HEADRACE_REQUIRE_SERVERS") == "1"
-    if required and all(shutil.which(program) for program in programs):
-        pytest.fail(f"{reason} (HEADRACE_REQUIRE_SERVERS=1)", pytrace=False)
-    pytest.skip(reason)
 
 
 def spare_ports(count: int) -> list[int]:

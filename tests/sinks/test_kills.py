@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.process import CannotRun, skip_or_fail
 from tests.sinks import kills
+from tests.skips import or_skip
 
 KILLS = 3
 
@@ -23,7 +23,5 @@ KILLS = 3
     ],
 )
 def test_a_target_equals_the_folded_changes_whoever_was_killed(kind: str, tmp_path: Path) -> None:
-    try:
+    with or_skip():
         kills.run(kind, KILLS, tmp_path, random.Random(7))
-    except CannotRun as why:
-        skip_or_fail(str(why))

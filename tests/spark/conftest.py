@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from headrace.errors import UsageError
 from headrace.spark.profile import find_java, session
-from tests.servers.process import skip_or_fail
+from tests.skips import skip_or_fail
 
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
@@ -38,7 +38,7 @@ def java() -> None:
     try:
         find_java()
     except UsageError as why:
-        skip_or_fail(str(why), programs=("java",))
+        skip_or_fail(str(why))
 
 
 @pytest.fixture(scope="session")

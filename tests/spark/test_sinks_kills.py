@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.process import CannotRun, skip_or_fail
 from tests.sinks.spark_kills import World
+from tests.skips import or_skip
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -18,10 +18,8 @@ def test_a_table_a_cache_and_a_warehouse_equal_the_topic_after_a_death_between_t
 ) -> None:
     """Kills wait for progress and not for a time; two targets have no key, where a repetition would show."""
     with ExitStack() as stack:
-        try:
+        with or_skip():
             world = World(stack, tmp_path, seed=1, pipelines=["events", "cache", "ledger"])
-        except CannotRun as why:
-            skip_or_fail(str(why))
         world.feeder.start()
         world.begin("events")
         world.kill_between("events")

@@ -27,9 +27,10 @@ from headrace.spark.run import Choices, run
 from headrace.spark.sinks import Sink
 from tests.capture.kills_subjects import restarted
 from tests.servers.postgres import PostgresServer, postgres_server
-from tests.servers.process import CannotRun, RunningServer, log_tail, skip_or_fail
+from tests.servers.process import RunningServer, log_tail
 from tests.sinks.spark_kills import World
 from tests.sinks.world import Base
+from tests.skips import or_skip
 from tests.spark.topics import create, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(900)]
@@ -187,10 +188,8 @@ def test_a_rebuild_that_is_killed_and_given_again_while_its_topic_grows_ends_at_
 ) -> None:
     """Killed with a part filled, when the old version stays; and behind the switch, with a checkpoint that is older."""
     with ExitStack() as stack:
-        try:
+        with or_skip():
             world = World(stack, tmp_path, seed=2, pipelines=["table"])
-        except CannotRun as why:
-            skip_or_fail(str(why))
         world.feeder.start()
         assert world.rebuild("table") == 0, log_tail(world.life.log)
         before = world.held("table")

@@ -1,17 +1,38 @@
-"""What a reader of committed records finds."""
+"""Transactions as others see them: left open, ended, and read."""
 
 from __future__ import annotations
 
 from headrace.client import (
     Client,
+    ClientOptions,
     Consumer,
     ConsumerOptions,
     FetchOptions,
+    Outcome,
+    ProducerIdentity,
     TopicPartition,
+    TransactionalProducer,
     describe_transaction,
     start_offsets,
 )
 from tests.waiting import eventually
+
+PATIENCE = ClientOptions(request_timeout_ms=60_000, retry_timeout_ms=60_000)
+
+
+def left_open(bootstrap: str, partition: TopicPartition, name: str, timeout_ms: int = 60_000) -> ProducerIdentity:
+    """A task writes one record and ends without a decision on its transaction."""
+    with Client(bootstrap, PATIENCE) as task:
+        producer = TransactionalProducer(task, name, timeout_ms)
+        producer.begin()
+        producer.send(partition.topic, b"x", partition=partition.partition)
+        producer.flush()
+        return producer.identity
+
+
+def outcome(client: Client, identity: ProducerIdentity) -> Outcome:
+    info = describe_transaction(client, identity.transactional_id)
+    return Outcome.UNKNOWN if info is None else info.outcome_of(identity)
 
 
 def wait_until_complete(client: Client, transactional_id: str) -> None:

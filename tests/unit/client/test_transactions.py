@@ -31,7 +31,7 @@ from headrace.client import (
 from headrace.errors import ErrorCode, KafkaError, UsageError
 from headrace.record import Codec, Record
 from tests.unit.client.conftest import PATIENCE
-from tests.unit.client.reading import read_values
+from tests.unit.client.reading import left_open, outcome, read_values
 from tests.unit.client.scripted import LossyProxy
 from tests.waiting import eventually
 
@@ -145,20 +145,6 @@ def test_many_are_ended_together_and_those_that_cannot_be_are_told(
     assert end_transactions(client, [], commit=True) == {}
     assert outcome(client, heir) is Outcome.OPEN
     assert read_values(client, [partition]) == {partition: [b"x"] * 11}
-
-
-def left_open(bootstrap: str, partition: TopicPartition, name: str) -> ProducerIdentity:
-    with Client(bootstrap, PATIENCE) as task:
-        producer = TransactionalProducer(task, name)
-        producer.begin()
-        producer.send(partition.topic, b"x", partition=partition.partition)
-        producer.flush()
-        return producer.identity
-
-
-def outcome(client: Client, identity: ProducerIdentity) -> Outcome:
-    info = describe_transaction(client, identity.transactional_id)
-    return Outcome.UNKNOWN if info is None else info.outcome_of(identity)
 
 
 def test_whoever_takes_over_an_id_aborts_what_was_open_and_fences_its_writer(

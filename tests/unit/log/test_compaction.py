@@ -20,7 +20,7 @@ from headrace.log.log import PartitionLog
 from headrace.log.producers import Duplicate
 from headrace.record import Codec, Record, decode_records
 from headrace.testing.disk import SimulatedDisk
-from tests.unit.log.builders import DIRECTORY, append, batches_in, marker, plain, produced
+from tests.unit.log.builders import DIRECTORY, append, batches_in, marker, new_log, plain, produced
 
 COMPACT = LogConfig(
     segment_bytes_max=4000,
@@ -34,8 +34,8 @@ COMPACT = LogConfig(
 NOW = 100_000
 
 
-def new_log(disk: SimulatedDisk | None = None, config: LogConfig = COMPACT) -> PartitionLog:
-    return PartitionLog.open(disk or SimulatedDisk(), DIRECTORY, config)
+def compacted_log(disk: SimulatedDisk | None = None, config: LogConfig = COMPACT) -> PartitionLog:
+    return new_log(disk, config)
 
 
 def put(log: PartitionLog, key: bytes, value: bytes | None) -> int:
@@ -65,7 +65,7 @@ def records(log: PartitionLog) -> list[tuple[int, bytes | None, bytes | None]]:
 
 @pytest.mark.parametrize("codec", list(Codec))
 def test_the_last_record_of_each_key_stays_at_its_offset(codec: Codec) -> None:
-    log = new_log()
+    log = compacted_log()
     for turn in range(10):
         values = [Record(b"key%d" % n, b"%d" % turn, timestamp=1000) for n in range(7) if (n + turn) % 3]
         append(log, build_batch(values, codec=codec))
@@ -77,7 +77,7 @@ def test_the_last_record_of_each_key_stays_at_its_offset(codec: Codec) -> None:
 
 
 def test_a_second_pass_takes_what_the_first_left() -> None:
-    log = new_log()
+    log = compacted_log()
     for turn in range(40):
         put(log, b"a" if turn % 2 else b"b", b"%d" % turn)
     compact(log)
@@ -87,7 +87,7 @@ def test_a_second_pass_takes_what_the_first_left() -> None:
 
 
 def test_small_segments_are_joined() -> None:
-    log = new_log()
+    log = compacted_log()
     for turn in range(200):
         put(log, b"k%d" % (turn % 3), b"x" * 50)
     assert len(log.segments) > 4
@@ -97,7 +97,7 @@ def test_small_segments_are_joined() -> None:
 
 
 def test_a_reader_in_the_removed_part_is_led_to_what_follows() -> None:
-    log = new_log()
+    log = compacted_log()
     for turn in range(100):
         put(log, b"k%d" % (turn % 2), b"x" * 50)
     compact(log)
@@ -108,7 +108,7 @@ def test_a_reader_in_the_removed_part_is_led_to_what_follows() -> None:
 
 
 def test_a_tombstone_stays_for_its_time_after_it_was_first_cleaned() -> None:
-    log = new_log()
+    log = compacted_log()
     put(log, b"a", b"1")
     put(log, b"a", None)
     put(log, b"b", b"2")
@@ -123,7 +123,7 @@ def test_a_tombstone_stays_for_its_time_after_it_was_first_cleaned() -> None:
 
 
 def test_a_tombstones_own_timestamp_survives_the_delete_horizon() -> None:
-    log = new_log()
+    log = compacted_log()
     put(log, b"a", None)
     compact(log, NOW)
     [batch] = batches_in(log)
@@ -132,7 +132,7 @@ def test_a_tombstones_own_timestamp_survives_the_delete_horizon() -> None:
 
 
 def test_aborted_records_go_and_do_not_hide_committed_ones() -> None:
-    log = new_log()
+    log = compacted_log()
     put(log, b"a", b"committed")
     append(log, produced(1, 0, transactional=True, key=b"a"))
     append(log, marker(1, commit=False))
@@ -142,7 +142,7 @@ def test_aborted_records_go_and_do_not_hide_committed_ones() -> None:
 
 
 def test_an_abort_marker_behind_the_job_still_counts() -> None:
-    log = new_log()
+    log = compacted_log()
     put(log, b"a", b"committed")
     append(log, produced(1, 0, transactional=True, key=b"a"))
     log.roll()
@@ -158,7 +158,7 @@ def test_an_abort_marker_behind_the_job_still_counts() -> None:
 
 
 def test_an_open_transaction_is_not_touched() -> None:
-    log = new_log()
+    log = compacted_log()
     put(log, b"a", b"1")
     log.roll()
     append(log, produced(1, 0, transactional=True, key=b"a"))
@@ -169,7 +169,7 @@ def test_an_open_transaction_is_not_touched() -> None:
 
 
 def test_markers_go_after_their_records_and_their_time() -> None:
-    log = new_log()
+    log = compacted_log()
     append(log, produced(1, 0, transactional=True, key=b"a"))
     append(log, marker(1, commit=True))
     append(log, produced(1, 1, transactional=True, key=b"a"))
@@ -185,7 +185,7 @@ def test_markers_go_after_their_records_and_their_time() -> None:
 
 def test_the_last_batch_of_a_producer_stays_without_records_so_that_its_retry_is_known() -> None:
     disk = SimulatedDisk()
-    log = new_log(disk)
+    log = compacted_log(disk)
     append(log, produced(1, 0, key=b"a"))
     append(log, produced(1, 1, key=b"a"))
     put(log, b"a", b"last")
@@ -201,7 +201,7 @@ def test_the_last_batch_of_a_producer_stays_without_records_so_that_its_retry_is
 
 
 def test_more_keys_than_fit_are_cleaned_in_several_passes_to_the_same_end() -> None:
-    log = new_log()
+    log = compacted_log()
     for turn in range(3):
         for number in range(100):
             put(log, b"key%d" % number, b"%d" % turn)
@@ -217,7 +217,7 @@ def test_more_keys_than_fit_are_cleaned_in_several_passes_to_the_same_end() -> N
 
 
 def test_nothing_is_due_below_the_dirty_ratio_unless_a_record_is_too_old() -> None:
-    log = new_log(config=replace(COMPACT, min_cleanable_dirty_ratio=0.5, max_compaction_lag_ms=5000))
+    log = compacted_log(config=replace(COMPACT, min_cleanable_dirty_ratio=0.5, max_compaction_lag_ms=5000))
     for turn in range(200):
         put(log, b"key%d" % turn, b"x" * 50)
     settle(log)
@@ -231,7 +231,7 @@ def test_nothing_is_due_below_the_dirty_ratio_unless_a_record_is_too_old() -> No
 
 
 def test_young_records_wait() -> None:
-    log = new_log(config=replace(COMPACT, min_compaction_lag_ms=500))
+    log = compacted_log(config=replace(COMPACT, min_compaction_lag_ms=500))
     put(log, b"a", b"1")
     settle(log)
     assert plan(log, 1499) is None
@@ -239,7 +239,7 @@ def test_young_records_wait() -> None:
 
 
 def test_what_a_crash_could_still_cut_is_not_compacted() -> None:
-    log = new_log()
+    log = compacted_log()
     put(log, b"a", b"1")
     log.roll()
     log.sync_all()
@@ -247,7 +247,7 @@ def test_what_a_crash_could_still_cut_is_not_compacted() -> None:
 
 
 def test_a_group_that_retention_has_touched_is_thrown_away() -> None:
-    log = new_log()
+    log = compacted_log()
     for turn in range(200):
         put(log, b"k%d" % turn, b"x" * 50)
     settle(log)
@@ -263,7 +263,7 @@ def test_a_group_that_retention_has_touched_is_thrown_away() -> None:
 
 
 def test_slices_of_replaced_files_stay_readable() -> None:
-    log = new_log()
+    log = compacted_log()
     for turn in range(20):
         put(log, b"k", b"%d" % turn)
     log.sync_all()
@@ -275,7 +275,7 @@ def test_slices_of_replaced_files_stay_readable() -> None:
 
 def test_corruption_is_told_with_its_place_and_nothing_is_swapped() -> None:
     disk = SimulatedDisk()
-    log = new_log(disk)
+    log = compacted_log(disk)
     for turn in range(20):
         put(log, b"k", b"%d" % turn)
     settle(log)
@@ -288,7 +288,7 @@ def test_corruption_is_told_with_its_place_and_nothing_is_swapped() -> None:
 
 
 def test_compact_and_delete_work_together() -> None:
-    log = new_log(config=replace(COMPACT, cleanup_delete=True, retention_ms=10_000))
+    log = compacted_log(config=replace(COMPACT, cleanup_delete=True, retention_ms=10_000))
     for turn in range(50):
         put(log, b"k%d" % (turn % 5), b"x")
     compact(log)
@@ -340,7 +340,7 @@ def test_the_key_table_keeps_its_size() -> None:
 
 
 def test_an_empty_segment_after_compaction_still_joins_its_neighbours() -> None:
-    log = new_log()
+    log = compacted_log()
     append(log, plain(b"x", key=b"a"))
     log.roll()
     append(log, plain(b"y", key=b"a"))

@@ -217,7 +217,7 @@ def test_a_real_full_filesystem_refuses_and_recovers(tmp_path: Path) -> None:
     command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)]
     made = subprocess.run(command, capture_output=True, check=False)
     if made.returncode:
-        pytest.skip(f"cannot mount a small filesystem: {made.stderr.decode().strip()}")
+        pytest.skip(f"only root may mount a small filesystem: {made.stderr.decode().strip()}")
     try:
         store = LogStore.open(OsDisk(), str(mount))
         log = store.open_log("t", ID, 0, LogConfig())

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.wire.kafka.schema import Field, fields_of, spec_of
+from tests.servers.kafka import kafka_jars
 from tests.servers.process import CACHE
+from tests.skips import or_skip, servers_required
 
 OPEN_END = 1 << 15
 
@@ -48,7 +50,10 @@ def kafka_schemas() -> dict[str, dict[str, Any]]:
 
 @cache
 def kafka_schemas_of_the_jar() -> dict[str, dict[str, Any]]:
-    """By message name, from the Java client that the tests' Apache Kafka brought along; empty where there is none."""
+    """By message name, from the Java client in the cache; empty where no run has fetched it and none has to."""
+    if servers_required():
+        with or_skip():
+            kafka_jars()  # fetches them where no earlier run has
     found = sorted(Path(CACHE).glob("kafka-*/jars/kafka-clients-*.jar"))
     if not found:
         return {}
