@@ -103,7 +103,7 @@ class Client:
     def commit_offset(self, world: World) -> None:
         assert self.producer is not None
         assert self.open is not None
-        code = world.coordinator.verify_producer(self.name, self.producer.id, self.producer.epoch, self.group, 5)
+        code = world.commit_offsets(self.producer, self.group)
         if code is ErrorCode.NONE:
             self.open.offset_stored_at = world.groups.pend(self.producer.id, self.group, self.open.offset)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from headrace.broker.identity import Identity
 from headrace.broker.partition import Partition
 from headrace.broker.request import Reply, Request, after
-from headrace.broker.topics import PARTITIONS_PER_TOPIC_MAX, Topic, check_name, new_id
-from headrace.config import TOPIC_SETTINGS, show_value
+from headrace.broker.state import StateStore
+from headrace.broker.topics import PARTITIONS_PER_TOPIC_MAX, Topic, Topics, check_name, new_id
+from headrace.broker.upkeep import Upkeep
+from headrace.config import TOPIC_SETTINGS, Settings, show_value
 from headrace.errors import ErrorCode, KafkaError
+from headrace.log.store import LogStore
 from headrace.wire.kafka.messages.configs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
@@ -52,17 +55,31 @@ from headrace.wire.kafka.messages.transactions import (
 )
 from headrace.wire.kafka.schema import NO_ID
 
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
-
-__all__ = ["Administering"]
+__all__ = ["TopicAdmin"]
 
 BROKER_DEFAULT = -1
 
 
-class Administering:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+class TopicAdmin:
+    """Answers CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords, DescribeProducers, DescribeLogDirs and
+    ElectLeaders."""
+
+    def __init__(
+        self,
+        *,
+        topics: Topics,
+        state: StateStore,
+        store: LogStore,
+        upkeep: Upkeep,
+        settings: Settings,
+        identity: Identity,
+    ) -> None:
+        self._topics = topics
+        self._state = state
+        self._store = store
+        self._upkeep = upkeep
+        self._settings = settings
+        self._identity = identity
 
     # ---- topics ----
 
@@ -90,7 +107,7 @@ class Administering:
     def _create(self, asked: CreatableTopic, validate_only: bool) -> tuple[CreatableTopicResult, int]:
         partitions = self._partition_count(asked)
         config = {each.name: each.value for each in asked.configs}
-        topics = self._broker.topics
+        topics = self._topics
         topic_id, offset = new_id(), -1
         if validate_only:
             clean = topics.check_new(asked.name, partitions, config)
@@ -114,12 +131,12 @@ class Administering:
 
     def _default(self, name: str) -> object:
         setting = TOPIC_SETTINGS[name]
-        return self._broker.settings.get(setting.synonym) if setting.synonym else setting.default
+        return self._settings.get(setting.synonym) if setting.synonym else setting.default
 
     def _partition_count(self, asked: CreatableTopic) -> int:
         """How many partitions, from the number or from an explicit assignment; replicas other than one are refused."""
         check_name(asked.name)
-        if self._broker.topics.get(asked.name) is not None:
+        if self._topics.get(asked.name) is not None:
             raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{asked.name}' already exists.")
         if asked.assignments:
             if asked.num_partitions != BROKER_DEFAULT or asked.replication_factor != BROKER_DEFAULT:
@@ -140,7 +157,7 @@ class Administering:
             )
             raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, why)
         if asked.num_partitions == BROKER_DEFAULT:
-            return self._broker.settings.integer("num.partitions")
+            return self._settings.integer("num.partitions")
         if not 0 < asked.num_partitions <= PARTITIONS_PER_TOPIC_MAX:
             raise KafkaError(
                 ErrorCode.INVALID_PARTITIONS,
@@ -161,10 +178,10 @@ class Administering:
 
     def _check_replicas(self, replicas: Iterable[Sequence[int]]) -> None:
         for nodes in replicas:
-            if list(nodes) != [self._broker.node_id]:
+            if list(nodes) != [self._identity.node_id]:
                 raise KafkaError(
                     ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                    f"The manual partition assignment must name broker {self._broker.node_id} and no other, "
+                    f"The manual partition assignment must name broker {self._identity.node_id} and no other, "
                     f"not {list(nodes)}.",
                 )
 
@@ -181,9 +198,9 @@ class Administering:
                 if repeated > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
                 topic = self._named(each)
-                if not self._broker.settings.boolean("delete.topic.enable"):
+                if not self._settings.boolean("delete.topic.enable"):
                     raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED)
-                state_offset = max(state_offset, self._broker.topics.delete(topic))
+                state_offset = max(state_offset, self._topics.delete(topic))
                 answers.append(DeletableTopicResult(name=topic.name, topic_id=topic.topic_id))
             except KafkaError as error:
                 answers.append(
@@ -194,7 +211,7 @@ class Administering:
         return self._when_durable(state_offset, DeleteTopicsResponse(responses=answers))
 
     def _named(self, asked: DeleteTopicState) -> Topic:
-        topics = self._broker.topics
+        topics = self._topics
         if asked.name is None:
             if asked.topic_id == NO_ID:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
@@ -207,7 +224,7 @@ class Administering:
         return self._existing(asked.name)
 
     def _existing(self, name: str) -> Topic:
-        topic = self._broker.topics.get(name)
+        topic = self._topics.get(name)
         if topic is None:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
         return topic
@@ -225,7 +242,7 @@ class Administering:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
                 topic = self._check_growth(asked)
                 if not request.body.validate_only:
-                    state_offset = max(state_offset, self._broker.topics.add_partitions(topic, asked.count))
+                    state_offset = max(state_offset, self._topics.add_partitions(topic, asked.count))
                 answers.append(CreatePartitionsTopicResult(name=asked.name))
             except KafkaError as error:
                 answers.append(
@@ -264,11 +281,11 @@ class Administering:
                 for topic in request.body.topics
             ]
         )
-        return after(self._broker.upkeep.checkpointed(), response)
+        return after(self._upkeep.checkpointed(), response)
 
     def _delete_records(self, name: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
         try:
-            partition = self._broker.partition(name, asked.partition_index)
+            partition = self._topics.partition(name, asked.partition_index)
             topic = self._existing(name)
             if topic.config.get("cleanup.policy") == ["compact"]:
                 raise KafkaError(ErrorCode.POLICY_VIOLATION)
@@ -300,7 +317,7 @@ class Administering:
     def _producers(self, name: str, index: int) -> PartitionResponse:
         try:
             check_name(name)
-            producers = self._broker.partition(name, index).log.producers.describe()
+            producers = self._topics.partition(name, index).log.producers.describe()
         except KafkaError as error:
             return PartitionResponse(partition_index=index, error_code=error.code, error_message=error.message)
         return PartitionResponse(
@@ -322,14 +339,14 @@ class Administering:
         asked = request.body.topics
         chosen: list[tuple[Topic, list[Partition]]] = []
         if asked is None:
-            chosen = [(topic, topic.served) for topic in self._broker.topics.all()]
+            chosen = [(topic, topic.served) for topic in self._topics.all()]
         else:
             for each in asked:
-                topic = self._broker.topics.get(each.topic)
+                topic = self._topics.get(each.topic)
                 if topic is not None:
                     found = [topic.partition(index) for index in each.partitions]
                     chosen.append((topic, [each for each in found if each is not None and each.fault is None]))
-        store = self._broker.store
+        store = self._store
         return DescribeLogDirsResponse(
             results=[
                 DescribeLogDirsResult(
@@ -366,7 +383,7 @@ class Administering:
 
     def _elect(self, name: str, index: int) -> PartitionResult:
         try:
-            self._broker.partition(name, index)
+            self._topics.partition(name, index)
             raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
         except KafkaError as error:
             return PartitionResult(partition_id=index, error_code=error.code, error_message=error.message)
@@ -374,4 +391,4 @@ class Administering:
     def _when_durable(self, state_offset: int, response: object) -> Reply:
         if state_offset < 0:
             return response
-        return after(self._broker.state.when_flushed(state_offset), response)
+        return after(self._state.when_flushed(state_offset), response)

@@ -10,28 +10,29 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from headrace.broker.admin import Administering
-from headrace.broker.cluster import Clustering
-from headrace.broker.configs import Configuring
-from headrace.broker.fetch import Fetching
+from headrace.broker.admin import TopicAdmin
+from headrace.broker.cluster import ClusterHandler
+from headrace.broker.configs import ConfigHandler
+from headrace.broker.dynamic_settings import DynamicSettings
+from headrace.broker.fetch import FetchHandler
 from headrace.broker.groups import GroupCoordinator
-from headrace.broker.metadata import Describing
+from headrace.broker.identity import Identity
+from headrace.broker.metadata import MetadataHandler
 from headrace.broker.overflow import Overflow
-from headrace.broker.partition import Partition
-from headrace.broker.positions import Positions
-from headrace.broker.produce import Producing
-from headrace.broker.request import Peer, Reply, Request
+from headrace.broker.positions import OffsetLookup
+from headrace.broker.produce import ProduceHandler
+from headrace.broker.request import Reply, Request
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import TransactionCoordinator
 from headrace.broker.upkeep import Upkeep
-from headrace.config import Settings, Source
-from headrace.errors import ErrorCode, KafkaError
+from headrace.config import Settings
 from headrace.log.config import FlushMode, LogConfig
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
 from headrace.log.store import LogStore
 from headrace.ports import Clock
+from headrace.wire.kafka.api_key import ApiKey
 
 __all__ = ["Broker"]
 
@@ -51,12 +52,14 @@ class Broker:
         self.flusher = flusher
         self.clock = clock
         self.settings = settings
-        self.node_id = settings.integer("broker.id")
         self.addresses: dict[str, tuple[str, int]] = {}
         self.state = StateStore(self._open_state(), flusher, clock)
-        self._dynamic: set[str] = set()
-        self.apply_dynamic_settings(first=True)
-        self.cluster_id, leader_epoch = self._identity()
+        self._dynamic_settings = DynamicSettings(state=self.state, settings=settings)
+        self._dynamic_settings.apply()
+        cluster_id, leader_epoch = self._begin_run()
+        self._identity = Identity(
+            node_id=settings.integer("broker.id"), cluster_id=cluster_id, addresses=self.addresses
+        )
         self.topics = Topics(
             state=self.state, store=store, flusher=flusher, clock=clock, settings=settings, leader_epoch=leader_epoch
         )
@@ -65,11 +68,11 @@ class Broker:
         self.transactions = TransactionCoordinator(
             state=self.state, clock=clock, settings=settings, topics=self.topics, groups=self.groups
         )
-        self.groups.verify_producer = self.transactions.verify_producer
-        self.overflow = Overflow(self)
         self.upkeep = Upkeep(self)
         self.topics.on_deleted = self.upkeep.remove_deleted
-        self._handlers = self._table()
+        self.overflow = Overflow(topics=self.topics, groups=self.groups, upkeep=self.upkeep, clock=clock)
+        self.fetches = FetchHandler(topics=self.topics, clock=clock, settings=settings)
+        self._handlers: dict[int, Handler] = dict(self._table().items())
         store.sync_recovered()
         self._report_unclaimed()
 
@@ -93,92 +96,110 @@ class Broker:
         """The API keys that have a handler."""
         return frozenset(self._handlers)
 
-    def _table(self) -> dict[int, Handler]:
-        producing, fetching, positions = Producing(self), Fetching(self), Positions(self)
-        describing, administering, configuring = Describing(self), Administering(self), Configuring(self)
-        clustering = Clustering(self)
-        self.fetching = fetching
-        groups, transactions = self.groups, self.transactions
+    def _table(self) -> dict[ApiKey, Handler]:
         return {
-            0: producing.produce,
-            1: fetching.fetch,
-            2: positions.list_offsets,
-            3: describing.metadata,
-            8: groups.offset_commit,
-            9: groups.offset_fetch,
-            10: describing.find_coordinator,
-            11: groups.join_group,
-            12: groups.heartbeat,
-            13: groups.leave_group,
-            14: groups.sync_group,
-            15: groups.describe_groups,
-            16: groups.list_groups,
-            18: describing.api_versions,
-            19: administering.create_topics,
-            20: administering.delete_topics,
-            21: administering.delete_records,
-            22: transactions.init_producer_id,
-            23: positions.offset_for_leader_epoch,
-            24: transactions.add_partitions_to_txn,
-            25: transactions.add_offsets_to_txn,
-            26: transactions.end_txn,
-            28: groups.txn_offset_commit,
-            32: configuring.describe_configs,
-            33: configuring.alter_configs,
-            34: clustering.alter_replica_log_dirs,
-            35: administering.describe_log_dirs,
-            37: administering.create_partitions,
-            42: groups.delete_groups,
-            43: administering.elect_leaders,
-            44: configuring.incremental_alter_configs,
-            45: clustering.alter_partition_reassignments,
-            46: clustering.list_partition_reassignments,
-            47: groups.offset_delete,
-            55: clustering.describe_quorum,
-            57: clustering.update_features,
-            60: describing.describe_cluster,
-            61: administering.describe_producers,
-            65: transactions.describe_transactions,
-            66: transactions.list_transactions,
-            68: groups.consumer_group_heartbeat,
-            69: groups.consumer_group_describe,
-            74: configuring.list_config_resources,
-            75: describing.describe_topic_partitions,
+            **self._data_handlers(),
+            **self._group_handlers(),
+            **self._transaction_handlers(),
+            **self._admin_handlers(),
         }
 
-    # ---- what the parts ask of the whole ----
+    def _data_handlers(self) -> dict[ApiKey, Handler]:
+        produce = ProduceHandler(
+            topics=self.topics,
+            transactions=self.transactions,
+            overflow=self.overflow,
+            clock=self.clock,
+            settings=self.settings,
+        )
+        offsets = OffsetLookup(topics=self.topics)
+        metadata = MetadataHandler(
+            topics=self.topics, state=self.state, settings=self.settings, identity=self._identity
+        )
+        return {
+            ApiKey.PRODUCE: produce.produce,
+            ApiKey.FETCH: self.fetches.fetch,
+            ApiKey.LIST_OFFSETS: offsets.list_offsets,
+            ApiKey.OFFSET_FOR_LEADER_EPOCH: offsets.offset_for_leader_epoch,
+            ApiKey.API_VERSIONS: metadata.api_versions,
+            ApiKey.METADATA: metadata.metadata,
+            ApiKey.FIND_COORDINATOR: metadata.find_coordinator,
+            ApiKey.DESCRIBE_CLUSTER: metadata.describe_cluster,
+            ApiKey.DESCRIBE_TOPIC_PARTITIONS: metadata.describe_topic_partitions,
+        }
 
-    def partition(self, topic: str, index: int) -> Partition:
-        found = self.topics.get(topic)
-        partition = found.partition(index) if found is not None else None
-        if partition is None:
-            raise KafkaError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {index} of a topic '{topic}' here"
-            )
-        return partition
+    def _group_handlers(self) -> dict[ApiKey, Handler]:
+        groups = self.groups
+        return {
+            ApiKey.OFFSET_COMMIT: groups.offset_commit,
+            ApiKey.OFFSET_FETCH: groups.offset_fetch,
+            ApiKey.OFFSET_DELETE: groups.offset_delete,
+            ApiKey.JOIN_GROUP: groups.join_group,
+            ApiKey.SYNC_GROUP: groups.sync_group,
+            ApiKey.HEARTBEAT: groups.heartbeat,
+            ApiKey.LEAVE_GROUP: groups.leave_group,
+            ApiKey.CONSUMER_GROUP_HEARTBEAT: groups.consumer_group_heartbeat,
+            ApiKey.CONSUMER_GROUP_DESCRIBE: groups.consumer_group_describe,
+            ApiKey.DESCRIBE_GROUPS: groups.describe_groups,
+            ApiKey.LIST_GROUPS: groups.list_groups,
+            ApiKey.DELETE_GROUPS: groups.delete_groups,
+        }
 
-    def address_for(self, peer: Peer) -> tuple[str, int]:
-        """The address a client is told to use: the advertised one of the listener it came through."""
-        return self.addresses.get(peer.listener, ("127.0.0.1", 0))
+    def _transaction_handlers(self) -> dict[ApiKey, Handler]:
+        transactions = self.transactions
+        return {
+            ApiKey.INIT_PRODUCER_ID: transactions.init_producer_id,
+            ApiKey.ADD_PARTITIONS_TO_TXN: transactions.add_partitions_to_txn,
+            ApiKey.ADD_OFFSETS_TO_TXN: transactions.add_offsets_to_txn,
+            ApiKey.TXN_OFFSET_COMMIT: transactions.txn_offset_commit,
+            ApiKey.END_TXN: transactions.end_txn,
+            ApiKey.DESCRIBE_TRANSACTIONS: transactions.describe_transactions,
+            ApiKey.LIST_TRANSACTIONS: transactions.list_transactions,
+        }
+
+    def _admin_handlers(self) -> dict[ApiKey, Handler]:
+        topics = TopicAdmin(
+            topics=self.topics,
+            state=self.state,
+            store=self.store,
+            upkeep=self.upkeep,
+            settings=self.settings,
+            identity=self._identity,
+        )
+        configs = ConfigHandler(
+            topics=self.topics,
+            state=self.state,
+            store=self.store,
+            overflow=self.overflow,
+            settings=self.settings,
+            dynamic_settings=self._dynamic_settings,
+            identity=self._identity,
+        )
+        cluster = ClusterHandler(
+            topics=self.topics, state=self.state, store=self.store, clock=self.clock, identity=self._identity
+        )
+        return {
+            ApiKey.CREATE_TOPICS: topics.create_topics,
+            ApiKey.DELETE_TOPICS: topics.delete_topics,
+            ApiKey.CREATE_PARTITIONS: topics.create_partitions,
+            ApiKey.DELETE_RECORDS: topics.delete_records,
+            ApiKey.DESCRIBE_PRODUCERS: topics.describe_producers,
+            ApiKey.DESCRIBE_LOG_DIRS: topics.describe_log_dirs,
+            ApiKey.ELECT_LEADERS: topics.elect_leaders,
+            ApiKey.DESCRIBE_CONFIGS: configs.describe_configs,
+            ApiKey.ALTER_CONFIGS: configs.alter_configs,
+            ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
+            ApiKey.LIST_CONFIG_RESOURCES: configs.list_config_resources,
+            ApiKey.ALTER_REPLICA_LOG_DIRS: cluster.alter_replica_log_dirs,
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS: cluster.alter_partition_reassignments,
+            ApiKey.LIST_PARTITION_REASSIGNMENTS: cluster.list_partition_reassignments,
+            ApiKey.DESCRIBE_QUORUM: cluster.describe_quorum,
+            ApiKey.UPDATE_FEATURES: cluster.update_features,
+        }
 
     def storage_failed(self, error: BaseException) -> None:
         """A sync failed: what it should have made durable may be lost, so nothing more is promised."""
         self.flusher.fail(error)
-
-    def report_storage_error(self, error: KafkaError) -> None:
-        LOG.error("%s", error)
-
-    def apply_dynamic_settings(self, *, first: bool = False) -> None:
-        """Settings altered while running stand above file, environment and flags."""
-        rows = self.state.table("broker_config")
-        for name in list(self._dynamic) if not first else []:
-            if name not in rows:
-                self.settings.drop(name)
-        self._dynamic = set(rows)
-        for name, row in rows.items():
-            self.settings.give(name, row["value"], "altered at run time", Source.DYNAMIC_BROKER)
-        if not first:
-            self.topics.settings_changed()
 
     # ---- beginning ----
 
@@ -188,7 +209,7 @@ class Broker:
         )
         return self.store.open_log(STATE_NAME, STATE_ID, 0, config)
 
-    def _identity(self) -> tuple[str, int]:
+    def _begin_run(self) -> tuple[str, int]:
         """The cluster's id, made once, and this run's leader epoch: it rises at each start, so a client that read what
         a crash took back can tell (OffsetForLeaderEpoch)."""
         row = self.state.table("node").get("identity")

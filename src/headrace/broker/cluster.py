@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from headrace.broker.identity import Identity
 from headrace.broker.metadata import FEATURES
 from headrace.broker.request import Reply, Request
+from headrace.broker.state import StateStore
+from headrace.broker.topics import Topics
 from headrace.errors import ErrorCode, KafkaError
+from headrace.log.store import LogStore
+from headrace.ports import Clock
 from headrace.wire.kafka.messages.configs import (
     AlterReplicaLogDirPartitionResult,
     AlterReplicaLogDirsRequest,
@@ -33,17 +36,20 @@ from headrace.wire.kafka.messages.topics import (
     ReassignableTopicResponse,
 )
 
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
-
-__all__ = ["Clustering"]
+__all__ = ["ClusterHandler"]
 
 METADATA_TOPIC = "__cluster_metadata"
 
 
-class Clustering:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+class ClusterHandler:
+    """Answers what tools ask of a cluster: reassignments, log directories, feature levels, the quorum."""
+
+    def __init__(self, *, topics: Topics, state: StateStore, store: LogStore, clock: Clock, identity: Identity) -> None:
+        self._topics = topics
+        self._state = state
+        self._store = store
+        self._clock = clock
+        self._identity = identity
 
     def alter_partition_reassignments(self, request: Request[AlterPartitionReassignmentsRequest]) -> Reply:
         body = request.body
@@ -61,13 +67,13 @@ class Clustering:
     def _reassign(self, topic: str, asked: ReassignablePartition) -> ReassignablePartitionResponse:
         answer = ReassignablePartitionResponse(partition_index=asked.partition_index, error_message=None)
         try:
-            self._broker.partition(topic, asked.partition_index)
+            self._topics.partition(topic, asked.partition_index)
             if asked.replicas is None:
                 raise KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
-            if asked.replicas != [self._broker.node_id]:
+            if asked.replicas != [self._identity.node_id]:
                 raise KafkaError(
                     ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                    f"one machine: the only replica is broker {self._broker.node_id}",
+                    f"one machine: the only replica is broker {self._identity.node_id}",
                 )
         except KafkaError as error:
             answer.error_code = error.code
@@ -81,7 +87,7 @@ class Clustering:
         """There is one log directory: naming it changes nothing, naming another is refused."""
         results: dict[str, AlterReplicaLogDirTopicResult] = {}
         for directory in request.body.dirs:
-            known = directory.path == self._broker.store.directory
+            known = directory.path == self._store.directory
             for topic in directory.topics:
                 result = results.setdefault(topic.name, AlterReplicaLogDirTopicResult(topic_name=topic.name))
                 for index in topic.partitions:
@@ -115,16 +121,16 @@ class Clustering:
             return DescribeQuorumResponse(
                 error_code=ErrorCode.INVALID_REQUEST, error_message=f"only {METADATA_TOPIC}-0 has a quorum"
             )
-        broker = self._broker
-        now_ms = broker.clock.wall_ms()
-        end = broker.state.end_offset
+        node_id = self._identity.node_id
+        now_ms = self._clock.wall_ms()
+        end = self._state.end_offset
         voter = ReplicaState(
-            replica_id=broker.node_id,
+            replica_id=node_id,
             log_end_offset=end,
             last_fetch_timestamp=now_ms,
             last_caught_up_timestamp=now_ms,
         )
-        host, port = broker.address_for(request.peer)
+        host, port = self._identity.address_for(request.peer)
         return DescribeQuorumResponse(
             error_message=None,
             topics=[
@@ -133,7 +139,7 @@ class Clustering:
                     partitions=[
                         DescribeQuorumResponsePartitionData(
                             error_message=None,
-                            leader_id=broker.node_id,
+                            leader_id=node_id,
                             leader_epoch=1,
                             high_watermark=end,
                             current_voters=[voter],
@@ -141,5 +147,5 @@ class Clustering:
                     ],
                 )
             ],
-            nodes=[Node(node_id=broker.node_id, listeners=[Listener(name="KAFKA", host=host, port=port)])],
+            nodes=[Node(node_id=node_id, listeners=[Listener(name="KAFKA", host=host, port=port)])],
         )

@@ -9,21 +9,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headrace.broker.dynamic_settings import DynamicSettings
+from headrace.broker.identity import Identity
+from headrace.broker.overflow import Overflow
 from headrace.broker.request import Reply, Request, after
-from headrace.broker.topics import Topic, check_name
+from headrace.broker.state import StateStore
+from headrace.broker.topics import Topic, Topics, check_name
 from headrace.config import (
     BROKER_SETTINGS,
     GROUP_SETTINGS,
     TOPIC_SETTINGS,
     Kind,
     Setting,
+    Settings,
     Source,
     parse_value,
     show_value,
 )
 from headrace.errors import ErrorCode, KafkaError
+from headrace.log.store import LogStore
 from headrace.wire.kafka.messages.configs import (
     AlterConfigsRequest,
     AlterConfigsResourceResponse,
@@ -42,10 +48,7 @@ from headrace.wire.kafka.messages.configs import (
     ListConfigResourcesResponse,
 )
 
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
-
-__all__ = ["Configuring"]
+__all__ = ["ConfigHandler"]
 
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
@@ -54,9 +57,27 @@ Change = tuple[str, int, str | None]
 """Setting, operation, value."""
 
 
-class Configuring:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+class ConfigHandler:
+    """Answers DescribeConfigs, AlterConfigs, IncrementalAlterConfigs and ListConfigResources."""
+
+    def __init__(
+        self,
+        *,
+        topics: Topics,
+        state: StateStore,
+        store: LogStore,
+        overflow: Overflow,
+        settings: Settings,
+        dynamic_settings: DynamicSettings,
+        identity: Identity,
+    ) -> None:
+        self._topics = topics
+        self._state = state
+        self._store = store
+        self._overflow = overflow
+        self._settings = settings
+        self._dynamic_settings = dynamic_settings
+        self._identity = identity
 
     # ---- describing ----
 
@@ -97,15 +118,15 @@ class Configuring:
             )
         if asked.resource_type == TOPIC:
             topic = self._topic(asked.resource_name)
-            described += _facts(asked, self._broker.overflow.counters(topic), Kind.LONG, Source.DYNAMIC_BROKER)
+            described += _facts(asked, self._overflow.counters(topic), Kind.LONG, Source.DYNAMIC_BROKER)
         elif asked.resource_type == BROKER:
             described += _facts(asked, self._addresses(), Kind.LIST, Source.STATIC)
         return described
 
     def _addresses(self) -> dict[str, str]:
         """Where the broker is, by the names under which Kafka's tools look for it."""
-        found = [f"PLAINTEXT://{host}:{port}" for host, port in self._broker.addresses.values()]
-        return {"advertised.listeners": ",".join(found), "log.dirs": self._broker.store.directory}
+        found = [f"PLAINTEXT://{host}:{port}" for host, port in self._identity.addresses.values()]
+        return {"advertised.listeners": ",".join(found), "log.dirs": self._store.directory}
 
     def _entries(
         self, kind: int, name: str
@@ -119,7 +140,7 @@ class Configuring:
         if kind == GROUP:
             if not name:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
-            given = self._broker.state.table("group_config").get(name, {})
+            given = self._state.table("group_config").get(name, {})
             return GROUP_SETTINGS.values(), lambda setting: self._layers(setting, given, Source.GROUP)
         raise KafkaError(
             ErrorCode.INVALID_REQUEST, f"resource type {kind} has no settings here; use topic, broker or group"
@@ -134,7 +155,7 @@ class Configuring:
             layers.append((setting.name, given[setting.name], int(own)))
         broker_name = setting.name if own is Source.STATIC else setting.synonym
         if broker_name:
-            settings = self._broker.settings
+            settings = self._settings
             source = settings.source(broker_name)
             if source is not Source.DEFAULT:
                 layers.append((broker_name, show_value(settings.get(broker_name)), int(source)))
@@ -148,16 +169,16 @@ class Configuring:
 
     def _topic(self, name: str) -> Topic:
         check_name(name)
-        topic = self._broker.topics.get(name)
+        topic = self._topics.get(name)
         if topic is None:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
         return topic
 
     def _check_broker(self, name: str) -> None:
-        if name not in ("", str(self._broker.node_id)):
+        if name not in ("", str(self._identity.node_id)):
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
-                f"Unexpected broker id, expected {self._broker.node_id} or empty string, but received {name}",
+                f"Unexpected broker id, expected {self._identity.node_id} or empty string, but received {name}",
             )
 
     # ---- altering ----
@@ -217,24 +238,24 @@ class Configuring:
         if kind == TOPIC:
             topic = self._topic(name)
             given = _changed({} if replace else topic.config.given, changes, TOPIC_SETTINGS, topic.config.get)
-            return -1 if validate_only else self._broker.topics.alter(topic, given)
+            return -1 if validate_only else self._topics.alter(topic, given)
         if kind == BROKER:
             self._check_broker(name)
             return self._alter_broker(changes, validate_only, replace)
         if kind == GROUP:
             if not name:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
-            before = {} if replace else self._broker.state.table("group_config").get(name, {})
+            before = {} if replace else self._state.table("group_config").get(name, {})
             given = _changed(before, changes, GROUP_SETTINGS, lambda key: GROUP_SETTINGS[key].default)
-            return -1 if validate_only else self._broker.state.put("group_config", name, given or None)
+            return -1 if validate_only else self._state.put("group_config", name, given or None)
         raise KafkaError(
             ErrorCode.INVALID_REQUEST, f"resource type {kind} has no settings here; use topic, broker or group"
         )
 
     def _alter_broker(self, changes: list[Change], validate_only: bool, replace: bool) -> int:
-        table = self._broker.state.table("broker_config")
+        table = self._state.table("broker_config")
         before = {} if replace else {key: row["value"] for key, row in table.items()}
-        given = _changed(before, changes, BROKER_SETTINGS, self._broker.settings.get)
+        given = _changed(before, changes, BROKER_SETTINGS, self._settings.get)
         for key in given:
             if not BROKER_SETTINGS[key].dynamic:
                 raise KafkaError(
@@ -244,10 +265,9 @@ class Configuring:
         if validate_only:
             return -1
         rows = [("broker_config", key, None) for key in table if key not in given]
-        offset = self._broker.state.put_many(
-            [*rows, *(("broker_config", key, {"value": raw}) for key, raw in given.items())]
-        )
-        self._broker.apply_dynamic_settings()
+        offset = self._state.put_many([*rows, *(("broker_config", key, {"value": raw}) for key, raw in given.items())])
+        self._dynamic_settings.apply()
+        self._topics.settings_changed()
         return offset
 
     def list_config_resources(self, request: Request[ListConfigResourcesRequest]) -> Reply:
@@ -259,16 +279,16 @@ class Configuring:
             return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
         found = []
         if GROUP in wanted:
-            found += [(name, GROUP) for name in self._broker.state.table("group_config")]
+            found += [(name, GROUP) for name in self._state.table("group_config")]
         if TOPIC in wanted:
-            found += [(name, TOPIC) for name in self._broker.topics.names()]
-        found += [(str(self._broker.node_id), kind) for kind in (BROKER, BROKER_LOGGER) if kind in wanted]
+            found += [(name, TOPIC) for name in self._topics.names()]
+        found += [(str(self._identity.node_id), kind) for kind in (BROKER, BROKER_LOGGER) if kind in wanted]
         return ListConfigResourcesResponse(
             config_resources=[ConfigResource(resource_name=name, resource_type=kind) for name, kind in found]
         )
 
     def _when_durable(self, offset: int, response: object) -> Reply:
-        return response if offset < 0 else after(self._broker.state.when_flushed(offset), response)
+        return response if offset < 0 else after(self._state.when_flushed(offset), response)
 
 
 def _facts(

@@ -15,16 +15,19 @@ asked and what was answered, and only differences travel.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.broker.partition import Partition
 from headrace.broker.request import PromptReply, Reply, Request
+from headrace.broker.topics import Topics
+from headrace.config import Settings
 from headrace.errors import ErrorCode, KafkaError
-from headrace.ports import TimerHandle
+from headrace.ports import Clock, TimerHandle
 from headrace.wire.kafka.codec import blank
 from headrace.wire.kafka.messages.fetch import (
     AbortedTransaction,
@@ -38,10 +41,9 @@ from headrace.wire.kafka.messages.fetch import (
     SnapshotId,
 )
 
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
+__all__ = ["FetchHandler"]
 
-__all__ = ["Fetching"]
+LOG = logging.getLogger("headrace.broker")
 
 TOPIC_IDS_SINCE = 13
 READ_COMMITTED = 1
@@ -78,11 +80,13 @@ class Session:
     wanted: OrderedDict[Key, Wanted]
 
 
-class Fetching:
+class FetchHandler:
     """Answers Fetch, and keeps the sessions: the least recently used one gives way when there are too many."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, *, topics: Topics, clock: Clock, settings: Settings) -> None:
+        self._topics = topics
+        self._clock = clock
+        self._settings = settings
         self._sessions: OrderedDict[int, Session] = OrderedDict()
 
     @property
@@ -126,7 +130,7 @@ class Fetching:
         return session, session.wanted
 
     def _new_session(self, wanted: OrderedDict[Key, Wanted]) -> Session | None:
-        slots = self._broker.settings.integer("max.incremental.fetch.session.cache.slots")
+        slots = self._settings.integer("max.incremental.fetch.session.cache.slots")
         if slots == 0:
             return None
         while len(self._sessions) >= slots:
@@ -140,7 +144,7 @@ class Fetching:
     # ---- one attempt ----
 
     def partition_of(self, key: Key, by_id: bool) -> Partition | ErrorCode:
-        topics = self._broker.topics
+        topics = self._topics
         topic = topics.by_id(key[1]) if by_id else topics.get(key[0])
         if topic is None:
             return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -180,7 +184,7 @@ class Fetching:
                 )
             except KafkaError as error:
                 answer.error_code = error.code
-                self._broker.report_storage_error(error)
+                LOG.error("%s", error)
                 return answer
         if committed:
             answer.aborted_transactions = []
@@ -233,13 +237,12 @@ class PendingFetch:
 
     def __init__(
         self,
-        fetching: Fetching,
+        handler: FetchHandler,
         request: Request[FetchRequest],
         wanted: OrderedDict[Key, Wanted],
         session: Session | None,
     ) -> None:
-        self._fetching = fetching
-        self._broker = fetching._broker
+        self._handler = handler
         self._request = request
         self._wanted = wanted
         self._session = session
@@ -275,13 +278,13 @@ class PendingFetch:
     def _read_all(self) -> tuple[list[tuple[Key, Wanted, PartitionData]], int, bool]:
         body = self._request.body
         follower = body.replica_id >= 0 or body.replica_state.replica_id >= 0
-        left = min(body.max_bytes, self._broker.settings.integer("fetch.max.bytes"))
+        left = min(body.max_bytes, self._handler._settings.integer("fetch.max.bytes"))
         committed = body.isolation_level == READ_COMMITTED
         total = 0
         urgent = False
         answers = []
         for key, wanted in self._wanted.items():
-            partition = self._fetching.partition_of(key, self._by_id)
+            partition = self._handler.partition_of(key, self._by_id)
             if isinstance(partition, ErrorCode):
                 answer = _missing(key[2], partition)
             elif partition.fault is not None:
@@ -293,7 +296,7 @@ class PendingFetch:
                 continue
             else:
                 bytes_max = min(left, wanted.ask.partition_max_bytes)
-                answer = self._fetching.read(partition, wanted.ask, committed, bytes_max, first=total == 0)
+                answer = self._handler.read(partition, wanted.ask, committed, bytes_max, first=total == 0)
                 if not answer.records and not answer.error_code and bytes_max > 0:
                     self._idle[partition] = answer
             size = _length(answer.records)
@@ -306,11 +309,11 @@ class PendingFetch:
     def wait(self) -> PromptReply:
         reply = self._reply = PromptReply(loop=asyncio.get_running_loop())
         for key in self._wanted:
-            partition = self._fetching.partition_of(key, self._by_id)
+            partition = self._handler.partition_of(key, self._by_id)
             if isinstance(partition, Partition):
                 partition.watchers[self] = None
                 self._watched.append(partition)
-        self._timer = self._broker.clock.call_later(self._request.body.max_wait_ms / 1000, self._timed_out)
+        self._timer = self._handler._clock.call_later(self._request.body.max_wait_ms / 1000, self._timed_out)
         reply.add_done_callback(self._cleanup)
         return reply
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from headrace.broker.identity import Identity
 from headrace.broker.partition import Partition
 from headrace.broker.request import Reply, Request, after
-from headrace.broker.topics import Topic, check_name
+from headrace.broker.state import StateStore
+from headrace.broker.topics import Topic, Topics, check_name
+from headrace.config import Settings
 from headrace.errors import ErrorCode, KafkaError
 from headrace.wire.kafka.apis import APIS
 from headrace.wire.kafka.messages.coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
@@ -33,10 +34,7 @@ from headrace.wire.kafka.messages.metadata import (
 )
 from headrace.wire.kafka.schema import NO_ID
 
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
-
-__all__ = ["FEATURES", "Describing"]
+__all__ = ["FEATURES", "MetadataHandler"]
 
 FEATURES = {"group.version": 1, "transaction.version": 2}
 """Finalised features: they steer what Java clients use (KIP-848 groups, KIP-890 transactions)."""
@@ -49,9 +47,14 @@ BROKER_ENDPOINTS = 1
 NO_LEADER = -1
 
 
-class Describing:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+class MetadataHandler:
+    """Answers ApiVersions, Metadata, FindCoordinator, DescribeCluster and DescribeTopicPartitions."""
+
+    def __init__(self, *, topics: Topics, state: StateStore, settings: Settings, identity: Identity) -> None:
+        self._topics = topics
+        self._state = state
+        self._settings = settings
+        self._identity = identity
 
     def api_versions(self, request: Request[ApiVersionsRequest]) -> Reply:
         body = request.body
@@ -81,7 +84,7 @@ class Describing:
 
     def metadata(self, request: Request[MetadataRequest]) -> Reply:
         body = request.body
-        broker = self._broker
+        identity = self._identity
         if (code := _unanswerable(body, request.version)) != ErrorCode.NONE:
             return MetadataResponse(
                 topics=[_no_topic("", each.topic_id, code) for each in body.topics or []], error_code=code
@@ -89,30 +92,30 @@ class Describing:
         wants_all = body.topics is None or (request.version == 0 and not body.topics)
         state_offset = -1
         if wants_all:
-            topics = [self._topic(each, body) for each in broker.topics.all()]
+            topics = [self._topic(each, body) for each in self._topics.all()]
         else:
             topics = []
-            may_make = broker.settings.integer("auto.create.topics.per.request")
+            may_make = self._settings.integer("auto.create.topics.per.request")
             for asked in body.topics or []:
                 answer, offset = self._asked_topic(asked, body, may_make > 0)
                 topics.append(answer)
                 may_make -= offset >= 0
                 state_offset = max(state_offset, offset)
-        host, port = broker.address_for(request.peer)
+        host, port = self._identity.address_for(request.peer)
         response = MetadataResponse(
-            brokers=[MetadataResponseBroker(node_id=broker.node_id, host=host, port=port)],
-            cluster_id=broker.cluster_id,
-            controller_id=broker.node_id,
+            brokers=[MetadataResponseBroker(node_id=identity.node_id, host=host, port=port)],
+            cluster_id=identity.cluster_id,
+            controller_id=identity.node_id,
             topics=topics,
         )
         if body.include_cluster_authorized_operations:
             response.cluster_authorized_operations = CLUSTER_OPERATIONS
-        return response if state_offset < 0 else after(broker.state.when_flushed(state_offset), response)
+        return response if state_offset < 0 else after(self._state.when_flushed(state_offset), response)
 
     def _asked_topic(
         self, asked: MetadataRequestTopic, body: MetadataRequest, may_make: bool
     ) -> tuple[MetadataResponseTopic, int]:
-        topics = self._broker.topics
+        topics = self._topics
         if asked.name is None:
             topic = topics.by_id(asked.topic_id)
             if topic is None:
@@ -123,16 +126,16 @@ class Describing:
             return self._topic(topic, body), -1
         try:
             check_name(asked.name)
-            enabled = self._broker.settings.boolean("auto.create.topics.enable")
+            enabled = self._settings.boolean("auto.create.topics.enable")
             if not (may_make and enabled and body.allow_auto_topic_creation):
                 return _no_topic(asked.name, NO_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), -1
-            made, offset = topics.create(asked.name, self._broker.settings.integer("num.partitions"))
+            made, offset = topics.create(asked.name, self._settings.integer("num.partitions"))
         except KafkaError as error:
             return _no_topic(asked.name, NO_ID, error.code), -1
         return self._topic(made, body), offset
 
     def _topic(self, topic: Topic, body: MetadataRequest) -> MetadataResponseTopic:
-        node = [self._broker.node_id]
+        node = [self._identity.node_id]
         answer = MetadataResponseTopic(
             name=topic.name,
             topic_id=topic.topic_id,
@@ -141,7 +144,7 @@ class Describing:
                 MetadataResponsePartition(
                     error_code=_leaderless(each),
                     partition_index=each.index,
-                    leader_id=self._broker.node_id if each.fault is None else NO_LEADER,
+                    leader_id=self._identity.node_id if each.fault is None else NO_LEADER,
                     leader_epoch=each.leader_epoch,
                     replica_nodes=node,
                     isr_nodes=node if each.fault is None else [],
@@ -156,8 +159,8 @@ class Describing:
 
     def find_coordinator(self, request: Request[FindCoordinatorRequest]) -> Reply:
         body = request.body
-        host, port = self._broker.address_for(request.peer)
-        node = self._broker.node_id
+        host, port = self._identity.address_for(request.peer)
+        node = self._identity.node_id
         if request.version < 4:
             code = _coordinator_error(body.key_type, body.key)
             if code:
@@ -173,7 +176,7 @@ class Describing:
         return FindCoordinatorResponse(coordinators=answers)
 
     def describe_cluster(self, request: Request[DescribeClusterRequest]) -> Reply:
-        broker = self._broker
+        identity = self._identity
         body = request.body
         if body.endpoint_type != BROKER_ENDPOINTS:
             return DescribeClusterResponse(
@@ -183,11 +186,11 @@ class Describing:
                 error_message="this listener serves brokers; ask for endpoint type 1",
                 endpoint_type=BROKER_ENDPOINTS,
             )
-        host, port = broker.address_for(request.peer)
+        host, port = self._identity.address_for(request.peer)
         return DescribeClusterResponse(
-            cluster_id=broker.cluster_id,
-            controller_id=broker.node_id,
-            brokers=[DescribeClusterBroker(broker_id=broker.node_id, host=host, port=port)],
+            cluster_id=identity.cluster_id,
+            controller_id=identity.node_id,
+            brokers=[DescribeClusterBroker(broker_id=identity.node_id, host=host, port=port)],
             cluster_authorized_operations=CLUSTER_OPERATIONS
             if body.include_cluster_authorized_operations
             else OPERATIONS_UNKNOWN,
@@ -202,7 +205,7 @@ class Describing:
                 for each in body.topics
             ]
             return DescribeTopicPartitionsResponse(topics=refused)
-        names = sorted({each.name for each in body.topics}) or self._broker.topics.names()
+        names = sorted({each.name for each in body.topics}) or self._topics.names()
         limit = max(1, min(body.response_partition_limit, 2000))
         first = 0
         if body.cursor is not None:
@@ -210,7 +213,7 @@ class Describing:
             first = max(0, body.cursor.partition_index) if names[:1] == [body.cursor.topic_name] else 0
         response = DescribeTopicPartitionsResponse()
         for name in names:
-            topic = self._broker.topics.get(name)
+            topic = self._topics.get(name)
             if topic is None:
                 response.topics.append(_undescribed(name))
                 continue
@@ -229,7 +232,7 @@ class Describing:
         return response
 
     def _described(self, topic: Topic, page: list[Partition]) -> DescribeTopicPartitionsResponseTopic:
-        node = [self._broker.node_id]
+        node = [self._identity.node_id]
         return DescribeTopicPartitionsResponseTopic(
             name=topic.name,
             topic_id=topic.topic_id,
@@ -239,7 +242,7 @@ class Describing:
                 DescribeTopicPartitionsResponsePartition(
                     error_code=_leaderless(each),
                     partition_index=each.index,
-                    leader_id=self._broker.node_id if each.fault is None else NO_LEADER,
+                    leader_id=self._identity.node_id if each.fault is None else NO_LEADER,
                     leader_epoch=each.leader_epoch,
                     replica_nodes=node,
                     isr_nodes=node if each.fault is None else [],

@@ -11,17 +11,16 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from headrace.batch import Batch
 from headrace.broker.partition import Partition
 from headrace.broker.request import Peer
-from headrace.broker.topics import Topic
+from headrace.broker.topics import Topic, Topics
+from headrace.broker.upkeep import Upkeep
 from headrace.errors import ErrorCode, KafkaError
 from headrace.log.backlog import bytes_from, offset_keeping_bytes
-
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
+from headrace.ports import Clock
 
 __all__ = ["Overflow", "TopicFull"]
 
@@ -41,9 +40,22 @@ class TopicFull(KafkaError):
         )
 
 
+class GroupProgress(Protocol):
+    """What is asked of the groups: how far each has read, and whether anybody reads."""
+
+    def committed_offset(self, group_id: str, topic: str, partition: int) -> int | None: ...
+
+    def has_members(self, group_id: str) -> bool: ...
+
+
 class Overflow:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    """Applies each topic's ``headrace.overflow`` before an append."""
+
+    def __init__(self, *, topics: Topics, groups: GroupProgress, upkeep: Upkeep, clock: Clock) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._upkeep = upkeep
+        self._clock = clock
         self._held: dict[Peer, set[tuple[str, int]]] = {}
         self._gone_since: dict[str, float] = {}
         self._checking = False
@@ -68,7 +80,7 @@ class Overflow:
         if log.size_bytes > keep_bytes:
             before = log.start_offset
             log.delete_records(offset_keeping_bytes(log, max(0, keep_bytes)))
-            self._broker.upkeep.space_wanted()
+            self._upkeep.space_wanted()
             partition.dropped_records += log.start_offset - before
 
     # ---- backpressure ----
@@ -92,17 +104,17 @@ class Overflow:
         """The groups that are further behind than the bound and still count."""
         slow = []
         for group in topic.config.get("headrace.overflow.groups"):
-            committed = self._broker.groups.committed_offset(group, topic.name, partition.index)
+            committed = self._groups.committed_offset(group, topic.name, partition.index)
             position = partition.log.start_offset if committed is None else committed
             if bytes_from(partition.log, position) > bound and not self._given_up(topic, group):
                 slow.append(group)
         return slow
 
     def _given_up(self, topic: Topic, group: str) -> bool:
-        if self._broker.groups.has_members(group):
+        if self._groups.has_members(group):
             self._gone_since.pop(group, None)
             return False
-        now = self._broker.clock.monotonic()
+        now = self._clock.monotonic()
         since = self._gone_since.get(group)
         if since is None:
             self._gone_since[group] = now
@@ -117,7 +129,7 @@ class Overflow:
         self._held[peer].add((partition.topic, partition.index))
         if not self._checking:
             self._checking = True
-            self._broker.clock.call_later(RECHECK_S, self._recheck)
+            self._clock.call_later(RECHECK_S, self._recheck)
 
     def _recheck(self) -> None:
         """Release the connections whose partitions have been drained, deleted, or given another policy."""
@@ -128,10 +140,10 @@ class Overflow:
                 peer.hold(False)
         self._checking = bool(self._held)
         if self._checking:
-            self._broker.clock.call_later(RECHECK_S, self._recheck)
+            self._clock.call_later(RECHECK_S, self._recheck)
 
     def _still_behind(self, name: str, index: int) -> bool:
-        topic = self._broker.topics.get(name)
+        topic = self._topics.get(name)
         partition = topic.partition(index) if topic is not None else None
         if topic is None or partition is None or topic.config.get("headrace.overflow") != "backpressure":
             return False

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from headrace.broker.partition import Partition
 from headrace.broker.request import Reply, Request
+from headrace.broker.topics import Topics
 from headrace.errors import ErrorCode, KafkaError
 from headrace.wire.kafka.messages.offsets import (
     EpochEndOffset,
@@ -20,10 +19,7 @@ from headrace.wire.kafka.messages.offsets import (
     OffsetForLeaderTopicResult,
 )
 
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
-
-__all__ = ["Positions"]
+__all__ = ["OffsetLookup"]
 
 LATEST = -1
 EARLIEST = -2
@@ -35,9 +31,11 @@ READ_COMMITTED = 1
 LEAST_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 
-class Positions:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+class OffsetLookup:
+    """Answers ListOffsets and OffsetForLeaderEpoch."""
+
+    def __init__(self, *, topics: Topics) -> None:
+        self._topics = topics
 
     def list_offsets(self, request: Request[ListOffsetsRequest]) -> Reply:
         committed = request.body.isolation_level == READ_COMMITTED
@@ -65,7 +63,7 @@ class Positions:
     ) -> ListOffsetsPartitionResponse:
         index = asked.partition_index
         try:
-            partition = self._broker.partition(name, index)
+            partition = self._topics.partition(name, index)
             check_epoch(partition, asked.current_leader_epoch)
             if asked.timestamp < 0 and version < LEAST_VERSION.get(asked.timestamp, 0):
                 raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
@@ -109,7 +107,7 @@ class Positions:
 
     def _epoch_end(self, name: str, asked: OffsetForLeaderPartition) -> EpochEndOffset:
         try:
-            partition = self._broker.partition(name, asked.partition)
+            partition = self._topics.partition(name, asked.partition)
             check_epoch(partition, asked.current_leader_epoch)
         except KafkaError as error:
             return EpochEndOffset(error_code=error.code, partition=asked.partition)

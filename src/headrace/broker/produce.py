@@ -16,7 +16,6 @@ A failure at any step concerns its partition alone; the others of the same reque
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from headrace.batch import (
     CODEC_MASK,
@@ -31,13 +30,16 @@ from headrace.batch import (
     reseal,
     stamp_log_append_time,
 )
+from headrace.broker.overflow import Overflow
 from headrace.broker.partition import Countdown, Partition
 from headrace.broker.request import Reply, Request
-from headrace.broker.topics import Topic
-from headrace.config import INT_MAX
+from headrace.broker.topics import Topic, Topics
+from headrace.broker.transactions import TransactionCoordinator
+from headrace.config import INT_MAX, Settings
 from headrace.errors import ErrorCode, KafkaError
 from headrace.log.errors import InvalidProducerEpoch, OutOfOrderSequence
 from headrace.log.producers import Duplicate
+from headrace.ports import Clock
 from headrace.record import Codec, compress, decode_records, decompress, record_keys, validate_records
 from headrace.wire.kafka.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -49,10 +51,7 @@ from headrace.wire.kafka.messages.produce import (
     TopicProduceResponse,
 )
 
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
-
-__all__ = ["Producing"]
+__all__ = ["ProduceHandler"]
 
 ACKS = (-1, 0, 1)
 TOPIC_IDS_SINCE = 13
@@ -62,11 +61,23 @@ Waiting = list[tuple[Partition, int]]
 """(partition, offset) pairs whose flush the answer waits for."""
 
 
-class Producing:
+class ProduceHandler:
     """Answers Produce."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        *,
+        topics: Topics,
+        transactions: TransactionCoordinator,
+        overflow: Overflow,
+        clock: Clock,
+        settings: Settings,
+    ) -> None:
+        self._topics = topics
+        self._transactions = transactions
+        self._overflow = overflow
+        self._clock = clock
+        self._settings = settings
         self._last_append_ms = 0
 
     def produce(self, request: Request[ProduceRequest]) -> Reply:
@@ -95,7 +106,7 @@ class Producing:
     def _topic(
         self, request: Request[ProduceRequest], given: TopicProduceData, waiting: Waiting
     ) -> TopicProduceResponse:
-        topics = self._broker.topics
+        topics = self._topics
         by_id = request.version >= TOPIC_IDS_SINCE
         topic = topics.by_id(given.topic_id) if by_id else topics.get(given.name)
         missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -136,14 +147,14 @@ class Producing:
         elif batch.is_log_append_time:
             batch.attributes &= ~LOG_APPEND_TIME  # the producer's clock is not ours
             reseal(batch, batch.body[HEADER_BYTES - PREFIX_BYTES :])
-        self._broker.overflow.admit(topic, partition, batch, request.peer)
+        self._overflow.admit(topic, partition, batch, request.peer)
         result = partition.append([batch])
         waiting.append((partition, result.last_offset))
         return self._accepted(partition, result.base_offset, append_time)
 
     def _append_time_ms(self) -> int:
         """The wall clock, which may be set back; timestamps that we give never are."""
-        self._last_append_ms = max(self._last_append_ms, self._broker.clock.wall_ms())
+        self._last_append_ms = max(self._last_append_ms, self._clock.wall_ms())
         return self._last_append_ms
 
     @staticmethod
@@ -171,7 +182,7 @@ class Producing:
         batch = batches[0]
         if batch.size > config.get("max.message.bytes"):
             raise RecordTooLarge(batch.size, config.get("max.message.bytes"))
-        decoded_bytes_max = self._broker.settings.integer("records.decoded.bytes.max")
+        decoded_bytes_max = self._settings.integer("records.decoded.bytes.max")
         if batch.codec is Codec.ZSTD and request.version < 7:
             raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "Produce below version 7 may not carry zstd")
         if config.get("headrace.validate") == "records":
@@ -188,11 +199,11 @@ class Producing:
         config = topic.config
         if config.get("message.timestamp.type") != "CreateTime" or batch.max_timestamp < 0:
             return
-        now = self._broker.clock.wall_ms()
+        now = self._clock.wall_ms()
         after_max = config.get("message.timestamp.after.max.ms")
         before_max = config.get("message.timestamp.before.max.ms")
         if batch.max_timestamp - now > after_max or now - batch.base_timestamp > before_max:
-            records = decode_records(batch, self._broker.settings.integer("records.decoded.bytes.max"))
+            records = decode_records(batch, self._settings.integer("records.decoded.bytes.max"))
             earliest, latest = now - before_max, now + after_max
             wrong = [index for index, each in enumerate(records) if not earliest <= each.timestamp <= latest]
             raise RefusedRecords(
@@ -211,7 +222,7 @@ class Producing:
             raise KafkaError(
                 ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch needs a transactional id"
             )
-        code = self._broker.transactions.check_produce(
+        code = self._transactions.check_produce(
             request.body.transactional_id,
             batch.producer_id,
             batch.producer_epoch,

@@ -136,7 +136,7 @@ def test_deleted_records_stay_deleted_after_a_restart(tmp_path: Path) -> None:
 
     async def after() -> None:
         async with running(tmp_path) as harness:
-            assert harness.broker.partition("t", 0).log.start_offset == 2
+            assert harness.broker.topics.partition("t", 0).log.start_offset == 2
             assert (await harness.fetch("t", 1)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
     asyncio.run(before())

@@ -286,13 +286,14 @@ def test_transactional_batches_need_a_transactional_id(world: World) -> None:
 
 def test_offsets_need_their_group_in_the_transaction_or_a_client_that_adds_it_so(world: World) -> None:
     producer = world.ready()
-    verify = world.coordinator.verify_producer
-    assert verify("t", producer.id, producer.epoch, "g", 3) is ErrorCode.INVALID_TXN_STATE
-    assert verify("t", producer.id, producer.epoch, "g", 4) is ErrorCode.TRANSACTION_ABORTABLE
-    assert verify("t", producer.id, producer.epoch + 1, "g", 3) is ErrorCode.INVALID_PRODUCER_EPOCH
-    assert verify("t", producer.id, producer.epoch, "g", 5) is ErrorCode.NONE
-    assert verify("t", producer.id, producer.epoch, "g", 3) is ErrorCode.NONE
-    assert verify("t", producer.id + 1, producer.epoch, "g", 5) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    fenced = Producer("t", producer.id, producer.epoch + 1)
+    stranger = Producer("t", producer.id + 1, producer.epoch)
+    assert world.commit_offsets(producer, "g", version=3) is ErrorCode.INVALID_TXN_STATE
+    assert world.commit_offsets(producer, "g", version=4) is ErrorCode.TRANSACTION_ABORTABLE
+    assert world.commit_offsets(fenced, "g", version=3) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert world.commit_offsets(producer, "g", version=5) is ErrorCode.NONE
+    assert world.commit_offsets(producer, "g", version=3) is ErrorCode.NONE
+    assert world.commit_offsets(stranger, "g", version=5) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
 
 
 # ---- EndTxn ----

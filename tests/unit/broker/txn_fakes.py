@@ -196,6 +196,10 @@ class FakeGroups:
     def pending(self) -> dict[str, int]:
         return self._state.table("pending")
 
+    def txn_offset_commit(self, request: Request[Any], check_producer: Callable[[Request[Any]], ErrorCode]) -> Any:
+        """The producer's check alone: members and offsets are the real groups' business."""
+        return check_producer(request)
+
     def complete_transaction(self, producer_id: int, commit: bool) -> list[Change]:
         changes: list[Change] = []
         for key, offset in self._state.table("pending").items():
@@ -277,6 +281,12 @@ class Asking:
         )
         return self.ask("add_offsets_to_txn", version, body)
 
+    def commit_offsets(self, producer: Producer, group: str, *, version: int = 5) -> Any:
+        body = messages.TxnOffsetCommitRequest(
+            transactional_id=producer.name, producer_id=producer.id, producer_epoch=producer.epoch, group_id=group
+        )
+        return self.ask("txn_offset_commit", version, body)
+
     def end(self, producer: Producer, *, commit: bool, version: int = 4, peer: Peer | None = None) -> Any:
         body = messages.EndTxnRequest(
             transactional_id=producer.name, producer_id=producer.id, producer_epoch=producer.epoch, committed=commit
@@ -312,11 +322,11 @@ class World(Asking):
         self.topics = FakeTopics(self.partitions)
         self.groups = FakeGroups(self.state)
         self.coordinator = TransactionCoordinator(
-            self.state,  # type: ignore[arg-type]
-            self.clock,
-            FakeSettings(),  # type: ignore[arg-type]
-            self.topics,  # type: ignore[arg-type]
-            self.groups,
+            state=self.state,  # type: ignore[arg-type]
+            clock=self.clock,
+            settings=FakeSettings(),  # type: ignore[arg-type]
+            topics=self.topics,  # type: ignore[arg-type]
+            groups=self.groups,
         )
         self.do(self.coordinator.load)
         self.advance(0)

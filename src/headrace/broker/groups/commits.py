@@ -16,6 +16,7 @@ from headrace.broker.request import Reply, Request, after
 from headrace.config import Settings
 from headrace.errors import ErrorCode, KafkaError
 from headrace.ports import Clock
+from headrace.wire.kafka.api_key import ApiKey
 from headrace.wire.kafka.messages.group_offsets import (
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -50,7 +51,7 @@ __all__ = ["Commits"]
 
 Group = ClassicGroup | ConsumerGroup
 
-TOPIC_IDS_SINCE = {8: 10, 9: 10, 28: 6}
+TOPIC_IDS_SINCE = {ApiKey.OFFSET_COMMIT: 10, ApiKey.OFFSET_FETCH: 10, ApiKey.TXN_OFFSET_COMMIT: 6}
 """By API key: the version from which topics are named by their ids."""
 
 
@@ -167,7 +168,7 @@ class Commits:
         return ErrorCode.NONE
 
     def _topic(self, request: Request[Any], name: str, topic_id: bytes) -> tuple[Topic | None, ErrorCode]:
-        if request.version >= TOPIC_IDS_SINCE[request.api_key]:
+        if request.version >= TOPIC_IDS_SINCE[ApiKey(request.api_key)]:
             topic = self._topics.by_id(topic_id)
             return topic, ErrorCode.NONE if topic is not None else ErrorCode.UNKNOWN_TOPIC_ID
         topic = self._topics.get(name)
@@ -269,7 +270,7 @@ class Commits:
             except KafkaError as error:
                 response.error_code = error.code
                 return response
-        with_ids = request.version >= TOPIC_IDS_SINCE[9]
+        with_ids = request.version >= TOPIC_IDS_SINCE[ApiKey.OFFSET_FETCH]
         if asked.topics is None:
             asked_topics = self._all_topics(asked.group_id, with_ids)
         else:

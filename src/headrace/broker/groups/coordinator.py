@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 __all__ = ["GroupCoordinator"]
 
 Group = ClassicGroup | ConsumerGroup
+CheckProducer = Callable[[Request[TxnOffsetCommitRequest]], ErrorCode]
 
 GROUP_ID_CHARS_MAX = 10_000
 GROUPS_MAX = 100_000
@@ -79,6 +80,7 @@ class GroupCoordinator:
 
     def __init__(
         self,
+        *,
         state: StateStore,
         clock: Clock,
         settings: Settings,
@@ -91,10 +93,17 @@ class GroupCoordinator:
         self._topics = topics
         self._groups: dict[str, Group] = {}
         self._offsets = Offsets(state)
-        self._rebalancer = Rebalancer(state, clock, settings, new_id)
-        self._heartbeats = Heartbeats(state, clock, settings, topics, new_id, self._group_setting)
-        self._heartbeats.only_classic_left = self._downgrade
-        self._mixed = Mixed(self._heartbeats, topics, new_id)
+        self._rebalancer = Rebalancer(state=state, clock=clock, settings=settings, new_id=new_id)
+        self._heartbeats = Heartbeats(
+            state=state,
+            clock=clock,
+            settings=settings,
+            topics=topics,
+            new_id=new_id,
+            group_setting=self._group_setting,
+            only_classic_left=self._downgrade,
+        )
+        self._mixed = Mixed(heartbeats=self._heartbeats, topics=topics, new_id=new_id)
         self._commits = Commits(
             state=state,
             clock=clock,
@@ -106,8 +115,6 @@ class GroupCoordinator:
         )
         self._sweep_timer: TimerHandle | None = None
         self._closed = False
-        self.verify_producer: Callable[[str, int, int, str, int], ErrorCode] = lambda *_: ErrorCode.NONE
-        """Set by the broker: whether (transactional id, producer id, epoch, group, version) may commit offsets."""
 
     def _group_setting(self, group_id: str, name: str) -> int:
         """What was configured for this group alone, else for all."""
@@ -401,13 +408,12 @@ class GroupCoordinator:
     def offset_delete(self, request: Request[OffsetDeleteRequest]) -> Reply:
         return self._commits.offset_delete(request.body)
 
-    def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest]) -> Reply:
-        body = request.body
-        if not body.group_id:
+    def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest], check_producer: CheckProducer) -> Reply:
+        """Keep offsets until their transaction ends. ``check_producer`` says whether the producer may add them."""
+        group_id = request.body.group_id
+        if not group_id:
             return self._commits.txn_offset_commit(request, ErrorCode.INVALID_GROUP_ID)
-        refused = self._growth_refusal(body.group_id) or self.verify_producer(
-            body.transactional_id, body.producer_id, body.producer_epoch, body.group_id, request.version
-        )
+        refused = self._growth_refusal(group_id) or check_producer(request)
         return self._commits.txn_offset_commit(request, refused)
 
     def committed_offset(self, group_id: str, topic: str, partition: int) -> int | None:

@@ -77,12 +77,14 @@ class Heartbeats:
 
     def __init__(
         self,
+        *,
         state: StateStore,
         clock: Clock,
         settings: Settings,
         topics: Topics,
         new_id: Callable[[], str],
         group_setting: Callable[[str, str], int],
+        only_classic_left: Callable[[ConsumerGroup], None],
     ) -> None:
         self._state = state
         self._clock = clock
@@ -90,8 +92,8 @@ class Heartbeats:
         self._topics = topics
         self._new_id = new_id
         self._group_setting = group_setting
-        self.only_classic_left: Callable[[ConsumerGroup], None] = lambda group: None
-        """Called when the last member of the consumer protocol left those of the classic one alone."""
+        self._only_classic_left = only_classic_left
+        """Called when the last member of the consumer protocol leaves and classic members remain."""
 
     # ---- a heartbeat ----
 
@@ -336,7 +338,7 @@ class Heartbeats:
             group.drop_member(member_id)
         self._forget_patterns(group)
         if group.members and all(member.classic is not None for member in group.members.values()):
-            self.only_classic_left(group)
+            self._only_classic_left(group)
 
     # ---- time ----
 

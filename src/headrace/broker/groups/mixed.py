@@ -52,7 +52,7 @@ EMBEDDED_VERSION_MAX = 3
 class Mixed:
     """Answers classic requests to consumer groups."""
 
-    def __init__(self, heartbeats: Heartbeats, topics: Topics, new_id: Callable[[], str]) -> None:
+    def __init__(self, *, heartbeats: Heartbeats, topics: Topics, new_id: Callable[[], str]) -> None:
         self._heartbeats = heartbeats
         self._topics = topics
         self._new_id = new_id

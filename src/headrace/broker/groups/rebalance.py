@@ -52,7 +52,7 @@ State = ClassicState
 class Rebalancer:
     """Moves classic groups through their states."""
 
-    def __init__(self, state: StateStore, clock: Clock, settings: Settings, new_id: Callable[[], str]) -> None:
+    def __init__(self, *, state: StateStore, clock: Clock, settings: Settings, new_id: Callable[[], str]) -> None:
         self._state = state
         self._clock = clock
         self._settings = settings

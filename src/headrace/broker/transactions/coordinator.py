@@ -90,6 +90,7 @@ from headrace.wire.kafka.messages.transactions import (
     InitProducerIdRequest,
     InitProducerIdResponse,
     ListTransactionsRequest,
+    TxnOffsetCommitRequest,
 )
 
 __all__ = ["TRANSACTIONS_TABLE", "GroupOffsets", "TransactionCoordinator"]
@@ -119,7 +120,14 @@ _log = logging.getLogger(__name__)
 
 
 class GroupOffsets(Protocol):
-    """What the group coordinator does when a transaction ends."""
+    """What the group coordinator does for transactions."""
+
+    def txn_offset_commit(
+        self,
+        request: Request[TxnOffsetCommitRequest],
+        check_producer: Callable[[Request[TxnOffsetCommitRequest]], ErrorCode],
+    ) -> Reply:
+        """Keep offsets until the producer's transaction ends."""
 
     def complete_transaction(self, producer_id: int, commit: bool) -> list[Change]:
         """The changes that commit or drop the producer's pending offsets; nothing is changed yet."""
@@ -132,7 +140,7 @@ class TransactionCoordinator:
     """Answers everything about producer ids and transactions."""
 
     def __init__(
-        self, state: StateStore, clock: Clock, settings: Settings, topics: Topics, groups: GroupOffsets
+        self, *, state: StateStore, clock: Clock, settings: Settings, topics: Topics, groups: GroupOffsets
     ) -> None:
         self._state = state
         self._clock = clock
@@ -346,16 +354,18 @@ class TransactionCoordinator:
             return _for_produce(error.code, joins)
         return ErrorCode.NONE
 
-    def verify_producer(
-        self, transactional_id: str, producer_id: int, epoch: int, group_id: str, version: int = OFFSETS_JOIN_SINCE
-    ) -> ErrorCode:
+    def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest]) -> Reply:
+        return self._groups.txn_offset_commit(request, self._offsets_refusal)
+
+    def _offsets_refusal(self, request: Request[TxnOffsetCommitRequest]) -> ErrorCode:
         """Whether a group's offsets may be part of a transaction; from TxnOffsetCommit 5 on the group joins by them."""
+        body = request.body
         try:
-            current = self._checked(transactional_id, producer_id, epoch)
-            if version >= OFFSETS_JOIN_SINCE:
-                self._join(current, groups=frozenset([group_id]))
-            elif group_id not in current.groups:
-                abortable = version >= OFFSETS_ABORTABLE_SINCE
+            current = self._checked(body.transactional_id, body.producer_id, body.producer_epoch)
+            if request.version >= OFFSETS_JOIN_SINCE:
+                self._join(current, groups=frozenset([body.group_id]))
+            elif body.group_id not in current.groups:
+                abortable = request.version >= OFFSETS_ABORTABLE_SINCE
                 return ErrorCode.TRANSACTION_ABORTABLE if abortable else ErrorCode.INVALID_TXN_STATE
         except KafkaError as error:
             fenced = error.code is ErrorCode.PRODUCER_FENCED

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.wire.kafka.api_key import ApiKey
 from headrace.wire.kafka.messages import (
     configs,
     consumer_groups,
@@ -27,16 +28,16 @@ from headrace.wire.kafka.schema import spec_of
 
 __all__ = ["APIS", "API_VERSIONS", "FETCH", "PRODUCE", "Api", "support_matrix"]
 
-PRODUCE = 0
-FETCH = 1
-API_VERSIONS = 18
+PRODUCE = ApiKey.PRODUCE
+FETCH = ApiKey.FETCH
+API_VERSIONS = ApiKey.API_VERSIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
     """One API as offered. ``version_min_advertised`` differs from ``version_min`` for Produce alone."""
 
-    key: int
+    key: ApiKey
     name: str
     request: type
     response: type
@@ -66,7 +67,7 @@ def _api(
     )
     assert request.__name__.endswith("Request")
     return Api(
-        key=spec.api_key,
+        key=ApiKey(spec.api_key),
         name=request.__name__.removesuffix("Request"),
         request=request,
         response=response,

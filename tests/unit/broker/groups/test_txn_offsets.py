@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.broker.request import Request
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.messages.groups import DeleteGroupsRequest, ListGroupsRequest
 from headrace.wire.kafka.messages.transactions import (
@@ -154,13 +155,13 @@ async def test_the_producer_is_checked_before_anything_is_written() -> None:
     world = World()
     seen = []
 
-    def verify(*args: object) -> ErrorCode:
-        seen.append(args)
+    def refuse(request: Request[TxnOffsetCommitRequest]) -> ErrorCode:
+        seen.append((request.body.transactional_id, request.body.producer_id, request.version))
         return ErrorCode.INVALID_PRODUCER_EPOCH
 
-    world.groups.verify_producer = verify
+    world.check_producer = refuse
     assert await txn_commit(world, 5, version=4) == ErrorCode.INVALID_PRODUCER_EPOCH
-    assert seen == [("txn", 7, 0, "g", 4)]
+    assert seen == [("txn", 7, 4)]
     assert world.state.rows() == {}
 
 

@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any
 
 from headrace.broker.groups import GroupCoordinator
+from headrace.broker.request import Request
 from headrace.config import Settings
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.codec import write_message
@@ -71,13 +72,14 @@ class World:
         self._ids = itertools.count(1)
         self.state = FakeState(auto_flush=auto_flush)
         self.groups = self._coordinator()
+        self.check_producer: Callable[[Request[Any]], ErrorCode] = lambda _: ErrorCode.NONE
 
     def _coordinator(self) -> GroupCoordinator:
         groups = GroupCoordinator(
-            self.state,  # type: ignore[arg-type]
-            self.clock,
-            self.settings,
-            self.topics,  # type: ignore[arg-type]
+            state=self.state,  # type: ignore[arg-type]
+            clock=self.clock,
+            settings=self.settings,
+            topics=self.topics,  # type: ignore[arg-type]
             new_id=lambda: f"id{next(self._ids)}",
         )
         groups.load()
@@ -95,7 +97,11 @@ class World:
 
     def call(self, method: str, body: Any, version: int, **who: Any) -> asyncio.Future[Any]:
         """Send; the future is the answer as the client reads it."""
-        reply = getattr(self.groups, method)(request(body, version, **who))
+        asked = request(body, version, **who)
+        if method == "txn_offset_commit":
+            reply = self.groups.txn_offset_commit(asked, self.check_producer)
+        else:
+            reply = getattr(self.groups, method)(asked)
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if not isinstance(reply, asyncio.Future):
             answered.set_result(over_wire(reply, version))
