@@ -141,6 +141,7 @@ class Node:
             post=loop.call_soon_threadsafe,
             on_failure=self._storage_failed,
             monotonic=time.monotonic,
+            defer=loop.call_soon,
         )
         self._flusher.start()
         self.broker = Broker(store=self._store, flusher=self._flusher, clock=self._clock, settings=self.settings)

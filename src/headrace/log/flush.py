@@ -3,9 +3,12 @@
 While a sync is under way, appends go on and their logs are marked; the next sync covers them all. So the number of
 syncs per second follows the disk and not the load, and an acknowledgement waits for at most two of them.
 
-What is *flushed* when a sync returns is what was written when it began: ``mark`` captures each log's end offset and
-its unsynced files on the owner's thread, before the sync, and exactly that is reported back. The thread touches no
-log, only files.
+The owner's thread hands marked logs over once per turn of its loop, not once per append: five pipelined requests that
+arrive together share one sync. Between the two threads there is a queue and nothing else: no lock, no shared state.
+
+What is *flushed* when a sync returns is what was written when it began: the hand-over captures each log's end offset
+and its unsynced files on the owner's thread, before the sync, and exactly that is reported back. The flusher's thread
+touches files and no logs.
 
 For one file ``fdatasync`` is cheapest, for many one ``syncfs`` is: measured on a quiet disk, 1 file 0.24 ms either way,
 16 files 4.0 against 0.8 ms, 500 files 131 against 5 ms. ``syncfs`` also waits for what other processes have written;
@@ -22,7 +25,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
 from headrace.log.config import FlushMode
 from headrace.log.log import FlushMark, PartitionLog
@@ -64,7 +69,10 @@ def _follow(estimate_s: float, took_s: float) -> float:
 
 
 class Flusher:
-    """Syncs marked logs on its own thread and reports back through ``post`` (such as ``loop.call_soon_threadsafe``)."""
+    """Syncs marked logs on its own thread and reports back through ``post`` (such as ``loop.call_soon_threadsafe``).
+
+    ``defer`` runs a function at the end of the owner's turn (such as ``loop.call_soon``).
+    """
 
     def __init__(
         self,
@@ -74,18 +82,19 @@ class Flusher:
         post: Callable[[Callable[[], None]], object],
         on_failure: Callable[[BaseException], None],
         monotonic: Callable[[], float],
+        defer: Callable[[Callable[[], None]], object] = lambda hand_over: hand_over(),
     ) -> None:
         self._disk = disk
         self._directory = directory
         self._post = post
+        self._defer = defer
         self._on_failure = on_failure
         self._monotonic = monotonic
-        self._pending: dict[PartitionLog, FlushMark] = {}
+        self._marked: dict[PartitionLog, None] = {}
         self._later: dict[PartitionLog, float] = {}
-        """Logs with ``flush=interval``, and when each is due; only the owner's thread uses this."""
-        self._wake = threading.Condition()
-        self._waiting = False
-        self._stopping = False
+        """Logs with ``flush=interval``, and when each is due."""
+        self._handed_over: SimpleQueue[list[FlushMark] | None] = SimpleQueue()
+        """To the flusher's thread; None ends it."""
         self._thread: threading.Thread | None = None
         self.costs = SyncCosts()
         self.sync_count = 0
@@ -102,12 +111,10 @@ class Flusher:
 
     def stop(self) -> None:
         """Finish what is marked and end the thread; completions are still posted."""
-        for log in list(self._later):
-            self._mark_now(log)
+        self._marked.update(dict.fromkeys(self._later))
         self._later.clear()
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
+        self._hand_over()
+        self._handed_over.put(None)
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -133,29 +140,32 @@ class Flusher:
     def forget(self, log: PartitionLog) -> None:
         """The log is being deleted."""
         self._later.pop(log, None)
-        with self._wake:
-            self._pending.pop(log, None)
+        self._marked.pop(log, None)
 
     def _mark_now(self, log: PartitionLog) -> None:
-        taken = log.take_unsynced()
-        if taken is None:
-            return
-        with self._wake:
-            waiting = self._pending.get(log)
-            if waiting is None:
-                self._pending[log] = taken
-            else:
-                waiting.end_offset = taken.end_offset
-                waiting.files.update(taken.files)
-                waiting.directory = waiting.directory or taken.directory
-            if self._waiting:
-                self._wake.notify()
+        marked = self._marked
+        if not marked:
+            marked[log] = None
+            self._defer(self._hand_over)
+        else:
+            marked[log] = None
+
+    def _hand_over(self) -> None:
+        marks = self._take()
+        if marks:
+            self._handed_over.put(marks)
+
+    def _take(self) -> list[FlushMark]:
+        marked, self._marked = self._marked, {}
+        return [mark for log in marked if (mark := log.take_unsynced()) is not None]
 
     def flush_now(self, logs: Iterable[PartitionLog] = ()) -> None:
         """Sync these logs and all that is marked, here and now: for tests, and when there is no thread."""
-        for log in logs:
-            self._mark_now(log)
+        self._marked.update(dict.fromkeys(logs))
         marks = self._take()
+        with suppress(Empty):
+            while handed_over := self._handed_over.get_nowait():
+                marks += handed_over
         self._sync(marks)
         self._complete(marks)
 
@@ -171,15 +181,16 @@ class Flusher:
     # On the flusher's thread.
 
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not self._pending and not self._stopping:
-                    self._waiting = True
-                    self._wake.wait()
-                self._waiting = False
-                if not self._pending:
-                    return
-            marks = self._take()
+        last = False
+        while not last:
+            marks = self._handed_over.get()
+            if marks is None:
+                return
+            with suppress(Empty):
+                while not last:
+                    more = self._handed_over.get_nowait()
+                    last = more is None
+                    marks += more or []
             try:
                 self._sync(marks)
             except BaseException as error:
@@ -188,14 +199,8 @@ class Flusher:
                 return
             self._post(lambda marks=marks: self._complete(marks))  # type: ignore[misc]
 
-    def _take(self) -> list[FlushMark]:
-        with self._wake:
-            marks = list(self._pending.values())
-            self._pending = {}
-        return marks
-
     def _sync(self, marks: list[FlushMark]) -> None:
-        files = [file for mark in marks for file in mark.files.values()]
+        files = {file.path: file for mark in marks for file in mark.files.values()}
         directories = {mark.directory for mark in marks if mark.directory is not None}
         count = len(files) + len(directories)
         if not count:
@@ -206,7 +211,7 @@ class Flusher:
             ended = self._monotonic()
             self.costs.measured_filesystem(ended - began, ended)
         else:
-            for file in files:
+            for file in files.values():
                 file.datasync()
             for directory in directories:
                 self._disk.sync_dir(directory)
