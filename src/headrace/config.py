@@ -255,7 +255,7 @@ _NODE = [
     Setting("flush.interval.ms", Kind.INT, 1000, "for topics with headrace.flush=interval", least=1),
     Setting("compaction.memory.bytes", Kind.LONG, 64 << 20, "memory for one compaction's keys", least=1 << 20),
     Setting("records.decoded.bytes.max", Kind.INT, 64 << 20, "bound on a decompressed batch", least=1 << 16),
-    Setting("request.elements.max", Kind.INT, 25_000, "array elements in one request", least=100),
+    Setting("request.elements.max", Kind.INT, 20_000, "array elements and tagged fields in one request", least=100),
     Setting("request.other.bytes.max", Kind.INT, 16 << 20, "largest request that is not Produce", least=1024),
     Setting("connection.requests.max", Kind.INT, 64, "requests of one connection under way at once", least=1),
     Setting("connection.handshake.ms", Kind.INT, 10_000, "time a new connection has for its first request", least=1),

@@ -23,6 +23,7 @@ from headrace.broker.request import Peer, PromptReply, Reply, Request
 from headrace.server.limits import LARGE_FRAME_BYTES, LINGER_S, READ_BYTES_SMALL
 from headrace.server.output import Output
 from headrace.wire.kafka.apis import APIS, PRODUCE
+from headrace.wire.kafka.codec import UnwritableMessage
 from headrace.wire.kafka.connection import Connection, Event, PeerErred, ReplyTo, RequestReceived, UnsupportedVersion
 
 if TYPE_CHECKING:
@@ -257,6 +258,10 @@ class Session(asyncio.BufferedProtocol):
             return
         try:
             chunks = self._connection.send(reply, reply_to)
+        except UnwritableMessage as error:
+            log.warning("%s closed: answer to %s: %s", self._address, APIS[reply_to.api_key].name, error.message)
+            self._transport.abort()
+            return
         except Exception as error:
             self._handler_failed(reply_to, error)
             return

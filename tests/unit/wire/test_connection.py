@@ -11,7 +11,7 @@ import pytest
 
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.apis import APIS, support_matrix
-from headrace.wire.kafka.codec import read_message, write_message
+from headrace.wire.kafka.codec import MalformedMessage, UnwritableMessage, read_message, uvarint, write_message
 from headrace.wire.kafka.connection import (
     Connection,
     Event,
@@ -22,9 +22,15 @@ from headrace.wire.kafka.connection import (
     UnsupportedVersion,
 )
 from headrace.wire.kafka.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
-from headrace.wire.kafka.messages.groups import HeartbeatRequest, HeartbeatResponse
+from headrace.wire.kafka.messages.groups import HeartbeatRequest, HeartbeatResponse, ListedGroup, ListGroupsResponse
 from headrace.wire.kafka.messages.metadata import ApiVersionsResponse
-from headrace.wire.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from headrace.wire.kafka.messages.produce import (
+    NodeEndpoint,
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
 
 LIMITS = Limits(produce_bytes_max=1 << 20, other_bytes_max=4096)
 
@@ -86,16 +92,18 @@ def test_bytes_behind_a_body_are_let_pass_as_kafka_does() -> None:
     assert isinstance(the_only(Connection(LIMITS).receive_data(raw)), RequestReceived)
 
 
-def test_records_can_be_changed_in_place_and_each_frame_has_its_own_buffer() -> None:
+def test_the_records_of_a_frame_outlive_the_read_and_share_no_bytes_with_the_next_frame() -> None:
     partition = PartitionProduceData(index=0, records=b"r" * 61)
     produce = ProduceRequest(acks=1, topic_data=[TopicProduceData(name="t", partition_data=[partition])])
     raw = request_bytes(produce, 0, 8)
-    first, second = Connection(LIMITS).receive_data(bytearray(raw * 2))
+    read = bytearray(raw * 2)
+    first, second = Connection(LIMITS).receive_data(read)
+    read[:] = bytes(len(read))
     assert isinstance(first, RequestReceived)
     assert isinstance(second, RequestReceived)
     records = first.body.topic_data[0].partition_data[0].records
-    records[:8] = b"stamped!"
-    assert bytes(records[:9]) == b"stamped!r"
+    records[:8] = b"changed!"
+    assert bytes(records[:9]) == b"changed!r"
     assert bytes(second.body.topic_data[0].partition_data[0].records) == b"r" * 61
 
 
@@ -160,6 +168,42 @@ def test_a_request_with_too_many_array_elements_is_refused_however_they_are_nest
     event = the_only(Connection(Limits(elements_max=99)).receive_data(raw))
     assert isinstance(event, PeerErred)
     assert "array elements" in event.reason
+
+
+def api_versions(tags: bytes) -> bytes:
+    raw = struct.pack(">hhih", 18, 3, 7, -1) + b"\x00" + b"\x02a\x02b" + tags
+    return struct.pack(">i", len(raw)) + raw
+
+
+def test_tagged_fields_of_a_body_count_as_elements() -> None:
+    raw = api_versions(uvarint(100) + b"\x7f\x00" * 100)
+    assert isinstance(the_only(Connection(Limits(elements_max=100)).receive_data(raw)), RequestReceived)
+    event = the_only(Connection(Limits(elements_max=99)).receive_data(raw))
+    assert isinstance(event, PeerErred)
+    assert "more than 99 array elements and tagged fields" in event.reason
+
+
+def test_a_count_of_tagged_fields_is_refused_before_the_first_is_read() -> None:
+    """Half a million of them fit into 1 MB and would take 0.14 s to step over."""
+    raw = api_versions(uvarint(500_000) + b"\xff" * 20)
+    event = the_only(Connection(Limits(elements_max=20_000)).receive_data(raw))
+    assert isinstance(event, PeerErred)
+    assert "more than 20000" in event.reason
+
+
+def test_what_a_tagged_field_holds_counts_with_the_rest_of_its_message() -> None:
+    endpoint = NodeEndpoint(node_id=1, host="h", port=1)
+    raw = b"".join(write_message(ProduceResponse(node_endpoints=[endpoint] * 50), 10))
+    assert read_message(ProduceResponse, 10, raw, elements_max=51)[0].node_endpoints == [endpoint] * 50
+    with pytest.raises(MalformedMessage, match="more than 50 array elements"):
+        read_message(ProduceResponse, 10, raw, elements_max=50)
+
+
+def test_a_string_too_long_for_its_version_is_an_unwritable_message() -> None:
+    answer = ListGroupsResponse(groups=[ListedGroup(group_id="g" * 32_768)])
+    assert sum(map(len, write_message(answer, 3))) > 32_768
+    with pytest.raises(UnwritableMessage, match="a string of 32768 bytes"):
+        write_message(answer, 2)
 
 
 def test_after_a_refusal_nothing_is_read_any_more() -> None:

@@ -161,12 +161,6 @@ class GroupCoordinator:
     # ---- classic groups ----
 
     def join_group(self, request: Request[JoinGroupRequest]) -> Reply:
-        reply = self._join(request)
-        if isinstance(reply, JoinGroupResponse) and reply.protocol_name is None and request.version < 7:
-            reply.protocol_name = ""
-        return reply
-
-    def _join(self, request: Request[JoinGroupRequest]) -> Reply:
         body = request.body
         refused = self._join_refusal(body)
         if refused is not ErrorCode.NONE:

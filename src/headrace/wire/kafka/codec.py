@@ -6,8 +6,11 @@ fields as a single ``struct`` call. A small request costs a few microseconds eit
 What a reader promises about bytes from strangers:
 
 * every length is checked against the bytes that remain before anything is allocated;
-* the number of array elements in one message is bounded by ``ELEMENTS_MAX``;
+* the number of array elements and tagged fields in one message is bounded by ``elements_max``;
 * whatever is wrong, the error is ``MalformedMessage``.
+
+What a writer promises: a value that its field cannot carry in this version is an ``UnwritableMessage``. A string that
+is null, in a version before the one that lets it be null, is written as an empty string, as Kafka does.
 
 A writer returns chunks. ``records`` fields take anything that has a length (bytes, or a slice of a file that the
 server sends without reading it into memory), and pass through untouched.
@@ -22,15 +25,28 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 from headrace.errors import ErrorCode, KafkaError
-from headrace.wire.kafka.schema import Field, fields_of, spec_of
+from headrace.wire.kafka.schema import NEVER, Field, fields_of, spec_of
 
-__all__ = ["ELEMENTS_MAX", "MalformedMessage", "blank", "read_message", "read_uvarint", "uvarint", "write_message"]
+__all__ = [
+    "ELEMENTS_MAX",
+    "MalformedMessage",
+    "UnwritableMessage",
+    "blank",
+    "read_message",
+    "read_uvarint",
+    "uvarint",
+    "write_message",
+]
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
+ValueReader = Callable[[memoryview, int, list[int]], tuple[Any, int]]
 
 ELEMENTS_MAX = 1_000_000
-"""Array elements in one message, all arrays together: a 100 MB frame could otherwise ask for 100 million objects."""
+"""Array elements and tagged fields in one message: a frame of 100 MB could otherwise ask for 100 million objects."""
+
+SHORT_STRING_BYTES_MAX = 2**15 - 1
+"""The longest string of a version that is not flexible."""
 
 
 class MalformedMessage(KafkaError):
@@ -40,13 +56,21 @@ class MalformedMessage(KafkaError):
         super().__init__(ErrorCode.INVALID_REQUEST, f"malformed message: {reason}")
 
 
+class UnwritableMessage(KafkaError):
+    """An answer that the peer's version of the protocol cannot carry, or that is larger than answers may be."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(ErrorCode.UNKNOWN_SERVER_ERROR, f"unwritable message: {reason}")
+
+
 def read_message(
     cls: type[T], version: int, data: Buffer, position: int = 0, *, elements_max: int = ELEMENTS_MAX
 ) -> tuple[T, int]:
     """Decode one message; returns it and the position behind it."""
     view = data if type(data) is memoryview else memoryview(data)
     try:
-        return cast("tuple[T, int]", _reader(cast("Any", cls), version)(view, position, [elements_max]))
+        budget = [elements_max, elements_max]
+        return cast("tuple[T, int]", _reader(cast("Any", cls), version)(view, position, budget))
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise MalformedMessage(f"{cls.__name__} v{version}: {error}") from None
 
@@ -189,26 +213,33 @@ def _read_count(
         return -1, position
     if count * item_bytes_min > len(view) - position:
         raise MalformedMessage(f"an array of {count} at byte {position} of {len(view)}")
+    _spend(budget, count)
+    return count, position
+
+
+def _spend(budget: list[int], count: int) -> None:
+    """``budget`` is [what is left, what there was]: one list for all parts of a message."""
     budget[0] -= count
     if budget[0] < 0:
-        raise MalformedMessage(f"more than {ELEMENTS_MAX} array elements")
-    return count, position
+        raise MalformedMessage(f"more than {budget[1]} array elements and tagged fields")
 
 
 def _read_tags(
     view: memoryview,
     position: int,
-    known: dict[int, tuple[str, Callable[[memoryview, int], tuple[Any, int]]]],
+    known: dict[int, tuple[str, ValueReader]],
     into: dict[str, Any],
+    budget: list[int],
 ) -> int:
     count, position = read_uvarint(view, position)
+    _spend(budget, count)
     for _ in range(count):
         tag, position = read_uvarint(view, position)
         size, position = read_uvarint(view, position)
         end = _span(view, position, size)
         if tag in known:
             name, read = known[tag]
-            into[name], reached = read(view[:end], position)
+            into[name], reached = read(view[:end], position, budget)
             if reached != end:
                 raise MalformedMessage(f"tagged field {name} of {size} bytes ends after {reached - position}")
         position = end
@@ -217,6 +248,8 @@ def _read_tags(
 
 def _string_bytes(text: str, flexible: bool) -> bytes:
     raw = text.encode()
+    if len(raw) > SHORT_STRING_BYTES_MAX and not flexible:
+        raise UnwritableMessage(f"a string of {len(raw)} bytes; this version carries {SHORT_STRING_BYTES_MAX}")
     return (uvarint(len(raw) + 1) if flexible else _I16.pack(len(raw))) + raw
 
 
@@ -310,7 +343,7 @@ def _compile_reader(cls: type, version: int, flexible: bool) -> Any:
     source = _Source()
     run: list[tuple[str, str]] = []
     given: list[str] = []
-    tags: dict[int, tuple[str, Callable[[memoryview, int], tuple[Any, int]]]] = {}
+    tags: dict[int, tuple[str, ValueReader]] = {}
 
     def end_run() -> None:
         if run:
@@ -337,7 +370,7 @@ def _compile_reader(cls: type, version: int, flexible: bool) -> Any:
         # Nearly every struct ends with no tagged field at all.
         source.add("if not view[at]: return made, at + 1")
         source.add("extra = {}")
-        source.add(f"at = read_tags(view, at, {source.bind(tags)}, extra)")
+        source.add(f"at = read_tags(view, at, {source.bind(tags)}, extra, budget)")
         source.add("for name in extra: setattr(made, name, extra[name])")
     source.add("return made, at")
     return source.compile("read(view, at, budget)")
@@ -411,14 +444,13 @@ def _nested_writer(cls: type, version: int, flexible: bool) -> Any:
 def _compile_value_reader(wire: Field, version: int, flexible: bool) -> Any:
     """A reader of one value alone: what a tagged field holds."""
     source = _Source()
-    source.add(f"budget = [{ELEMENTS_MAX}]")
     if wire.kind in _FIXED:
         shape = struct.Struct(">" + _FIXED[wire.kind])
         source.add(f"return {source.bind(shape.unpack_from)}(view, at)[0], at + {shape.size}")
     else:
         _read_variable(source, "value", wire, version, flexible)
         source.add("return value, at")
-    return source.compile("read(view, at)")
+    return source.compile("read(view, at, budget)")
 
 
 def _compile_writer(cls: type, version: int, flexible: bool) -> Any:
@@ -458,7 +490,12 @@ def _write_variable(source: _Source, value: str, wire: Field, version: int, flex
     elif wire.kind == "string":
         null = b"\x00" if flexible else b"\xff\xff"
         plain = f"string_bytes({value}, {flexible})"
-        source.add(f"emit({null!r} if {value} is None else {plain})" if nullable else f"emit({plain})")
+        if nullable:
+            source.add(f"emit({null!r} if {value} is None else {plain})")
+        elif wire.null != NEVER:
+            source.add(f"emit(string_bytes({value} or '', {flexible}))")
+        else:
+            source.add(f"emit({plain})")
     elif wire.kind == "bytes":
         size = f"uvarint(len({value}) + 1)" if flexible else f"I32.pack(len({value}))"
         null = b"\x00" if flexible else b"\xff\xff\xff\xff"

@@ -9,9 +9,10 @@ A declaration reads like the dataclass it is, and each field says in which versi
         member_id: str = string()
         group_instance_id: str | None = string(since=3, null=3, default=None)
 
-Handlers work with that one class and never ask for the version: a field that the peer's version does not have keeps its
-default when read, and is left out when written. ``codec.py`` compiles a reader and a writer per (class, version) from
-the declarations; ``tests/unit/wire/test_declarations.py`` compares every declaration with Apache Kafka's own schemas.
+Handlers work with that one class. A field that the peer's version does not have keeps its default when read and is left
+out when written, so a handler asks for the version only where Kafka's behaviour depends on it. ``codec.py`` compiles a
+reader and a writer per (class, version) from the declarations; ``tests/unit/wire/test_declarations.py`` compares every
+declaration with Apache Kafka's own schemas.
 
 A *flexible* version encodes lengths as varints and ends each struct with tagged fields.
 """
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, dataclass_transform
 
 __all__ = [
+    "NEVER",
     "NO_ID",
     "Field",
     "MessageSpec",

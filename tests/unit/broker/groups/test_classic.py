@@ -55,6 +55,16 @@ async def test_an_error_for_an_old_client_carries_an_empty_protocol_name() -> No
     assert refused.protocol_name == ""
 
 
+@pytest.mark.parametrize("version", range(10))
+@run
+async def test_a_join_of_any_version_that_waits_can_be_refused(version: int) -> None:
+    world = World(group_initial_rebalance_delay_ms=60_000)
+    waiting = await world.new_member(version=version) if version >= 4 else world.join(version=version)
+    await settle()
+    world.groups.close()
+    assert (await waiting).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
 @run
 async def test_two_members_share_a_generation_and_each_gets_its_own_assignment() -> None:
     world = World()

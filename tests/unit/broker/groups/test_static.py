@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from headrace.errors import ErrorCode
 from tests.unit.broker.fakes import settle
 from tests.unit.broker.groups.world import SESSION_MS, World, run, subscription
 
 
-async def static_group(world: World, **join: int) -> tuple[int, str, str]:
+async def static_group(world: World, **join: Any) -> tuple[int, str, str]:
     """A stable group of instances i1 (leader) and i2; its generation and their member ids."""
     first = await world.join(instance="i1", **join)
     second = world.join(instance="i2", **join)
@@ -81,6 +85,16 @@ async def test_a_join_that_waits_is_fenced_when_another_process_takes_the_instan
     _, leader, _ = await static_group(world)
     waiting = world.join(leader, instance="i1")
     world.join(instance="i1")
+    assert (await waiting).error_code == ErrorCode.FENCED_INSTANCE_ID
+
+
+@pytest.mark.parametrize("version", [5, 6, 7, 9])
+@run
+async def test_every_version_of_a_waiting_join_can_be_told_that_it_is_fenced(version: int) -> None:
+    world = World()
+    _, leader, _ = await static_group(world, version=version)
+    waiting = world.join(leader, instance="i1", version=version)
+    world.join(instance="i1", version=version)
     assert (await waiting).error_code == ErrorCode.FENCED_INSTANCE_ID
 
 

@@ -108,10 +108,10 @@ class World:
             return answered
 
         def done(future: asyncio.Future[Any]) -> None:
-            if future.exception() is not None:
-                answered.set_exception(future.exception())  # type: ignore[arg-type]
-            else:
+            try:
                 answered.set_result(over_wire(future.result(), version))
+            except Exception as error:
+                answered.set_exception(error)
 
         reply.add_done_callback(done)
         return answered
