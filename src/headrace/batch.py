@@ -8,8 +8,9 @@
       12  leader epoch        int32   no   stamped by us
       16  magic               int8    no   2
       17  checksum            uint32       CRC-32C of everything from byte 21 to the end
-      21  attributes          int16   yes  bits 0-2 codec, 3 log append time, 4 transactional, 5 control, 6 delete
-      horizon 23  last offset delta   int32   yes
+      21  attributes          int16   yes  bits 0-2 codec, 3 log append time, 4 transactional, 5 control,
+                                           6 delete horizon
+      23  last offset delta   int32   yes
       27  base timestamp      int64   yes  (the delete horizon, when bit 6 is set)
       35  max timestamp       int64   yes
       43  producer id         int64   yes  -1 for none
@@ -28,12 +29,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import google_crc32c
 
 from headrace.errors import ErrorCode, KafkaError
 from headrace.record import Codec, CorruptRecords, Record, compress, decode_records, encode_records
+from headrace.vocabulary import Epoch, Offset
 
 __all__ = [
     "HEADER_BYTES",
@@ -41,11 +43,13 @@ __all__ = [
     "PREFIX_BYTES",
     "Batch",
     "BatchAttributes",
+    "BatchHeader",
     "CorruptBatch",
     "InvalidBatch",
     "RecordTooLarge",
     "UnreadableBatch",
     "UnsupportedCodec",
+    "batch_without_records",
     "build_batch",
     "control_batch",
     "control_type",
@@ -61,6 +65,7 @@ LENGTH_FIELD_END: Final = 12
 LENGTH_MIN: Final = 14
 """The shortest message of any format: what claims less is corrupt, whatever its magic says."""
 MAGIC: Final = 2
+_LENGTH_OF_NO_RECORDS: Final = HEADER_BYTES - LENGTH_FIELD_END
 NO_PRODUCER_ID: Final = -1
 NO_SEQUENCE: Final = -1
 SEQUENCE_MAX: Final = 2**31 - 1
@@ -81,6 +86,8 @@ assert _PREFIX.size == PREFIX_BYTES
 assert PREFIX_BYTES + _BODY_HEADER.size == HEADER_BYTES
 
 _crc32c = google_crc32c.value
+_new_tuple = tuple.__new__
+"""``BatchHeader._make`` without its check of the length, which the struct has settled: it would cost as much again."""
 
 
 class CorruptBatch(KafkaError):
@@ -150,6 +157,37 @@ class BatchAttributes:
         return bool(self.attributes & CONTROL)
 
 
+class BatchHeader(NamedTuple):
+    """The fields of a batch's header, in their order on the wire."""
+
+    base_offset: Offset
+    length: int
+    leader_epoch: Epoch
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch."""
+        return self.length + LENGTH_FIELD_END
+
+    @property
+    def last_offset(self) -> Offset:
+        return Offset(self.base_offset + self.last_offset_delta)
+
+    @property
+    def next_offset(self) -> Offset:
+        return Offset(self.base_offset + self.last_offset_delta + 1)
+
+
 class Batch(BatchAttributes):
     """One record batch: the header's fields, and the checksummed bytes as they came."""
 
@@ -169,8 +207,8 @@ class Batch(BatchAttributes):
         "size",
     )
 
-    def __init__(self, header: tuple[int, ...], body: bytes) -> None:
-        """``header`` is what ``parse_header`` gives; ``body`` is everything from byte 21 on, or b"" if unread."""
+    def __init__(self, header: BatchHeader, body: bytes) -> None:
+        """``body`` is everything from byte 21 on, or b"" if it was not read."""
         (
             self.base_offset,
             length,
@@ -205,12 +243,12 @@ class Batch(BatchAttributes):
         return _PREFIX.pack(self.base_offset, self.size - LENGTH_FIELD_END, self.leader_epoch, MAGIC, self.crc)
 
     @property
-    def last_offset(self) -> int:
-        return self.base_offset + self.last_offset_delta
+    def last_offset(self) -> Offset:
+        return Offset(self.base_offset + self.last_offset_delta)
 
     @property
-    def next_offset(self) -> int:
-        return self.base_offset + self.last_offset_delta + 1
+    def next_offset(self) -> Offset:
+        return Offset(self.base_offset + self.last_offset_delta + 1)
 
     @property
     def last_sequence(self) -> int:
@@ -233,14 +271,14 @@ class Batch(BatchAttributes):
         return len(self.body) == self.size - PREFIX_BYTES and _crc32c(self.body) == self.crc
 
 
-def parse_header(data: bytes | memoryview, position: int = 0) -> tuple[int, ...] | None:
-    """The 13 header fields, or None when the bytes at ``position`` cannot begin a batch."""
+def parse_header(data: bytes | memoryview, position: int = 0) -> BatchHeader | None:
+    """The header at ``position``, or None when no batch can begin there."""
     if len(data) - position < HEADER_BYTES:
         return None
-    fields = _HEADER.unpack_from(data, position)
-    if fields[3] != MAGIC or fields[1] < HEADER_BYTES - LENGTH_FIELD_END or fields[6] < 0 or fields[0] < 0:
+    header = _new_tuple(BatchHeader, _HEADER.unpack_from(data, position))
+    if header.magic != MAGIC or header.length < _LENGTH_OF_NO_RECORDS:
         return None
-    return fields
+    return header if header.last_offset_delta >= 0 and header.base_offset >= 0 else None
 
 
 def read_batches(
@@ -254,12 +292,12 @@ def read_batches(
     while remaining:
         if remaining < HEADER_BYTES:
             raise _too_short(view, position, remaining)
-        header = _HEADER.unpack_from(view, position)
-        size = header[1] + LENGTH_FIELD_END
-        if header[1] < LENGTH_MIN:
-            raise CorruptBatch(f"a batch claims a length of {header[1]}; nothing that short ever was one")
-        if header[3] != MAGIC:
-            raise _wrong_magic(header[3])
+        header = _new_tuple(BatchHeader, _HEADER.unpack_from(view, position))
+        size = header.size
+        if header.length < LENGTH_MIN:
+            raise CorruptBatch(f"a batch claims a length of {header.length}; the shortest message has {LENGTH_MIN}")
+        if header.magic != MAGIC:
+            raise _wrong_magic(header.magic)
         if size < HEADER_BYTES:
             raise CorruptBatch(f"a batch claims {size} bytes; the header alone takes {HEADER_BYTES}")
         if size > batch_bytes_max:
@@ -311,8 +349,8 @@ def _check(batch: Batch, from_client: bool) -> None:
         raise InvalidBatch(f"producer {batch.producer_id} sent sequence {batch.base_sequence}; it must not be negative")
 
 
-def stamp(batch: Batch, base_offset: int, leader_epoch: int) -> None:
-    """Give the batch its place in a log. Both fields lie in front of the checksum, so nothing else changes."""
+def stamp(batch: Batch, base_offset: Offset, leader_epoch: Epoch) -> None:
+    """Give the batch its place in a log. Both fields stand before what the checksum covers, so nothing else changes."""
     batch.base_offset = base_offset
     batch.leader_epoch = leader_epoch
 
@@ -343,6 +381,37 @@ def reseal(batch: Batch, records: bytes) -> None:
     batch.crc = _crc32c(batch.body)
 
 
+def batch_without_records(
+    *,
+    attributes: int,
+    record_count: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    base_offset: int = 0,
+    leader_epoch: int = -1,
+) -> Batch:
+    """A batch whose header is known and whose records ``reseal`` adds."""
+    header = BatchHeader(
+        base_offset=Offset(base_offset),
+        length=0,
+        leader_epoch=Epoch(leader_epoch),
+        magic=MAGIC,
+        crc=0,
+        attributes=attributes,
+        last_offset_delta=record_count - 1,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        record_count=record_count,
+    )
+    return Batch(header, b"")
+
+
 def build_batch(
     records: Sequence[Record],
     *,
@@ -361,9 +430,17 @@ def build_batch(
     base_timestamp = records[0].timestamp
     payload = compress(codec, encode_records(records, base_timestamp=base_timestamp))
     attributes = int(codec) | (TRANSACTIONAL if transactional else 0) | (CONTROL if control else 0)
-    max_timestamp = max(record.timestamp for record in records)
-    header = (base_offset, 0, leader_epoch, MAGIC, 0, attributes, len(records) - 1, base_timestamp, max_timestamp)
-    batch = Batch((*header, producer_id, producer_epoch, base_sequence, len(records)), b"")
+    batch = batch_without_records(
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        attributes=attributes,
+        record_count=len(records),
+        base_timestamp=base_timestamp,
+        max_timestamp=max(record.timestamp for record in records),
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+    )
     reseal(batch, payload)
     return batch
 
@@ -384,11 +461,7 @@ def control_batch(
 
 
 def control_type(batch: Batch) -> tuple[bool, int] | None:
-    """(is a commit, coordinator epoch) of a control batch; None when compaction has emptied it.
-
-    A marker is always uncompressed and holds one record, so its key and value have fixed places after three one-byte
-    or longer varints; decoding it properly costs little because markers are rare.
-    """
+    """(is a commit, coordinator epoch) of a control batch; None when compaction has emptied it."""
     if batch.record_count == 0:
         return None
     record = decode_records(batch, 4096)[0]

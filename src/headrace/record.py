@@ -165,7 +165,7 @@ def _unsnap_block(block: bytes, output_bytes_max: int) -> bytes:
 
 
 def _decompress_growing(into: Callable[[bytes, bytearray], int], data: bytes, output_bytes_max: int) -> bytes:
-    """Try with a guessed output buffer and double it: the library fails, and never grows, when the buffer is full."""
+    """Try with a guessed output buffer, and again with four times as much while the library says it is too small."""
     capacity = min(output_bytes_max, max(_FIRST_OUTPUT_BYTES, 8 * len(data)))
     while True:
         output = bytearray(capacity)

@@ -312,7 +312,9 @@ class LogMachine(RuleBasedStateMachine):
         assert sorted(self.log.producers.describe(), key=str) == sorted(states.describe(), key=str)
         assert self.log.producers.open_transactions() == states.open_transactions()
         mine = [
-            entry for entry in self.log.aborted_transactions(self.start, self.end) if entry.last_offset >= self.start
+            entry
+            for entry in self.log.reader.aborted_transactions(self.start, self.end)
+            if entry.last_offset >= self.start
         ]
         assert mine == [entry for entry in aborted if entry.last_offset >= self.start]
 
@@ -336,7 +338,7 @@ def read_all(log: PartitionLog) -> bytes:
     found = b""
     offset = log.start_offset
     while offset < log.end_offset:
-        slices = log.read(offset, bytes_max=1500, offset_max=log.end_offset)
+        slices = log.reader.read(offset, bytes_max=1500, offset_max=log.end_offset)
         if not slices:
             break
         data = b"".join(piece.read() for piece in slices)

@@ -14,6 +14,7 @@ from headrace.broker.upkeep import Upkeep
 from headrace.config import TOPIC_SETTINGS, Settings, show_value
 from headrace.errors import ErrorCode, KafkaError
 from headrace.log.store import LogStore
+from headrace.vocabulary import Offset
 from headrace.wire.kafka.messages.configs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
@@ -293,7 +294,7 @@ class TopicAdmin:
             offset = end if asked.offset == -1 else asked.offset
             if not 0 <= offset <= end:
                 raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
-            partition.log.delete_records(offset)
+            partition.log.delete_records(Offset(offset))
         except KafkaError as error:
             return DeleteRecordsPartitionResult(
                 partition_index=asked.partition_index, low_watermark=-1, error_code=error.code

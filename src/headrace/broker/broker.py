@@ -32,6 +32,7 @@ from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
 from headrace.log.store import LogStore
 from headrace.ports import Clock
+from headrace.vocabulary import Epoch
 from headrace.wire.kafka.api_key import ApiKey
 
 __all__ = ["Broker"]
@@ -209,7 +210,7 @@ class Broker:
         )
         return self.store.open_log(STATE_NAME, STATE_ID, 0, config)
 
-    def _begin_run(self) -> tuple[str, int]:
+    def _begin_run(self) -> tuple[str, Epoch]:
         """The cluster's id, made once, and this run's leader epoch: it rises at each start, so a client that read what
         a crash took back can tell (OffsetForLeaderEpoch)."""
         row = self.state.table("node").get("identity")
@@ -218,7 +219,7 @@ class Broker:
         else:
             row = {**row, "starts": row["starts"] + 1}
         self.state.put("node", "identity", row)
-        return str(row["cluster_id"]), int(row["starts"])
+        return str(row["cluster_id"]), Epoch(row["starts"])
 
     def _report_unclaimed(self) -> None:
         """Directories that no topic claims are somebody's data: said, never removed."""

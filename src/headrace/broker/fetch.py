@@ -28,6 +28,7 @@ from headrace.broker.topics import Topics
 from headrace.config import Settings
 from headrace.errors import ErrorCode, KafkaError
 from headrace.ports import Clock, TimerHandle
+from headrace.vocabulary import Epoch, Offset
 from headrace.wire.kafka.codec import blank
 from headrace.wire.kafka.messages.fetch import (
     AbortedTransaction,
@@ -171,7 +172,7 @@ class FetchHandler:
         )
         if (code := _epoch_error(partition, ask.current_leader_epoch)) != ErrorCode.NONE:
             return _failed(partition.index, code)
-        offset = ask.fetch_offset
+        offset = Offset(ask.fetch_offset)
         if not log.start_offset <= offset <= log.end_offset:
             return _failed(partition.index, ErrorCode.OFFSET_OUT_OF_RANGE)
         if ask.last_fetched_epoch >= 0 and self._diverges(partition, ask, answer):
@@ -180,7 +181,7 @@ class FetchHandler:
         if offset < upto and (bytes_max > 0 or first):
             try:
                 answer.records = (
-                    log.read(offset, bytes_max=max(0, bytes_max), offset_max=upto, min_one_batch=first) or b""
+                    log.reader.read(offset, bytes_max=max(0, bytes_max), offset_max=upto, min_one_batch=first) or b""
                 )
             except KafkaError as error:
                 answer.error_code = error.code
@@ -191,7 +192,7 @@ class FetchHandler:
             if answer.records:
                 answer.aborted_transactions = [
                     AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset)
-                    for each in log.aborted_transactions(offset, upto)
+                    for each in log.reader.aborted_transactions(offset, upto)
                 ]
         else:
             answer.aborted_transactions = None
@@ -221,7 +222,7 @@ class FetchHandler:
 
     def _diverges(self, partition: Partition, ask: FetchPartition, answer: PartitionData) -> bool:
         """Whether the reader has records that a crash took from this log; acks that wait for the disk rule it out."""
-        epoch, end = partition.log.epoch_end_offset(ask.last_fetched_epoch) or (-1, -1)
+        epoch, end = partition.log.epoch_end_offset(Epoch(ask.last_fetched_epoch)) or (-1, -1)
         if epoch < ask.last_fetched_epoch or end < ask.fetch_offset:
             answer.diverging_epoch = EpochEndOffset(epoch=epoch, end_offset=end)
             return True

@@ -21,6 +21,7 @@ from headrace.broker.upkeep import Upkeep
 from headrace.errors import ErrorCode, KafkaError
 from headrace.log.backlog import bytes_from, offset_keeping_bytes
 from headrace.ports import Clock
+from headrace.vocabulary import Offset
 
 __all__ = ["Overflow", "TopicFull"]
 
@@ -106,7 +107,7 @@ class Overflow:
         for group in topic.config.get("headrace.overflow.groups"):
             committed = self._groups.committed_offset(group, topic.name, partition.index)
             position = partition.log.start_offset if committed is None else committed
-            if bytes_from(partition.log, position) > bound and not self._given_up(topic, group):
+            if bytes_from(partition.log, Offset(position)) > bound and not self._given_up(topic, group):
                 slow.append(group)
         return slow
 

@@ -17,6 +17,7 @@ from headrace.errors import ErrorCode, KafkaError
 from headrace.log.flush import Flusher
 from headrace.log.log import AppendResult, PartitionLog
 from headrace.ports import Clock
+from headrace.vocabulary import Epoch, Offset
 
 __all__ = ["Countdown", "DamagedPartition", "Partition", "Watcher"]
 
@@ -49,7 +50,7 @@ class Partition:
     fault: KafkaError | None = None
 
     def __init__(
-        self, *, topic: str, index: int, log: PartitionLog, flusher: Flusher, clock: Clock, leader_epoch: int
+        self, *, topic: str, index: int, log: PartitionLog, flusher: Flusher, clock: Clock, leader_epoch: Epoch
     ) -> None:
         self.topic = topic
         self.index = index
@@ -63,22 +64,22 @@ class Partition:
         """Fetch's answer to a reader at the end, by whether it reads committed data only."""
         self._flusher = flusher
         self._clock = clock
-        self._waiting: deque[tuple[int, Countdown]] = deque()
+        self._waiting: deque[tuple[Offset, Countdown]] = deque()
         self._visible = log.visible_end_offset
         log.flush_listener = lambda _: self._advanced()
 
     @property
-    def high_watermark(self) -> int:
+    def high_watermark(self) -> Offset:
         return self.log.visible_end_offset
 
     @property
-    def last_stable_offset(self) -> int:
+    def last_stable_offset(self) -> Offset:
         return self.log.last_stable_offset(self.log.visible_end_offset)
 
-    def epoch_at(self, offset: int) -> int:
+    def epoch_at(self, offset: Offset) -> Epoch:
         """The leader epoch under which ``offset`` was written, or would be; -1 for no offset."""
         if offset < 0:
-            return -1
+            return Epoch(-1)
         below = [epoch for epoch, start in self.log.mark.epochs if start <= offset]
         return below[-1] if below and offset < self.log.end_offset else self.leader_epoch
 
@@ -90,7 +91,7 @@ class Partition:
             self._advanced()
         return result
 
-    def append_marker(self, producer_id: int, producer_epoch: int, commit: bool, coordinator_epoch: int = 0) -> int:
+    def append_marker(self, producer_id: int, producer_epoch: int, commit: bool, coordinator_epoch: int = 0) -> Offset:
         """End the producer's transaction in this partition; the marker's offset."""
         marker = control_batch(
             commit=commit,
@@ -101,13 +102,13 @@ class Partition:
         )
         return self.append([marker]).last_offset
 
-    def when_flushed(self, offset: int) -> asyncio.Future[None]:
+    def when_flushed(self, offset: Offset) -> asyncio.Future[None]:
         """Done when ``offset`` is acknowledged as its topic's ``headrace.flush`` says."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.count_down(offset, Countdown(future, 1))
         return future
 
-    def count_down(self, offset: int, countdown: Countdown) -> None:
+    def count_down(self, offset: Offset, countdown: Countdown) -> None:
         if offset < self.log.visible_end_offset:
             countdown.one_done()
         else:
@@ -140,7 +141,7 @@ class DamagedPartition(Partition):
     The others go on. Restoring the file from a copy and restarting brings it back; deleting the topic ends it.
     """
 
-    def __init__(self, *, topic: str, index: int, fault: KafkaError, leader_epoch: int) -> None:
+    def __init__(self, *, topic: str, index: int, fault: KafkaError, leader_epoch: Epoch) -> None:
         self.topic = topic
         self.index = index
         self.leader_epoch = leader_epoch

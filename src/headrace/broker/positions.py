@@ -6,6 +6,7 @@ from headrace.broker.partition import Partition
 from headrace.broker.request import Reply, Request
 from headrace.broker.topics import Topics
 from headrace.errors import ErrorCode, KafkaError
+from headrace.vocabulary import Epoch, Offset
 from headrace.wire.kafka.messages.offsets import (
     EpochEndOffset,
     ListOffsetsPartition,
@@ -70,7 +71,7 @@ class OffsetLookup:
             timestamp, offset = self._find(partition, asked.timestamp, committed)
         except KafkaError as error:
             return _failed(index, error.code)
-        epoch = partition.epoch_at(offset)
+        epoch = partition.epoch_at(Offset(offset))
         return ListOffsetsPartitionResponse(
             partition_index=index, timestamp=timestamp, offset=offset, leader_epoch=epoch
         )
@@ -86,11 +87,11 @@ class OffsetLookup:
         if asked in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
             return -1, -1
         if asked == MAX_TIMESTAMP:
-            found = partition.log.max_timestamp()
+            found = partition.log.reader.max_timestamp()
         elif asked < 0:
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
         else:
-            found = partition.log.offset_for_timestamp(asked)
+            found = partition.log.reader.offset_for_timestamp(asked)
         if found is None or found[1] >= end:
             return -1, -1
         return found
@@ -111,12 +112,14 @@ class OffsetLookup:
             check_epoch(partition, asked.current_leader_epoch)
         except KafkaError as error:
             return EpochEndOffset(error_code=error.code, partition=asked.partition)
+        epoch: int
+        end: int
         if asked.leader_epoch == partition.leader_epoch:
             epoch, end = partition.leader_epoch, partition.high_watermark
         elif asked.leader_epoch > partition.leader_epoch:
             epoch, end = -1, -1
         else:
-            epoch, end = partition.log.epoch_end_offset(asked.leader_epoch) or (-1, -1)
+            epoch, end = partition.log.epoch_end_offset(Epoch(asked.leader_epoch)) or (-1, -1)
         return EpochEndOffset(partition=asked.partition, leader_epoch=epoch, end_offset=end)
 
 

@@ -41,6 +41,7 @@ from headrace.log.errors import InvalidProducerEpoch, OutOfOrderSequence
 from headrace.log.producers import Duplicate
 from headrace.ports import Clock
 from headrace.record import Codec, compress, decode_records, decompress, record_keys, validate_records
+from headrace.vocabulary import Offset
 from headrace.wire.kafka.messages.produce import (
     BatchIndexAndErrorMessage,
     PartitionProduceData,
@@ -57,7 +58,7 @@ ACKS = (-1, 0, 1)
 TOPIC_IDS_SINCE = 13
 TRANSACTIONS_V2_SINCE = 12
 
-Waiting = list[tuple[Partition, int]]
+Waiting = list[tuple[Partition, Offset]]
 """(partition, offset) pairs whose flush the answer waits for."""
 
 
@@ -138,7 +139,7 @@ class ProduceHandler:
         if batch.producer_id >= 0:
             seen = partition.log.producers.check([batch])
             if isinstance(seen, Duplicate):
-                waiting.append((partition, seen.last_offset))
+                waiting.append((partition, Offset(seen.last_offset)))
                 return self._accepted(partition, seen.base_offset, seen.timestamp)
         append_time = -1
         if topic.config.get("message.timestamp.type") == "LogAppendTime":

@@ -26,6 +26,7 @@ from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
 from headrace.ports import Clock
 from headrace.record import Record, decode_records
+from headrace.vocabulary import Epoch, Offset
 
 __all__ = ["StateStore"]
 
@@ -35,6 +36,7 @@ REWRITE_BYTES_MIN = 8 << 20
 """A journal shorter than this is never rewritten."""
 
 REWRITE_ROWS_PER_STEP = 500
+LEADER_EPOCH = Epoch(0)
 BATCH_DECODED_BYTES_MAX = 256 << 20
 READ_BYTES = 4 << 20
 
@@ -50,7 +52,7 @@ class StateStore:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._rewriting: Iterator[tuple[str, str]] | None = None
         self._pending_rows: list[tuple[str, str]] = []
-        self._rewrite_from = 0
+        self._rewrite_from = log.start_offset
         self._load()
         log.flush_listener = lambda _: self._flushed()
 
@@ -58,7 +60,7 @@ class StateStore:
         return self.tables.setdefault(name, {})
 
     @property
-    def start_offset(self) -> int:
+    def start_offset(self) -> Offset:
         return self._log.start_offset
 
     @property
@@ -66,14 +68,14 @@ class StateStore:
         return self._rewriting is not None
 
     @property
-    def end_offset(self) -> int:
+    def end_offset(self) -> Offset:
         return self._log.end_offset
 
-    def put(self, table: str, key: str, value: Any | None) -> int:
+    def put(self, table: str, key: str, value: Any | None) -> Offset:
         """Set or (None) remove one row; the journal offset to wait for."""
         return self.put_many([(table, key, value)])
 
-    def put_many(self, changes: Sequence[Change]) -> int:
+    def put_many(self, changes: Sequence[Change]) -> Offset:
         """Make several changes, all or none of which survive a crash. Raises, changing nothing, if the disk is full."""
         offset = self._append(changes)
         for change in changes:
@@ -90,12 +92,12 @@ class StateStore:
             self._waiting.append((offset, future))
         return future
 
-    def _append(self, changes: Sequence[Change]) -> int:
+    def _append(self, changes: Sequence[Change]) -> Offset:
         now_ms = self._clock.wall_ms()
         records = [
             Record(key=f"{table}/{key}".encode(), value=_dump(value), timestamp=now_ms) for table, key, value in changes
         ]
-        result = self._log.append([build_batch(records)], leader_epoch=0, now_ms=now_ms)
+        result = self._log.append([build_batch(records)], leader_epoch=LEADER_EPOCH, now_ms=now_ms)
         self._flusher.mark(self._log)
         return result.last_offset
 
@@ -116,7 +118,7 @@ class StateStore:
     def _batches(self) -> Iterator[Batch]:
         offset, end = self._log.start_offset, self._log.end_offset
         while offset < end:
-            for part in self._log.read(offset, bytes_max=READ_BYTES, offset_max=end):
+            for part in self._log.reader.read(offset, bytes_max=READ_BYTES, offset_max=end):
                 for batch in read_batches(part.read(), batch_bytes_max=BATCH_DECODED_BYTES_MAX, from_client=False):
                     yield batch
                     offset = batch.next_offset

@@ -25,6 +25,7 @@ from headrace.log.errors import CorruptLog, storage_error
 from headrace.log.flush import Flusher
 from headrace.log.store import LogStore
 from headrace.ports import Clock
+from headrace.vocabulary import Epoch
 
 __all__ = ["NAME_LENGTH_MAX", "PARTITIONS_PER_TOPIC_MAX", "Topic", "TopicConfig", "Topics", "check_name", "new_id"]
 
@@ -146,7 +147,7 @@ class Topics:
         flusher: Flusher,
         clock: Clock,
         settings: Settings,
-        leader_epoch: int,
+        leader_epoch: Epoch,
     ) -> None:
         self._state = state
         self._store = store

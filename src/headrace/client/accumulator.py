@@ -10,15 +10,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.batch import NO_PRODUCER_ID, TRANSACTIONAL, Batch, reseal
+from headrace.batch import NO_PRODUCER_ID, TRANSACTIONAL, batch_without_records, reseal
 from headrace.client.client import TopicPartition
 from headrace.record import Codec, Record, compress, encode_records
 
 __all__ = ["OpenBatch", "PreparedRecords"]
 
 Headers = Sequence[tuple[str, bytes | None]]
-
-MAGIC = 2
 
 
 def _varint(value: int) -> bytes:
@@ -143,7 +141,14 @@ class OpenBatch:
         """The batch as it goes onto the wire."""
         producer_id, epoch, sequence = self.identity or (NO_PRODUCER_ID, -1, -1)
         attributes = int(self.codec) | (TRANSACTIONAL if self.transactional else 0)
-        fields = (0, 0, -1, MAGIC, 0, attributes, self.count - 1, self.base_timestamp, self.max_timestamp)
-        batch = Batch((*fields, producer_id, epoch, sequence, self.count), b"")
+        batch = batch_without_records(
+            attributes=attributes,
+            record_count=self.count,
+            base_timestamp=self.base_timestamp,
+            max_timestamp=self.max_timestamp,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+        )
         reseal(batch, compress(self.codec, bytes(self.data if self.prepared is None else self.prepared)))
         return batch.data

@@ -29,6 +29,7 @@ from headrace.batch import (
     PREFIX_BYTES,
     Batch,
     BatchAttributes,
+    BatchHeader,
     CorruptBatch,
     control_type,
     parse_header,
@@ -101,17 +102,17 @@ class RawBatch(BatchAttributes):
         "record_count",
     )
 
-    def __init__(self, header: tuple[int, ...], data: memoryview) -> None:
-        """``header`` is what ``headrace.batch.parse_header`` gives of ``data``, the whole batch."""
-        self.base_offset = header[0]
-        self.crc = header[4]
-        self.attributes = header[5]
-        self.last_offset = header[0] + header[6]
-        self.base_timestamp = header[7]
-        self.max_timestamp = header[8]
-        self.producer_id = header[9]
-        self.producer_epoch = header[10]
-        self.record_count = header[12]
+    def __init__(self, header: BatchHeader, data: memoryview) -> None:
+        """``data`` is the whole batch, its header included."""
+        self.base_offset = header.base_offset
+        self.crc = header.crc
+        self.attributes = header.attributes
+        self.last_offset = header.last_offset
+        self.base_timestamp = header.base_timestamp
+        self.max_timestamp = header.max_timestamp
+        self.producer_id = header.producer_id
+        self.producer_epoch = header.producer_epoch
+        self.record_count = header.record_count
         self.data = data
 
     def __repr__(self) -> str:

@@ -25,6 +25,7 @@ import google_crc32c
 
 from headrace.log.disk import replace_file
 from headrace.ports import Disk
+from headrace.vocabulary import FILE_START, FIRST_OFFSET, Epoch, Offset, Position
 
 __all__ = ["Checkpoint", "LogMark", "read_checkpoint", "write_checkpoint"]
 
@@ -35,11 +36,11 @@ _HEAD: Final = b"headrace-checkpoint 1 "
 class LogMark:
     """One partition's line."""
 
-    start_offset: int = 0
-    recovery_offset: int = 0
-    recovery_position: int = 0
-    epochs: tuple[tuple[int, int], ...] = ()
-    cleaned_offset: int = 0
+    start_offset: Offset = FIRST_OFFSET
+    recovery_offset: Offset = FIRST_OFFSET
+    recovery_position: Position = FILE_START
+    epochs: tuple[tuple[Epoch, Offset], ...] = ()
+    cleaned_offset: Offset = FIRST_OFFSET
     producerless: bool = False
     """No producer is known at the recovery offset."""
 

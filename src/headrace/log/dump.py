@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.batch import HEADER_BYTES, LENGTH_FIELD_END, PREFIX_BYTES, Batch, parse_header
+from headrace.batch import HEADER_BYTES, PREFIX_BYTES, Batch, parse_header
 from headrace.log.segment import segment_name
 from headrace.ports import Disk, File
 
@@ -65,7 +65,7 @@ def _read(file: File, path: str, position: int, end: int) -> StoredBatch | BadBy
     header = parse_header(file.pread(HEADER_BYTES, position))
     if header is None:
         return BadBytes(path, position, end - position, "no batch begins here")
-    size = header[1] + LENGTH_FIELD_END
+    size = header.size
     if size > end - position:
         reason = f"a batch of {size} bytes begins here, but the file has {end - position} more"
         return BadBytes(path, position, end - position, reason)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headrace.vocabulary import Epoch, Offset
+
 __all__ = ["EpochHistory"]
 
 
@@ -12,17 +14,17 @@ class EpochHistory:
 
     __slots__ = ("_entries", "latest")
 
-    def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(self, entries: Iterable[tuple[Epoch, Offset]] = ()) -> None:
         self._entries = list(entries)
-        self.latest = self._entries[-1][0] if self._entries else -1
+        self.latest = self._entries[-1][0] if self._entries else Epoch(-1)
 
-    def note(self, epoch: int, offset: int) -> None:
+    def note(self, epoch: Epoch, offset: Offset) -> None:
         """A batch of ``epoch`` stands at ``offset``."""
         if epoch > self.latest:
             self._entries.append((epoch, offset))
             self.latest = epoch
 
-    def end_offset(self, epoch: int, log_end: int) -> tuple[int, int] | None:
+    def end_offset(self, epoch: Epoch, log_end: Offset) -> tuple[Epoch, Offset] | None:
         """(largest epoch not above ``epoch``, where it ended); None when none is known."""
         found = None
         for number, (own, _) in enumerate(self._entries):
@@ -32,7 +34,7 @@ class EpochHistory:
             found = (own, following[0][1] if following else log_end)
         return found
 
-    def since(self, start_offset: int) -> tuple[tuple[int, int], ...]:
+    def since(self, start_offset: Offset) -> tuple[tuple[Epoch, Offset], ...]:
         """Those that still have records at or above ``start_offset``."""
         first = 0
         while first + 1 < len(self._entries) and self._entries[first + 1][1] <= start_offset:

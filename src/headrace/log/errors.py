@@ -8,8 +8,7 @@ KafkaError
 ├── RecordListTooLarge        one append larger than a segment
 ├── OutOfOrderSequence        a gap in a producer's sequence numbers
 ├── InvalidProducerEpoch      a producer that has been fenced
-├── InvalidTransactionState   a plain batch inside a producer's open transaction
-└── CoordinatorFenced         a marker from a coordinator that has been replaced
+└── InvalidTransactionState   a plain batch inside a producer's open transaction
 UsageError
 └── DataDirectoryInUse        a second owner of the data directory
 """
@@ -21,7 +20,6 @@ import errno
 from headrace.errors import ErrorCode, KafkaError, UsageError
 
 __all__ = [
-    "CoordinatorFenced",
     "CorruptLog",
     "DataDirectoryInUse",
     "DiskFull",
@@ -107,17 +105,6 @@ class InvalidTransactionState(KafkaError):
         )
         self.producer_id = producer_id
         self.first_offset = first_offset
-
-
-class CoordinatorFenced(KafkaError):
-    def __init__(self, producer_id: int, coordinator_epoch: int, current_epoch: int) -> None:
-        super().__init__(
-            ErrorCode.TRANSACTION_COORDINATOR_FENCED,
-            f"a marker for producer {producer_id} from coordinator epoch {coordinator_epoch}; {current_epoch} was seen",
-        )
-        self.producer_id = producer_id
-        self.coordinator_epoch = coordinator_epoch
-        self.current_epoch = current_epoch
 
 
 class DataDirectoryInUse(UsageError):

@@ -38,6 +38,7 @@ from typing import Final
 import google_crc32c
 
 from headrace.log.disk import FileCache
+from headrace.vocabulary import Offset, Position
 
 __all__ = ["BLOCK_BYTES", "BLOCK_ENTRIES", "BlockSummary", "Index", "IndexDamaged"]
 
@@ -66,7 +67,7 @@ class BlockSummary:
     """What is known of the log up to ``covered_bytes`` without reading it."""
 
     covered_bytes: int
-    next_offset: int
+    next_offset: Offset
     max_timestamp: int
 
 
@@ -75,7 +76,7 @@ class Index:
 
     __slots__ = ("_base_offset", "_block_number", "_cache", "_columns", "_recent", "path")
 
-    def __init__(self, cache: FileCache, path: str, base_offset: int) -> None:
+    def __init__(self, cache: FileCache, path: str, base_offset: Offset) -> None:
         self._cache = cache
         self.path = path
         self._base_offset = base_offset
@@ -84,7 +85,7 @@ class Index:
         self._recent: tuple[int, int, bytes] | None = None
         """(number, entry count, bytes) of the block that was read last."""
 
-    def add(self, offset: int, position: int, max_timestamp_before: int) -> None:
+    def add(self, offset: Offset, position: Position, max_timestamp_before: int) -> None:
         """Note that the batch with base ``offset`` starts at ``position``."""
         offsets, positions, timestamps = self._columns
         relative = offset - self._base_offset
@@ -102,7 +103,7 @@ class Index:
         """
         offsets, positions, timestamps = self._columns
         last = BLOCK_ENTRIES
-        summary = BlockSummary(positions[last], self._base_offset + offsets[last], timestamps[last])
+        summary = BlockSummary(positions[last], Offset(self._base_offset + offsets[last]), timestamps[last])
         try:
             self._write_block(summary, BLOCK_ENTRIES)
         except OSError:
@@ -212,27 +213,27 @@ class Index:
             raise IndexDamaged(f"block {number} of {self.path} is not valid")
         return count, BlockSummary(covered, next_offset, latest), block
 
-    def floor_offset(self, offset: int) -> tuple[int, int]:
+    def floor_offset(self, offset: Offset) -> tuple[Offset, Position]:
         """(offset, position) of the last entry at or before ``offset``; the segment's start when there is none."""
         return self._floor(_OFFSETS, offset - self._base_offset, inclusive=True)
 
-    def floor_position(self, position: int) -> tuple[int, int]:
+    def floor_position(self, position: Position) -> tuple[Offset, Position]:
         """(offset, position) of the last entry at or before ``position``."""
         return self._floor(_POSITIONS, position, inclusive=True)
 
-    def floor_timestamp(self, timestamp: int) -> tuple[int, int]:
+    def floor_timestamp(self, timestamp: int) -> tuple[Offset, Position]:
         """(offset, position) of the last entry with only earlier records before it: the first record at or after
         ``timestamp`` is not in front of it."""
         return self._floor(_TIMESTAMPS, timestamp, inclusive=False)
 
-    def _floor(self, column: int, value: int, *, inclusive: bool) -> tuple[int, int]:
+    def _floor(self, column: int, value: int, *, inclusive: bool) -> tuple[Offset, Position]:
         bisect = bisect_right if inclusive else bisect_left
         offsets, positions, _ = self._columns
         place = bisect(self._columns[column], value)
         if place:
-            return self._base_offset + offsets[place - 1], positions[place - 1]
+            return Offset(self._base_offset + offsets[place - 1]), Position(positions[place - 1])
         low, high = 0, self._block_number
-        best: tuple[int, int] = (self._base_offset, 0)
+        best = (self._base_offset, Position(0))
         # A sequential reader asks for the block of last time or the one after it, so those are tried before bisecting.
         guesses = [] if self._recent is None else [self._recent[0] + 1, self._recent[0]]
         while low < high:
@@ -255,11 +256,11 @@ class Index:
             self._recent = (number, count, block)
         return self._recent[1:]
 
-    def _entry(self, block: bytes, number: int, count: int) -> tuple[int, int]:
+    def _entry(self, block: bytes, number: int, count: int) -> tuple[Offset, Position]:
         relative = _column(block, _OFFSETS, count)[number]
-        return self._base_offset + relative, _column(block, _POSITIONS, count)[number]
+        return Offset(self._base_offset + relative), Position(_column(block, _POSITIONS, count)[number])
 
-    def entries(self) -> list[tuple[int, int, int]]:
+    def entries(self) -> list[tuple[Offset, Position, int]]:
         """Every entry as (offset, position, latest timestamp before it): for ``verify``."""
         found = []
         for number in range(self._block_number):
@@ -267,7 +268,7 @@ class Index:
             columns = [_column(block, column, count) for column in (_OFFSETS, _POSITIONS, _TIMESTAMPS)]
             found += list(zip(*columns, strict=True))
         found += list(zip(*self._columns, strict=True))
-        return [(self._base_offset + relative, position, latest) for relative, position, latest in found]
+        return [(Offset(self._base_offset + relative), position, latest) for relative, position, latest in found]
 
 
 def _column(block: bytes, column: int, count: int) -> memoryview:

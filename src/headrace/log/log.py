@@ -1,12 +1,10 @@
 """A partition's log: segments in a directory, appended at the end, read from anywhere.
 
 How a produced byte becomes an offset: ``append`` stamps each batch with the next offset, writes all batches of the
-call with one system call behind the end of the active segment, and only then counts them in. When the write fails the
+call with one system call at the end of the active segment, and only then counts them in. When the write fails the
 file is cut back and nothing has happened.
 
-How an offset becomes bytes: ``read`` finds the batch that holds it (a sequential reader's place is remembered;
-otherwise the segment by bisection, the batch by the segment's index), decides at which batch boundary to end, and
-hands out the range of the file. No batch is decoded and no byte is copied.
+How an offset becomes bytes: see ``reader.py``.
 
 Three offsets matter. ``end_offset``: everything below is *written*. ``flushed_offset``: everything below is *flushed*,
 it survives power loss. ``visible_end_offset``: how far readers may see, which depends on the topic's flush mode.
@@ -17,37 +15,41 @@ All of this runs on one thread. The flusher's thread only syncs files that were 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from headrace.batch import NO_PRODUCER_ID, Batch
+from headrace.batch import NO_PRODUCER_ID, Batch, stamp
 from headrace.log.checkpoint import LogMark
 from headrace.log.compaction.swap import SwapGroup, complete_swaps, discard_cleaned, swap_files
 from headrace.log.config import FlushMode, LogConfig
 from headrace.log.disk import FileCache
 from headrace.log.epochs import EpochHistory
 from headrace.log.errors import CorruptLog, OffsetOutOfRange, RecordListTooLarge, storage_error
-from headrace.log.producers import AbortedTransaction, ProducerStates
+from headrace.log.producer_snapshots import (
+    producers_at,
+    replay_headers,
+    snapshot_offsets,
+    snapshot_path,
+    write_snapshot,
+)
+from headrace.log.producers import ProducerStates
+from headrace.log.reader import LogReader
 from headrace.log.recovery import RecoveryReport, check_believed, load_believed, scan_unflushed
-from headrace.log.segment import OFFSET_DELTA_MAX, FileSlice, Segment, segment_name
-from headrace.log.snapshots import producers_at, replay_headers, snapshot_offsets, snapshot_path, write_snapshot
+from headrace.log.segment import OFFSET_DELTA_MAX, Segment, number_of_segment, segment_name
 from headrace.ports import Disk, File
-from headrace.record import decode_records
+from headrace.vocabulary import Epoch, Offset, Position
 
 __all__ = ["AppendResult", "FlushMark", "PartitionLog"]
 
-_HINTS_MAX = 64
 _CHECKPOINT_BYTES_MIN = 1 << 20
 _OWN_FILE = re.compile(r"\d{20}\.(log|index|txn|producers)(\.tmp|\.cut-\d+(\.\d+)?)?")
 
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    base_offset: int
-    last_offset: int
+    base_offset: Offset
+    last_offset: Offset
 
 
 @dataclass(slots=True)
@@ -55,7 +57,7 @@ class FlushMark:
     """What the flusher must sync for a log, and how far the log will then be flushed."""
 
     log: PartitionLog
-    end_offset: int
+    end_offset: Offset
     files: dict[str, File]
     directory: str | None
     """Set when the directory has new entries."""
@@ -73,22 +75,18 @@ class PartitionLog:
         self._disk = disk
         self._cache = cache
         self._segments: list[Segment] = []
-        self._bases: list[int] = []
         self._start = mark.start_offset
-        self._end = 0
-        self._flushed = 0
+        self._end = Offset(0)
+        self._flushed = Offset(0)
         self._mark = mark
         self._epochs = EpochHistory(mark.epochs)
         self._producers: ProducerStates | None = None
         self._unsynced: dict[str, File] = {}
         self._directory_unsynced = False
         self._derived_unsynced = False
-        """Recovery shortened files beside the log. If that were undone by a crash, they would tell of a past that
-        never was."""
-        self._boundaries: deque[tuple[int, Segment, int]] = deque()
-        """(end offset, segment, position) after each append that is not yet flushed."""
-        self._flushed_at: tuple[int, Segment | None, int] = (0, None, 0)
-        self._hints: dict[int, tuple[Segment, int]] = {}
+        """Recovery shortened files beside the log. They must be synced: if a crash undid that, they would describe
+        batches that the log no longer has."""
+        self.reader = LogReader(self)
         self._gaps_allowed = False
         self._closed = False
 
@@ -125,7 +123,7 @@ class PartitionLog:
             files = {}
         if complete_swaps(self._disk, self.directory, files):
             files = self._disk.list_files(self.directory)
-        bases = sorted(int(name[:20]) for name in files if len(name) == 24 and name.endswith(".log"))
+        bases = sorted(Offset(int(name[:20])) for name in files if len(name) == 24 and name.endswith(".log"))
         for base in bases:
             name = segment_name(base)
             self._segments.append(self._segment(base, files[name + ".log"], has_aborted=name + ".txn" in files))
@@ -136,7 +134,6 @@ class PartitionLog:
                 )
             self._add_segment(self._mark.recovery_offset)
         self._note_strangers(files)
-        self._bases = [segment.base_offset for segment in self._segments]
         self._recover(gaps_allowed)
         if self._start < self._segments[0].base_offset:
             self._note_missing_start()
@@ -153,13 +150,13 @@ class PartitionLog:
     def _note_strangers(self, files: dict[str, int]) -> None:
         for name in files:
             if not _OWN_FILE.fullmatch(name):
-                self.recovery.notes.append(f"{self.directory}/{name} is not headrace's; it is left alone")
+                self.recovery.notes.append(f"{self.directory}/{name} is not headrace's; it is not changed")
             elif name.endswith((".index", ".txn")) and f"{name[:20]}.log" not in files:
                 # Removal takes the log first, so a companion may be left over; but not of what should still be here.
                 if self._mark.start_offset <= int(name[:20]) < self._mark.recovery_offset:
                     self.recovery.notes.append(f"{self.directory}/{name[:20]}.log was here and is gone")
 
-    def _segment(self, base: int, size: int, *, has_aborted: bool = False) -> Segment:
+    def _segment(self, base: Offset, size: int, *, has_aborted: bool = False) -> Segment:
         stem = f"{self.directory}/{segment_name(base)}"
         return Segment(self._cache, stem, base, size, self._config.index_interval_bytes, has_aborted=has_aborted)
 
@@ -181,7 +178,6 @@ class PartitionLog:
                 self._replay,
                 gaps_allowed=gaps_allowed,
             )
-            self._bases = [segment.base_offset for segment in self._segments]
             self._derived_unsynced = True
             for segment in self._segments:
                 if segment.aborted.unwritten:
@@ -190,7 +186,7 @@ class PartitionLog:
     def _replay_believed(self, segments: Sequence[Segment]) -> None:
         self._producers = self._producers_at(segments, self._mark.recovery_offset)
 
-    def _producers_at(self, segments: Sequence[Segment], offset: int) -> ProducerStates:
+    def _producers_at(self, segments: Sequence[Segment], offset: Offset) -> ProducerStates:
         if not self._mark.producerless:
             return producers_at(self._disk, self.directory, segments, offset)
         states = ProducerStates()
@@ -246,9 +242,8 @@ class PartitionLog:
     def config(self, config: LogConfig) -> None:
         """New settings hold from the next append on. What was left to the operating system so far is taken over."""
         if self._config.flush is FlushMode.OS and config.flush is not FlushMode.OS:
-            for segment in self._segments:
-                if self._end_of(segment) > self._flushed:
-                    self._unsynced[segment.path] = segment.file()
+            for segment in self._segments[number_of_segment(self._segments, self._flushed) :]:
+                self._unsynced[segment.path] = segment.file()
             self._directory_unsynced = True
         self._config = config
 
@@ -257,28 +252,33 @@ class PartitionLog:
         return self._segments[-1]
 
     @property
-    def start_offset(self) -> int:
+    def start_offset(self) -> Offset:
         """The first offset that is served."""
         return self._start
 
     @property
-    def end_offset(self) -> int:
+    def end_offset(self) -> Offset:
         """The next offset to be written: everything below is written."""
         return self._end
 
     @property
-    def flushed_offset(self) -> int:
+    def flushed_offset(self) -> Offset:
         """Everything below survives power loss."""
         return self._flushed
 
     @property
-    def visible_end_offset(self) -> int:
+    def visible_end_offset(self) -> Offset:
         """How far readers may see: what is flushed for ``flush=ack``, what is written otherwise."""
         return self._flushed if self._config.flush is FlushMode.ACK else self._end
 
     @property
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self._segments)
+
+    @property
+    def may_have_gaps(self) -> bool:
+        """Whether offsets may be missing between segments without anything being lost."""
+        return self._config.cleanup_compact or self._mark.cleaned_offset > 0 or self._gaps_allowed
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -295,19 +295,19 @@ class PartitionLog:
             self._producers = self._producers_at(self._segments, self._end)
         return self._producers
 
-    def last_stable_offset(self, high_watermark: int) -> int:
+    def last_stable_offset(self, high_watermark: Offset) -> Offset:
         """How far readers of committed data may see."""
         unstable = self.producers.first_unstable_offset(high_watermark)
-        return high_watermark if unstable is None else min(max(unstable, self._start), high_watermark)
+        return high_watermark if unstable is None else min(max(Offset(unstable), self._start), high_watermark)
 
-    def epoch_end_offset(self, epoch: int) -> tuple[int, int] | None:
+    def epoch_end_offset(self, epoch: Epoch) -> tuple[Epoch, Offset] | None:
         """(largest epoch not above ``epoch``, where it ended), for OffsetForLeaderEpoch; None when none is known."""
         return self._epochs.end_offset(epoch, self._end)
 
     # Appending.
 
-    def append(self, batches: Sequence[Batch], *, leader_epoch: int, now_ms: int) -> AppendResult:
-        """Write batches behind the end. Raises DiskFull or StorageError with nothing changed.
+    def append(self, batches: Sequence[Batch], *, leader_epoch: Epoch, now_ms: int) -> AppendResult:
+        """Write batches at the end. Raises DiskFull or StorageError with nothing changed.
 
         Producer checks are the caller's (``producers.check``) and come first.
         """
@@ -320,11 +320,10 @@ class PartitionLog:
             _ = self.producers  # while what they are known by is at hand: later it would be a walk through the log
         chunks = []
         for batch in batches:
-            batch.base_offset = offset
-            batch.leader_epoch = leader_epoch
+            stamp(batch, offset, leader_epoch)
             chunks.append(batch.prefix())
             chunks.append(batch.body)
-            offset += batch.last_offset_delta + 1
+            offset = batch.next_offset
         self._write(segment, chunks, total)
         for batch in batches:
             segment.admit(batch.base_offset, batch.size, batch.next_offset, batch.max_timestamp)
@@ -332,10 +331,10 @@ class PartitionLog:
                 self._apply_producer(segment, batch)
         self._end = offset
         if self._config.flush is FlushMode.ACK:
-            self._boundaries.append((offset, segment, segment.size))
+            self.reader.appended(offset, segment)
         if leader_epoch > self._epochs.latest:
             self._epochs.note(leader_epoch, base_offset)
-        return AppendResult(base_offset, offset - 1)
+        return AppendResult(base_offset, Offset(offset - 1))
 
     def _write(self, segment: Segment, chunks: list[bytes], total: int) -> None:
         try:
@@ -379,7 +378,9 @@ class PartitionLog:
     def _is_old(self, segment: Segment, timestamp: int, now_ms: int) -> bool:
         """By the records' own time, like Kafka: what is replayed fast rolls as it did when it was written."""
         if segment.first_timestamp is None:
-            segment.first_timestamp = next((header[8] for _, header in segment.headers(0, segment.size)), now_ms)
+            segment.first_timestamp = next(
+                (header.max_timestamp for _, header in segment.headers(Position(0), segment.size)), now_ms
+            )
         reached = timestamp if timestamp >= 0 else now_ms
         return reached - segment.first_timestamp > self._config.segment_ms_max
 
@@ -389,14 +390,13 @@ class PartitionLog:
         if sealed.size == 0:
             return sealed
         active = self._add_segment(self._end)
-        self._bases.append(active.base_offset)
         self._write_aborted(sealed)
         sealed.seal()
         with suppress(OSError):
             self._write_snapshot()
         return active
 
-    def _add_segment(self, base_offset: int) -> Segment:
+    def _add_segment(self, base_offset: Offset) -> Segment:
         """Begin an empty segment. Files of that name can only be left over from a crash: they are not taken over."""
         segment = self._segment(base_offset, 0)
         try:
@@ -431,15 +431,13 @@ class PartitionLog:
         self._directory_unsynced = False
         return mark
 
-    def on_flushed(self, end_offset: int) -> None:
+    def on_flushed(self, end_offset: Offset) -> None:
         """A sync that began when ``end_offset`` was written has returned."""
         if end_offset <= self._flushed:
             return
         assert end_offset <= self._end
         self._flushed = end_offset
-        boundaries = self._boundaries
-        while boundaries and boundaries[0][0] <= end_offset:
-            self._flushed_at = boundaries.popleft()
+        self.reader.flushed(end_offset)
         if self.flush_listener is not None:
             self.flush_listener(self)
 
@@ -457,7 +455,7 @@ class PartitionLog:
         return replace(
             self.mark,
             recovery_offset=self._end,
-            recovery_position=self._active.size,
+            recovery_position=Position(self._active.size),
             producerless=producerless,
         )
 
@@ -489,118 +487,9 @@ class PartitionLog:
             total += segment.size
         return total
 
-    # Reading.
-
-    def read(self, offset: int, *, bytes_max: int, offset_max: int, min_one_batch: bool = True) -> list[FileSlice]:
-        """The range of whole batches from the one that holds ``offset`` on, about ``bytes_max`` long, every record in
-        it below ``offset_max``. With ``min_one_batch`` a first batch larger than ``bytes_max`` is given anyway."""
-        if not self._start <= offset <= self._end:
-            raise OffsetOutOfRange(offset, self._start, self._end)
-        if offset >= offset_max:
-            return []
-        segment, position = self._hints.get(offset) or self._locate(offset)
-        while position >= segment.size:
-            following = self._following(segment)
-            if following is None:
-                return []
-            self._check_joint(segment, following)
-            segment, position = following, 0
-        end, end_offset = self._read_end(segment, position, bytes_max, offset_max, min_one_batch)
-        if end <= position:
-            return []
-        self._hint(end_offset, segment, end)
-        return [FileSlice(segment.file(), position, end - position)]
-
-    def _read_end(
-        self, segment: Segment, position: int, bytes_max: int, offset_max: int, min_one_batch: bool
-    ) -> tuple[int, int]:
-        active = segment is self._segments[-1]
-        end, end_offset = segment.size, self._end if active else self._end_of(segment)
-        if offset_max < end_offset:
-            flushed_offset, flushed_segment, flushed_position = self._flushed_at
-            if offset_max != flushed_offset or segment is not flushed_segment:
-                limit = min(end, position + bytes_max)
-                return self._search_end(segment, position, limit, offset_max, min_one_batch)
-            end, end_offset = flushed_position, flushed_offset
-        if end - position > bytes_max:
-            return self._search_end(segment, position, position + bytes_max, offset_max, min_one_batch)
-        return end, end_offset
-
-    def _search_end(
-        self, segment: Segment, position: int, limit: int, offset_max: int, min_one_batch: bool
-    ) -> tuple[int, int]:
-        end, end_offset = segment.end_within(position, limit, offset_max)
-        if end > position or not min_one_batch:
-            return end, end_offset
-        for _, header in segment.headers(position, segment.size, 64):
-            if header[0] + header[6] < offset_max:
-                return position + header[1] + 12, header[0] + header[6] + 1
-            break
-        return position, end_offset
-
-    def _check_joint(self, segment: Segment, following: Segment) -> None:
-        """A reader must not step over a lost segment unawares. In a log that is compacted, gaps are no news."""
-        if self._config.cleanup_compact or self._mark.cleaned_offset or self._gaps_allowed:
-            return
-        segment.summarise()
-        if segment.size and segment.next_offset < following.base_offset:
-            lost = f"offsets {segment.next_offset} to {following.base_offset - 1} are missing behind it"
-            raise CorruptLog(segment.path, segment.size, lost)
-
-    def _hint(self, offset: int, segment: Segment, position: int) -> None:
-        """Remember where a sequential reader will go on."""
-        hints = self._hints
-        if offset not in hints:
-            if len(hints) >= _HINTS_MAX:
-                del hints[next(iter(hints))]
-            hints[offset] = (segment, position)
-
-    def _locate(self, offset: int) -> tuple[Segment, int]:
-        number = max(bisect_right(self._bases, offset) - 1, 0)
-        segment = self._segments[number]
-        return segment, segment.position_of(offset)
-
-    def _following(self, segment: Segment) -> Segment | None:
-        number = bisect_right(self._bases, segment.base_offset)
-        return self._segments[number] if number < len(self._segments) else None
-
-    def _end_of(self, segment: Segment) -> int:
-        following = self._following(segment)
-        return self._end if following is None else following.base_offset
-
-    def aborted_transactions(self, from_offset: int, to_offset: int) -> list[AbortedTransaction]:
-        """Aborted transactions with records in [from_offset, to_offset), for readers of committed data."""
-        found = []
-        for segment in self._segments[max(bisect_right(self._bases, from_offset) - 1, 0) :]:
-            for entry in segment.aborted.entries():
-                if entry.last_offset >= from_offset and entry.first_offset < to_offset:
-                    found.append(entry)
-                if entry.last_stable_offset >= to_offset:
-                    return found
-        return found
-
-    def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
-        """(timestamp, offset) of the first record at or after ``timestamp``; exact, decoding one batch as a rule."""
-        for segment in self._segments:
-            found = segment.first_at_or_after(timestamp)
-            while found is not None:
-                for record in decode_records(segment.read_batch(found[0]), self._config.decompressed_bytes_max):
-                    if record.timestamp >= timestamp and record.offset >= self._start:
-                        return record.timestamp, record.offset
-                found = segment.next_at_or_after(found[0], timestamp)
-        return None
-
-    def max_timestamp(self) -> tuple[int, int] | None:
-        """(timestamp, offset) of the latest record, the first one when several share it."""
-        latest = -1
-        for segment in self._segments:
-            segment.summarise()
-            latest = max(latest, segment.max_timestamp)
-        return None if latest < 0 else self.offset_for_timestamp(latest)
-
     # Removing.
 
-    def delete_records(self, offset: int) -> int:
+    def delete_records(self, offset: Offset) -> Offset:
         """Serve nothing below ``offset`` any more (-1: below the visible end); returns the new start offset.
 
         The start is durable with the next checkpoint; files go with ``remove_dead_segments`` after that.
@@ -612,11 +501,11 @@ class PartitionLog:
         self.advance_start(offset)
         return self._start
 
-    def advance_start(self, offset: int) -> None:
+    def advance_start(self, offset: Offset) -> None:
         assert offset <= self._end
         if offset > self._start:
             self._start = offset
-            self._hints.clear()
+            self.reader.forget_places()
 
     @property
     def has_dead_segments(self) -> bool:
@@ -638,23 +527,18 @@ class PartitionLog:
         freed = 0
         while len(self._segments) > 1 and self._segments[1].base_offset <= limit:
             dead = self._segments.pop(0)
-            del self._bases[0]
             freed += dead.size
             self._unsynced.pop(dead.path, None)
             dead.remove(self._disk)
             self._directory_unsynced = True
         if freed:
-            self._hints.clear()
+            self.reader.forget_places()
             self._epochs = EpochHistory(self._epochs.since(self._start))
         return freed
 
-    def truncate_all(self) -> None:
-        """Drop every record; offsets go on where they are."""
-        self.advance_start(self._end)
-
     # Compaction.
 
-    def swap_in(self, groups: Sequence[SwapGroup], cleaned_offset: int) -> int:
+    def swap_in(self, groups: Sequence[SwapGroup], cleaned_offset: Offset) -> int:
         """Put cleaned segments in the place of those they were made from; returns the bytes saved.
 
         Readers that hold slices of the old files keep them. A group whose segments retention has touched meanwhile is
@@ -671,8 +555,7 @@ class PartitionLog:
         swap_files(self._disk, self.directory, usable)
         for group in usable:
             self._replace_segments(group)
-        self._bases = [segment.base_offset for segment in self._segments]
-        self._hints.clear()
+        self.reader.forget_places()
         if len(usable) == len(groups):
             self._mark = replace(self._mark, cleaned_offset=max(cleaned_offset, self._mark.cleaned_offset))
         return before - self.size_bytes
@@ -692,8 +575,8 @@ class PartitionLog:
             recovery_offset = self._mark.recovery_offset
             write_snapshot(self._disk, self.directory, self._producers, self._end, recovery_offset=recovery_offset)
 
-    def _drop_snapshots_after(self, offset: int, files: dict[str, int]) -> None:
-        """Snapshots of a future that was cut off are wrong, not merely old."""
+    def _drop_snapshots_after(self, offset: Offset, files: dict[str, int]) -> None:
+        """Snapshots of what recovery cut off are wrong, not merely old."""
         for at in snapshot_offsets(files):
             if at > offset:
                 self._disk.unlink(snapshot_path(self.directory, at))

@@ -7,10 +7,8 @@ a retry is always of one of these), and where its open transaction began. The ru
 * an older epoch is fenced; a newer epoch starts at sequence 0; the same epoch goes on at last + 1 (wrapping at 2^31-1);
 * a producer nobody remembers (expired, or its records were removed) may start at any sequence.
 
-The state is a fold over the log's batches, so it can always be rebuilt. A snapshot (``<offset>.producers``) saves the
-time: it is the state at that offset, so recovery replays only what follows. Its bytes are one line
-``headrace-producers 1 <CRC-32C of the rest, 8 hex digits>`` and then JSON; a snapshot that does not check out is
-ignored and an older one, or the log, is used.
+The state is a fold over the log's batches, so it can always be rebuilt. Snapshots save the time: see
+``producer_snapshots.py``.
 
 Readers of committed data may go up to the *last stable offset*: the first offset of the earliest transaction that
 is open, or that is decided by a marker which is itself not yet visible.
@@ -18,27 +16,18 @@ is open, or that is decided by a marker which is itself not yet visible.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
-
-import google_crc32c
+from typing import Final, NamedTuple
 
 from headrace.batch import NO_PRODUCER_ID, NO_SEQUENCE, SEQUENCE_MAX, Batch, control_type
-from headrace.log.errors import (
-    CoordinatorFenced,
-    InvalidProducerEpoch,
-    InvalidTransactionState,
-    OutOfOrderSequence,
-)
+from headrace.log.errors import InvalidProducerEpoch, InvalidTransactionState, OutOfOrderSequence
 
-__all__ = ["AbortedTransaction", "Duplicate", "Fresh", "ProducerStates", "ProducerSummary", "SentBatch"]
+__all__ = ["AbortedTransaction", "Duplicate", "Fresh", "ProducerRow", "ProducerStates", "ProducerSummary", "SentBatch"]
 
 BATCHES_KEPT: Final = 5
 NO_EPOCH: Final = -1
-_SNAPSHOT_HEAD: Final = b"headrace-producers 1 "
 
 
 class SentBatch(NamedTuple):
@@ -105,6 +94,10 @@ class _Producer:
     @property
     def last_sequence(self) -> int:
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+
+ProducerRow = tuple[int, int, int, int, int | None, Sequence[SentBatch]]
+"""(producer id, epoch, coordinator epoch, last timestamp, first offset of the open transaction, last batches)."""
 
 
 def _follows(last: int, following: int) -> bool:
@@ -174,22 +167,6 @@ class ProducerStates:
         elif not _follows(last_sequence, batch.base_sequence):
             expected = 0 if last_sequence == SEQUENCE_MAX else last_sequence + 1
             raise OutOfOrderSequence(batch.producer_id, batch.base_sequence, expected)
-
-    def check_marker(
-        self, producer_id: int, producer_epoch: int, coordinator_epoch: int, *, transaction_version: int = 0
-    ) -> None:
-        """Whether a marker may be written. From transaction version 2 on a marker carries a bumped epoch, so one that
-        arrives late cannot end the producer's next transaction; a repeated marker is let through."""
-        producer = self._producers.get(producer_id)
-        if producer is None:
-            return
-        current = producer.epoch
-        repeated = producer_epoch == current and producer.transaction_start is None
-        too_old = producer_epoch <= current and not repeated if transaction_version >= 2 else producer_epoch < current
-        if too_old:
-            raise InvalidProducerEpoch(producer_id, producer_epoch, current)
-        if producer.coordinator_epoch > coordinator_epoch:
-            raise CoordinatorFenced(producer_id, coordinator_epoch, producer.coordinator_epoch)
 
     # Following the log.
 
@@ -276,39 +253,23 @@ class ProducerStates:
             for producer_id, producer in self._producers.items()
         ]
 
-    # Snapshots.
+    # For snapshots.
 
-    def snapshot(self, offset: int) -> bytes:
-        """The state at ``offset`` as bytes for a ``.producers`` file."""
-        producers = [
-            [
-                number,
-                each.epoch,
-                each.coordinator_epoch,
-                each.last_timestamp,
-                each.transaction_start,
-                list(each.batches),
-            ]
+    def rows(self) -> list[ProducerRow]:
+        """Everything that is known, as plain values."""
+        return [
+            (number, each.epoch, each.coordinator_epoch, each.last_timestamp, each.transaction_start, [*each.batches])
             for number, each in self._producers.items()
         ]
-        body = json.dumps({"offset": offset, "producers": producers}, separators=(",", ":")).encode()
-        return _SNAPSHOT_HEAD + b"%08x\n" % google_crc32c.value(body) + body
 
     @classmethod
-    def from_snapshot(cls, data: bytes) -> tuple[ProducerStates, int] | None:
-        """The state and its offset, or None when the bytes do not check out."""
-        head, _, body = data.partition(b"\n")
-        if head != _SNAPSHOT_HEAD + b"%08x" % google_crc32c.value(body):
-            return None
-        content: dict[str, Any] = json.loads(body)
+    def of(cls, rows: Iterable[ProducerRow]) -> ProducerStates:
+        """The states that ``rows`` describes."""
         states = cls()
-        states._restore(content["producers"])
-        return states, int(content["offset"])
-
-    def _restore(self, producers: Iterable[list[Any]]) -> None:
-        for number, epoch, coordinator_epoch, last_timestamp, start, batches in producers:
+        for number, epoch, coordinator_epoch, last_timestamp, start, batches in rows:
             kept = deque((SentBatch(*batch) for batch in batches), maxlen=BATCHES_KEPT)
-            self._producers[number] = _Producer(epoch, kept, coordinator_epoch, last_timestamp, start)
-        begun = [(each.transaction_start, number) for number, each in self._producers.items()]
+            states._producers[number] = _Producer(epoch, kept, coordinator_epoch, last_timestamp, start)
+        begun = [(each.transaction_start, number) for number, each in states._producers.items()]
         for start, number in sorted((start, number) for start, number in begun if start is not None):
-            self._open[number] = start
+            states._open[number] = start
+        return states

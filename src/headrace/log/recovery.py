@@ -72,19 +72,19 @@ def scan_batches(
     while True:
         relative = position - chunk_start
         header = parse_header(chunk, relative)
-        size = HEADER_BYTES if header is None else header[1] + LENGTH_FIELD_END
+        size = HEADER_BYTES if header is None else header.size
         if relative + size > len(chunk):
             if header is not None and position + size > end:
                 return
             chunk = file.pread(min(max(_READ_BYTES, size), end - position), position)
             chunk_start, relative = position, 0
             header = parse_header(chunk)
-            size = 0 if header is None else header[1] + LENGTH_FIELD_END
+            size = 0 if header is None else header.size
             if header is not None and len(chunk) < size <= end - position:
                 chunk = file.pread(size, position)
         if header is None or relative + size > len(chunk):
             return
-        if header[0] < next_offset or (header[0] > next_offset and not gaps_allowed):
+        if header.base_offset < next_offset or (header.base_offset > next_offset and not gaps_allowed):
             return
         batch = Batch(header, chunk[relative + PREFIX_BYTES : relative + size])
         if not batch.checksum_holds():
@@ -210,7 +210,7 @@ def holds_a_batch(tail: bytes, next_offset: int) -> bool:
     A candidate must carry an offset that could follow here, which leaves few to check.
     """
     header = parse_header(tail)
-    if header is not None and header[0] >= next_offset and header[1] + LENGTH_FIELD_END <= len(tail):
+    if header is not None and header.base_offset >= next_offset and header.size <= len(tail):
         return True
     offset_limit = next_offset + len(tail)
     place = tail.find(MAGIC, 16)

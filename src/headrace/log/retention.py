@@ -3,17 +3,18 @@
 A segment is old when its latest record is; records without a timestamp never grow old. Nothing that readers cannot see
 yet is removed. When even the active segment is old it is rolled first, so that an idle topic empties.
 
-Deciding and removing are two steps with a checkpoint between them; ``LogStore.enforce_retention`` does all three.
+Deciding and removing are two steps. A checkpoint between them makes the new start offset durable.
 """
 
 from __future__ import annotations
 
 from headrace.log.log import PartitionLog
+from headrace.vocabulary import Offset
 
 __all__ = ["advance_by_retention", "expired_start"]
 
 
-def expired_start(log: PartitionLog, now_ms: int) -> int:
+def expired_start(log: PartitionLog, now_ms: int) -> Offset:
     """The start offset that the log's retention settings ask for at ``now_ms``."""
     config = log.config
     start = log.start_offset

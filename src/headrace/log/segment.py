@@ -11,28 +11,37 @@ block of their index.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import TypeVar
 
-from headrace.batch import HEADER_BYTES, LENGTH_FIELD_END, PREFIX_BYTES, Batch, parse_header
+from headrace.batch import HEADER_BYTES, LENGTH_FIELD_END, PREFIX_BYTES, Batch, BatchHeader, parse_header
 from headrace.log.aborted import AbortedIndex
 from headrace.log.disk import FileCache
 from headrace.log.errors import CorruptLog
 from headrace.log.index import BlockSummary, Index, IndexDamaged
 from headrace.ports import Disk, File
+from headrace.vocabulary import Offset, Position
 
-__all__ = ["FileSlice", "Segment", "segment_name"]
+__all__ = ["FileSlice", "Segment", "number_of_segment", "segment_name"]
 
 NO_TIMESTAMP = -1
 OFFSET_DELTA_MAX = 2**31 - 1
 _SCAN_BYTES = 1 << 20
 
 _T = TypeVar("_T")
+_BASE_OFFSET = attrgetter("base_offset")
 
 
 def segment_name(base_offset: int) -> str:
     return f"{base_offset:020d}"
+
+
+def number_of_segment(segments: Sequence[Segment], offset: Offset) -> int:
+    """The place in ``segments`` of the one that holds ``offset``; the first when all of them come after it."""
+    return max(bisect_right(segments, offset, key=_BASE_OFFSET) - 1, 0)
 
 
 class FileSlice:
@@ -40,7 +49,7 @@ class FileSlice:
 
     __slots__ = ("file", "position", "size")
 
-    def __init__(self, file: File, position: int, size: int) -> None:
+    def __init__(self, file: File, position: Position, size: int) -> None:
         self.file = file
         self.position = position
         self.size = size
@@ -86,7 +95,7 @@ class Segment:
         self,
         cache: FileCache,
         stem: str,
-        base_offset: int,
+        base_offset: Offset,
         size: int,
         index_interval_bytes: int,
         *,
@@ -129,10 +138,10 @@ class Segment:
         """Remove what a failed ``write`` may have left behind the end."""
         self.file().truncate(self.size)
 
-    def admit(self, base_offset: int, size: int, next_offset: int, max_timestamp: int) -> None:
+    def admit(self, base_offset: Offset, size: int, next_offset: Offset, max_timestamp: int) -> None:
         """Count in a batch that stands at the end of what was counted so far."""
         if self.size - self._indexed_position >= self._index_interval_bytes:
-            self.index.add(base_offset, self.size, self.max_timestamp)
+            self.index.add(base_offset, Position(self.size), self.max_timestamp)
             self._indexed_position = self.size
         if self.size == 0:
             self.first_timestamp = max_timestamp
@@ -198,9 +207,8 @@ class Segment:
         self.next_offset = known.next_offset
         self.max_timestamp = known.max_timestamp
         self._indexed_position = known.covered_bytes
-        for _, header in self.headers(known.covered_bytes, end):
-            batch_size = header[1] + LENGTH_FIELD_END
-            self.admit(header[0], batch_size, header[0] + header[6] + 1, header[8])
+        for _, header in self.headers(Position(known.covered_bytes), end):
+            self.admit(header.base_offset, header.size, header.next_offset, header.max_timestamp)
         self.summarised = True
 
     def with_index(self, ask: Callable[[Index], _T]) -> _T:
@@ -214,12 +222,14 @@ class Segment:
 
     # Reading.
 
-    def headers(self, position: int, end: int, read_bytes: int = _SCAN_BYTES) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """(position, header fields) of each batch in [position, end); CorruptLog where a header makes no sense."""
+    def headers(
+        self, position: Position, end: int, read_bytes: int = _SCAN_BYTES
+    ) -> Iterator[tuple[Position, BatchHeader]]:
+        """(position, header) of each batch in [position, end); CorruptLog where a header makes no sense."""
         file = self.file()
         chunk = b""
         chunk_start = position
-        offset_min = self.base_offset
+        offset_min: int = self.base_offset
         offset_max = self.base_offset + OFFSET_DELTA_MAX
         while position < end:
             relative = position - chunk_start
@@ -228,13 +238,13 @@ class Segment:
                 chunk_start = position
                 relative = 0
             header = parse_header(chunk, relative)
-            if header is None or position + header[1] + LENGTH_FIELD_END > end:
+            if header is None or position + header.length + LENGTH_FIELD_END > end:
                 raise CorruptLog(self.path, position, "no batch begins here")
-            if not offset_min <= header[0] <= offset_max:
-                raise CorruptLog(self.path, position, f"offset {header[0]} cannot stand here")
-            offset_min = header[0] + header[6] + 1
+            if not offset_min <= header.base_offset <= offset_max:
+                raise CorruptLog(self.path, position, f"offset {header.base_offset} cannot stand here")
+            offset_min = header.base_offset + header.last_offset_delta + 1
             yield position, header
-            position += header[1] + LENGTH_FIELD_END
+            position = Position(position + header.length + LENGTH_FIELD_END)
 
     def search(self, ask: Callable[[], _T]) -> _T:
         """Ask something that follows the index into the log. If that leads nowhere, the index may be of another log
@@ -247,23 +257,23 @@ class Segment:
             self.rebuild_index()
             return ask()
 
-    def position_of(self, offset: int) -> int:
+    def position_of(self, offset: Offset) -> Position:
         """Where the batch that holds ``offset``, or the first one after it, begins; ``size`` when there is none."""
         return self.search(lambda: self._position_of(offset))
 
-    def _position_of(self, offset: int) -> int:
+    def _position_of(self, offset: Offset) -> Position:
         _, start = self.with_index(lambda index: index.floor_offset(offset))
         for position, header in self.headers(start, self.size, self._index_interval_bytes + HEADER_BYTES):
-            if header[0] + header[6] >= offset:
+            if header.last_offset >= offset:
                 return position
-        return self.size
+        return Position(self.size)
 
-    def end_within(self, start: int, limit: int, offset_max: int) -> tuple[int, int]:
+    def end_within(self, start: Position, limit: Position, offset_max: Offset) -> tuple[Position, Offset]:
         """(position, offset) where a read from ``start`` must end: a batch boundary at most at ``limit``, with every
         batch before it wholly below ``offset_max``. Headers are read over about one index interval only."""
         return self.search(lambda: self._end_within(start, limit, offset_max))
 
-    def _end_within(self, start: int, limit: int, offset_max: int) -> tuple[int, int]:
+    def _end_within(self, start: Position, limit: Position, offset_max: Offset) -> tuple[Position, Offset]:
         boundary_offset, by_position = self.with_index(lambda index: index.floor_position(limit))
         if limit < self.size and by_position > start and boundary_offset <= offset_max:
             # The index knows a boundary: a little less than asked for, and the log's own pages, which may be cold, are
@@ -273,45 +283,45 @@ class Segment:
             _, by_offset = self.with_index(lambda index: index.floor_offset(offset_max))
             by_position = min(by_position, by_offset)
         end = max(start, by_position)
-        end_offset = -1
+        end_offset = Offset(-1)
         for position, header in self.headers(end, self.size, self._index_interval_bytes + HEADER_BYTES):
             if end_offset < 0:
-                end_offset = header[0]
-            if position + header[1] + LENGTH_FIELD_END > limit or header[0] + header[6] >= offset_max:
+                end_offset = header.base_offset
+            if position + header.size > limit or header.last_offset >= offset_max:
                 break
-            end = position + header[1] + LENGTH_FIELD_END
-            end_offset = header[0] + header[6] + 1
+            end = Position(position + header.size)
+            end_offset = header.next_offset
         return end, end_offset
 
-    def read_batch(self, position: int) -> Batch:
+    def read_batch(self, position: Position) -> Batch:
         """One whole batch, with its checksum checked."""
         file = self.file()
         header = parse_header(file.pread(HEADER_BYTES, position))
-        if header is None or header[1] + LENGTH_FIELD_END > self.size - position:
+        if header is None or header.size > self.size - position:
             raise CorruptLog(self.path, position, "no batch begins here")
-        body = file.pread(header[1] + LENGTH_FIELD_END - PREFIX_BYTES, position + PREFIX_BYTES)
+        body = file.pread(header.size - PREFIX_BYTES, position + PREFIX_BYTES)
         batch = Batch(header, body)
         if not batch.checksum_holds():
             raise CorruptLog(self.path, position, f"the checksum of the batch at offset {batch.base_offset} is wrong")
         return batch
 
-    def first_at_or_after(self, timestamp: int) -> tuple[int, tuple[int, ...]] | None:
-        """(position, header) of the first batch that holds a record at or after ``timestamp``."""
+    def first_at_or_after(self, timestamp: int) -> Position | None:
+        """Where the first batch stands that holds a record at or after ``timestamp``."""
         return self.search(lambda: self._first_at_or_after(timestamp))
 
-    def _first_at_or_after(self, timestamp: int) -> tuple[int, tuple[int, ...]] | None:
+    def _first_at_or_after(self, timestamp: int) -> Position | None:
         self.summarise()
         if self.max_timestamp < timestamp:
             return None
         _, start = self.with_index(lambda index: index.floor_timestamp(timestamp))
         for position, header in self.headers(start, self.size):
-            if header[8] >= timestamp:
-                return position, header
+            if header.max_timestamp >= timestamp:
+                return position
         return None
 
-    def next_at_or_after(self, position: int, timestamp: int) -> tuple[int, tuple[int, ...]] | None:
-        """The same, behind the batch at ``position``."""
+    def next_at_or_after(self, position: Position, timestamp: int) -> Position | None:
+        """The same, after the batch at ``position``."""
         for place, header in self.headers(position, self.size):
-            if place > position and header[8] >= timestamp:
-                return place, header
+            if place > position and header.max_timestamp >= timestamp:
+                return place
         return None

@@ -9,12 +9,11 @@
 
 A topic's directory carries its id, so a topic that is deleted and created again under its name never meets its old
 files. Deleting renames first and removes later: after a crash a topic is either there or not. Whatever else lies
-in the data directory is reported and left alone.
+in the data directory is reported and not changed.
 """
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,8 +25,8 @@ from headrace.log.config import LogConfig
 from headrace.log.disk import FileCache
 from headrace.log.errors import DataDirectoryInUse
 from headrace.log.log import PartitionLog
-from headrace.log.retention import advance_by_retention
 from headrace.ports import Disk
+from headrace.vocabulary import Offset
 
 __all__ = ["CheckpointJob", "LogStore", "PartitionKey", "StoreReport"]
 
@@ -56,7 +55,7 @@ class CheckpointJob:
     disk: Disk
     directory: str
     points: list[tuple[PartitionLog, LogMark]]
-    ends: list[tuple[PartitionLog, int]]
+    ends: list[tuple[PartitionLog, Offset]]
     before: dict[str, LogMark]
     moved: dict[str, LogMark]
 
@@ -123,10 +122,12 @@ class LogStore:
         known = {"lock", "checkpoint", "checkpoint.tmp", "topics", "deleted"}
         for name in self.disk.listdir(self.directory):
             if name not in known:
-                self.report.notes.append(f"{self.directory}/{name} is not headrace's; it is left alone")
+                self.report.notes.append(f"{self.directory}/{name} is not headrace's; it is not changed")
         for name in self.disk.listdir(f"{self.directory}/topics"):
             if not _TOPIC_DIRECTORY.fullmatch(name):
-                self.report.notes.append(f"{self.directory}/topics/{name} is not a topic's directory; it is left alone")
+                self.report.notes.append(
+                    f"{self.directory}/topics/{name} is not a topic's directory; it is not changed"
+                )
 
     # Partitions.
 
@@ -222,23 +223,6 @@ class LogStore:
         self.finish_checkpoint(job)
 
     # Removing.
-
-    def enforce_retention(self, now_ms: int) -> int:
-        """Decide, make the new start offsets durable, then unlink. Returns the bytes freed."""
-        doomed = [log for log in self.logs.values() if advance_by_retention(log, now_ms)]
-        if not doomed:
-            return 0
-        try:
-            self.checkpoint()
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            # Removing is the only way out of a full disk. A crash now might bring these segments back, never lose
-            # others.
-            freed = sum(log.remove_dead_segments(regardless=True) for log in doomed)
-            self.checkpoint()
-            return freed
-        return sum(log.remove_dead_segments() for log in doomed)
 
     def delete_topic(self, topic: str, topic_id: UUID) -> None:
         """Take the topic out of the tree in one durable step; ``remove_deleted`` frees the space."""

@@ -21,6 +21,7 @@ from headrace.log.producers import AbortedTransaction, ProducerStates
 from headrace.log.segment import OFFSET_DELTA_MAX, segment_name
 from headrace.ports import Disk
 from headrace.record import decode_records
+from headrace.vocabulary import Offset
 
 __all__ = ["Problem", "verify_directory"]
 
@@ -124,7 +125,7 @@ class _Verifier:
         path = stem + ".index"
         if path.rsplit("/", 1)[1] not in files:
             return
-        index = Index(FileCache(self.disk, 2), path, base_offset)
+        index = Index(FileCache(self.disk, 2), path, Offset(base_offset))
         try:
             summary = index.load_summary(size)
             if summary is None and files[path.rsplit("/", 1)[1]]:

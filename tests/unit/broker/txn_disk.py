@@ -45,7 +45,7 @@ class DiskPartition:
     def batches(self) -> Iterator[Batch]:
         offset = self.log.start_offset
         while offset < self.log.end_offset:
-            for part in self.log.read(offset, bytes_max=1 << 20, offset_max=self.log.end_offset):
+            for part in self.log.reader.read(offset, bytes_max=1 << 20, offset_max=self.log.end_offset):
                 for batch in read_batches(part.read(), batch_bytes_max=BATCH_BYTES_MAX, from_client=False):
                     yield batch
                     offset = batch.next_offset

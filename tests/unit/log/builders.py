@@ -5,6 +5,8 @@ from __future__ import annotations
 from headrace.batch import Batch, build_batch, control_batch, read_batches
 from headrace.log.config import LogConfig
 from headrace.log.log import PartitionLog
+from headrace.log.retention import advance_by_retention
+from headrace.log.store import LogStore
 from headrace.record import Record
 from headrace.testing.disk import SimulatedDisk
 
@@ -58,7 +60,9 @@ def batches_in(log: PartitionLog, offset: int | None = None, *, bytes_max: int =
     found: list[Batch] = []
     offset = log.start_offset if offset is None else offset
     while offset < log.end_offset:
-        data = b"".join(piece.read() for piece in log.read(offset, bytes_max=bytes_max, offset_max=log.end_offset))
+        data = b"".join(
+            piece.read() for piece in log.reader.read(offset, bytes_max=bytes_max, offset_max=log.end_offset)
+        )
         if not data:
             break
         found += read_batches(data, batch_bytes_max=1 << 30, from_client=False)
@@ -68,3 +72,14 @@ def batches_in(log: PartitionLog, offset: int | None = None, *, bytes_max: int =
 
 def offsets_in(log: PartitionLog, **options: int) -> list[int]:
     return [batch.base_offset for batch in batches_in(log, **options)]
+
+
+def apply_retention(store: LogStore, now_ms: int) -> int:
+    """Decide, make the new start offsets durable, then unlink, as the broker does. Returns the bytes freed."""
+    doomed = [log for log in store.logs.values() if advance_by_retention(log, now_ms)]
+    full = False
+    try:
+        store.checkpoint()
+    except OSError:
+        full = True
+    return sum(log.remove_dead_segments(regardless=full) for log in doomed)

@@ -44,7 +44,7 @@ def contents(log: PartitionLog) -> list[tuple[int, bytes]]:
     batches: list[Batch] = []
     offset = log.start_offset
     while offset < log.end_offset:
-        pieces = log.read(offset, bytes_max=1 << 20, offset_max=log.end_offset)
+        pieces = log.reader.read(offset, bytes_max=1 << 20, offset_max=log.end_offset)
         if not pieces:
             break
         batches += read_batches(pieces[0].read(), batch_bytes_max=1 << 20, from_client=False)
@@ -93,7 +93,7 @@ def outcome(seed: int, clean: bool) -> str:
     try:
         store = LogStore.open(disk, "/data")
         log = store.open_log(*KEY, SMALL)
-        aborted = [entry.first_offset for entry in log.aborted_transactions(0, end)]
+        aborted = [entry.first_offset for entry in log.reader.aborted_transactions(0, end)]
         found = contents(log)
     except KafkaError:
         # Ours, with file and position; or the reader's own check of a batch, which every client makes.

@@ -29,7 +29,7 @@ from tests.unit.log.builders import (
 
 def read_offsets(log: PartitionLog, offset: int, **options: int) -> list[int]:
     options = {"bytes_max": 1 << 20, "offset_max": log.end_offset, **options}
-    data = b"".join(piece.read() for piece in log.read(offset, **options))
+    data = b"".join(piece.read() for piece in log.reader.read(offset, **options))
     return (
         [batch.base_offset for batch in read_batches(data, batch_bytes_max=1 << 20, from_client=False)] if data else []
     )
@@ -72,16 +72,16 @@ def test_no_record_at_or_above_the_bound_is_given(offset_max: int) -> None:
 def test_a_large_first_batch_is_given_only_when_one_is_asked_for() -> None:
     log = new_log()
     append(log, plain(b"x" * 500))
-    assert len(log.read(0, bytes_max=10, offset_max=1)) == 1
-    assert log.read(0, bytes_max=10, offset_max=1, min_one_batch=False) == []
+    assert len(log.reader.read(0, bytes_max=10, offset_max=1)) == 1
+    assert log.reader.read(0, bytes_max=10, offset_max=1, min_one_batch=False) == []
 
 
 def test_reading_at_the_end_gives_nothing_and_beyond_it_is_refused() -> None:
     log = new_log()
     fill(log, 3)
-    assert log.read(3, bytes_max=100, offset_max=3) == []
+    assert log.reader.read(3, bytes_max=100, offset_max=3) == []
     with pytest.raises(OffsetOutOfRange, match=r"offset 4 is outside \[0, 3\]"):
-        log.read(4, bytes_max=100, offset_max=4)
+        log.reader.read(4, bytes_max=100, offset_max=4)
 
 
 def test_a_flushed_bound_in_the_middle_of_what_is_written_is_exact() -> None:
@@ -178,7 +178,7 @@ def test_a_slice_stays_readable_after_its_segment_was_removed(tmp_path: Path) ->
     log = PartitionLog.open(OsDisk(), str(tmp_path / "log"), SMALL)
     fill(log, 20)
     log.sync_all()
-    [held] = log.read(0, bytes_max=1 << 20, offset_max=20)
+    [held] = log.reader.read(0, bytes_max=1 << 20, offset_max=20)
     before = held.read()
     log.delete_records(20)
     log.checkpointed(log.prepare_checkpoint())
@@ -204,21 +204,21 @@ def test_the_first_record_at_or_after_a_time_is_found_exactly() -> None:
     for timestamp in range(995, 1300, 5):
         expected = max(0, -(-(timestamp - 1000) // 10))
         found = (1000 + 10 * expected, expected) if expected < 30 else None
-        assert log.offset_for_timestamp(timestamp) == found
+        assert log.reader.offset_for_timestamp(timestamp) == found
 
 
 def test_times_that_go_back_are_found_too() -> None:
     log = new_log()
     for timestamp in (50, 10, 90, 20, 80, 30):
         append(log, plain(b"x" * 300, timestamp=timestamp))
-    assert log.offset_for_timestamp(60) == (90, 2)
-    assert log.offset_for_timestamp(15) == (50, 0)
-    assert log.max_timestamp() == (90, 2)
-    assert log.offset_for_timestamp(91) is None
+    assert log.reader.offset_for_timestamp(60) == (90, 2)
+    assert log.reader.offset_for_timestamp(15) == (50, 0)
+    assert log.reader.max_timestamp() == (90, 2)
+    assert log.reader.offset_for_timestamp(91) is None
 
 
 def test_the_latest_time_of_an_empty_log_is_none() -> None:
-    assert new_log().max_timestamp() is None
+    assert new_log().reader.max_timestamp() is None
 
 
 def test_a_deleted_range_is_not_found_by_time() -> None:
@@ -226,7 +226,7 @@ def test_a_deleted_range_is_not_found_by_time() -> None:
     append(log, plain(b"a", b"b", b"c", timestamp=10))
     log.sync_all()
     log.delete_records(2)
-    assert log.offset_for_timestamp(5) == (10, 2)
+    assert log.reader.offset_for_timestamp(5) == (10, 2)
 
 
 def test_delete_records_moves_the_start_and_refuses_what_is_not_visible() -> None:
@@ -237,7 +237,7 @@ def test_delete_records_moves_the_start_and_refuses_what_is_not_visible() -> Non
     assert log.delete_records(4) == 4
     assert log.delete_records(2) == 4
     with pytest.raises(OffsetOutOfRange):
-        log.read(3, bytes_max=10, offset_max=10)
+        log.reader.read(3, bytes_max=10, offset_max=10)
     with pytest.raises(OffsetOutOfRange):
         log.delete_records(11)
     assert log.delete_records(-1) == 10
@@ -277,15 +277,15 @@ def test_aborted_transactions_are_found_by_the_range_they_touch() -> None:
         append(log, produced(7, start // 3, transactional=True))
         append(log, plain(b"between" * 9))
         append(log, marker(7, commit=start % 2 == 0))
-    aborted = log.aborted_transactions(0, 60)
+    aborted = log.reader.aborted_transactions(0, 60)
     assert [(entry.first_offset, entry.last_offset) for entry in aborted] == [(s, s + 2) for s in range(3, 60, 6)]
-    assert [entry.first_offset for entry in log.aborted_transactions(10, 16)] == [9, 15]
+    assert [entry.first_offset for entry in log.reader.aborted_transactions(10, 16)] == [9, 15]
 
 
 def test_sequential_reads_need_no_search() -> None:
     log = new_log(config=LogConfig())
     fill(log, 50)
-    log.read(0, bytes_max=500, offset_max=50)
-    [after_first] = log._hints
-    log._locate = None  # type: ignore[assignment, method-assign]
+    log.reader.read(0, bytes_max=500, offset_max=50)
+    [after_first] = log.reader._places
+    log.reader._locate = None  # type: ignore[assignment, method-assign]
     assert read_offsets(log, after_first)[0] == after_first

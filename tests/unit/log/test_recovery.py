@@ -74,7 +74,7 @@ def test_the_last_append_torn_at_every_byte_leaves_the_ones_before_it() -> None:
         assert len(offsets_in(recovered)) == 3 + survivors
         assert crashed.file_size(f"{FIRST}.log") == boundaries[survivors]
         assert recovered.last_stable_offset(recovered.end_offset) == (3 if survivors == 1 else recovered.end_offset)
-        assert len(recovered.aborted_transactions(0, 100)) == (survivors >= 2)
+        assert len(recovered.reader.aborted_transactions(0, 100)) == (survivors >= 2)
         assert append(recovered, plain(b"more")) == recovered.end_offset - 1
 
 
@@ -91,7 +91,7 @@ def test_zeros_behind_the_end_are_cut() -> None:
 
 def test_a_bad_batch_with_good_ones_behind_it_is_kept_beside_the_log() -> None:
     disk, log = synced(6)
-    position = [piece.position for n in range(6) for piece in log.read(n, bytes_max=1, offset_max=6)][2]
+    position = [piece.position for n in range(6) for piece in log.reader.read(n, bytes_max=1, offset_max=6)][2]
     before = disk.contents(f"{FIRST}.log")
     disk.damage(f"{FIRST}.log", flip(position + 8))
     again = reopen(disk)
@@ -104,7 +104,7 @@ def test_a_bad_batch_with_good_ones_behind_it_is_kept_beside_the_log() -> None:
 
 def test_a_second_cut_at_the_same_place_overwrites_nothing() -> None:
     disk, log = synced(3)
-    [third] = log.read(2, bytes_max=1, offset_max=3)
+    [third] = log.reader.read(2, bytes_max=1, offset_max=3)
     for _ in range(2):
         disk.damage(f"{FIRST}.log", flip(third.position + 30))
         log = reopen(disk)
@@ -179,11 +179,11 @@ def test_a_missing_first_segment_is_reported() -> None:
 def test_a_flipped_bit_before_the_recovery_point_is_told_by_whoever_decodes_it() -> None:
     disk, log = synced(10)
     mark = log.close()
-    [third] = log.read(2, bytes_max=1, offset_max=10)
+    [third] = log.reader.read(2, bytes_max=1, offset_max=10)
     disk.damage(f"{FIRST}.log", flip(third.position + 70))
     again = reopen(disk, mark=mark)
     with pytest.raises(CorruptLog) as caught:
-        again.offset_for_timestamp(1002)
+        again.reader.offset_for_timestamp(1002)
     assert caught.value.position == third.position
     assert again.end_offset == 10
 
@@ -206,9 +206,9 @@ def test_a_harmed_index_is_rebuilt_from_the_log(harm: str) -> None:
     disk.syncfs("/")
     again = reopen(disk, LogConfig(index_interval_bytes=100, segment_bytes_max=60_000), mark)
     for offset in (0, 17, 200, 399):
-        [piece] = again.read(offset, bytes_max=1, offset_max=400)
+        [piece] = again.reader.read(offset, bytes_max=1, offset_max=400)
         assert b"%d ." % offset in piece.read()
-    assert again.offset_for_timestamp(1100) == (1100, 100)
+    assert again.reader.offset_for_timestamp(1100) == (1100, 100)
 
 
 def test_producers_are_remembered_across_a_crash_without_a_snapshot() -> None:
@@ -243,7 +243,7 @@ def test_a_decayed_aborted_transaction_before_the_recovery_point_is_told_with_it
     disk.damage(f"{FIRST}.txn", flip(5))
     again = reopen(disk, SMALL, mark)
     with pytest.raises(CorruptLog) as caught:
-        again.aborted_transactions(0, 10)
+        again.reader.aborted_transactions(0, 10)
     assert caught.value.path == f"{FIRST}.txn"
 
 
@@ -272,7 +272,7 @@ def test_a_lost_checkpoint_lets_compacted_gaps_stand() -> None:
     for path in list(disk.list_files(DIRECTORY)):
         if path.endswith(".index"):
             disk.unlink(f"{DIRECTORY}/{path}")
-    [second] = log.read(1, bytes_max=1, offset_max=3)
+    [second] = log.reader.read(1, bytes_max=1, offset_max=3)
     disk.damage(
         f"{FIRST}.log", lambda content: content.__delitem__(slice(second.position, second.position + second.size))
     )
@@ -292,7 +292,7 @@ def test_a_valid_index_of_another_log_is_noticed_and_rebuilt() -> None:
     disk.damage(f"{FIRST}.index", lambda content: content.__setitem__(slice(None), foreign))
     again = reopen(disk, LogConfig(index_interval_bytes=100), mark)
     for offset in (0, 100, 399):
-        [piece] = again.read(offset, bytes_max=1, offset_max=400)
+        [piece] = again.reader.read(offset, bytes_max=1, offset_max=400)
         assert b"%d ." % offset in piece.read()
 
 
@@ -301,15 +301,15 @@ def test_a_corrupt_header_is_told_with_its_place_and_what_lies_before_it_is_serv
     mark = log.close()
     second = log.segments[1]
     offset = second.base_offset + 2
-    [piece] = log.read(offset, bytes_max=1, offset_max=60)
+    [piece] = log.reader.read(offset, bytes_max=1, offset_max=60)
     disk.damage(second.path, flip(piece.position + 16))
     disk.unlink(second.index.path)
     disk.syncfs("/")
     again = reopen(disk, SMALL, mark)
     for _ in range(2):
         with pytest.raises(CorruptLog) as caught:
-            again.read(offset, bytes_max=1, offset_max=60)
+            again.reader.read(offset, bytes_max=1, offset_max=60)
         assert (caught.value.path, caught.value.position) == (second.path, piece.position)
-    assert again.read(second.base_offset, bytes_max=1, offset_max=60)
-    assert again.read(offset + 10, bytes_max=1, offset_max=60)
+    assert again.reader.read(second.base_offset, bytes_max=1, offset_max=60)
+    assert again.reader.read(offset + 10, bytes_max=1, offset_max=60)
     assert again.segments[1].size == second.size

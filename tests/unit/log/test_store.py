@@ -1,4 +1,4 @@
-"""The data directory: one owner, checkpoints, retention, deletion, and strangers left alone."""
+"""The data directory: one owner, checkpoints, retention, deletion, and files that are not ours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.log.disk import OsDisk
 from headrace.log.errors import CorruptLog, DataDirectoryInUse, DiskFull
 from headrace.log.store import LogStore
 from headrace.testing.disk import SimulatedDisk
-from tests.unit.log.builders import append, fill, offsets_in, plain, produced
+from tests.unit.log.builders import append, apply_retention, fill, offsets_in, plain, produced
 
 ID = UUID(int=0xABC)
 SMALL = LogConfig(segment_bytes_max=1000, index_interval_bytes=200, retention_ms=-1)
@@ -124,7 +124,7 @@ def test_old_segments_go_by_age_and_by_size() -> None:
     for log in (by_age, by_size, forever):
         fill(log, 30)
         log.sync_all()
-    assert store.enforce_retention(1025) > 0
+    assert apply_retention(store, 1025) > 0
     assert 10 <= by_age.start_offset <= 16
     assert by_age.segments[0].base_offset == by_age.start_offset
     assert 2000 <= by_size.size_bytes < 3000
@@ -136,7 +136,7 @@ def test_an_idle_topic_empties_and_its_offsets_go_on() -> None:
     log = store.open_log("t", ID, 0, LogConfig(retention_ms=10))
     fill(log, 5)
     log.sync_all()
-    store.enforce_retention(10_000)
+    apply_retention(store, 10_000)
     assert (log.start_offset, log.end_offset, log.size_bytes) == (5, 5, 0)
     assert append(log, plain(b"next", timestamp=20_000)) == 5
 
@@ -145,7 +145,7 @@ def test_what_is_not_flushed_is_not_removed() -> None:
     store = LogStore.open(SimulatedDisk(), "/data")
     log = store.open_log("t", ID, 0, LogConfig(segment_bytes_max=1000, retention_ms=10))
     fill(log, 20)
-    store.enforce_retention(10_000)
+    apply_retention(store, 10_000)
     assert log.start_offset == 0
 
 
@@ -173,7 +173,7 @@ def test_retention_frees_a_disk_too_full_for_a_checkpoint() -> None:
     disk.capacity_bytes = disk.used_bytes()
     with pytest.raises(DiskFull):
         fill(log, 1)
-    assert store.enforce_retention(10_000) > 0
+    assert apply_retention(store, 10_000) > 0
     fill(log, 1)
 
 
@@ -197,7 +197,7 @@ def test_strangers_are_reported_and_left_alone() -> None:
     disk.mkdir("/data/photos")
     notes = LogStore.open(disk, "/data").report.notes
     assert len(notes) == 2
-    assert all("left alone" in note for note in notes)
+    assert all("not changed" in note for note in notes)
 
 
 def test_many_partitions_are_open_with_few_descriptors(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from headrace.log.errors import CorruptLog
 from headrace.log.segment import OFFSET_DELTA_MAX, Segment, segment_name
 from headrace.ports import Disk
 from headrace.record import CorruptRecords, Record, compress, decode_records, encode_records, record_keys
+from headrace.vocabulary import FILE_START, FIRST_OFFSET, Offset, Position
 
 __all__ = ["CleaningJob", "CleaningResult", "OffsetMap", "clean"]
 
@@ -86,11 +87,11 @@ class CleaningJob:
     """All that a child process needs to know; plain values, so that it can be sent as JSON."""
 
     directory: str
-    segments: list[tuple[int, int, bool]]
+    segments: list[tuple[Offset, int, bool]]
     """(base offset, size, has aborted transactions) of the segments to go over, oldest first."""
-    end_offset: int
+    end_offset: Offset
     """Where the last of them ends: the base offset of the segment after it."""
-    first_dirty_offset: int
+    first_dirty_offset: Offset
     now_ms: int
     delete_retention_ms: int
     segment_bytes_max: int
@@ -106,7 +107,7 @@ class CleaningJob:
 @dataclass(slots=True, kw_only=True)
 class CleaningResult:
     groups: list[SwapGroup] = field(default_factory=list)
-    cleaned_offset: int = 0
+    cleaned_offset: Offset = FIRST_OFFSET
     bytes_read: int = 0
     bytes_written: int = 0
     keys: int = 0
@@ -152,13 +153,13 @@ class _Cleaner:
         self.producers_with_records: set[int] = set()
         """Producers of which a record was kept since their last marker: that marker must stay too."""
 
-    def _segment(self, base: int, size: int, has_aborted: bool, suffix: str = "") -> Segment:
+    def _segment(self, base: Offset, size: int, has_aborted: bool, suffix: str = "") -> Segment:
         stem = f"{self.job.directory}/{segment_name(base)}"
         interval = self.job.index_interval_bytes
         return Segment(self.cache, stem, base, size, interval, has_aborted=has_aborted, suffix=suffix)
 
-    def batches(self, segment: Segment) -> Iterator[tuple[int, Batch]]:
-        for position, _ in segment.headers(0, segment.size):
+    def batches(self, segment: Segment) -> Iterator[tuple[Position, Batch]]:
+        for position, _ in segment.headers(FILE_START, segment.size):
             yield position, segment.read_batch(position)
 
     def is_aborted(self, batch: Batch) -> bool:
@@ -188,7 +189,7 @@ class _Cleaner:
                 self._note_keys(segment, position, batch)
         self.result.keys = len(self.map)
 
-    def _note_keys(self, segment: Segment, position: int, batch: Batch) -> None:
+    def _note_keys(self, segment: Segment, position: Position, batch: Batch) -> None:
         try:
             for offset, key, _ in record_keys(batch, self.job.decompressed_bytes_max):
                 if key is not None:
@@ -218,11 +219,11 @@ class _Cleaner:
         too_wide = self._end_of(segment) - target.base_offset > OFFSET_DELTA_MAX
         return target.size + segment.size <= self.job.segment_bytes_max and not too_wide
 
-    def _end_of(self, segment: Segment) -> int:
+    def _end_of(self, segment: Segment) -> Offset:
         later = [other.base_offset for other in self.segments if other.base_offset > segment.base_offset]
         return min(later, default=self.job.end_offset)
 
-    def _new_target(self, base: int) -> Segment:
+    def _new_target(self, base: Offset) -> Segment:
         target = self._segment(base, 0, False, suffix=".cleaned")
         target.remove(self.disk)
         self.cache.open(target.path, create=True)
@@ -255,7 +256,7 @@ class _Cleaner:
         self.result.groups.append(SwapGroup(target.base_offset, self._end_of(group[-1]), replaces, target.size))
         self.result.bytes_written += target.size
 
-    def _keep(self, segment: Segment, position: int, batch: Batch) -> Batch | None:
+    def _keep(self, segment: Segment, position: Position, batch: Batch) -> Batch | None:
         """The batch as it goes on, or None."""
         if batch.base_offset >= self.result.cleaned_offset:
             return batch

@@ -10,8 +10,9 @@ from __future__ import annotations
 from headrace.log.compaction.cleaner import CleaningJob
 from headrace.log.log import PartitionLog
 from headrace.log.segment import Segment
+from headrace.vocabulary import FILE_START, Offset
 
-__all__ = ["MAP_BYTES_MAX", "dirty_ratio", "plan"]
+__all__ = ["MAP_BYTES_MAX", "plan"]
 
 MAP_BYTES_MAX = 64 << 20
 
@@ -38,17 +39,17 @@ def plan(log: PartitionLog, now_ms: int, *, map_bytes_max: int = MAP_BYTES_MAX) 
         decompressed_bytes_max=config.decompressed_bytes_max,
         aborted=[
             (entry.producer_id, entry.first_offset, entry.last_offset)
-            for entry in log.aborted_transactions(segments[0].base_offset, end_offset)
+            for entry in log.reader.aborted_transactions(segments[0].base_offset, end_offset)
         ],
         last_batches=sorted(log.producers.last_batch_offsets().items()),
     )
 
 
-def _clean_to(log: PartitionLog) -> int:
+def _clean_to(log: PartitionLog) -> Offset:
     return max(log.mark.cleaned_offset, log.start_offset)
 
 
-def _settled(log: PartitionLog, now_ms: int) -> tuple[list[Segment], int]:
+def _settled(log: PartitionLog, now_ms: int) -> tuple[list[Segment], Offset]:
     """The sealed segments that may be rewritten, and the offset where the last of them ends."""
     limit = min(log.mark.recovery_offset, log.last_stable_offset(log.visible_end_offset))
     found: list[Segment] = []
@@ -65,7 +66,7 @@ def _settled(log: PartitionLog, now_ms: int) -> tuple[list[Segment], int]:
     return found, end_offset
 
 
-def _end(segments: list[Segment], number: int, end_offset: int) -> int:
+def _end(segments: list[Segment], number: int, end_offset: Offset) -> Offset:
     return segments[number + 1].base_offset if number + 1 < len(segments) else end_offset
 
 
@@ -74,15 +75,5 @@ def _is_due(log: PartitionLog, segments: list[Segment], dirty: list[Segment], no
     total_bytes = sum(segment.size for segment in segments)
     if dirty_bytes and dirty_bytes >= total_bytes * log.config.min_cleanable_dirty_ratio:
         return True
-    oldest = next((header[7] for _, header in dirty[0].headers(0, dirty[0].size)), now_ms)
+    oldest = next((header.base_timestamp for _, header in dirty[0].headers(FILE_START, dirty[0].size)), now_ms)
     return now_ms - oldest > log.config.max_compaction_lag_ms
-
-
-def dirty_ratio(log: PartitionLog, now_ms: int) -> float:
-    """The share of the settled bytes that has not been compacted yet: a number for the console."""
-    segments, end_offset = _settled(log, now_ms)
-    total = sum(segment.size for segment in segments)
-    dirty = sum(
-        segment.size for number, segment in enumerate(segments) if _end(segments, number, end_offset) > _clean_to(log)
-    )
-    return dirty / total if total else 0.0

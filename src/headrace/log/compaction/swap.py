@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from headrace.log.segment import segment_name
 from headrace.ports import Disk
+from headrace.vocabulary import Offset
 
 __all__ = ["SwapGroup", "complete_swaps", "discard_cleaned", "swap_files"]
 
@@ -34,9 +35,9 @@ _DECIDED = re.compile(r"(\d{20})\.log\.swap-(\d{20})")
 class SwapGroup:
     """One cleaned segment and the base offsets of those it replaces, which end before ``end_offset``."""
 
-    base: int
-    end_offset: int
-    replaces: tuple[int, ...]
+    base: Offset
+    end_offset: Offset
+    replaces: tuple[Offset, ...]
     size: int
 
 

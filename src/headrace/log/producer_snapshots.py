@@ -1,41 +1,74 @@
-"""Producer snapshots in a log's directory: ``<offset>.producers`` (the format is in producers.py)."""
+"""Producer snapshots in a log's directory: ``<offset>.producers``.
+
+A snapshot is the state of all producers at that offset, so that recovery replays only the batches after it. Its bytes
+are one line ``headrace-producers 1 <CRC-32C of the rest, 8 hex digits>`` and then JSON. A snapshot that does not check
+out is ignored, and an older one, or the log, is used.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from typing import Final
+
+import google_crc32c
 
 from headrace.batch import NO_PRODUCER_ID, Batch
 from headrace.log.disk import replace_file
 from headrace.log.producers import ProducerStates
 from headrace.log.segment import Segment, segment_name
 from headrace.ports import Disk
+from headrace.vocabulary import Offset, Position
 
-__all__ = ["producers_at", "replay_headers", "snapshot_offsets", "snapshot_path", "write_snapshot"]
+__all__ = [
+    "decode_snapshot",
+    "encode_snapshot",
+    "producers_at",
+    "replay_headers",
+    "snapshot_offsets",
+    "snapshot_path",
+    "write_snapshot",
+]
 
+_HEAD: Final = b"headrace-producers 1 "
 _SUFFIX = ".producers"
 _KEPT = 2
 """The newest that recovery could use, and the one before it in case the newest has decayed."""
 
 
-def snapshot_path(directory: str, offset: int) -> str:
+def encode_snapshot(states: ProducerStates, offset: Offset) -> bytes:
+    body = json.dumps({"offset": offset, "producers": states.rows()}, separators=(",", ":")).encode()
+    return _HEAD + b"%08x\n" % google_crc32c.value(body) + body
+
+
+def decode_snapshot(data: bytes) -> tuple[ProducerStates, Offset] | None:
+    """The state and its offset, or None when the bytes do not check out."""
+    head, _, body = data.partition(b"\n")
+    if head != _HEAD + b"%08x" % google_crc32c.value(body):
+        return None
+    content = json.loads(body)
+    return ProducerStates.of(content["producers"]), Offset(content["offset"])
+
+
+def snapshot_path(directory: str, offset: Offset) -> str:
     return f"{directory}/{segment_name(offset)}{_SUFFIX}"
 
 
-def snapshot_offsets(names: Iterable[str]) -> list[int]:
-    return sorted(int(name[:20]) for name in names if len(name) == 20 + len(_SUFFIX) and name.endswith(_SUFFIX))
+def snapshot_offsets(names: Iterable[str]) -> list[Offset]:
+    return sorted(Offset(int(name[:20])) for name in names if len(name) == 20 + len(_SUFFIX) and name.endswith(_SUFFIX))
 
 
-def producers_at(disk: Disk, directory: str, segments: Sequence[Segment], offset: int) -> ProducerStates:
+def producers_at(disk: Disk, directory: str, segments: Sequence[Segment], offset: Offset) -> ProducerStates:
     """The state at ``offset``: the newest usable snapshot at or before it, and the batches between."""
     for at in reversed(snapshot_offsets(disk.listdir(directory))):
         if at <= offset:
-            found = ProducerStates.from_snapshot(_read(disk, snapshot_path(directory, at)))
+            found = decode_snapshot(_read(disk, snapshot_path(directory, at)))
             if found is not None:
                 states, reached = found
                 replay_headers(states, segments, reached, offset)
                 return states
     states = ProducerStates()
-    replay_headers(states, segments, 0, offset)
+    replay_headers(states, segments, Offset(0), offset)
     return states
 
 
@@ -44,23 +77,25 @@ def _read(disk: Disk, path: str) -> bytes:
     return file.pread(file.size(), 0)
 
 
-def replay_headers(states: ProducerStates, segments: Sequence[Segment], from_offset: int, to_offset: int) -> None:
+def replay_headers(states: ProducerStates, segments: Sequence[Segment], from_offset: Offset, to_offset: Offset) -> None:
     """Fold the batches in [from_offset, to_offset) into the state; of markers the body is read, of others the
     header."""
     for number, segment in enumerate(segments):
         is_before = number + 1 < len(segments) and segments[number + 1].base_offset <= from_offset
         if is_before or segment.base_offset >= to_offset or from_offset >= to_offset:
             continue
-        start = segment.position_of(from_offset) if from_offset > segment.base_offset else 0
+        start = segment.position_of(from_offset) if from_offset > segment.base_offset else Position(0)
         for position, header in segment.headers(start, segment.size):
-            if header[0] >= to_offset:
+            if header.base_offset >= to_offset:
                 return
             batch = Batch(header, b"")
             if batch.producer_id != NO_PRODUCER_ID:
                 states.apply(segment.read_batch(position) if batch.is_control else batch)
 
 
-def write_snapshot(disk: Disk, directory: str, states: ProducerStates, offset: int, *, recovery_offset: int) -> None:
+def write_snapshot(
+    disk: Disk, directory: str, states: ProducerStates, offset: Offset, *, recovery_offset: Offset
+) -> None:
     """Save the state at ``offset``, unsynced.
 
     The newest snapshot that recovery could begin with stays whatever comes after it: later ones may not survive a
@@ -70,7 +105,7 @@ def write_snapshot(disk: Disk, directory: str, states: ProducerStates, offset: i
     if not len(states) and not existing:
         return
     path = snapshot_path(directory, offset)
-    data = states.snapshot(offset)
+    data = encode_snapshot(states, offset)
     if offset not in existing:
         replace_file(disk, path, data, sync=False)
     elif _read(disk, path) != data:

@@ -1,0 +1,166 @@
+"""Reading a partition's log: from an offset, a timestamp or a range of offsets to bytes on disk.
+
+``read`` finds the batch that holds an offset. The place where a sequential reader will go on is remembered; otherwise
+the segment is found by bisection and the batch by the segment's index. ``read`` then decides at which batch boundary
+to end and hands out the range of the file. No batch is decoded and no byte is copied.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from headrace.log.errors import CorruptLog, OffsetOutOfRange
+from headrace.log.producers import AbortedTransaction
+from headrace.log.segment import FileSlice, Segment, number_of_segment
+from headrace.record import decode_records
+from headrace.vocabulary import Offset, Position
+
+if TYPE_CHECKING:
+    from headrace.log.log import PartitionLog
+
+__all__ = ["LogReader"]
+
+_PLACES_MAX = 64
+
+
+class LogReader:
+    """Reads one log. It keeps no facts of the log, only places in its files, which ``forget_places`` drops."""
+
+    def __init__(self, log: PartitionLog) -> None:
+        self._log = log
+        self._places: dict[Offset, tuple[Segment, Position]] = {}
+        self._unflushed: deque[tuple[Offset, Segment, Position]] = deque()
+        """(end offset, segment, position) after each append that is not yet flushed."""
+        self._flushed_at: tuple[Offset, Segment | None, Position] = (Offset(0), None, Position(0))
+
+    # What the log reports.
+
+    def appended(self, end_offset: Offset, segment: Segment) -> None:
+        """Readers will have to stop at this boundary once it is flushed: its place need not be searched then."""
+        self._unflushed.append((end_offset, segment, Position(segment.size)))
+
+    def flushed(self, end_offset: Offset) -> None:
+        unflushed = self._unflushed
+        while unflushed and unflushed[0][0] <= end_offset:
+            self._flushed_at = unflushed.popleft()
+
+    def forget_places(self) -> None:
+        """Segments were removed or replaced, or the start has moved."""
+        self._places.clear()
+
+    # By offset.
+
+    def read(
+        self, offset: Offset, *, bytes_max: int, offset_max: Offset, min_one_batch: bool = True
+    ) -> list[FileSlice]:
+        """The range of whole batches from the one that holds ``offset`` on, about ``bytes_max`` long, every record in
+        it below ``offset_max``. With ``min_one_batch`` a first batch larger than ``bytes_max`` is given anyway."""
+        log = self._log
+        if not log.start_offset <= offset <= log.end_offset:
+            raise OffsetOutOfRange(offset, log.start_offset, log.end_offset)
+        if offset >= offset_max:
+            return []
+        segment, position = self._places.get(offset) or self._locate(offset)
+        while position >= segment.size:
+            following = self._following(segment)
+            if following is None:
+                return []
+            self._check_joint(segment, following)
+            segment, position = following, Position(0)
+        end, end_offset = self._end(segment, position, bytes_max, offset_max, min_one_batch)
+        if end <= position:
+            return []
+        self._remember(end_offset, segment, end)
+        return [FileSlice(segment.file(), position, end - position)]
+
+    def _locate(self, offset: Offset) -> tuple[Segment, Position]:
+        segments = self._log.segments
+        segment = segments[number_of_segment(segments, offset)]
+        return segment, segment.position_of(offset)
+
+    def _following(self, segment: Segment) -> Segment | None:
+        segments = self._log.segments
+        number = number_of_segment(segments, segment.base_offset) + 1
+        return segments[number] if number < len(segments) else None
+
+    def _end(
+        self, segment: Segment, position: Position, bytes_max: int, offset_max: Offset, min_one_batch: bool
+    ) -> tuple[Position, Offset]:
+        """(position, offset) of the batch boundary where the read ends."""
+        following = None if segment is self._log.segments[-1] else self._following(segment)
+        end = Position(segment.size)
+        end_offset = self._log.end_offset if following is None else following.base_offset
+        if offset_max < end_offset:
+            flushed_offset, flushed_segment, flushed_position = self._flushed_at
+            if offset_max != flushed_offset or segment is not flushed_segment:
+                limit = Position(min(end, position + bytes_max))
+                return self._search_end(segment, position, limit, offset_max, min_one_batch)
+            end, end_offset = flushed_position, flushed_offset
+        if end - position > bytes_max:
+            return self._search_end(segment, position, Position(position + bytes_max), offset_max, min_one_batch)
+        return end, end_offset
+
+    def _search_end(
+        self, segment: Segment, position: Position, limit: Position, offset_max: Offset, min_one_batch: bool
+    ) -> tuple[Position, Offset]:
+        end, end_offset = segment.end_within(position, limit, offset_max)
+        if end > position or not min_one_batch:
+            return end, end_offset
+        for _, header in segment.headers(position, segment.size, 64):
+            if header.last_offset < offset_max:
+                return Position(position + header.size), header.next_offset
+            break
+        return position, end_offset
+
+    def _check_joint(self, segment: Segment, following: Segment) -> None:
+        """Refuse to step over a lost segment. In a log that is compacted, gaps are normal."""
+        if self._log.may_have_gaps:
+            return
+        segment.summarise()
+        if segment.size and segment.next_offset < following.base_offset:
+            lost = f"offsets {segment.next_offset} to {following.base_offset - 1} are missing after it"
+            raise CorruptLog(segment.path, segment.size, lost)
+
+    def _remember(self, offset: Offset, segment: Segment, position: Position) -> None:
+        """A sequential reader will go on here."""
+        places = self._places
+        if offset not in places:
+            if len(places) >= _PLACES_MAX:
+                del places[next(iter(places))]
+            places[offset] = (segment, position)
+
+    # By transaction and by time.
+
+    def aborted_transactions(self, from_offset: Offset, to_offset: Offset) -> list[AbortedTransaction]:
+        """Aborted transactions with records in [from_offset, to_offset), for readers of committed data."""
+        found = []
+        segments = self._log.segments
+        for segment in segments[number_of_segment(segments, from_offset) :]:
+            for entry in segment.aborted.entries():
+                if entry.last_offset >= from_offset and entry.first_offset < to_offset:
+                    found.append(entry)
+                if entry.last_stable_offset >= to_offset:
+                    return found
+        return found
+
+    def offset_for_timestamp(self, timestamp: int) -> tuple[int, Offset] | None:
+        """(timestamp, offset) of the first record at or after ``timestamp``; exact, decoding one batch as a rule."""
+        bytes_max = self._log.config.decompressed_bytes_max
+        start_offset = self._log.start_offset
+        for segment in self._log.segments:
+            position = segment.first_at_or_after(timestamp)
+            while position is not None:
+                for record in decode_records(segment.read_batch(position), bytes_max):
+                    if record.timestamp >= timestamp and record.offset >= start_offset:
+                        return record.timestamp, Offset(record.offset)
+                position = segment.next_at_or_after(position, timestamp)
+        return None
+
+    def max_timestamp(self) -> tuple[int, Offset] | None:
+        """(timestamp, offset) of the latest record, the first one when several share it."""
+        latest = -1
+        for segment in self._log.segments:
+            segment.summarise()
+            latest = max(latest, segment.max_timestamp)
+        return None if latest < 0 else self.offset_for_timestamp(latest)
