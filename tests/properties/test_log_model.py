@@ -1,7 +1,8 @@
-"""The log against a model of it, on a disk that crashes.
+"""The log against a model of it, on a disk that loses power and under processes that are killed.
 
-The model is a list of batches as bytes. Whatever is appended, flushed, rolled, removed, checkpointed and crashed, in
-whatever order: what was flushed is there byte for byte, nothing is there that was not appended, offsets and order never
+The model is a list of batches as bytes. Batches are appended, flushed, rolled, removed, checkpointed and compacted; the
+process is killed or the power fails, in any order and in the middle of any step. What was flushed is there byte for
+byte; after a kill alone, so is what was written. Nothing is there that was not appended, offsets and order never
 change, and what the log remembers of producers and transactions equals a replay of its batches.
 """
 
@@ -65,8 +66,12 @@ class LogMachine(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
+        """Both ways to open a log: with its own sync, and with one sync for all of them."""
         self.store = LogStore.open(self.disk, "/data")
-        self.log = self.store.open_log(*TOPIC, CONFIG)
+        together = self.disk.life % 2 == 1
+        self.log = self.store.open_log(*TOPIC, CONFIG, sync=not together)
+        if together:
+            self.store.sync_recovered()
         self.flusher = Flusher(self.disk, "/data", post=lambda fn: fn(), on_failure=never, monotonic=lambda: 0.0)
 
     # What happens to a log.
@@ -204,8 +209,31 @@ class LogMachine(RuleBasedStateMachine):
         self.disk.crash(seed)
         self.reopen()
 
+    @rule(seed=st.integers(0, 2**32))
+    def kill_then_crash(self, seed: int) -> None:
+        """The power loss meets bytes that nobody but recovery has synced."""
+        self.kill()
+        self.crash(seed)
+
+    @rule()
+    def kill(self) -> None:
+        """What was written is all there."""
+        written = self.end
+        self.disk.kill()
+        self.reopen()
+        assert self.log.end_offset >= written
+
     @rule(seed=st.integers(0, 2**32), steps=st.integers(0, 60), data=st.data())
     def crash_in_the_middle(self, seed: int, steps: int, data: st.DataObject) -> None:
+        self.die_in_the_middle(steps, data)
+        self.crash(seed)
+
+    @rule(steps=st.integers(0, 60), data=st.data())
+    def kill_in_the_middle(self, steps: int, data: st.DataObject) -> None:
+        self.die_in_the_middle(steps, data)
+        self.kill()
+
+    def die_in_the_middle(self, steps: int, data: st.DataObject) -> None:
         self.disk.crash_after = self.disk.operations + steps
         action = data.draw(
             st.sampled_from(["plain", "producer", "abort", "flush", "checkpoint", "delete", "roll", "close", "compact"])
@@ -214,7 +242,6 @@ class LogMachine(RuleBasedStateMachine):
             self.act(action)
         except PowerLoss:
             pass
-        self.crash(seed)
 
     def act(self, action: str) -> None:
         if action == "plain":
@@ -239,9 +266,12 @@ class LogMachine(RuleBasedStateMachine):
         elif action == "compact":
             self.compact(1 << 16)
 
-    @rule(seed=st.integers(0, 2**32))
-    def crash_while_recovering(self, seed: int) -> None:
-        self.disk.crash(seed)
+    @rule(seed=st.integers(0, 2**32), killed=st.booleans())
+    def crash_while_recovering(self, seed: int, killed: bool) -> None:
+        if killed:
+            self.disk.kill()
+        else:
+            self.disk.crash(seed)
         self.disk.crash_after = self.disk.operations + seed % 9
         try:
             self.store = LogStore.open(self.disk, "/data")

@@ -106,14 +106,18 @@ class PartitionLog:
     ) -> PartitionLog:
         """Open the log in ``directory``, creating it if there is none, and recover it from ``mark`` on.
 
-        With ``sync=False`` the caller flushes what recovery accepted (one syncfs for many logs) and then calls
-        ``flushed_to_end``; until then nothing of it counts as flushed. ``gaps_allowed`` says that the mark was lost,
-        so that even old, compacted segments are scanned.
+        What recovery accepted is synced before it counts as flushed: a process that was killed leaves bytes, files and
+        even the directory itself in the page cache only. With ``sync=False`` the caller does that (one syncfs for many
+        logs) and then calls ``flushed_to_end``. ``gaps_allowed`` says that the mark was lost, so that even old,
+        compacted segments are scanned.
         """
         log = cls(disk, directory, config, FileCache(disk) if cache is None else cache, mark or LogMark())
         log._load(disk.list_files(directory) if disk.exists(directory) else None, gaps_allowed)
+        if sync and (mark is None or log.recovery.touched or log._derived_unsynced):
+            disk.syncfs(directory)
+            log.take_unsynced()
         if sync:
-            log.sync_all()
+            log.flushed_to_end()
         return log
 
     def _load(self, files: dict[str, int] | None, gaps_allowed: bool) -> None:
@@ -202,8 +206,6 @@ class PartitionLog:
 
     def sync_all(self) -> None:
         """Flush everything written, here and now."""
-        if self.recovery.touched or self._derived_unsynced:
-            self._take_recovered()
         mark = self.take_unsynced()
         if self._config.flush is FlushMode.OS:
             self._disk.syncfs(self.directory)
@@ -411,15 +413,6 @@ class PartitionLog:
         return segment
 
     # Flushing.
-
-    def _take_recovered(self) -> None:
-        for segment in self._segments:
-            if segment.next_offset >= self._mark.recovery_offset:
-                for path in (segment.path, segment.index.path, segment.aborted.path):
-                    if self._disk.exists(path):
-                        self._unsynced[path] = self._cache.open(path)
-        self._directory_unsynced = True
-        self._derived_unsynced = False
 
     def take_unsynced(self) -> FlushMark | None:
         """Hand over what must be synced so that everything up to ``end_offset`` is flushed."""

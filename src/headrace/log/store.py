@@ -152,33 +152,25 @@ class LogStore:
     def open_log(
         self, topic: str, topic_id: UUID, partition: int, config: LogConfig, *, sync: bool = True
     ) -> PartitionLog:
-        """Open or create one partition. With ``sync=False``, call ``sync_recovered`` after the last one: it costs one
-        sync for all of them where each alone costs three."""
+        """Open or create one partition. With ``sync=False``, call ``sync_recovered`` after the last one: one sync then
+        serves all of them."""
         assert _TOPIC_DIRECTORY.fullmatch(f"{topic}~{topic_id.hex}"), "topic names are checked before they come here"
         name = self._name(topic, topic_id, partition)
         path = self.path(topic, topic_id, partition)
-        created = not self.disk.exists(path)
         log = PartitionLog.open(
             self.disk,
             path,
             config,
             cache=self.cache,
             mark=self._marks.get(name),
-            sync=sync and not created,
+            sync=sync,
             gaps_allowed=self._checkpoint_lost,
         )
-        if created and sync:
-            self._sync_new_directory(topic, topic_id)
-            log.sync_all()
         self.logs[topic, topic_id, partition] = log
         for cut in log.recovery.cuts:
             self.report.notes.append(str(cut))
         self.report.notes += log.recovery.notes
         return log
-
-    def _sync_new_directory(self, topic: str, topic_id: UUID) -> None:
-        self.disk.sync_dir(f"{self.directory}/topics/{self._topic_name(topic, topic_id)}")
-        self.disk.sync_dir(f"{self.directory}/topics")
 
     def sync_recovered(self) -> None:
         """One sync for all that recovery accepted, before any of it is served."""

@@ -1,12 +1,18 @@
-"""A disk in memory that crashes, tears, reorders, fills up and fails on demand.
+"""A disk in memory that loses power, tears and reorders writes, fills up and fails on demand.
 
-It keeps what a real disk keeps apart: for every file the bytes that are *flushed* and the writes since; for every
-directory the entries that are durable and the creates, renames and unlinks since. ``crash(seed)`` throws a fair die
-over everything that is not durable: a write survives whole, not at all, up to some byte, or in some of its 512- or
-4,096-byte blocks (the others read as zeros or as before); a rename or create survives or not, independently of the
-bytes. The same seed and history give the same disk.
+It keeps apart what a real disk keeps apart. For every file: the bytes that are *flushed* and the writes since. For
+every directory: the entries that are durable and the changes since (creates, directories made, renames, unlinks).
 
-It is stricter than most filesystems: a synced file whose directory was not synced is gone after the crash.
+A process can end in two ways:
+
+* ``kill()`` is ``kill -9``. Open files become unusable and locks are free. Everything written can still be read, but
+  what was not synced is still not synced.
+* ``crash(seed)`` is a power loss. What was not synced survives by chance: a write whole, not at all, up to some byte,
+  or in some of its 512- or 4,096-byte blocks (the others read as zeros or as before); a change of a directory or not,
+  independently of the bytes. The same seed and history give the same disk.
+
+It is stricter than most filesystems: a synced file is gone after a power loss if one of the directories on its path
+was not durable.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ import errno
 import io
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 __all__ = ["SimulatedDisk", "SimulatedFile"]
@@ -62,15 +68,41 @@ def _apply(content: bytearray, change: _Write | _Truncate) -> None:
 
 @dataclass(slots=True)
 class _EntryChange:
-    """A directory entry set (``inode``) or removed (None); the parts of a rename share a number and stay together."""
+    """A directory entry set (``node``) or removed (None). The two parts of a rename share a number: a power loss keeps
+    both or neither."""
 
-    path: str
-    inode: _Inode | None
+    name: str
+    node: _Node | None
     number: int
+
+    def apply(self, entries: dict[str, _Node]) -> None:
+        if self.node is None:
+            entries.pop(self.name, None)
+        else:
+            entries[self.name] = self.node
+
+
+@dataclass(slots=True, eq=False)
+class _Directory:
+    entries: dict[str, _Node] = field(default_factory=dict)
+    durable: dict[str, _Node] = field(default_factory=dict)
+    changes: list[_EntryChange] = field(default_factory=list)
+
+    def change(self, change: _EntryChange) -> None:
+        change.apply(self.entries)
+        self.changes.append(change)
+
+    def sync(self) -> None:
+        for change in self.changes:
+            change.apply(self.durable)
+        self.changes.clear()
+
+
+_Node = _Inode | _Directory
 
 
 class SimulatedFile:
-    """An open file of a SimulatedDisk; useless after a crash, as the process that held it would be."""
+    """An open file of a SimulatedDisk; unusable after the process that opened it has died."""
 
     def __init__(self, disk: SimulatedDisk, path: str, inode: _Inode) -> None:
         self.path = path
@@ -79,7 +111,7 @@ class SimulatedFile:
         self._life = disk.life
 
     def _check(self, operation: str) -> None:
-        assert self._life == self._disk.life, f"{self.path} was used across a crash"
+        assert self._life == self._disk.life, f"{self.path} was used by a process that is dead"
         self._disk.maybe_fail(operation, self.path)
 
     def fileno(self) -> int:
@@ -131,15 +163,12 @@ class SimulatedDisk:
     def __init__(self, *, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
         self.life = 0
-        """Counts crashes."""
+        """Counts the deaths of the process, by kill or by power loss."""
         self.locks: set[str] = set()
         self.operations = 0
         self.crash_after: int | None = None
         """Raise PowerLoss before the operation with this number: every point of a run can be a crash point."""
-        self._names: dict[str, _Inode] = {}
-        self._durable: dict[str, _Inode] = {}
-        self._directories: set[str] = {"/"}
-        self._changes: dict[str, list[_EntryChange]] = {}
+        self._root = _Directory()
         self._change_number = 0
         self._faults: list[tuple[str, str, int]] = []
 
@@ -165,111 +194,95 @@ class SimulatedDisk:
         return min(size, max(0, len(inode.content) + growth_max - position))
 
     def used_bytes(self) -> int:
-        return sum(len(inode.content) for inode in self._names.values())
+        return sum(len(node.content) for node in _walk(self._root) if isinstance(node, _Inode))
 
-    def crash(self, seed: int) -> None:
-        """Lose power: what was not synced survives by chance, decided by ``seed``. Locks are free again."""
-        chance = random.Random(seed)
-        style = chance.choice(("nothing", "everything", "some", "some", "some"))
-        for changes in self._changes.values():
-            _settle_entries(self._durable, changes, chance, style)
-        self._changes.clear()
-        survivors: dict[_Inode, _Inode] = {}
-        for path, inode in self._durable.items():
-            if inode not in survivors:
-                survivors[inode] = _settle_file(inode, chance, style)
-            self._durable[path] = survivors[inode]
-        self._names = dict(self._durable)
+    def kill(self) -> None:
+        """The process dies and the machine goes on: what was written can be read, and is no more durable than it
+        was."""
         self.locks.clear()
         self._faults.clear()
         self.crash_after = None
         self.life += 1
 
+    def crash(self, seed: int) -> None:
+        """The power fails: what was not synced survives by chance, decided by ``seed``."""
+        chance = random.Random(seed)
+        style = chance.choice(("nothing", "everything", "some", "some", "some"))
+        survives: dict[int, bool] = {}
+        # Directories are visited as they were before the loss, so that the order of the throws is that of the names.
+        for node in list(_walk(self._root, durable_too=True)):
+            if isinstance(node, _Directory):
+                _settle_entries(node, survives, chance, style)
+        for node in list(_walk(self._root)):
+            if isinstance(node, _Inode):
+                _settle_file(node, chance, style)
+        self.kill()
+
     # The port.
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> SimulatedFile:
         self.maybe_fail("open", path)
-        inode = self._names.get(path)
-        if inode is None:
-            if not create or self._parent(path) not in self._directories:
-                raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
-            inode = _Inode()
-            self._set(path, inode, self._next_number())
-        return SimulatedFile(self, path, inode)
+        node = self._find(path)
+        if node is None and create:
+            node = _Inode()
+            self._set(path, node, self._next_number())
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+        if isinstance(node, _Directory):
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
+        return SimulatedFile(self, path, node)
 
     def exists(self, path: str) -> bool:
-        return path in self._names or path in self._directories
+        return self._find(path) is not None
 
     def is_directory(self, path: str) -> bool:
-        return path in self._directories
+        return isinstance(self._find(path), _Directory)
 
     def file_size(self, path: str) -> int:
-        return len(self._lookup(path).content)
+        return len(self._file(path).content)
 
     def listdir(self, path: str) -> list[str]:
-        if path not in self._directories:
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
-        within = path.rstrip("/") + "/"
-        found = [name for name in (*self._names, *self._directories) if name.startswith(within)]
-        return sorted({name[len(within) :].split("/")[0] for name in found if name != within})
+        return sorted(self._directory(path).entries)
 
     def list_files(self, path: str) -> dict[str, int]:
-        names = [name for name in self.listdir(path) if f"{path}/{name}" in self._names]
-        return {name: self.file_size(f"{path}/{name}") for name in names}
+        entries = sorted(self._directory(path).entries.items())
+        return {name: len(node.content) for name, node in entries if isinstance(node, _Inode)}
 
     def mkdir(self, path: str) -> None:
-        """Directories are durable at once; the log syncs them anyway and files in them are what can be lost."""
+        """Each new level is an entry of its parent, and durable when the parent was synced."""
         self.maybe_fail("mkdir", path)
-        while path not in self._directories:
-            self._directories.add(path)
-            path = self._parent(path)
+        built = ""
+        for name in _names(path):
+            built = f"{built}/{name}"
+            if self._find(built) is None:
+                self._set(built, _Directory(), self._next_number())
 
     def rename(self, source: str, target: str) -> None:
         self.maybe_fail("rename", source)
+        node = self._lookup(source)
         number = self._next_number()
-        if source in self._directories:
-            self._rename_directory(source, target)
-            return
-        inode = self._lookup(source)
-        self._set(target, inode, number)
+        self._set(target, node, number)
         self._set(source, None, number)
-
-    def _rename_directory(self, source: str, target: str) -> None:
-        """Atomic and durable at once: a simplification, since only topic deletion renames directories."""
-        for names in (self._names, self._durable):
-            for path in [path for path in names if path.startswith(source + "/")]:
-                names[target + path[len(source) :]] = names.pop(path)
-        moved = {path for path in self._directories if path == source or path.startswith(source + "/")}
-        self._directories -= moved
-        self._directories |= {target + path[len(source) :] for path in moved}
-        for directory in moved:
-            for change in self._changes.pop(directory, []):
-                change.path = target + change.path[len(source) :]
-                self._changes.setdefault(target + directory[len(source) :], []).append(change)
 
     def unlink(self, path: str) -> None:
         self.maybe_fail("unlink", path)
-        self._lookup(path)
+        self._file(path)
         self._set(path, None, self._next_number())
 
     def rmdir(self, path: str) -> None:
         self.maybe_fail("rmdir", path)
         if self.listdir(path):
             raise OSError(errno.ENOTEMPTY, "Directory not empty", path)
-        self._directories.discard(path)
+        self._set(path, None, self._next_number())
 
     def sync_dir(self, path: str) -> None:
         self.maybe_fail("sync_dir", path)
-        for change in self._changes.pop(path, []):
-            _settle_entry(self._durable, change)
+        self._directory(path).sync()
 
     def syncfs(self, path: str) -> None:
         self.maybe_fail("syncfs", path)
-        for directory in list(self._changes):
-            for change in self._changes.pop(directory):
-                _settle_entry(self._durable, change)
-        for inode in set(self._names.values()):
-            inode.sync()
+        for node in list(_walk(self._root, durable_too=True)):
+            node.sync()
 
     def lock(self, path: str) -> SimulatedLock:
         if path in self.locks:
@@ -287,35 +300,48 @@ class SimulatedDisk:
     # For tests that damage things on purpose.
 
     def contents(self, path: str) -> bytes:
-        return bytes(self._lookup(path).content)
+        return bytes(self._file(path).content)
 
     def damage(self, path: str, change: Callable[[bytearray], None]) -> None:
-        """Alter a file behind everybody's back, durably: what decay does."""
-        inode = self._lookup(path)
+        """Alter a file durably and without any of the operations above, as decay does."""
+        inode = self._file(path)
         change(inode.content)
         inode.flushed = bytes(inode.content)
         inode.unsynced.clear()
 
-    def _lookup(self, path: str) -> _Inode:
-        inode = self._names.get(path)
-        if inode is None:
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
-        return inode
+    # Finding.
 
-    def _set(self, path: str, inode: _Inode | None, number: int) -> None:
-        if inode is None:
-            self._names.pop(path, None)
-        else:
-            self._names[path] = inode
-        self._changes.setdefault(self._parent(path), []).append(_EntryChange(path, inode, number))
+    def _find(self, path: str) -> _Node | None:
+        node: _Node | None = self._root
+        for name in _names(path):
+            node = node.entries.get(name) if isinstance(node, _Directory) else None
+        return node
+
+    def _lookup(self, path: str) -> _Node:
+        node = self._find(path)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+        return node
+
+    def _file(self, path: str) -> _Inode:
+        node = self._lookup(path)
+        if isinstance(node, _Directory):
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
+        return node
+
+    def _directory(self, path: str) -> _Directory:
+        node = self._lookup(path)
+        if isinstance(node, _Inode):
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", path)
+        return node
+
+    def _set(self, path: str, node: _Node | None, number: int) -> None:
+        parent, _, name = path.rpartition("/")
+        self._directory(parent).change(_EntryChange(name, node, number))
 
     def _next_number(self) -> int:
         self._change_number += 1
         return self._change_number
-
-    @staticmethod
-    def _parent(path: str) -> str:
-        return path.rsplit("/", 1)[0] or "/"
 
 
 class PowerLoss(BaseException):
@@ -325,23 +351,38 @@ class PowerLoss(BaseException):
         super().__init__(f"power loss at {operation} {path}")
 
 
-def _settle_entry(names: dict[str, _Inode], change: _EntryChange) -> None:
-    if change.inode is None:
-        names.pop(change.path, None)
-    else:
-        names[change.path] = change.inode
+def _names(path: str) -> list[str]:
+    return [name for name in path.split("/") if name]
 
 
-def _settle_entries(names: dict[str, _Inode], changes: list[_EntryChange], chance: random.Random, style: str) -> None:
-    survives: dict[int, bool] = {}
-    for change in changes:
+def _walk(directory: _Directory, *, durable_too: bool = False) -> Iterator[_Node]:
+    """Every node below, and the directory itself, each once. With ``durable_too`` also nodes that were unlinked or
+    moved, but not durably."""
+    seen: set[_Node] = set()
+    found: list[_Node] = [directory]
+    while found:
+        node = found.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        yield node
+        if isinstance(node, _Directory):
+            found += [node.entries[name] for name in sorted(node.entries)]
+            if durable_too:
+                found += [node.durable[name] for name in sorted(node.durable)]
+
+
+def _settle_entries(directory: _Directory, survives: dict[int, bool], chance: random.Random, style: str) -> None:
+    for change in directory.changes:
         if change.number not in survives:
             survives[change.number] = style == "everything" or (style == "some" and chance.random() < 0.5)
         if survives[change.number]:
-            _settle_entry(names, change)
+            change.apply(directory.durable)
+    directory.changes.clear()
+    directory.entries = dict(directory.durable)
 
 
-def _settle_file(inode: _Inode, chance: random.Random, style: str) -> _Inode:
+def _settle_file(inode: _Inode, chance: random.Random, style: str) -> None:
     content = bytearray(inode.flushed)
     if style == "everything":
         content = bytearray(inode.content)
@@ -350,7 +391,9 @@ def _settle_file(inode: _Inode, chance: random.Random, style: str) -> _Inode:
         for change in inode.unsynced:
             if not _settle_change(content, change, chance, fate):
                 break
-    return _Inode(content=content, flushed=bytes(content))
+    inode.content = content
+    inode.flushed = bytes(content)
+    inode.unsynced.clear()
 
 
 def _settle_change(content: bytearray, change: _Write | _Truncate, chance: random.Random, fate: str) -> bool:
@@ -372,7 +415,7 @@ def _settle_change(content: bytearray, change: _Write | _Truncate, chance: rando
 
 
 def _tear_blocks(content: bytearray, change: _Write, chance: random.Random) -> None:
-    """Some blocks of the write arrive and some do not; those behind the old end that do not read as zeros."""
+    """Some blocks of the write arrive and some do not; those past the old end that do not arrive read as zeros."""
     block = chance.choice(_BLOCKS)
     position = change.position
     end = position + len(change.data)

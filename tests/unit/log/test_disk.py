@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -97,12 +98,44 @@ def test_syncs_and_free_space_answer(place: tuple[Disk, str]) -> None:
     assert disk.free_bytes(root) > 0
 
 
+def test_a_sync_of_a_file_reaches_the_kernel_and_its_error_is_raised(tmp_path: Path) -> None:
+    file = OsDisk().open(f"{tmp_path}/file", create=True)
+    file.datasync()
+    ends = os.pipe()
+    try:
+        os.dup2(ends[1], file.fileno())  # a pipe cannot be synced
+        with pytest.raises(OSError, match="Invalid argument"):
+            file.datasync()
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def test_a_sync_of_the_filesystem_reaches_the_kernel_and_its_error_is_raised(tmp_path: Path) -> None:
+    disk = OsDisk()
+    disk.syncfs(str(tmp_path))
+    [kept] = [fd for fd in map(int, os.listdir("/proc/self/fd")) if _target(fd) == str(tmp_path)]
+    only_a_name = os.open(tmp_path, os.O_PATH)
+    os.dup2(only_a_name, kept)  # names a place and cannot be synced
+    os.close(only_a_name)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        disk.syncfs(str(tmp_path))
+
+
+def _target(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except FileNotFoundError:
+        return ""
+
+
 def test_a_replaced_file_is_the_old_or_the_new_one_after_any_crash() -> None:
     seen = set()
     for steps in range(8):
         for seed in range(12):
             disk = SimulatedDisk()
             disk.mkdir("/d")
+            disk.sync_dir("/")
             replace_file(disk, "/d/file", b"old" * 500)
             disk.crash_after = disk.operations + steps
             try:
@@ -133,6 +166,7 @@ def test_a_crash_keeps_what_was_synced_and_throws_a_die_for_the_rest() -> None:
         file.write([b"s" * 1000], 0)
         file.datasync()
         disk.sync_dir("/d")
+        disk.sync_dir("/")
         file.write([b"u" * 9000], 1000)
         disk.crash(seed)
         after = disk.contents("/d/file")
@@ -149,10 +183,83 @@ def test_a_synced_file_without_a_synced_entry_may_be_gone() -> None:
     for seed in range(50):
         disk = SimulatedDisk()
         disk.mkdir("/d")
+        disk.sync_dir("/")
         disk.open("/d/file", create=True).datasync()
         disk.crash(seed)
         found.add(disk.exists("/d/file"))
     assert found == {True, False}
+
+
+def test_a_synced_file_in_a_directory_whose_parent_was_not_synced_may_be_gone() -> None:
+    found = set()
+    for seed in range(50):
+        disk = SimulatedDisk()
+        disk.mkdir("/a/b")
+        disk.open("/a/b/file", create=True).datasync()
+        disk.sync_dir("/a/b")
+        disk.sync_dir("/")
+        disk.crash(seed)
+        assert disk.exists("/a")
+        found.add((disk.exists("/a/b"), disk.exists("/a/b/file")))
+    assert found == {(True, True), (False, False)}
+
+
+@pytest.mark.parametrize("sync", ["directory", "filesystem"])
+def test_a_directory_is_durable_when_its_parent_or_the_filesystem_was_synced(sync: str) -> None:
+    for seed in range(30):
+        disk = SimulatedDisk()
+        disk.mkdir("/a")
+        if sync == "directory":
+            disk.sync_dir("/")
+        else:
+            disk.syncfs("/a")
+        disk.crash(seed)
+        assert disk.is_directory("/a")
+
+
+def test_a_renamed_directory_is_in_one_of_its_two_places_after_a_power_loss() -> None:
+    found = set()
+    for seed in range(50):
+        disk = SimulatedDisk()
+        disk.mkdir("/from/topic")
+        disk.mkdir("/to")
+        disk.open("/from/topic/file", create=True).write([b"x"], 0)
+        disk.syncfs("/")
+        disk.rename("/from/topic", "/to/topic")
+        assert disk.contents("/to/topic/file") == b"x"
+        disk.crash(seed)
+        found.add((disk.exists("/from/topic/file"), disk.exists("/to/topic/file")))
+    assert found == {(True, False), (False, True)}
+
+
+def test_a_killed_process_leaves_what_it_wrote_readable_and_as_little_durable_as_it_was() -> None:
+    found = set()
+    for seed in range(50):
+        disk = SimulatedDisk()
+        disk.mkdir("/d")
+        disk.sync_dir("/")
+        lock = disk.lock("/d/lock")
+        file = disk.open("/d/file", create=True)
+        file.write([b"written"], 0)
+        disk.kill()
+        with pytest.raises(AssertionError, match="dead"):
+            file.write([b"more"], 7)
+        assert disk.lock("/d/lock") is not lock
+        assert disk.contents("/d/file") == b"written"
+        disk.crash(seed)
+        found.add(disk.contents("/d/file") if disk.exists("/d/file") else None)
+    assert {None, b"", b"written"} <= found
+
+
+def test_what_a_killed_process_left_is_durable_after_a_sync_by_the_next_one() -> None:
+    for seed in range(30):
+        disk = SimulatedDisk()
+        disk.mkdir("/d")
+        disk.open("/d/file", create=True).write([b"written"], 0)
+        disk.kill()
+        disk.syncfs("/")
+        disk.crash(seed)
+        assert disk.contents("/d/file") == b"written"
 
 
 def test_the_same_seed_gives_the_same_crash() -> None:
@@ -161,6 +268,7 @@ def test_the_same_seed_gives_the_same_crash() -> None:
         disk.mkdir("/d")
         file = disk.open("/d/file", create=True)
         disk.sync_dir("/d")
+        disk.sync_dir("/")
         for n in range(5):
             file.write([b"%d" % n * 3000], n * 3000)
         disk.crash(7)

@@ -56,6 +56,40 @@ def test_after_an_orderly_stop_nothing_is_scanned(tmp_path: Path) -> None:
     assert [(log.end_offset, log.recovery.scanned_bytes) for log in logs] == [(20, 0)] * 3
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["each log with its sync", "one sync for all"])
+def test_what_recovery_accepted_after_a_kill_survives_a_power_loss(together: bool) -> None:
+    for seed in range(20):
+        disk = SimulatedDisk()
+        store = LogStore.open(disk, "/data")
+        for partition in range(2):
+            fill(store.open_log("t", ID, partition, SMALL, sync=False), 12)
+        disk.kill()
+        store = LogStore.open(disk, "/data")
+        for partition in range(2):
+            store.open_log("t", ID, partition, SMALL, sync=not together)
+        if together:
+            store.sync_recovered()
+        assert [log.flushed_offset for log in store.logs.values()] == [12, 12]
+        disk.crash(seed)
+        store = LogStore.open(disk, "/data")
+        for partition in range(2):
+            assert offsets_in(store.open_log("t", ID, partition, SMALL)) == list(range(12))
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["by this process", "by one that was killed"])
+def test_a_flushed_record_survives_in_a_directory_that_was_just_made(killed: bool) -> None:
+    for seed in range(20):
+        disk = SimulatedDisk()
+        if killed:
+            LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL, sync=False)
+            disk.kill()
+        log = LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL)
+        fill(log, 1)
+        log.sync_all()
+        disk.crash(seed)
+        assert LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL).end_offset == 1
+
+
 def test_a_crash_after_an_orderly_stop_and_start_is_unclean() -> None:
     disk = SimulatedDisk()
     LogStore.open(disk, "/data").close()
