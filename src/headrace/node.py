@@ -33,7 +33,8 @@ from headrace.log.disk import OsDisk
 from headrace.log.flush import Flusher
 from headrace.log.store import LogStore
 from headrace.ports import Clock, Disk
-from headrace.server import Listener, ServerLimits, parse_address, refuse_public
+from headrace.server import KafkaLimits, KafkaService, Listener, ListenerLimits, parse_address, refuse_public
+from headrace.server.session import ProtocolFactory
 
 __all__ = ["EXIT_STORAGE_FAILED", "Address", "Node", "new_event_loop", "serve"]
 
@@ -95,6 +96,7 @@ class Node:
         self._disk = disk or OsDisk()
         self._on_failure = on_failure
         self._listeners: list[Listener] = []
+        self._kafka: KafkaService | None = None
         self._store: LogStore | None = None
         self._flusher: Flusher | None = None
         self._stopping = asyncio.Event()
@@ -108,8 +110,9 @@ class Node:
         try:
             self._open()
             self.broker.start()  # groups and transactions are loaded before the first request can come
+            self._kafka = KafkaService(self.broker.handle, KafkaLimits.of(self.settings))
             for name, (host, port) in wanted.items():
-                await self._listen(name, host, port)
+                await self._listen(name, self._kafka.session, host, port)
         except BaseException:
             await self.stop()
             raise
@@ -146,16 +149,16 @@ class Node:
         self._flusher.start()
         self.broker = Broker(store=self._store, flusher=self._flusher, clock=self._clock, settings=self.settings)
 
-    async def _listen(self, name: str, host: str, port: int) -> None:
-        listener = Listener(self.broker.handle, self._server_limits(), name)
+    async def _listen(self, name: str, protocol_factory: ProtocolFactory, host: str, port: int) -> None:
+        listener = Listener(protocol_factory, self._listener_limits(), name)
         await listener.start(host, port)
         self._listeners.append(listener)
         self.addresses.append(Address(name, listener.host, listener.port))
         self.broker.addresses[name] = self._advertised(name, listener)
 
-    def _server_limits(self) -> ServerLimits:
+    def _listener_limits(self) -> ListenerLimits:
         """Connections must leave descriptors for segments: a broker that cannot open its files serves nobody."""
-        limits = ServerLimits.of(self.settings)
+        limits = ListenerLimits.of(self.settings)
         room = self._files_max - min(SEGMENT_FILES_MAX, self._files_max // 4) - OTHER_FILES
         if room < limits.connections_max:
             log.warning("max.connections is %d and not %d: see ulimit -n", room, limits.connections_max)
@@ -186,6 +189,8 @@ class Node:
         drain_s = None if self.failed is None else 0.0  # what waits for the disk will not be answered
         await asyncio.gather(*(listener.drain(drain_s) for listener in self._listeners))
         self._listeners.clear()
+        if self._kafka is not None:
+            self._kafka.close()
         if hasattr(self, "broker"):
             await self.broker.stop()
             # Cancelling a task does not end the thread it waits for: a checkpoint under way there would write its file

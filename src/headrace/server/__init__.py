@@ -1,18 +1,21 @@
 """Sockets: the only ones on the data path. Bytes go to ``wire``, requests to a handler, answers back in order.
 
-    limits.py    what a peer may cost, from the settings
-    budget.py    request bytes held at once, all connections together
-    output.py    answers on their way out, file slices read as the peer takes them
-    kafka.py     one Kafka connection
-    listener.py  one address: accepting, idle connections, draining
+    listener.py       one address: accepting, limits, idle connections, draining; knows no protocol
+    session.py        what a listener and a protocol know of each other
+    limits.py         what a connection may cost, whatever it speaks
+    kafka.py          one Kafka connection
+    kafka_service.py  what all Kafka connections share: handler, limits, buffers, authentication
+    output.py         answers on their way out, file slices read as the peer takes them
+    budget.py         request bytes held at once, all connections together
 
-TLS belongs into ``Listener.start`` (nothing else touches the socket: answers go through the transport), authentication
-into ``Session`` before a request is handed on, where ``Peer.principal`` is set.
+TLS is an ``ssl`` context for ``Listener.start``: nothing else touches the socket, except ``output.py``, which sees that
+a connection is encrypted and goes through the transport. Authentication is an ``Authentication`` for ``KafkaService``.
 """
 
 from __future__ import annotations
 
-from headrace.server.limits import ServerLimits
+from headrace.server.kafka_service import KafkaLimits, KafkaService
+from headrace.server.limits import ListenerLimits
 from headrace.server.listener import Listener, parse_address, refuse_public
 
-__all__ = ["Listener", "ServerLimits", "parse_address", "refuse_public"]
+__all__ = ["KafkaLimits", "KafkaService", "Listener", "ListenerLimits", "parse_address", "refuse_public"]

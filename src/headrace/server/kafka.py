@@ -1,9 +1,12 @@
-"""One connection: bytes in, requests executed in order, answers out in order.
+"""One Kafka connection: bytes in, requests executed in order, answers out in order.
 
-Execution. Requests of a connection are executed in the order they came. A Produce takes effect when its handler
-returns, and only its answer waits (for the shared flush), so the next request runs at once; up to
-``requests_in_flight_max`` answers may be waiting. Any other request that has to wait holds up those behind it, as Kafka
-does: a heartbeat must not overtake the JoinGroup in front of it.
+Execution. Requests of a connection are executed in the order they came. What a reply may wait for is declared for each
+API (``wire.kafka.apis.Waits``). Where it is only the flush, the request has taken effect and the next one runs at once;
+up to ``requests_in_flight_max`` answers may be waiting. Any other reply that has to wait holds up the requests after
+it, as in Kafka: a heartbeat must not overtake the JoinGroup before it.
+
+Authentication. Where it is required, requests go to the authentication until it knows the peer, and to the broker
+from then on.
 
 Pressure. What cannot be executed yet stays in ``_received``, and while anything is there the socket is not read. A peer
 that does not take its answers is not read either. So a connection costs one read, decoded, plus its output.
@@ -13,44 +16,51 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.broker.request import Peer, PromptReply, Reply, Request
-from headrace.server.limits import LARGE_FRAME_BYTES, LINGER_S, READ_BYTES_SMALL
 from headrace.server.output import Output
-from headrace.wire.kafka.apis import APIS, PRODUCE
+from headrace.server.session import Session, peer_address, send_at_once
+from headrace.wire.kafka.apis import APIS, Waits
 from headrace.wire.kafka.codec import UnwritableMessage
 from headrace.wire.kafka.connection import Connection, Event, PeerErred, ReplyTo, RequestReceived, UnsupportedVersion
 
 if TYPE_CHECKING:
+    from headrace.server.kafka_service import KafkaService
     from headrace.server.listener import Listener
 
-__all__ = ["Handler", "Session"]
-
-Handler = Callable[[Request[Any]], Reply]
+__all__ = ["READ_BYTES", "REQUESTS_PER_TURN", "KafkaSession"]
 
 log = logging.getLogger("headrace.server")
+
+READ_BYTES = 256 << 10
+"""One read from a socket while a large frame arrives."""
+
+READ_BYTES_SMALL = 64 << 10
+"""One read otherwise: what many small requests in one read can cost as decoded objects."""
+
+LARGE_FRAME_BYTES = 64 << 10
+"""Frames up to this size are read even when the request budget is spent."""
+
+LINGER_S = 0.5
+"""After a protocol error, answers to earlier requests have so long to leave."""
 
 HANDSHAKE_GRACE_S = 0.05
 
 REQUESTS_PER_TURN = 64
 """One read can carry thousands of small requests: after so many of one connection the others have their turn."""
 
-WAITS_FOR_OTHERS = frozenset({1, 11, 14})
-"""Fetch, JoinGroup, SyncGroup: what they wait for may never come, so nobody waits for them when a connection ends."""
 
-
-class Session(asyncio.BufferedProtocol):
+class KafkaSession(Session, asyncio.BufferedProtocol):
     """The skin around one ``Connection``."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, service: KafkaService, listener: Listener) -> None:
+        self._service = service
         self._listener = listener
-        self._limits = listener.limits
-        self._connection = Connection(listener.limits.frames)
+        self._limits = service.limits
+        self._handle = self._before_authentication if service.authentication.required else service.handle
+        self._connection = Connection(service.limits.frames)
         self._received: deque[Event] = deque()
         self._received_bytes = 0
         self._pending: deque[tuple[ReplyTo, Any]] = deque()  # answers to come, in order
@@ -71,31 +81,27 @@ class Session(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         self._loop = asyncio.get_running_loop()
         self.active_at = self._loop.time()
-        address = transport.get_extra_info("peername") or ("unknown", 0)
-        self.peer = Peer(id=self._listener.next_peer_id(), host=address[0], listener=self._listener.name)
+        self.host, port = peer_address(transport)
+        self.address = f"{self.host}:{port}"
+        self.peer = Peer(id=self._service.next_peer_id(), host=self.host, listener=self._listener.name)
         self.peer.on_hold = self._hold
         self.peer.on_hang_up = self._hang_up
-        self._address = f"{address[0]}:{address[1]}"
         self._output = Output(
             self._transport,
-            self._listener.readers,
+            self._service.readers,
             drained=self._output_drained,
             failed=self._output_failed,
             taken=self._is_active,
         )
-        refusal = self._listener.admit(self)
-        if refusal:
-            log.warning("%s refused: %s", self._address, refusal)
-            self._transport.abort()
+        if not self._listener.admit(self):
             return
         self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes_max)
-        with suppress(OSError):  # the peer may be gone already; the loop will tell
-            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._handshake = self._loop.call_later(self._limits.handshake_s, self._handshake_is_late)
+        send_at_once(transport)
+        self._handshake = self._loop.call_later(self._listener.limits.handshake_s, self._handshake_is_late)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """All connections share one buffer: the loop reads into it and calls ``buffer_updated`` before anybody else."""
-        scratch = self._listener.scratch
+        scratch = self._service.scratch
         return scratch if self._connection.missing_bytes > READ_BYTES_SMALL else scratch[:READ_BYTES_SMALL]
 
     def _is_active(self) -> None:
@@ -103,7 +109,7 @@ class Session(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._is_active()
-        events = self._connection.receive_data(self._listener.scratch[:nbytes])
+        events = self._connection.receive_data(self._service.scratch[:nbytes])
         if events:
             self._note(events)
         self._execute()
@@ -124,8 +130,8 @@ class Session(asyncio.BufferedProtocol):
             self._parked.cancel()  # a fetch may be waiting for hours, and nobody would take its answer
         self._pending.clear()
         self._output.abandon()
-        self._listener.budget.leave(self)
-        self._listener.budget.change(-self._held_bytes)
+        self._service.budget.leave(self)
+        self._service.budget.change(-self._held_bytes)
         self._held_bytes = 0
         self._listener.forget(self)
 
@@ -184,7 +190,7 @@ class Session(asyncio.BufferedProtocol):
             self._pending.append((ReplyTo(-1, 0, 0), self._connection.send_unsupported(event)))
             self._send_ready()
         elif isinstance(event, PeerErred):
-            log.info("%s closed: %s", self._address, event.reason)
+            log.info("%s closed: %s", self.address, event.reason)
             self.end()
 
     def _request(self, event: RequestReceived) -> None:
@@ -198,7 +204,7 @@ class Session(asyncio.BufferedProtocol):
         )
         reply_to = event.reply_to
         try:
-            reply = self._listener.handle(request)
+            reply = self._handle(request)
         except Exception as error:
             self._handler_failed(reply_to, error)
             return
@@ -206,7 +212,7 @@ class Session(asyncio.BufferedProtocol):
             return
         self._pending.append((reply_to, reply))
         if isinstance(reply, asyncio.Future) and not reply.done():
-            if event.api_key != PRODUCE:
+            if APIS[event.api_key].waits is not Waits.FLUSH:
                 self._parked = reply
             if isinstance(reply, PromptReply):
                 reply.taker = self._answered
@@ -215,10 +221,17 @@ class Session(asyncio.BufferedProtocol):
         elif len(self._pending) == 1:
             self._send_ready()
 
+    def _before_authentication(self, request: Request[Any]) -> Reply:
+        authentication = self._service.authentication
+        if not authentication.knows(self.peer):
+            return authentication.handle(request)
+        self._handle = self._service.handle
+        return self._handle(request)
+
     def _handler_failed(self, reply_to: ReplyTo, error: BaseException) -> None:
         """A mistake of ours: told in the log, paid by this connection alone."""
         name = APIS[reply_to.api_key].name
-        log.error("%s version %d from %s failed", name, reply_to.version, self._address, exc_info=error)
+        log.error("%s version %d from %s failed", name, reply_to.version, self.address, exc_info=error)
         self._transport.abort()
 
     # ---- answers ----------------------------------------------------------------------------------------------------
@@ -259,7 +272,7 @@ class Session(asyncio.BufferedProtocol):
         try:
             chunks = self._connection.send(reply, reply_to)
         except UnwritableMessage as error:
-            log.warning("%s closed: answer to %s: %s", self._address, APIS[reply_to.api_key].name, error.message)
+            log.warning("%s closed: answer to %s: %s", self.address, APIS[reply_to.api_key].name, error.message)
             self._transport.abort()
             return
         except Exception as error:
@@ -274,7 +287,7 @@ class Session(asyncio.BufferedProtocol):
             self._execute()
 
     def _output_failed(self, reason: str) -> None:
-        log.error("answer to %s broken off: %s", self._address, reason)
+        log.error("answer to %s broken off: %s", self.address, reason)
         self._transport.abort()
 
     # ---- pressure ---------------------------------------------------------------------------------------------------
@@ -294,11 +307,11 @@ class Session(asyncio.BufferedProtocol):
         self._execute()
 
     def _hang_up(self, reason: str) -> None:
-        log.info("%s closed: %s", self._address, reason)
+        log.info("%s closed: %s", self.address, reason)
         self.end()
 
     def _mind_the_budget(self) -> None:
-        budget = self._listener.budget
+        budget = self._service.budget
         partial = self._connection.held_bytes
         held = partial + self._received_bytes
         if held != self._held_bytes:
@@ -320,7 +333,7 @@ class Session(asyncio.BufferedProtocol):
         self._mind_reading()
 
     def budget_refused(self) -> None:
-        log.warning("%s dropped: request memory is spent and its request did not arrive in time", self._address)
+        log.warning("%s dropped: request memory is spent and its request did not arrive in time", self.address)
         self._transport.abort()
 
     # ---- the end ----------------------------------------------------------------------------------------------------
@@ -339,16 +352,20 @@ class Session(asyncio.BufferedProtocol):
 
     def _close_if_answered(self) -> None:
         """``close`` lets the transport's own buffer out first."""
-        waited_for = any(reply_to.api_key not in WAITS_FOR_OTHERS for reply_to, _ in self._pending)
+        waited_for = any(not self._may_be_left(reply_to) for reply_to, _ in self._pending)
         if not waited_for and not self._output.blocked:
             self._transport.close()
+
+    def _may_be_left(self, reply_to: ReplyTo) -> bool:
+        """What other clients have to do first may never happen, so a connection that ends does not wait for it."""
+        return reply_to.api_key >= 0 and APIS[reply_to.api_key].waits is Waits.CLIENTS
 
     def close_if_idle(self, idle_s: float) -> None:
         """Silent with nothing under way, or an answer that the peer does not take."""
         silent_s = self._loop.time() - self.active_at
         if silent_s < idle_s or (self._pending and not self._output.blocked):
             return
-        log.info("%s closed: silent for %.0f s", self._address, silent_s)
+        log.info("%s closed: silent for %.0f s", self.address, silent_s)
         self._transport.abort()
 
     def _handshake_is_late(self) -> None:
@@ -356,5 +373,5 @@ class Session(asyncio.BufferedProtocol):
         self._handshake = self._loop.call_later(HANDSHAKE_GRACE_S, self._handshake_is_too_late)
 
     def _handshake_is_too_late(self) -> None:
-        log.info("%s closed: no request within %.0f s", self._address, self._limits.handshake_s)
+        log.info("%s closed: no request within %.0f s", self.address, self._listener.limits.handshake_s)
         self._transport.abort()

@@ -1,57 +1,62 @@
-"""One address that is listened on."""
+"""One address that is listened on: accepting connections, limiting them, closing idle ones, draining all.
+
+It knows no protocol: ``protocol_factory`` makes the session of each connection (see ``session.py``).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import ipaddress
-import itertools
 import logging
 import socket
+import ssl
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 from headrace.errors import UsageError
-from headrace.server.budget import RequestBudget
-from headrace.server.kafka import Handler, Session
-from headrace.server.limits import FAVOUR_S, READ_BYTES, ServerLimits
+from headrace.server.limits import ListenerLimits
+from headrace.server.session import ProtocolFactory, Session
 
 __all__ = ["Listener", "parse_address", "refuse_public"]
 
 log = logging.getLogger("headrace.server")
 
 BACKLOG = 1024
-READER_THREADS = 4
 
 
 class Listener:
-    """Accepts connections and hands their requests to ``handle``, until ``drain``."""
+    """Accepts connections from ``start`` until ``drain``."""
 
-    def __init__(self, handle: Handler, limits: ServerLimits | None = None, name: str = "kafka") -> None:
-        self.handle = handle
-        self.limits = limits or ServerLimits()
+    def __init__(
+        self, protocol_factory: ProtocolFactory, limits: ListenerLimits | None = None, name: str = "kafka"
+    ) -> None:
+        self.limits = limits or ListenerLimits()
         self.name = name
-        self.scratch = memoryview(bytearray(READ_BYTES))
-        self.readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="headrace-read")
         self.host = ""
         self.port = 0
+        self._protocol_factory = protocol_factory
         self._sessions: set[Session] = set()
         self._per_ip: Counter[str] = Counter()
-        self._peer_ids = itertools.count(1)
         self._server: asyncio.Server | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
 
-    async def start(self, host: str, port: int) -> None:
+    async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> None:
         """Listen; ``host`` and ``port`` say afterwards where. Port 0 lets the system choose."""
         loop = asyncio.get_running_loop()
-        self.budget = RequestBudget(self.limits.request_bytes_held_max, favour_s=FAVOUR_S, call_later=loop.call_later)
+        handshake_s = self.limits.handshake_s if tls is not None else None
         try:
-            self._server = await loop.create_server(lambda: Session(self), host, port, backlog=BACKLOG)
+            self._server = await loop.create_server(
+                self._new_session, host, port, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_s
+            )
         except OSError as error:
             raise _cannot_listen(host, port, error) from None
         self.host, self.port = self._server.sockets[0].getsockname()[:2]
         self._schedule_sweep()
+
+    def _new_session(self) -> asyncio.BaseProtocol:
+        return cast("asyncio.BaseProtocol", self._protocol_factory(self))
 
     async def drain(self, drain_s: float | None = None) -> None:
         """Accept no more, finish what is in flight within ``drain_s`` (by default the limits'), close everything."""
@@ -70,7 +75,6 @@ class Listener:
             for session in list(self._sessions):
                 session.abort()
             await asyncio.sleep(0)
-        self.readers.shutdown(wait=False, cancel_futures=True)
 
     async def _all_gone(self) -> None:
         while self._sessions:
@@ -83,24 +87,29 @@ class Listener:
     def connections(self) -> int:
         return len(self._sessions)
 
-    def next_peer_id(self) -> int:
-        return next(self._peer_ids)
-
-    def admit(self, session: Session) -> str:
-        """Why a new connection is refused, or nothing; it is counted either way and ``forget`` undoes that."""
+    def admit(self, session: Session) -> bool:
+        """Count a new connection. Above a limit it is aborted, and the answer is False; ``forget`` follows either
+        way."""
         self._sessions.add(session)
-        self._per_ip[session.peer.host] += 1
+        self._per_ip[session.host] += 1
+        refusal = self._refusal(session)
+        if refusal:
+            log.warning("%s refused: %s", session.address, refusal)
+            session.abort()
+        return not refusal
+
+    def _refusal(self, session: Session) -> str:
         if len(self._sessions) > self.limits.connections_max:
             return f"more than max.connections={self.limits.connections_max}"
-        if self._per_ip[session.peer.host] > self.limits.connections_per_ip_max:
+        if self._per_ip[session.host] > self.limits.connections_per_ip_max:
             return f"more than max.connections.per.ip={self.limits.connections_per_ip_max}"
         return ""
 
     def forget(self, session: Session) -> None:
         self._sessions.discard(session)
-        self._per_ip[session.peer.host] -= 1
-        if not self._per_ip[session.peer.host]:
-            del self._per_ip[session.peer.host]
+        self._per_ip[session.host] -= 1
+        if not self._per_ip[session.host]:
+            del self._per_ip[session.host]
         self._empty.set()
 
     def _schedule_sweep(self) -> None:

@@ -26,9 +26,22 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from headrace.ports import File
-from headrace.server.limits import GATHERED_BYTES_MAX, PIECE_BYTES, SAMPLE_BYTES, TURN_BYTES
 
-__all__ = ["Output", "Slice"]
+__all__ = ["PIECE_BYTES", "Output", "Slice"]
+
+PIECE_BYTES = 128 << 10
+"""One read from a file on its way through a transport. Measured with uvloop on loopback, CPU seconds per GB: 64 KiB
+pieces 0.62, 128 KiB 0.48, 256 KiB 0.46; ``sendfile`` 0.30. A consumer that does not read costs one piece and the write
+buffer."""
+
+GATHERED_BYTES_MAX = 64 << 10
+"""An answer up to this size is read into memory and sent in one call; above, ``sendfile`` is cheaper."""
+
+TURN_BYTES = 1 << 20
+"""What one connection may send around its transport before the others have their turn."""
+
+SAMPLE_BYTES = 64 << 10
+"""How far apart the page cache is asked whether it has a range."""
 
 _BYTES = (bytes, bytearray, memoryview)
 _NO_WAIT = getattr(os, "RWF_NOWAIT", 0)

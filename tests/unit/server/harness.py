@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +14,8 @@ from typing import Any, TypeVar
 
 from headrace.broker.request import Request
 from headrace.node import new_event_loop
-from headrace.server import Listener, ServerLimits
+from headrace.server import KafkaLimits, KafkaService, Listener, ListenerLimits
+from headrace.server.kafka_service import Authentication
 from headrace.wire.kafka.codec import read_message, write_message
 from headrace.wire.kafka.messages.fetch import FetchRequest
 from headrace.wire.kafka.messages.groups import HeartbeatRequest, HeartbeatResponse
@@ -24,15 +26,18 @@ T = TypeVar("T")
 
 PRODUCE, FETCH, HEARTBEAT = 0, 1, 12
 
-LIMITS = ServerLimits(drain_s=0.2)
+LIMITS = ListenerLimits(drain_s=0.2)
 """The defaults, but a test that leaves answers waiting does not wait for them at its end."""
+
+KAFKA_LIMITS = KafkaLimits()
 
 
 class Serving:
     """A running listener, seen from the test's thread."""
 
-    def __init__(self, listener: Listener, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, listener: Listener, kafka: KafkaService, loop: asyncio.AbstractEventLoop) -> None:
         self.listener = listener
+        self.kafka = kafka
         self.loop = loop
 
     @property
@@ -56,18 +61,27 @@ class Serving:
 
 
 @contextmanager
-def serving(handle: Callable[[Request[Any]], Any], limits: ServerLimits | None = None) -> Iterator[Serving]:
+def serving(
+    handle: Callable[[Request[Any]], Any],
+    limits: ListenerLimits = LIMITS,
+    *,
+    kafka_limits: KafkaLimits = KAFKA_LIMITS,
+    authentication: Authentication | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[Serving]:
     started: Future[Serving] = Future()
 
     async def main() -> None:
-        listener = Listener(handle, limits or LIMITS)
-        await listener.start("127.0.0.1", 0)
+        kafka = KafkaService(handle, kafka_limits, authentication)
+        listener = Listener(kafka.session, limits)
+        await listener.start("127.0.0.1", 0, tls=tls)
         stop = asyncio.Event()
-        running = Serving(listener, asyncio.get_running_loop())
+        running = Serving(listener, kafka, asyncio.get_running_loop())
         running.stop = stop  # type: ignore[attr-defined]
         started.set_result(running)
         await stop.wait()
         await listener.drain()
+        kafka.close()
 
     def run() -> None:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:

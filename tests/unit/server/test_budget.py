@@ -11,7 +11,7 @@ import pytest
 from headrace.server.budget import RequestBudget
 from headrace.testing import VirtualClock
 from headrace.wire.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from tests.unit.server.harness import LIMITS, PRODUCE, Client, at_once, request_bytes, serving
+from tests.unit.server.harness import KAFKA_LIMITS, PRODUCE, Client, at_once, request_bytes, serving
 from tests.waiting import PATIENCE_S
 
 MIB = 1 << 20
@@ -121,17 +121,17 @@ def large_produce(size: int) -> bytes:
 
 
 def test_a_request_larger_than_the_whole_budget_still_arrives() -> None:
-    limits = replace(LIMITS, request_bytes_held_max=MIB)
-    with serving(at_once, limits) as server, Client(server.address) as client:
+    limits = replace(KAFKA_LIMITS, request_bytes_held_max=MIB)
+    with serving(at_once, kafka_limits=limits) as server, Client(server.address) as client:
         client.socket.sendall(large_produce(8 * MIB))
         assert client.answered() == 1
-        assert server.on_loop(lambda: server.listener.budget.held_bytes) == 0
+        assert server.on_loop(lambda: server.kafka.budget.held_bytes) == 0
 
 
 def test_peers_that_send_half_a_request_and_stop_do_not_stop_the_others_for_good() -> None:
-    limits = replace(LIMITS, request_bytes_held_max=MIB)
+    limits = replace(KAFKA_LIMITS, request_bytes_held_max=MIB)
     raw = large_produce(4 * MIB)
-    with serving(at_once, limits) as server:
+    with serving(at_once, kafka_limits=limits) as server:
         with ExitStack() as stack:
             for _ in range(3):
                 client = stack.enter_context(Client(server.address))
@@ -146,7 +146,7 @@ def test_peers_that_send_half_a_request_and_stop_do_not_stop_the_others_for_good
             while not is_taken(server.address, raw):
                 pass  # on a busy machine a good peer may be slow as well, and is dropped as one that has stopped
         server.until(lambda: server.listener.connections == 0)
-        assert server.on_loop(lambda: server.listener.budget.held_bytes) == 0
+        assert server.on_loop(lambda: server.kafka.budget.held_bytes) == 0
 
 
 def is_taken(address: tuple[str, int], raw: bytes) -> bool:
@@ -159,10 +159,12 @@ def is_taken(address: tuple[str, int], raw: bytes) -> bool:
 
 
 def test_many_large_requests_at_once_all_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.server.listener.FAVOUR_S", 600.0)  # nobody is too slow, however busy the machine is
-    limits = replace(LIMITS, request_bytes_held_max=MIB)
+    monkeypatch.setattr(
+        "headrace.server.kafka_service.FAVOUR_S", 600.0
+    )  # nobody is too slow, however busy the machine is
+    limits = replace(KAFKA_LIMITS, request_bytes_held_max=MIB)
     raw = large_produce(MIB)
-    with serving(at_once, limits) as server, ExitStack() as stack:
+    with serving(at_once, kafka_limits=limits) as server, ExitStack() as stack:
         clients = [stack.enter_context(Client(server.address)) for _ in range(8)]
         positions = dict.fromkeys(clients, 0)
         for client in clients:

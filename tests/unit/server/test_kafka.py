@@ -14,13 +14,24 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.request import PromptReply, Request
+from headrace.broker.request import Peer, PromptReply, Request
 from headrace.server.kafka import REQUESTS_PER_TURN
 from headrace.wire.kafka.connection import Limits
 from headrace.wire.kafka.messages.groups import HeartbeatRequest, HeartbeatResponse
 from headrace.wire.kafka.messages.metadata import ApiVersionsResponse
 from headrace.wire.kafka.messages.produce import ProduceRequest, ProduceResponse
-from tests.unit.server.harness import HEARTBEAT, LIMITS, PRODUCE, Client, Held, Serving, at_once, request_bytes, serving
+from tests.unit.server.harness import (
+    HEARTBEAT,
+    KAFKA_LIMITS,
+    LIMITS,
+    PRODUCE,
+    Client,
+    Held,
+    Serving,
+    at_once,
+    request_bytes,
+    serving,
+)
 from tests.waiting import PATIENCE_S, eventually
 
 
@@ -59,7 +70,10 @@ def test_any_other_request_that_waits_holds_up_what_came_after_it() -> None:
 
 def test_no_more_requests_are_under_way_than_the_limit_and_an_answer_makes_room() -> None:
     held = Held()
-    with serving(held, replace(LIMITS, requests_in_flight_max=3)) as server, Client(server.address) as client:
+    with (
+        serving(held, kafka_limits=replace(KAFKA_LIMITS, requests_in_flight_max=3)) as server,
+        Client(server.address) as client,
+    ):
         for number in range(10):
             client.produce(number)
         server.until(lambda: len(held.requests) == 3)
@@ -83,7 +97,10 @@ def test_a_request_without_an_answer_does_not_hold_up_the_next_answer() -> None:
 
 
 def test_thousands_of_small_requests_in_one_go_are_all_answered_in_order() -> None:
-    with serving(at_once, replace(LIMITS, requests_in_flight_max=2)) as server, Client(server.address) as client:
+    with (
+        serving(at_once, kafka_limits=replace(KAFKA_LIMITS, requests_in_flight_max=2)) as server,
+        Client(server.address) as client,
+    ):
         client.socket.sendall(b"".join(request_bytes(HeartbeatRequest(), HEARTBEAT, 3, n) for n in range(5000)))
         assert [client.answered() for _ in range(5000)] == list(range(5000))
 
@@ -237,7 +254,7 @@ def test_letting_go_of_a_peer_that_is_gone_is_harmless() -> None:
             server.until(lambda: len(held.requests) == 1)
         server.until(lambda: held.requests[0].peer.closed)
         server.on_loop(lambda: held.requests[0].peer.hold(False))
-        assert server.on_loop(lambda: server.listener.budget.held_bytes) == 0
+        assert server.on_loop(lambda: server.kafka.budget.held_bytes) == 0
 
 
 def test_hanging_up_sends_the_answers_that_are_due_and_closes() -> None:
@@ -389,7 +406,10 @@ def test_connections_of_one_address_beyond_its_limit_are_closed() -> None:
 
 def test_a_request_larger_than_its_limit_is_refused() -> None:
     frames = Limits(produce_bytes_max=10_000, other_bytes_max=1_000)
-    with serving(at_once, replace(LIMITS, frames=frames)) as server, Client(server.address) as client:
+    with (
+        serving(at_once, kafka_limits=replace(KAFKA_LIMITS, frames=frames)) as server,
+        Client(server.address) as client,
+    ):
         client.send(HeartbeatRequest(member_id="m" * 2_000), HEARTBEAT, 3, 1)
         assert client.is_closed()
 
@@ -433,3 +453,43 @@ def test_draining_ends_though_an_answer_never_comes() -> None:
         server.drain().result(PATIENCE_S)
         assert client.is_closed()
         server.on_loop(lambda: held.replies[1].set_result(ProduceResponse()))
+
+
+# ---- authentication -------------------------------------------------------------------------------------------------
+
+
+class Password:
+    """A peer is known once it has sent a heartbeat with the right group id; until then it may do nothing else."""
+
+    required = True
+
+    def knows(self, peer: Peer) -> bool:
+        return peer.principal == "User:ann"
+
+    def handle(self, request: Request[Any]) -> Any:
+        if request.api_key != HEARTBEAT:
+            request.peer.hang_up("it has not said who it is")
+            return None
+        if request.body.group_id == "secret":
+            request.peer.principal = "User:ann"
+        return HeartbeatResponse()
+
+
+def test_a_peer_that_is_not_known_yet_reaches_the_authentication_and_never_the_broker() -> None:
+    seen: list[tuple[int, str]] = []
+
+    def handle(request: Request[Any]) -> Any:
+        seen.append((request.correlation_id, request.peer.principal))
+        return at_once(request)
+
+    with serving(handle, authentication=Password()) as server:
+        with Client(server.address) as stranger:
+            stranger.heartbeat(1)
+            assert stranger.answered() == 1
+            stranger.produce(2)
+            assert stranger.is_closed()
+        with Client(server.address) as ann:
+            ann.send(HeartbeatRequest(group_id="secret"), HEARTBEAT, 3, 3)
+            ann.produce(4)
+            assert [ann.answered(), ann.answered()] == [3, 4]
+    assert seen == [(4, "User:ann")]

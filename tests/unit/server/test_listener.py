@@ -1,15 +1,103 @@
-"""Addresses: which are understood, which are refused, and what the user is told."""
+"""Listeners: addresses, refusals, and connections of any protocol."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+import subprocess
+from pathlib import Path
+from typing import cast
 
 import pytest
 
 from headrace.errors import UsageError
-from headrace.server import Listener, parse_address, refuse_public
-from tests.unit.server.harness import at_once
+from headrace.server import Listener, ListenerLimits, parse_address, refuse_public
+from headrace.server.session import Session, peer_address
+from tests.unit.server.harness import Client, at_once, serving
+from tests.waiting import PATIENCE_S
+
+
+class Echo(Session, asyncio.Protocol):
+    """The smallest protocol: everything is sent back."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.host, port = peer_address(transport)
+        self.address = f"{self.host}:{port}"
+        self._listener.admit(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._listener.forget(self)
+
+    def end(self) -> None:
+        self._transport.write(b"bye")
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def close_if_idle(self, idle_s: float) -> None:
+        self._transport.close()
+
+
+def test_a_listener_serves_any_protocol_and_drains_it() -> None:
+    async def run() -> None:
+        listener = Listener(Echo, ListenerLimits(connections_max=1), "echo")
+        await listener.start("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(listener.host, listener.port)
+        writer.write(b"hello")
+        assert await reader.readexactly(5) == b"hello"
+        second, second_writer = await asyncio.open_connection(listener.host, listener.port)
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await second.readexactly(1)
+        assert listener.connections == 1
+        await listener.drain()
+        assert await reader.read() == b"bye"
+        writer.close()
+        second_writer.close()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+
+
+def test_a_listener_closes_silent_connections_of_any_protocol() -> None:
+    async def run() -> None:
+        listener = Listener(Echo, ListenerLimits(idle_s=0.1))
+        await listener.start("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(listener.host, listener.port)
+        assert await reader.read() == b""
+        writer.close()
+        await listener.drain()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
+         "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return certificate, key
+
+
+def test_a_listener_with_a_tls_context_serves_kafka_encrypted(certificate: tuple[Path, Path]) -> None:
+    server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server_side.load_cert_chain(*certificate)
+    client_side = ssl.create_default_context(cafile=str(certificate[0]))
+    with serving(at_once, tls=server_side) as server, Client(server.address) as client:
+        client.socket = client_side.wrap_socket(client.socket, server_hostname="localhost")
+        client.heartbeat(7)
+        assert client.answered() == 7
 
 
 @pytest.mark.parametrize(
@@ -45,7 +133,7 @@ def test_a_name_that_cannot_be_resolved_is_told_in_one_line() -> None:
 
 def test_a_port_that_is_taken_is_told_in_one_line() -> None:
     async def listen(port: int) -> None:
-        listener = Listener(at_once)
+        listener = Listener(Echo)
         try:
             await listener.start("127.0.0.1", port)
         finally:

@@ -13,11 +13,10 @@ import pytest
 
 from headrace.broker.request import Request
 from headrace.log.disk import OsDisk, OsFile
-from headrace.server.limits import PIECE_BYTES
-from headrace.server.output import Output
+from headrace.server.output import PIECE_BYTES, Output
 from headrace.wire.kafka.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
 from headrace.wire.kafka.messages.groups import HeartbeatResponse
-from tests.unit.server.harness import FETCH, LIMITS, Client, serving
+from tests.unit.server.harness import FETCH, KAFKA_LIMITS, LIMITS, Client, serving
 from tests.waiting import eventually
 
 MIB = 1 << 20
@@ -147,7 +146,7 @@ def test_a_peer_that_does_not_read_has_little_of_the_file_read_for_it_and_is_not
             client.fetch(number)
         server.on_loop(lambda: None)
         held = server.on_loop(lambda: the_session(server)._transport.get_write_buffer_size())
-        assert held <= LIMITS.write_buffer_bytes_max + PIECE_BYTES
+        assert held <= KAFKA_LIMITS.write_buffer_bytes_max + PIECE_BYTES
         assert now < 32 * MIB, "the kernel's buffers, one piece and the transport's buffer"
         assert seen == [1]
 

@@ -9,6 +9,7 @@ declared stable, or that only brokers speak among themselves), the table holds i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from headrace.wire.kafka.api_key import ApiKey
 from headrace.wire.kafka.messages import (
@@ -26,11 +27,19 @@ from headrace.wire.kafka.messages import (
 )
 from headrace.wire.kafka.schema import spec_of
 
-__all__ = ["APIS", "API_VERSIONS", "FETCH", "PRODUCE", "Api", "support_matrix"]
+__all__ = ["APIS", "API_VERSIONS", "FETCH", "PRODUCE", "Api", "Waits", "support_matrix"]
 
 PRODUCE = ApiKey.PRODUCE
 FETCH = ApiKey.FETCH
 API_VERSIONS = ApiKey.API_VERSIONS
+
+
+class Waits(Enum):
+    """What a reply may wait for after its handler returned: all that a server must know of an API to order replies."""
+
+    FLUSH = "the flush only: the request has taken effect, and requests after it are executed meanwhile"
+    BROKER = "the broker's own work, which ends by itself: a connection that closes waits for the reply"
+    CLIENTS = "what other clients do, which may never happen: a connection that closes does not wait for the reply"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +54,7 @@ class Api:
     version_max: int
     version_min_advertised: int
     flexible: int
+    waits: Waits
     note: str
 
     def accepts(self, version: int) -> bool:
@@ -59,7 +69,13 @@ class Api:
 
 
 def _api(
-    request: type, response: type, note: str, *, version_max: int | None = None, advertised: int | None = None
+    request: type,
+    response: type,
+    note: str,
+    *,
+    waits: Waits = Waits.BROKER,
+    version_max: int | None = None,
+    advertised: int | None = None,
 ) -> Api:
     spec = spec_of(request)
     assert spec_of(response).api_key == spec.api_key, (
@@ -75,6 +91,7 @@ def _api(
         version_max=spec.last_version if version_max is None else version_max,
         version_min_advertised=spec.first_version if advertised is None else advertised,
         flexible=spec.flexible,
+        waits=waits,
         note=note,
     )
 
@@ -85,12 +102,14 @@ _OFFERED = [
         produce.ProduceResponse,
         "Advertised from 0 as Kafka does, because librdkafka stops compressing otherwise; versions 0–2 (message "
         "formats before record batches) close the connection.",
+        waits=Waits.FLUSH,
         advertised=0,
     ),
     _api(
         fetch.FetchRequest,
         fetch.FetchResponse,
         "Whole. There are no followers, so preferred read replicas, diverging epochs and snapshots never occur.",
+        waits=Waits.CLIENTS,
     ),
     _api(
         offsets.ListOffsetsRequest,
@@ -105,10 +124,10 @@ _OFFERED = [
         coordinator.FindCoordinatorResponse,
         "Groups and transactions; share groups are not offered.",
     ),
-    _api(groups.JoinGroupRequest, groups.JoinGroupResponse, "Whole."),
+    _api(groups.JoinGroupRequest, groups.JoinGroupResponse, "Whole.", waits=Waits.CLIENTS),
     _api(groups.HeartbeatRequest, groups.HeartbeatResponse, "Whole."),
     _api(groups.LeaveGroupRequest, groups.LeaveGroupResponse, "Whole."),
-    _api(groups.SyncGroupRequest, groups.SyncGroupResponse, "Whole."),
+    _api(groups.SyncGroupRequest, groups.SyncGroupResponse, "Whole.", waits=Waits.CLIENTS),
     _api(groups.DescribeGroupsRequest, groups.DescribeGroupsResponse, "Whole."),
     _api(groups.ListGroupsRequest, groups.ListGroupsResponse, "Whole."),
     _api(
