@@ -292,6 +292,8 @@ _KAFKA = [
     Setting("max.connections", Kind.INT, 4_000, "most connections at once", least=1),
     Setting("max.connections.per.ip", Kind.INT, INT_MAX, "most connections from one address", least=0),
     Setting("max.incremental.fetch.session.cache.slots", Kind.INT, 1_000, "fetch sessions kept", least=0),
+    Setting("min.incremental.fetch.session.eviction.ms", Kind.LONG, 120_000,
+            "a fetch session is safe from a larger one so long, and unused it is free after so long", least=0),
     Setting("num.partitions", Kind.INT, 1, "partitions of a topic that is made automatically", least=1),
     Setting("offset.metadata.max.bytes", Kind.INT, 4_096, "longest metadata of a committed offset"),
     Setting("offsets.retention.check.interval.ms", Kind.LONG, 600_000, "pause between looks for expired offsets",

@@ -8,25 +8,25 @@ that a batch larger than every bound still gets through.
 A request that finds fewer than ``min_bytes`` waits up to ``max_wait_ms``. It then holds no data, only its place among
 the watchers of its partitions; when one of them advances, the whole request is answered afresh.
 
-Sessions (KIP-227) spare a client with a thousand partitions from naming them each time: the session remembers what was
-asked and what was answered, and only differences travel.
+A read_committed answer lists the aborted transactions that have records in it, and no others. Sessions (KIP-227) are in
+``fetch_sessions``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from headrace.broker.fetch_sessions import INITIAL_EPOCH, FetchSessions, Key, Session, Wanted
 from headrace.broker.partition import Partition
 from headrace.broker.request import PromptReply, Reply, Request
 from headrace.broker.topics import Topics
 from headrace.config import Settings
 from headrace.errors import ErrorCode, KafkaError
+from headrace.log.reader import LogReader
+from headrace.log.segment import FileSlice
 from headrace.ports import Clock, TimerHandle
 from headrace.vocabulary import Epoch, Offset
 from headrace.wire.kafka.codec import blank
@@ -48,99 +48,36 @@ LOG = logging.getLogger("headrace.broker")
 
 TOPIC_IDS_SINCE = 13
 READ_COMMITTED = 1
-FINAL_EPOCH = -1
-INITIAL_EPOCH = 0
-EPOCH_MAX = 2**31 - 1
 
 NO_EPOCH = blank(EpochEndOffset)
 NO_LEADER = blank(LeaderIdAndEpoch)
 NO_SNAPSHOT = blank(SnapshotId)
 
-Key = tuple[str, bytes, int]
-"""Topic name, topic id (one of the two as the version has it), partition."""
+ABORTED_PER_ANSWER_MAX = 10_000
+"""Aborted transactions listed in one answer. The reader fetches the rest with the records they belong to."""
 
-
-@dataclass(slots=True)
-class Wanted:
-    """One partition of a fetch, and (in a session) what its reader was told last."""
-
-    ask: FetchPartition
-    told: tuple[int, int] = (-1, -1)  # high watermark, log start offset
-
-    def is_news(self, answer: PartitionData) -> bool:
-        """Whether an incremental answer has to mention this partition."""
-        return bool(
-            answer.error_code or answer.records or self.told != (answer.high_watermark, answer.log_start_offset)
-        )
-
-
-@dataclass(slots=True)
-class Session:
-    id: int
-    epoch: int
-    wanted: OrderedDict[Key, Wanted]
+ABORTED_READ_BYTES = 1 << 20
+"""Where a read meets more aborted transactions than that, it is repeated with so many bytes. An aborted transaction
+takes 140 bytes at least, so fewer than 10,000 can lie inside; those that merely overlap are as many as are open."""
 
 
 class FetchHandler:
-    """Answers Fetch, and keeps the sessions: the least recently used one gives way when there are too many."""
+    """Answers Fetch."""
 
     def __init__(self, *, topics: Topics, clock: Clock, settings: Settings) -> None:
         self._topics = topics
         self._clock = clock
         self._settings = settings
-        self._sessions: OrderedDict[int, Session] = OrderedDict()
-
-    @property
-    def session_count(self) -> int:
-        return len(self._sessions)
+        self.sessions = FetchSessions(clock=clock, settings=settings)
 
     def fetch(self, request: Request[FetchRequest]) -> Reply:
         try:
-            session, wanted = self._wanted(request.body)
+            session, wanted = self.sessions.wanted(request.body)
         except KafkaError as error:
             return FetchResponse(error_code=error.code)
         pending = PendingFetch(self, request, wanted, session)
         response = pending.attempt()
         return response if response is not None else pending.wait()
-
-    # ---- sessions ----
-
-    def _wanted(self, body: FetchRequest) -> tuple[Session | None, OrderedDict[Key, Wanted]]:
-        if body.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
-            self._sessions.pop(body.session_id, None)
-            wanted = OrderedDict((key, Wanted(ask)) for key, ask in _asked(body))
-            if body.session_epoch == FINAL_EPOCH or not wanted:
-                return None, wanted
-            return self._new_session(wanted), wanted
-        session = self._sessions.get(body.session_id)
-        if session is None:
-            raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
-        if session.epoch != body.session_epoch:
-            raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
-        self._sessions.move_to_end(session.id)
-        session.epoch = 1 if session.epoch == EPOCH_MAX else session.epoch + 1
-        for key, ask in _asked(body):
-            known = session.wanted.get(key)
-            if known is None:
-                session.wanted[key] = Wanted(ask)
-            else:
-                known.ask = ask
-        for topic in body.forgotten_topics_data:
-            for index in topic.partitions:
-                session.wanted.pop((topic.topic, topic.topic_id, index), None)
-        return session, session.wanted
-
-    def _new_session(self, wanted: OrderedDict[Key, Wanted]) -> Session | None:
-        slots = self._settings.integer("max.incremental.fetch.session.cache.slots")
-        if slots == 0:
-            return None
-        while len(self._sessions) >= slots:
-            self._sessions.popitem(last=False)
-        while (number := random.randint(1, 2**31 - 1)) in self._sessions:
-            pass
-        session = Session(number, 1, wanted)
-        self._sessions[number] = session
-        return session
 
     # ---- one attempt ----
 
@@ -152,9 +89,10 @@ class FetchHandler:
         return topic.partition(key[2]) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def read(
-        self, partition: Partition, ask: FetchPartition, committed: bool, bytes_max: int, first: bool
+        self, partition: Partition, ask: FetchPartition, committed: bool, bytes_max: int, aborted_max: int, first: bool
     ) -> PartitionData:
-        """What one partition has for this reader within ``bytes_max``; at least a batch if it is the ``first``."""
+        """What one partition has for this reader within ``bytes_max`` and, about, ``aborted_max`` aborted transactions;
+        at least a batch if it is the ``first``."""
         log = partition.log
         high_watermark = partition.high_watermark
         stable = log.last_stable_offset(high_watermark)
@@ -178,25 +116,32 @@ class FetchHandler:
         if ask.last_fetched_epoch >= 0 and self._diverges(partition, ask, answer):
             return answer
         upto = stable if committed else high_watermark
-        if offset < upto and (bytes_max > 0 or first):
+        answer.aborted_transactions = [] if committed else None
+        if offset < upto and ((bytes_max > 0 and aborted_max > 0) or first):
             try:
-                answer.records = (
-                    log.reader.read(offset, bytes_max=max(0, bytes_max), offset_max=upto, min_one_batch=first) or b""
-                )
+                records = log.reader.read(offset, bytes_max=max(0, bytes_max), offset_max=upto, min_one_batch=first)
+                if committed and records:
+                    records, answer.aborted_transactions = self._committed(
+                        log.reader, offset, upto, records, aborted_max
+                    )
+                answer.records = records or b""
             except KafkaError as error:
                 answer.error_code = error.code
                 LOG.error("%s", error)
-                return answer
-        if committed:
-            answer.aborted_transactions = []
-            if answer.records:
-                answer.aborted_transactions = [
-                    AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset)
-                    for each in log.reader.aborted_transactions(offset, upto)
-                ]
-        else:
-            answer.aborted_transactions = None
         return answer
+
+    @staticmethod
+    def _committed(
+        reader: LogReader, offset: Offset, upto: Offset, records: list[FileSlice], aborted_max: int
+    ) -> tuple[list[FileSlice], list[AbortedTransaction]]:
+        """The records, and the aborted transactions that have some of them; fewer records if those were too many."""
+        aborted = reader.aborted_transactions(offset, records[-1].end_offset)
+        if len(aborted) > aborted_max and sum(map(len, records)) > ABORTED_READ_BYTES:
+            records = reader.read(offset, bytes_max=ABORTED_READ_BYTES, offset_max=upto, min_one_batch=True)
+            aborted = reader.aborted_transactions(offset, records[-1].end_offset)
+        return records, [
+            AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset) for each in aborted
+        ]
 
     def _nothing_new(self, partition: Partition, high_watermark: int, stable: int, committed: bool) -> PartitionData:
         """The answer to a reader at the end: most partitions of most fetches, so it is made once and kept."""
@@ -282,6 +227,7 @@ class PendingFetch:
         left = min(body.max_bytes, self._handler._settings.integer("fetch.max.bytes"))
         committed = body.isolation_level == READ_COMMITTED
         total = 0
+        aborted_left = ABORTED_PER_ANSWER_MAX
         urgent = False
         answers = []
         for key, wanted in self._wanted.items():
@@ -297,8 +243,9 @@ class PendingFetch:
                 continue
             else:
                 bytes_max = min(left, wanted.ask.partition_max_bytes)
-                answer = self._handler.read(partition, wanted.ask, committed, bytes_max, first=total == 0)
-                if not answer.records and not answer.error_code and bytes_max > 0:
+                answer = self._handler.read(partition, wanted.ask, committed, bytes_max, aborted_left, first=total == 0)
+                aborted_left -= len(answer.aborted_transactions or ())
+                if not answer.records and not answer.error_code and bytes_max > 0 and aborted_left > 0:
                     self._idle[partition] = answer
             size = _length(answer.records)
             total += size
@@ -344,12 +291,6 @@ class PendingFetch:
         for partition in self._watched:
             partition.watchers.pop(self, None)
         self._watched.clear()
-
-
-def _asked(body: FetchRequest) -> Iterable[tuple[Key, FetchPartition]]:
-    for topic in body.topics:
-        for each in topic.partitions:
-            yield (topic.topic, topic.topic_id, each.partition), each
 
 
 def _length(records: Any) -> int:

@@ -13,6 +13,9 @@ derived again from the log.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 import google_crc32c
@@ -49,6 +52,11 @@ class AbortedIndex:
             self._entries = self._read()
             self._written = len(self._entries)
         return self._entries
+
+    def since(self, offset: int) -> Iterator[AbortedTransaction]:
+        """The entries whose marker is at ``offset`` or after it; they stand in the order of their markers."""
+        entries = self.entries()
+        return islice(entries, bisect_left(entries, offset, key=lambda each: each.last_offset), None)
 
     def _read(self) -> list[AbortedTransaction]:
         file = self._cache.open(self.path)

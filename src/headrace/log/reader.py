@@ -72,7 +72,7 @@ class LogReader:
         if end <= position:
             return []
         self._remember(end_offset, segment, end)
-        return [FileSlice(segment.file(), position, end - position)]
+        return [FileSlice(segment.file(), position, end - position, end_offset)]
 
     def _locate(self, offset: Offset) -> tuple[Segment, Position]:
         segments = self._log.segments
@@ -137,8 +137,8 @@ class LogReader:
         found = []
         segments = self._log.segments
         for segment in segments[number_of_segment(segments, from_offset) :]:
-            for entry in segment.aborted.entries():
-                if entry.last_offset >= from_offset and entry.first_offset < to_offset:
+            for entry in segment.aborted.since(from_offset):
+                if entry.first_offset < to_offset:
                     found.append(entry)
                 if entry.last_stable_offset >= to_offset:
                     return found

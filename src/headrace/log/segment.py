@@ -47,12 +47,14 @@ def number_of_segment(segments: Sequence[Segment], offset: Offset) -> int:
 class FileSlice:
     """A range of whole batches in an open file. Holding it keeps the file readable, even after it was unlinked."""
 
-    __slots__ = ("file", "position", "size")
+    __slots__ = ("end_offset", "file", "position", "size")
 
-    def __init__(self, file: File, position: Position, size: int) -> None:
+    def __init__(self, file: File, position: Position, size: int, end_offset: Offset) -> None:
         self.file = file
         self.position = position
         self.size = size
+        self.end_offset = end_offset
+        """Every record in the range has a smaller offset."""
 
     def __len__(self) -> int:
         return self.size

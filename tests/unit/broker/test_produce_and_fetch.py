@@ -325,23 +325,6 @@ def test_sessions_refuse_wrong_ids_and_epochs(with_broker: Callable[..., None]) 
     with_broker(scenario)
 
 
-def test_sessions_are_bounded_in_number(with_broker: Callable[..., None]) -> None:
-    async def scenario(harness: Harness) -> None:
-        await harness.create("t")
-        for _ in range(5):
-            await harness.ask(
-                FetchRequest(
-                    topics=[FetchTopic(topic="t", partitions=[FetchPartition(partition_max_bytes=9)])],
-                    session_epoch=0,
-                    max_bytes=9,
-                ),
-                12,
-            )
-        assert harness.broker.fetches.session_count == 2
-
-    with_broker(scenario, **{"max.incremental.fetch.session.cache.slots": 2})
-
-
 def test_offsets_are_listed_by_time_and_at_both_ends(with_broker: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         await harness.create("t")
