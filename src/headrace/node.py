@@ -133,7 +133,12 @@ class Node:
         loop = asyncio.get_running_loop()
         directory = os.path.abspath(self.settings.text("data"))
         try:
-            self._store = LogStore.open(self._disk, directory, files_max=min(SEGMENT_FILES_MAX, self._files_max // 4))
+            self._store = LogStore.open(
+                self._disk,
+                directory,
+                files_max=min(SEGMENT_FILES_MAX, self._files_max // 4),
+                monotonic=self._clock.monotonic,
+            )
         except OSError as error:
             raise UsageError(
                 f"cannot use {directory}: {error.strerror}", "give another directory with --data"

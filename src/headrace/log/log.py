@@ -26,6 +26,7 @@ from headrace.log.config import FlushMode, LogConfig
 from headrace.log.disk import FileCache
 from headrace.log.epochs import EpochHistory
 from headrace.log.errors import CorruptLog, OffsetOutOfRange, RecordListTooLarge, storage_error
+from headrace.log.findings import Finding, OnFinding, Severity
 from headrace.log.producer_snapshots import (
     producers_at,
     replay_headers,
@@ -103,6 +104,7 @@ class PartitionLog:
         mark: LogMark | None = None,
         sync: bool = True,
         gaps_allowed: bool = False,
+        on_finding: OnFinding = lambda _: None,
     ) -> PartitionLog:
         """Open the log in ``directory``, creating it if there is none, and recover it from ``mark`` on.
 
@@ -112,6 +114,7 @@ class PartitionLog:
         compacted segments are scanned.
         """
         log = cls(disk, directory, config, FileCache(disk) if cache is None else cache, mark or LogMark())
+        log.recovery.on_finding = on_finding
         log._load(disk.list_files(directory) if disk.exists(directory) else None, gaps_allowed)
         if sync and (mark is None or log.recovery.touched or log._derived_unsynced):
             disk.syncfs(directory)
@@ -148,17 +151,20 @@ class PartitionLog:
     def _note_missing_start(self) -> None:
         base = self._segments[0].base_offset
         if self._mark != LogMark():
-            self.recovery.notes.append(f"{self.directory}: offsets {self._start} to {base - 1} were here and are gone")
+            reason = f"offsets {self._start} to {base - 1} were here and are gone"
+            self.recovery.add(Finding(Severity.ERROR, self.directory, reason))
         self._start = base
 
     def _note_strangers(self, files: dict[str, int]) -> None:
         for name in files:
             if not _OWN_FILE.fullmatch(name):
-                self.recovery.notes.append(f"{self.directory}/{name} is not headrace's; it is not changed")
+                path = f"{self.directory}/{name}"
+                self.recovery.add(Finding(Severity.INFO, path, "not headrace's; it is not changed"))
             elif name.endswith((".index", ".txn")) and f"{name[:20]}.log" not in files:
                 # Removal takes the log first, so a companion may be left over; but not of what should still be here.
                 if self._mark.start_offset <= int(name[:20]) < self._mark.recovery_offset:
-                    self.recovery.notes.append(f"{self.directory}/{name[:20]}.log was here and is gone")
+                    path = f"{self.directory}/{name[:20]}.log"
+                    self.recovery.add(Finding(Severity.ERROR, path, "the segment was here and is gone"))
 
     def _segment(self, base: Offset, size: int, *, has_aborted: bool = False) -> Segment:
         stem = f"{self.directory}/{segment_name(base)}"

@@ -18,13 +18,13 @@ What is missing *before* the recovery point is never repaired by cutting: that r
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from headrace.batch import HEADER_BYTES, LENGTH_FIELD_END, MAGIC, PREFIX_BYTES, Batch, parse_header
+from headrace.batch import HEADER_BYTES, MAGIC, PREFIX_BYTES, Batch, parse_header
 from headrace.log.checkpoint import LogMark
 from headrace.log.errors import CorruptLog
+from headrace.log.findings import Finding, OnFinding, Severity
 from headrace.log.index import BlockSummary
 from headrace.log.segment import NO_TIMESTAMP, Segment
 from headrace.ports import Disk, File
@@ -32,6 +32,7 @@ from headrace.ports import Disk, File
 __all__ = ["Cut", "RecoveryReport", "check_believed", "load_believed", "scan_batches", "scan_unflushed"]
 
 _READ_BYTES = 1 << 20
+_MAGIC_POSITION = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +42,38 @@ class Cut:
     path: str
     position: int
     size: int
+    batches: int
+    records: int
     saved_as: str | None
 
-    def __str__(self) -> str:
-        what = f"cut {self.size} bytes at byte {self.position} of {self.path}"
-        return f"{what}, kept as {self.saved_as}" if self.saved_as else f"{what}: a torn write"
+    def finding(self) -> Finding:
+        if self.saved_as is None:
+            return Finding(Severity.INFO, self.path, f"cut a torn write of {self.size} bytes", self.position)
+        held = f"cut {self.size} bytes with {self.batches} batches and {self.records} records in them"
+        return Finding(Severity.WARNING, self.path, f"{held}; kept as {self.saved_as}", self.position)
 
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What opening a log found and did."""
+    """What opening a log found and did. Findings are handed on to ``on_finding`` as they come."""
 
     scanned_bytes: int = 0
     cuts: list[Cut] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    on_finding: OnFinding = lambda _: None
 
     @property
     def touched(self) -> bool:
         """Whether the log on disk may now hold something that no sync has covered."""
-        return bool(self.scanned_bytes or self.cuts or self.notes)
+        return bool(self.scanned_bytes or self.cuts or self.findings)
+
+    def add(self, finding: Finding) -> None:
+        self.findings.append(finding)
+        self.on_finding(finding)
+
+    def add_cut(self, cut: Cut) -> None:
+        self.cuts.append(cut)
+        self.add(cut.finding())
 
 
 def scan_batches(
@@ -170,13 +184,14 @@ def _cut(disk: Disk, segment: Segment, end: int, report: RecoveryReport) -> None
     file = segment.file()
     tail = file.pread(end - segment.size, segment.size)
     saved_as = None
-    if holds_a_batch(tail, segment.next_offset):
+    batches, records = count_batches(tail, segment.next_offset)
+    if batches:
         saved_as = _unused(disk, f"{segment.path}.cut-{segment.size}")
         copy = disk.open(saved_as, create=True)
         copy.write([tail], 0)
         copy.datasync()
         copy.close()
-    report.cuts.append(Cut(segment.path, segment.size, len(tail), saved_as))
+    report.add_cut(Cut(segment.path, segment.size, len(tail), batches, records, saved_as))
     file.truncate(segment.size)
 
 
@@ -195,32 +210,34 @@ def _set_aside(disk: Disk, segments: list[Segment], ends: list[int], first: int,
     for segment, size in zip(segments[first:], ends[first:], strict=True):
         data = segment.file().pread(size, 0)
         saved_as = None
-        if holds_a_batch(data, segment.base_offset):
+        batches, records = count_batches(data, segment.base_offset)
+        if batches:
             saved_as = _unused(disk, f"{segment.path}.cut-0")
             disk.rename(segment.path, saved_as)
         if size:
-            report.cuts.append(Cut(segment.path, 0, size, saved_as))
+            report.add_cut(Cut(segment.path, 0, size, batches, records, saved_as))
         segment.remove(disk)
     del segments[first:]
 
 
-def holds_a_batch(tail: bytes, next_offset: int) -> bool:
-    """Whether a batch stands whole in these bytes: at their start with any checksum, or anywhere with the right one.
+def count_batches(tail: bytes, next_offset: int) -> tuple[int, int]:
+    """(batches, records) that stand whole in these bytes: at their start with any checksum, or anywhere with the right
+    one.
 
     A candidate must carry an offset that could follow here, which leaves few to check.
     """
-    header = parse_header(tail)
-    if header is not None and header.base_offset >= next_offset and header.size <= len(tail):
-        return True
+    batches = records = 0
+    position = 0
     offset_limit = next_offset + len(tail)
-    place = tail.find(MAGIC, 16)
-    while place >= 0:
-        start = place - 16
-        offset, length = struct.unpack_from(">qi", tail, start)
-        if next_offset <= offset <= offset_limit and HEADER_BYTES - LENGTH_FIELD_END <= length <= len(tail) - start:
-            found = parse_header(tail, start)
-            size = length + LENGTH_FIELD_END
-            if found is not None and Batch(found, tail[start + PREFIX_BYTES : start + size]).checksum_holds():
-                return True
-        place = tail.find(MAGIC, place + 1)
-    return False
+    first = parse_header(tail)
+    if first is not None and first.base_offset >= next_offset and first.size <= len(tail):
+        batches, records, position = 1, first.record_count, first.size
+    while (place := tail.find(MAGIC, position + _MAGIC_POSITION)) >= 0:
+        start = place - _MAGIC_POSITION
+        header = parse_header(tail, start)
+        position = start + 1
+        if header is None or header.size > len(tail) - start or not next_offset <= header.base_offset <= offset_limit:
+            continue
+        if Batch(header, tail[start + PREFIX_BYTES : start + header.size]).checksum_holds():
+            batches, records, position = batches + 1, records + header.record_count, start + header.size
+    return batches, records

@@ -15,20 +15,21 @@ in the data directory is reported and not changed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from uuid import UUID
 
 from headrace.log.checkpoint import Checkpoint, LogMark, read_checkpoint, write_checkpoint
 from headrace.log.config import LogConfig
 from headrace.log.disk import FileCache
-from headrace.log.errors import DataDirectoryInUse
+from headrace.log.errors import CorruptLog, DataDirectoryInUse
+from headrace.log.findings import Finding, Severity, StoreReport
 from headrace.log.log import PartitionLog
 from headrace.ports import Disk
 from headrace.vocabulary import Offset
 
-__all__ = ["CheckpointJob", "LogStore", "PartitionKey", "StoreReport"]
+__all__ = ["CheckpointJob", "LogStore", "PartitionKey"]
 
 PartitionKey = tuple[str, UUID, int]
 """(topic name, topic id, partition)."""
@@ -37,14 +38,6 @@ _TOPIC_DIRECTORY = re.compile(r"([A-Za-z0-9._-]{1,249})~([0-9a-f]{32})")
 
 NAME_CHARACTERS_MAX = 200
 """A directory's name has 255 bytes, a topic's 249: long ones are cut, the id tells them apart."""
-
-
-@dataclass(slots=True)
-class StoreReport:
-    """What opening the store found that somebody should know."""
-
-    clean: bool = False
-    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -75,9 +68,11 @@ class CheckpointJob:
 class LogStore:
     """Owns ``<data>``. Open with ``LogStore.open``, end with ``close``."""
 
-    def __init__(self, disk: Disk, directory: str, *, files_max: int = 512) -> None:
+    def __init__(self, disk: Disk, directory: str, *, files_max: int, monotonic: Callable[[], float]) -> None:
         self.disk = disk
         self.directory = directory
+        self._monotonic = monotonic
+        self._opened_at = monotonic()
         self.cache = FileCache(disk, files_max)
         self.report = StoreReport()
         self.logs: dict[PartitionKey, PartitionLog] = {}
@@ -85,9 +80,11 @@ class LogStore:
         self._checkpoint_lost = False
 
     @classmethod
-    def open(cls, disk: Disk, directory: str, *, files_max: int = 512) -> LogStore:
+    def open(
+        cls, disk: Disk, directory: str, *, files_max: int = 512, monotonic: Callable[[], float] = lambda: 0.0
+    ) -> LogStore:
         """Take the directory, or raise DataDirectoryInUse naming the process that has it."""
-        store = cls(disk, directory, files_max=files_max)
+        store = cls(disk, directory, files_max=files_max, monotonic=monotonic)
         disk.mkdir(f"{directory}/topics")
         disk.mkdir(f"{directory}/deleted")
         store._take_lock()
@@ -105,7 +102,7 @@ class LogStore:
         self._marks = checkpoint.logs
         if checkpoint.problem:
             self._checkpoint_lost = True
-            self.report.notes.append(f"{path}: {checkpoint.problem}")
+            self.report.add(Finding(Severity.WARNING, path, checkpoint.problem))
         elif checkpoint.clean or is_missing:
             # From here on a stop is unclean until we say otherwise, and a missing checkpoint is a lost one.
             write_checkpoint(self.disk, path, Checkpoint(logs=checkpoint.logs))
@@ -122,12 +119,13 @@ class LogStore:
         known = {"lock", "checkpoint", "checkpoint.tmp", "topics", "deleted"}
         for name in self.disk.listdir(self.directory):
             if name not in known:
-                self.report.notes.append(f"{self.directory}/{name} is not headrace's; it is not changed")
+                self._note_stranger(f"{self.directory}/{name}", "not headrace's; it is not changed")
         for name in self.disk.listdir(f"{self.directory}/topics"):
             if not _TOPIC_DIRECTORY.fullmatch(name):
-                self.report.notes.append(
-                    f"{self.directory}/topics/{name} is not a topic's directory; it is not changed"
-                )
+                self._note_stranger(f"{self.directory}/topics/{name}", "not a topic's directory; it is not changed")
+
+    def _note_stranger(self, path: str, message: str) -> None:
+        self.report.add(Finding(Severity.INFO, path, message))
 
     # Partitions.
 
@@ -157,28 +155,37 @@ class LogStore:
         assert _TOPIC_DIRECTORY.fullmatch(f"{topic}~{topic_id.hex}"), "topic names are checked before they come here"
         name = self._name(topic, topic_id, partition)
         path = self.path(topic, topic_id, partition)
-        log = PartitionLog.open(
-            self.disk,
-            path,
-            config,
-            cache=self.cache,
-            mark=self._marks.get(name),
-            sync=sync,
-            gaps_allowed=self._checkpoint_lost,
-        )
+        try:
+            log = PartitionLog.open(
+                self.disk,
+                path,
+                config,
+                cache=self.cache,
+                mark=self._marks.get(name),
+                sync=sync,
+                gaps_allowed=self._checkpoint_lost,
+                on_finding=self.report.add,
+            )
+        except CorruptLog as error:
+            self.report.logs_damaged += 1
+            self.report.add(Finding(Severity.ERROR, error.path, error.reason, error.position))
+            raise
         self.logs[topic, topic_id, partition] = log
-        for cut in log.recovery.cuts:
-            self.report.notes.append(str(cut))
-        self.report.notes += log.recovery.notes
+        self.report.logs += 1
+        self.report.scanned_bytes += log.recovery.scanned_bytes
+        self.report.cuts += len(log.recovery.cuts)
+        self.report.cut_bytes += sum(cut.size for cut in log.recovery.cuts)
         return log
 
     def sync_recovered(self) -> None:
-        """One sync for all that recovery accepted, before any of it is served."""
+        """One sync for all that recovery accepted, before any of it is served. The report is complete after the
+        first."""
         for log in self.logs.values():
             log.take_unsynced()
         self.disk.syncfs(self.directory)
         for log in self.logs.values():
             log.flushed_to_end()
+        self.report.seconds = self.report.seconds or self._monotonic() - self._opened_at
 
     # Checkpoints.
 

@@ -100,7 +100,7 @@ def outcome(seed: int, clean: bool) -> str:
         return "told"
     if (found, log.end_offset, aborted) == (content, end, [20, 42]):
         return "mended"
-    if store.report.notes or any(verify_directory(disk, directory)):
+    if store.report.findings or any(verify_directory(disk, directory)):
         return "told"
     print(f"silent loss with seed {seed}: {what}")
     return "silent"

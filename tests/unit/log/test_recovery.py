@@ -99,7 +99,8 @@ def test_a_bad_batch_with_good_ones_behind_it_is_kept_beside_the_log() -> None:
     [cut] = again.recovery.cuts
     assert cut.saved_as == f"{FIRST}.log.cut-{position}"
     assert disk.contents(cut.saved_as)[-300:] == before[-300:]
-    assert "kept as" in str(cut)
+    assert (cut.batches, cut.records) == (3, 3)
+    assert "kept as" in str(cut.finding())
 
 
 def test_a_second_cut_at_the_same_place_overwrites_nothing() -> None:
@@ -173,7 +174,7 @@ def test_a_missing_first_segment_is_reported() -> None:
     disk.syncfs("/")
     again = reopen(disk, SMALL, mark)
     assert again.start_offset == second.base_offset
-    assert any("were here and are gone" in note for note in again.recovery.notes)
+    assert any("were here and are gone" in finding.message for finding in again.recovery.findings)
 
 
 def test_a_flipped_bit_before_the_recovery_point_is_told_by_whoever_decodes_it() -> None:
@@ -263,7 +264,7 @@ def test_files_that_are_not_ours_are_reported_and_left_alone() -> None:
     disk.open(f"{DIRECTORY}/notes.txt", create=True).write([b"mine"], 0)
     disk.syncfs("/")
     again = reopen(disk)
-    assert any("notes.txt" in note for note in again.recovery.notes)
+    assert [finding.path for finding in again.recovery.findings] == [f"{DIRECTORY}/notes.txt"]
     assert disk.contents(f"{DIRECTORY}/notes.txt") == b"mine"
 
 

@@ -15,6 +15,7 @@ from headrace.log.checkpoint import Checkpoint, LogMark, decode_checkpoint, enco
 from headrace.log.config import LogConfig
 from headrace.log.disk import OsDisk
 from headrace.log.errors import CorruptLog, DataDirectoryInUse, DiskFull
+from headrace.log.findings import Severity
 from headrace.log.store import LogStore
 from headrace.testing.disk import SimulatedDisk
 from tests.unit.log.builders import append, apply_retention, fill, offsets_in, plain, produced
@@ -35,6 +36,7 @@ def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
     program = f"""
 import os, signal
 from headrace.log.disk import OsDisk
+from headrace.log.findings import Severity
 from headrace.log.store import LogStore
 LogStore.open(OsDisk(), {str(tmp_path)!r})
 os.kill(os.getpid(), signal.SIGKILL)
@@ -106,7 +108,7 @@ def test_a_corrupt_checkpoint_means_a_full_scan_and_a_note() -> None:
     disk.damage("/data/checkpoint", lambda content: content.__setitem__(40, content[40] ^ 1))
     store = LogStore.open(disk, "/data")
     log = store.open_log("t", ID, 0, SMALL)
-    assert any("checksum is wrong" in note for note in store.report.notes)
+    assert any("checksum is wrong" in finding.message for finding in store.report.findings)
     assert offsets_in(log) == list(range(20))
     assert log.recovery.scanned_bytes == log.size_bytes
 
@@ -117,7 +119,9 @@ def test_a_lost_checkpoint_is_noticed() -> None:
     fill(store.open_log("t", ID, 0, SMALL), 2)
     store.close()
     disk.unlink("/data/checkpoint")
-    assert any("there is none" in note for note in LogStore.open(disk, "/data").report.notes)
+    [finding] = LogStore.open(disk, "/data").report.findings
+    assert (finding.severity, finding.path) == (Severity.WARNING, "/data/checkpoint")
+    assert "there is none" in finding.message
 
 
 def test_a_checkpoint_has_exactly_these_bytes() -> None:
@@ -229,9 +233,9 @@ def test_strangers_are_reported_and_left_alone() -> None:
     disk = SimulatedDisk()
     disk.mkdir("/data/topics/lost+found")
     disk.mkdir("/data/photos")
-    notes = LogStore.open(disk, "/data").report.notes
-    assert len(notes) == 2
-    assert all("not changed" in note for note in notes)
+    findings = LogStore.open(disk, "/data").report.findings
+    assert len(findings) == 2
+    assert all("not changed" in finding.message for finding in findings)
 
 
 def test_many_partitions_are_open_with_few_descriptors(tmp_path: Path) -> None:
@@ -325,3 +329,35 @@ def test_a_full_disk_at_the_stop_loses_nothing() -> None:
     store = LogStore.open(disk, "/data")
     assert not store.report.clean
     assert store.open_log("t", ID, 0, SMALL).end_offset == 1
+
+
+def test_the_report_has_findings_and_totals_and_every_finding_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    disk = SimulatedDisk()
+    store = LogStore.open(disk, "/data")
+    logs = [store.open_log("t", ID, partition, SMALL) for partition in range(3)]
+    fill(logs[0], 5)
+    torn, broken = logs[1].segments[-1].path, logs[2].segments[-1].path
+    fill(logs[2], 5)
+    store.checkpoint(everything=True)
+    fill(logs[1], 5)
+    logs[1].sync_all()
+    disk.kill()
+    disk.damage(torn, lambda content: content.extend(b"torn"))
+    disk.damage(broken, lambda content: content.__delitem__(slice(50, None)))
+    times = iter([10.0, 12.5])
+    store = LogStore.open(disk, "/data", monotonic=lambda: next(times))
+    for partition in range(2):
+        store.open_log("t", ID, partition, SMALL, sync=False)
+    with pytest.raises(CorruptLog):
+        store.open_log("t", ID, 2, SMALL, sync=False)
+    store.sync_recovered()
+    report = store.report
+    assert [(each.severity, each.path, each.position) for each in report.findings] == [
+        (Severity.INFO, torn, logs[1].segments[-1].size),
+        (Severity.ERROR, broken, 50),
+    ]
+    assert (report.logs, report.logs_damaged, report.cuts, report.cut_bytes) == (2, 1, 1, 4)
+    assert (report.scanned_bytes, report.seconds) == (logs[1].size_bytes, 2.5)
+    assert [each.getMessage() for each in caplog.records if each.name == "headrace.recovery"] == [
+        str(each) for each in report.findings if each.severity is not Severity.INFO
+    ]
