@@ -19,12 +19,12 @@ from headrace.batch import Batch, build_batch, control_batch, read_batches
 from headrace.log.compaction.cleaner import CleaningJob, CleaningResult, clean
 from headrace.log.compaction.planning import plan
 from headrace.log.config import LogConfig
-from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
 from headrace.log.producers import AbortedTransaction, Duplicate, ProducerStates
 from headrace.log.store import LogStore
 from headrace.record import Record, decode_records
 from headrace.testing.disk import PowerLoss, SimulatedDisk
+from tests.flushing import FlusherByHand
 
 TOPIC = ("orders", UUID(int=7), 0)
 BATCH_BYTES_MAX = 1 << 20
@@ -43,10 +43,6 @@ class Entry:
 
     original: Batch
     allowed: set[bytes | None]
-
-
-def never(error: BaseException) -> None:
-    raise AssertionError("no sync fails here") from error
 
 
 class LogMachine(RuleBasedStateMachine):
@@ -72,7 +68,7 @@ class LogMachine(RuleBasedStateMachine):
         self.log = self.store.open_log(*TOPIC, CONFIG, sync=not together)
         if together:
             self.store.sync_recovered()
-        self.flusher = Flusher(self.disk, "/data", post=lambda fn: fn(), on_failure=never, monotonic=lambda: 0.0)
+        self.flusher = FlusherByHand(self.disk, "/data")
 
     # What happens to a log.
 
@@ -128,7 +124,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         end = self.end
-        self.flusher.flush_now([self.log])
+        self.flusher.flush([self.log])
         assert self.log.flushed_offset == end
         self.flushed = end
 
@@ -145,7 +141,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1))
     def delete_records(self, share: float) -> None:
-        offset = self.start + int((self.log.visible_end_offset - self.start) * share)
+        offset = self.start + int((self.log.high_watermark - self.start) * share)
         self.log.delete_records(offset)
         self.start = max(self.start, offset)
         self.store.checkpoint()

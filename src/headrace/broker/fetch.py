@@ -95,7 +95,7 @@ class FetchHandler:
         at least a batch if it is the ``first``."""
         log = partition.log
         high_watermark = partition.high_watermark
-        stable = log.last_stable_offset(high_watermark)
+        stable = log.last_stable_offset
         if ask.fetch_offset == high_watermark and _is_up_to_date(partition, ask):
             return self._nothing_new(partition, high_watermark, stable, committed)
         answer = PartitionData(

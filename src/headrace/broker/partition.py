@@ -1,15 +1,14 @@
-"""A partition as the broker sees it: a log, and those who wait for it.
+"""A partition as the broker sees it: a log, and the readers and producers that wait for it.
 
-Two kinds of waiting. A producer waits until what it wrote is *flushed* (for topics with headrace.flush=ack). A fetcher
-waits until something becomes *visible*: the high watermark is the flushed end of an ack topic and the written end of
-the others, so nobody reads what a power failure could take back.
+Both wait for the high watermark. For topics with ``headrace.flush=ack`` it is the flushed end of the log, so that no
+producer is answered and no reader sees a record that a power failure could take back; for the others it is the written
+end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from headrace.batch import Batch, control_batch
@@ -23,13 +22,13 @@ __all__ = ["Countdown", "DamagedPartition", "Partition", "Watcher"]
 
 
 class Watcher(Protocol):
-    """Somebody who wants to know that a partition's visible end has moved."""
+    """Wants to know that a partition's high watermark has moved."""
 
     def partition_advanced(self, partition: Partition) -> None: ...
 
 
 class Countdown:
-    """A future that gives ``value`` when every partition it waits for is flushed."""
+    """A future that gives ``value`` when every partition it waits for has acknowledged."""
 
     __slots__ = ("future", "left", "value")
 
@@ -64,17 +63,15 @@ class Partition:
         """Fetch's answer to a reader at the end, by whether it reads committed data only."""
         self._flusher = flusher
         self._clock = clock
-        self._waiting: deque[tuple[Offset, Countdown]] = deque()
-        self._visible = log.visible_end_offset
-        log.flush_listener = lambda _: self._advanced()
+        log.on_advanced = self._advanced
 
     @property
     def high_watermark(self) -> Offset:
-        return self.log.visible_end_offset
+        return self.log.high_watermark
 
     @property
     def last_stable_offset(self) -> Offset:
-        return self.log.last_stable_offset(self.log.visible_end_offset)
+        return self.log.last_stable_offset
 
     def epoch_at(self, offset: Offset) -> Epoch:
         """The leader epoch under which ``offset`` was written, or would be; -1 for no offset."""
@@ -84,11 +81,9 @@ class Partition:
         return below[-1] if below and offset < self.log.end_offset else self.leader_epoch
 
     def append(self, batches: Sequence[Batch]) -> AppendResult:
-        """Write the batches behind the log's end and ask for a flush; fetchers wake when they become visible."""
+        """Write the batches at the log's end and ask for a flush; fetchers wake when they become visible."""
         result = self.log.append(batches, leader_epoch=self.leader_epoch, now_ms=self._clock.wall_ms())
         self._flusher.mark(self.log)
-        if self.log.visible_end_offset != self._visible:
-            self._advanced()
         return result
 
     def append_marker(self, producer_id: int, producer_epoch: int, commit: bool, coordinator_epoch: int = 0) -> Offset:
@@ -102,37 +97,29 @@ class Partition:
         )
         return self.append([marker]).last_offset
 
-    def when_flushed(self, offset: Offset) -> asyncio.Future[None]:
-        """Done when ``offset`` is acknowledged as its topic's ``headrace.flush`` says."""
+    def when_acknowledged(self, offset: Offset, callback: Callable[[], None]) -> None:
+        """Call once ``offset`` is acknowledged as the topic's ``headrace.flush`` says, which may be now."""
+        self.log.when_acknowledged(offset, callback)
+
+    def acknowledged(self, offset: Offset) -> asyncio.Future[None]:
+        """The same as a future."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.count_down(offset, Countdown(future, 1))
+        self.log.when_acknowledged(offset, Countdown(future, 1).one_done)
         return future
 
-    def count_down(self, offset: Offset, countdown: Countdown) -> None:
-        if offset < self.log.visible_end_offset:
-            countdown.one_done()
-        else:
-            self._waiting.append((offset, countdown))
-
     def _advanced(self) -> None:
-        """The flusher or a write has moved the visible end: first the fetchers hear, then the producers. The record is
-        what somebody waits for; its acknowledgement only lets the producer forget it."""
-        visible = self.log.visible_end_offset
-        if visible != self._visible:
-            self._visible = visible
-            for watcher in list(self.watchers):
-                watcher.partition_advanced(self)
-        while self._waiting and self._waiting[0][0] < visible:
-            self._waiting.popleft()[1].one_done()
+        """The high watermark has moved: fetchers hear of it before producers. The record is what somebody waits for;
+        its acknowledgement only lets the producer forget it."""
+        for watcher in list(self.watchers):
+            watcher.partition_advanced(self)
 
     def remove(self) -> None:
         """The topic is gone: whoever waits is released and finds that out by asking again."""
         self.removed = True
         for watcher in list(self.watchers):
             watcher.partition_advanced(self)
-        for _, countdown in self._waiting:
-            countdown.one_done()
-        self._waiting.clear()
+        if self.fault is None:
+            self.log.release_waiters()
 
 
 class DamagedPartition(Partition):
@@ -150,7 +137,6 @@ class DamagedPartition(Partition):
         self.dropped_records = 0
         self.refused_batches = 0
         self.removed = False
-        self._waiting = deque()
 
     def __getattr__(self, name: str) -> Any:
         if name == "log":

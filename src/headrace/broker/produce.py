@@ -93,7 +93,7 @@ class ProduceHandler:
         future: asyncio.Future[ProduceResponse] = asyncio.get_running_loop().create_future()
         countdown = Countdown(future, len(waiting), response)
         for partition, offset in waiting:
-            partition.count_down(offset, countdown)
+            partition.log.when_acknowledged(offset, countdown.one_done)
         return response if future.done() else future
 
     @staticmethod

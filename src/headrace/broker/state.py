@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -49,12 +48,10 @@ class StateStore:
         self._log = log
         self._flusher = flusher
         self._clock = clock
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._rewriting: Iterator[tuple[str, str]] | None = None
         self._pending_rows: list[tuple[str, str]] = []
         self._rewrite_from = log.start_offset
         self._load()
-        log.flush_listener = lambda _: self._flushed()
 
     def table(self, name: str) -> dict[str, Any]:
         return self.tables.setdefault(name, {})
@@ -85,11 +82,9 @@ class StateStore:
         return offset
 
     def when_flushed(self, offset: int) -> asyncio.Future[None]:
+        """Done when the journal is flushed up to and including ``offset``."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if offset < self._log.visible_end_offset:
-            future.set_result(None)
-        else:
-            self._waiting.append((offset, future))
+        self._log.when_acknowledged(Offset(offset), lambda: None if future.done() else future.set_result(None))
         return future
 
     def _append(self, changes: Sequence[Change]) -> Offset:
@@ -122,13 +117,6 @@ class StateStore:
                 for batch in read_batches(part.read(), batch_bytes_max=BATCH_DECODED_BYTES_MAX, from_client=False):
                     yield batch
                     offset = batch.next_offset
-
-    def _flushed(self) -> None:
-        acknowledged = self._log.visible_end_offset
-        while self._waiting and self._waiting[0][0] < acknowledged:
-            future = self._waiting.popleft()[1]
-            if not future.done():
-                future.set_result(None)
 
     # ---- rewriting ----
 
@@ -168,8 +156,7 @@ class StateStore:
             return
         self._rewriting = None
         start = self._rewrite_from
-        done = self.when_flushed(self._log.end_offset - 1)
-        done.add_done_callback(lambda _: self._log.advance_start(start))
+        self._log.when_acknowledged(Offset(self._log.end_offset - 1), lambda: self._log.advance_start(start))
 
 
 def _dump(value: Any | None) -> bytes | None:

@@ -21,6 +21,7 @@ from headrace.log.compaction.child import command, job_to_json
 from headrace.log.compaction.cleaner import CleaningJob, CleaningResult
 from headrace.log.compaction.planning import plan
 from headrace.log.retention import advance_by_retention
+from headrace.log.waiters import Waiters
 from headrace.ports import TimerHandle
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class Upkeep:
         self._broker = broker
         self._timers: dict[str, TimerHandle] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._waiting: list[asyncio.Future[None]] = []
+        self._checkpoints_begun = 0
+        self._waiters: Waiters[int] = Waiters()
         self._everything = False
         self._stopping = False
         self.compactions = 0
@@ -92,23 +94,24 @@ class Upkeep:
     def checkpointed(self) -> asyncio.Future[None]:
         """Done when a checkpoint that began after this call is on disk."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
+        self._waiters.add(self._checkpoints_begun, lambda: None if future.done() else future.set_result(None))
         self._spawn("checkpoint", self._checkpoints)
         return future
 
     async def _checkpoints(self) -> None:
         """One checkpoint, and another while somebody has begun to wait meanwhile."""
         await self._checkpoint()
-        while self._waiting and not self._stopping:
+        while len(self._waiters) and not self._stopping:
             await self._checkpoint()
 
     async def _checkpoint(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        self._checkpoints_begun += 1
+        number = self._checkpoints_begun
         store = self._broker.store
         shrunk = [log for log in store.logs.values() if log.has_dead_segments]
         job = store.begin_checkpoint(everything=self._everything or bool(shrunk))
         self._everything = False
-        if not (waiting or shrunk or job.points):
+        if not (len(self._waiters) or shrunk or job.points):
             return
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, job.sync)
@@ -118,15 +121,12 @@ class Upkeep:
             LOG.error("the checkpoint could not be written: %s; the older one stands", error)
             for log in shrunk:
                 log.remove_dead_segments(regardless=True)  # the only way out of a full disk
-            self._waiting = [*waiting, *self._waiting]
             await asyncio.sleep(1.0)
             return
         store.finish_checkpoint(job)
         for log in shrunk:
             log.remove_dead_segments()
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        self._waiters.release_below(number)
 
     # ---- retention and deletion ----
 
@@ -197,7 +197,7 @@ class Upkeep:
         name = task.get_name()
         self._tasks.pop(name, None)
         if task.cancelled() or (error := task.exception()) is None:
-            if name == "checkpoint" and self._waiting:
+            if name == "checkpoint" and len(self._waiters):
                 self._spawn("checkpoint", self._checkpoints)
             return
         if name == "checkpoint":

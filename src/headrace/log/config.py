@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["FlushMode", "LogConfig"]
+__all__ = ["FlushMode", "FlushPolicy", "LogConfig"]
 
 DAY_MS = 24 * 60 * 60 * 1000
 
@@ -41,3 +41,25 @@ class LogConfig:
     producer_expiration_ms: int = DAY_MS
     decompressed_bytes_max: int = 128 << 20
     """How far a batch may unfold where its records must be looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlushPolicy:
+    """What a log's flush mode means. Nothing else looks at the mode."""
+
+    acknowledges_flushed: bool
+    """An acknowledged record is flushed; otherwise it is written."""
+    sync_after_s: float | None
+    """When the flusher syncs what was appended; None leaves it to the operating system, and to checkpoints."""
+
+    @classmethod
+    def of(cls, config: LogConfig) -> FlushPolicy:
+        if config.flush is FlushMode.ACK:
+            return cls(acknowledges_flushed=True, sync_after_s=0.0)
+        if config.flush is FlushMode.INTERVAL:
+            return cls(acknowledges_flushed=False, sync_after_s=config.flush_interval_ms / 1000)
+        return cls(acknowledges_flushed=False, sync_after_s=None)
+
+    @property
+    def is_synced_by_us(self) -> bool:
+        return self.sync_after_s is not None

@@ -24,13 +24,13 @@ It is never repeated, nothing is reported as flushed, and ``on_failure`` is expe
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from headrace.log.config import FlushMode
-from headrace.log.log import FlushMark, PartitionLog
+from headrace.log.log import PartitionLog
+from headrace.log.unsynced import FlushMark
 from headrace.ports import Disk
 
 __all__ = ["Flusher", "SyncCosts"]
@@ -92,7 +92,7 @@ class Flusher:
         self._monotonic = monotonic
         self._marked: dict[PartitionLog, None] = {}
         self._later: dict[PartitionLog, float] = {}
-        """Logs with ``flush=interval``, and when each is due."""
+        """Logs that are synced some time after an append, and when each is due."""
         self._handed_over: SimpleQueue[list[FlushMark] | None] = SimpleQueue()
         """To the flusher's thread; None ends it."""
         self._thread: threading.Thread | None = None
@@ -101,7 +101,7 @@ class Flusher:
         self.sync_seconds = 0.0
         self.failed: BaseException | None = None
         self.on_waiting: Callable[[float], None] = lambda _: None
-        """Called when an interval log is appended to: ``tick`` is wanted after so many seconds."""
+        """Called when a log will be due later: ``tick`` is wanted after so many seconds."""
 
     # On the owner's thread.
 
@@ -120,17 +120,16 @@ class Flusher:
             self._thread = None
 
     def mark(self, log: PartitionLog) -> None:
-        """``log`` was appended to. What happens next is its flush mode's choice."""
-        mode = log.config.flush
-        if mode is FlushMode.ACK:
+        """``log`` was appended to: sync it when its flush policy says so."""
+        delay_s = log.flush_policy.sync_after_s
+        if delay_s == 0.0:
             self._mark_now(log)
-        elif mode is FlushMode.INTERVAL and log not in self._later:
-            delay_s = log.config.flush_interval_ms / 1000
+        elif delay_s is not None and log not in self._later:
             self._later[log] = self._monotonic() + delay_s
             self.on_waiting(delay_s)
 
     def tick(self) -> float | None:
-        """Mark the interval logs that are due; returns the seconds until the next one. Call it from a timer."""
+        """Mark the logs that have become due; returns the seconds until the next one. Call it from a timer."""
         now = self._monotonic()
         for log in [log for log, due in self._later.items() if due <= now]:
             del self._later[log]
@@ -158,16 +157,6 @@ class Flusher:
     def _take(self) -> list[FlushMark]:
         marked, self._marked = self._marked, {}
         return [mark for log in marked if (mark := log.take_unsynced()) is not None]
-
-    def flush_now(self, logs: Iterable[PartitionLog] = ()) -> None:
-        """Sync these logs and all that is marked, here and now: for tests, and when there is no thread."""
-        self._marked.update(dict.fromkeys(logs))
-        marks = self._take()
-        with suppress(Empty):
-            while handed_over := self._handed_over.get_nowait():
-                marks += handed_over
-        self._sync(marks)
-        self._complete(marks)
 
     def _complete(self, marks: list[FlushMark]) -> None:
         for mark in marks:

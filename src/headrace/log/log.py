@@ -7,7 +7,8 @@ file is cut back and nothing has happened.
 How an offset becomes bytes: see ``reader.py``.
 
 Three offsets matter. ``end_offset``: everything below is *written*. ``flushed_offset``: everything below is *flushed*,
-it survives power loss. ``visible_end_offset``: how far readers may see, which depends on the topic's flush mode.
+it survives power loss. ``high_watermark``: everything below is *acknowledged* to producers and visible to readers. It
+follows one of the other two, as the flush policy says, and never goes back.
 
 All of this runs on one thread. The flusher's thread only syncs files that were handed to it.
 """
@@ -22,7 +23,7 @@ from dataclasses import dataclass, replace
 from headrace.batch import NO_PRODUCER_ID, Batch, stamp
 from headrace.log.checkpoint import LogMark
 from headrace.log.compaction.swap import SwapGroup, complete_swaps, discard_cleaned, swap_files
-from headrace.log.config import FlushMode, LogConfig
+from headrace.log.config import FlushPolicy, LogConfig
 from headrace.log.disk import FileCache
 from headrace.log.epochs import EpochHistory
 from headrace.log.errors import CorruptLog, OffsetOutOfRange, RecordListTooLarge, storage_error
@@ -38,10 +39,12 @@ from headrace.log.producers import ProducerStates
 from headrace.log.reader import LogReader
 from headrace.log.recovery import RecoveryReport, check_believed, load_believed, scan_unflushed
 from headrace.log.segment import OFFSET_DELTA_MAX, Segment, number_of_segment, segment_name
-from headrace.ports import Disk, File
+from headrace.log.unsynced import FlushMark, Unsynced
+from headrace.log.waiters import Waiters
+from headrace.ports import Disk
 from headrace.vocabulary import Epoch, Offset, Position
 
-__all__ = ["AppendResult", "FlushMark", "PartitionLog"]
+__all__ = ["AppendResult", "PartitionLog"]
 
 _CHECKPOINT_BYTES_MIN = 1 << 20
 _OWN_FILE = re.compile(r"\d{20}\.(log|index|txn|producers)(\.tmp|\.cut-\d+(\.\d+)?)?")
@@ -53,37 +56,28 @@ class AppendResult:
     last_offset: Offset
 
 
-@dataclass(slots=True)
-class FlushMark:
-    """What the flusher must sync for a log, and how far the log will then be flushed."""
-
-    log: PartitionLog
-    end_offset: Offset
-    files: dict[str, File]
-    directory: str | None
-    """Set when the directory has new entries."""
-
-
 class PartitionLog:
     """Open one with ``PartitionLog.open``; it must have one owner."""
 
     def __init__(self, disk: Disk, directory: str, config: LogConfig, cache: FileCache, mark: LogMark) -> None:
         self.directory = directory
         self._config = config
+        self.flush_policy = FlushPolicy.of(config)
         self.recovery = RecoveryReport()
-        self.flush_listener: Callable[[PartitionLog], None] | None = None
-        """Called on the owner's thread whenever ``flushed_offset`` has advanced."""
+        self.on_advanced: Callable[[], None] | None = None
+        """Called when the high watermark has advanced, before those who wait for an acknowledgement."""
         self._disk = disk
         self._cache = cache
         self._segments: list[Segment] = []
         self._start = mark.start_offset
         self._end = Offset(0)
         self._flushed = Offset(0)
+        self.high_watermark = Offset(0)
+        self._waiters: Waiters[Offset] = Waiters()
         self._mark = mark
         self._epochs = EpochHistory(mark.epochs)
         self._producers: ProducerStates | None = None
-        self._unsynced: dict[str, File] = {}
-        self._directory_unsynced = False
+        self._unsynced = Unsynced()
         self._derived_unsynced = False
         """Recovery shortened files beside the log. They must be synced: if a crash undid that, they would describe
         batches that the log no longer has."""
@@ -146,6 +140,7 @@ class PartitionLog:
             self._note_missing_start()
         self._end = self._segments[-1].next_offset
         self._flushed = min(self._mark.recovery_offset, self._end)
+        self._advance()
         self._drop_snapshots_after(self._end, files)
 
     def _note_missing_start(self) -> None:
@@ -213,12 +208,10 @@ class PartitionLog:
     def sync_all(self) -> None:
         """Flush everything written, here and now."""
         mark = self.take_unsynced()
-        if self._config.flush is FlushMode.OS:
+        if not self.flush_policy.is_synced_by_us:
             self._disk.syncfs(self.directory)
         elif mark is not None:
-            for file in mark.files.values():
-                file.datasync()
-            self._disk.sync_dir(self.directory)
+            mark.sync(self._disk)
         self.flushed_to_end()
 
     def flushed_to_end(self) -> None:
@@ -248,12 +241,14 @@ class PartitionLog:
 
     @config.setter
     def config(self, config: LogConfig) -> None:
-        """New settings hold from the next append on. What was left to the operating system so far is taken over."""
-        if self._config.flush is FlushMode.OS and config.flush is not FlushMode.OS:
+        """New settings hold from the next append on. What was left to the operating system so far is ours to sync."""
+        policy = FlushPolicy.of(config)
+        if policy.is_synced_by_us and not self.flush_policy.is_synced_by_us:
             for segment in self._segments[number_of_segment(self._segments, self._flushed) :]:
-                self._unsynced[segment.path] = segment.file()
-            self._directory_unsynced = True
+                self._unsynced.add_new(segment.file())
         self._config = config
+        self.flush_policy = policy
+        self._advance()
 
     @property
     def _active(self) -> Segment:
@@ -273,11 +268,6 @@ class PartitionLog:
     def flushed_offset(self) -> Offset:
         """Everything below survives power loss."""
         return self._flushed
-
-    @property
-    def visible_end_offset(self) -> Offset:
-        """How far readers may see: what is flushed for ``flush=ack``, what is written otherwise."""
-        return self._flushed if self._config.flush is FlushMode.ACK else self._end
 
     @property
     def size_bytes(self) -> int:
@@ -303,8 +293,10 @@ class PartitionLog:
             self._producers = self._producers_at(self._segments, self._end)
         return self._producers
 
-    def last_stable_offset(self, high_watermark: Offset) -> Offset:
+    @property
+    def last_stable_offset(self) -> Offset:
         """How far readers of committed data may see."""
+        high_watermark = self.high_watermark
         unstable = self.producers.first_unstable_offset(high_watermark)
         return high_watermark if unstable is None else min(max(Offset(unstable), self._start), high_watermark)
 
@@ -338,10 +330,12 @@ class PartitionLog:
             if batch.producer_id != NO_PRODUCER_ID:
                 self._apply_producer(segment, batch)
         self._end = offset
-        if self._config.flush is FlushMode.ACK:
-            self.reader.appended(offset, segment)
         if leader_epoch > self._epochs.latest:
             self._epochs.note(leader_epoch, base_offset)
+        if self.flush_policy.acknowledges_flushed:
+            self.reader.appended(offset, segment)
+        else:
+            self._advance()
         return AppendResult(base_offset, Offset(offset - 1))
 
     def _write(self, segment: Segment, chunks: list[bytes], total: int) -> None:
@@ -353,8 +347,8 @@ class PartitionLog:
             with suppress(OSError):
                 segment.cut_back()
             raise storage_error(error, segment.path, total) from error
-        if self._config.flush is not FlushMode.OS:
-            self._unsynced[segment.path] = file
+        if self.flush_policy.is_synced_by_us:
+            self._unsynced.files[file.path] = file
 
     def _apply_producer(self, segment: Segment, batch: Batch) -> None:
         aborted = self.producers.apply(batch)
@@ -367,8 +361,7 @@ class PartitionLog:
         with suppress(OSError):
             if segment.aborted.unwritten:
                 segment.aborted.write()
-                self._unsynced[segment.aborted.path] = self._cache.open(segment.aborted.path)
-                self._directory_unsynced = True
+                self._unsynced.add_new(self._cache.open(segment.aborted.path))
 
     def _segment_for(self, batches: Sequence[Batch], total: int, now_ms: int) -> Segment:
         if total > self._config.segment_bytes_max:
@@ -413,32 +406,42 @@ class PartitionLog:
         except OSError as error:
             raise storage_error(error, segment.path) from error
         self._segments.append(segment)
-        if self._config.flush is not FlushMode.OS:
-            self._unsynced[segment.path] = file
-        self._directory_unsynced = True
+        if self.flush_policy.is_synced_by_us:
+            self._unsynced.add_new(file)
         return segment
 
     # Flushing.
 
     def take_unsynced(self) -> FlushMark | None:
         """Hand over what must be synced so that everything up to ``end_offset`` is flushed."""
-        if not self._unsynced and not self._directory_unsynced:
-            return None
-        directory = self.directory if self._directory_unsynced else None
-        mark = FlushMark(self, self._end, self._unsynced, directory)
-        self._unsynced = {}
-        self._directory_unsynced = False
-        return mark
+        return self._unsynced.take(self)
 
     def on_flushed(self, end_offset: Offset) -> None:
         """A sync that began when ``end_offset`` was written has returned."""
-        if end_offset <= self._flushed:
-            return
-        assert end_offset <= self._end
-        self._flushed = end_offset
-        self.reader.flushed(end_offset)
-        if self.flush_listener is not None:
-            self.flush_listener(self)
+        if end_offset > self._flushed:
+            assert end_offset <= self._end
+            self._flushed = end_offset
+            self.reader.flushed(end_offset)
+            self._advance()
+
+    def _advance(self) -> None:
+        reached = self._flushed if self.flush_policy.acknowledges_flushed else self._end
+        if reached > self.high_watermark:
+            self.high_watermark = reached
+            if self.on_advanced is not None:
+                self.on_advanced()
+            self._waiters.release_below(reached)
+
+    def when_acknowledged(self, offset: Offset, callback: Callable[[], None]) -> None:
+        """Call once ``offset`` is below the high watermark, which may be now."""
+        if offset < self.high_watermark:
+            callback()
+        else:
+            self._waiters.add(offset, callback)
+
+    def release_waiters(self) -> None:
+        """The log is being removed."""
+        self._waiters.release_all()
 
     def prepare_checkpoint(self) -> LogMark:
         """Write what must be durable beside the log, and say from where recovery may then begin.
@@ -448,7 +451,7 @@ class PartitionLog:
         for segment in self._segments:
             if segment.aborted.unwritten:
                 segment.aborted.write()
-                self._directory_unsynced = True
+                self._unsynced.directory_changed = True
         self._write_snapshot()
         producerless = self._mark.producerless if self._producers is None else not len(self._producers)
         return replace(
@@ -489,14 +492,14 @@ class PartitionLog:
     # Removing.
 
     def delete_records(self, offset: Offset) -> Offset:
-        """Serve nothing below ``offset`` any more (-1: below the visible end); returns the new start offset.
+        """Serve nothing below ``offset`` any more (-1: below the high watermark); returns the new start offset.
 
         The start is durable with the next checkpoint; files go with ``remove_dead_segments`` after that.
         """
-        visible = self.visible_end_offset
-        offset = visible if offset == -1 else offset
-        if not 0 <= offset <= visible:
-            raise OffsetOutOfRange(offset, self._start, visible)
+        end = self.high_watermark
+        offset = end if offset == -1 else offset
+        if not 0 <= offset <= end:
+            raise OffsetOutOfRange(offset, self._start, end)
         self.advance_start(offset)
         return self._start
 
@@ -527,9 +530,9 @@ class PartitionLog:
         while len(self._segments) > 1 and self._segments[1].base_offset <= limit:
             dead = self._segments.pop(0)
             freed += dead.size
-            self._unsynced.pop(dead.path, None)
+            self._unsynced.files.pop(dead.path, None)
             dead.remove(self._disk)
-            self._directory_unsynced = True
+            self._unsynced.directory_changed = True
         if freed:
             self.reader.forget_places()
             self._epochs = EpochHistory(self._epochs.since(self._start))
@@ -563,7 +566,7 @@ class PartitionLog:
         first = next(n for n, segment in enumerate(self._segments) if segment.base_offset == group.base)
         for segment in self._segments[first : first + len(group.replaces)]:
             segment.forget()
-            self._unsynced.pop(segment.path, None)
+            self._unsynced.files.pop(segment.path, None)
         self._segments[first : first + len(group.replaces)] = [self._segment(group.base, group.size, has_aborted=True)]
 
     # Producer snapshots.

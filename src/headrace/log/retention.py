@@ -22,14 +22,13 @@ def expired_start(log: PartitionLog, now_ms: int) -> Offset:
         return start
     segments = list(log.segments)
     remaining_bytes = log.size_bytes
-    visible = log.visible_end_offset
     for number, segment in enumerate(segments):
         end = segments[number + 1].base_offset if number + 1 < len(segments) else log.end_offset
         segment.summarise()
         is_old = 0 <= config.retention_ms < now_ms - segment.max_timestamp and segment.max_timestamp >= 0
         is_active = number + 1 == len(segments)
         is_excess = not is_active and 0 <= config.retention_bytes <= remaining_bytes - segment.size
-        if segment.size == 0 or end > visible or not (is_old or is_excess):
+        if segment.size == 0 or end > log.high_watermark or not (is_old or is_excess):
             break
         remaining_bytes -= segment.size
         start = max(start, end)

@@ -16,11 +16,11 @@ from headrace.broker.broker import Broker
 from headrace.broker.partition import Partition
 from headrace.broker.request import Peer, Request
 from headrace.config import Settings
-from headrace.log.flush import Flusher
 from headrace.log.store import LogStore
 from headrace.testing.clock import VirtualClock
 from headrace.testing.disk import SimulatedDisk
 from headrace.wire.kafka.messages import transactions as messages
+from tests.flushing import FlusherByHand
 from tests.unit.broker.txn_fakes import Asking, Outcome, outcome
 
 BATCH_BYTES_MAX = 1 << 24
@@ -101,9 +101,7 @@ class DiskWorld(Asking):
 
     def open(self) -> None:
         store = LogStore.open(self.disk, "/data")
-        self.flusher = Flusher(
-            self.disk, "/data", post=lambda call: call(), on_failure=_raise, monotonic=self.clock.monotonic
-        )
+        self.flusher = FlusherByHand(self.disk, "/data", monotonic=self.clock.monotonic)
         settings = Settings({"transaction.abort.timed.out.transaction.cleanup.interval.ms": 10_000})
         self.broker = Broker(store=store, flusher=self.flusher, clock=self.clock, settings=settings)
         self.broker.groups.load()
@@ -118,7 +116,7 @@ class DiskWorld(Asking):
         return self.broker.state._log.end_offset
 
     def flush_state(self) -> None:
-        self.do(self.flusher.flush_now)
+        self.do(self.flusher.flush)
 
     def flush_partitions(self, *_: Any) -> None:
         self.flush_state()
@@ -142,7 +140,3 @@ class DiskWorld(Asking):
     def close(self) -> None:
         self.do(self.coordinator.close)
         self.runner.close()
-
-
-def _raise(error: BaseException) -> None:
-    raise error

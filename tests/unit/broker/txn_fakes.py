@@ -117,7 +117,7 @@ class FakePartition:
         )
         return self.append(marker)
 
-    def when_flushed(self, offset: int) -> asyncio.Future[None]:
+    def acknowledged(self, offset: int) -> asyncio.Future[None]:
         return self.waiters.when_flushed(offset)
 
     def flush(self) -> None:

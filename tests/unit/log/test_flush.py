@@ -16,6 +16,7 @@ from headrace.log.disk import OsDisk
 from headrace.log.flush import Flusher, SyncCosts
 from headrace.log.log import PartitionLog
 from headrace.testing.disk import SimulatedDisk
+from tests.flushing import FlusherByHand
 from tests.unit.log.builders import fill
 from tests.waiting import PATIENCE_S
 
@@ -45,11 +46,18 @@ class SlowDisk(SimulatedDisk):
         super().maybe_fail(operation, path)
 
 
-def make(disk: SimulatedDisk | OsDisk, *, count: int = 1, directory: str = "/data", flush: FlushMode = FlushMode.ACK):
+def make(
+    disk: SimulatedDisk | OsDisk,
+    *,
+    count: int = 1,
+    directory: str = "/data",
+    flush: FlushMode = FlushMode.ACK,
+    monotonic: Callable[[], float] = time.monotonic,
+):
     loop = Loop()
     failures: list[BaseException] = []
-    flusher = Flusher(disk, directory, post=loop.posted.put, on_failure=failures.append, monotonic=time.monotonic)
-    config = LogConfig(flush=flush, flush_interval_ms=0)
+    flusher = Flusher(disk, directory, post=loop.posted.put, on_failure=failures.append, monotonic=monotonic)
+    config = LogConfig(flush=flush, flush_interval_ms=1000)
     logs = [PartitionLog.open(disk, f"{directory}/{number}", config) for number in range(count)]
     return loop, failures, flusher, logs
 
@@ -71,10 +79,10 @@ def test_only_what_was_written_before_the_sync_counts_as_flushed() -> None:
     flusher.stop()
 
 
-def test_listeners_hear_of_every_advance() -> None:
+def test_the_owner_hears_of_every_advance_of_the_high_watermark() -> None:
     loop, _, flusher, [log] = make(SimulatedDisk())
     heard: list[int] = []
-    log.flush_listener = lambda which: heard.append(which.flushed_offset)
+    log.on_advanced = lambda: heard.append(log.high_watermark)
     flusher.start()
     fill(log, 1)
     flusher.mark(log)
@@ -102,11 +110,11 @@ def test_a_failed_sync_is_told_once_never_repeated_and_nothing_is_flushed() -> N
 
 def test_a_new_segments_directory_entry_is_synced_with_it() -> None:
     disk = SimulatedDisk()
-    _, _, flusher, [log] = make(disk)
+    _, _, _, [log] = make(disk)
     fill(log, 1)
     log.roll()
     fill(log, 1)
-    flusher.flush_now([log])
+    FlusherByHand(disk, "/data").flush([log])
     disk.crash(3)
     assert PartitionLog.open(disk, "/data/0", LogConfig()).end_offset == 2
 
@@ -115,10 +123,10 @@ def test_a_new_segments_directory_entry_is_synced_with_it() -> None:
 def test_flushed_survives_the_worst_crash_by_either_kind_of_sync(count: int) -> None:
     for seed in range(20):
         disk = SimulatedDisk()
-        _, _, flusher, logs = make(disk, count=count)
+        _, _, _, logs = make(disk, count=count)
         for log in logs:
             fill(log, 3)
-        flusher.flush_now(logs)
+        FlusherByHand(disk, "/data").flush(logs)
         for log in logs:
             fill(log, 2)
         disk.crash(seed)
@@ -127,20 +135,24 @@ def test_flushed_survives_the_worst_crash_by_either_kind_of_sync(count: int) -> 
 
 
 def test_interval_logs_are_marked_by_the_tick_and_os_logs_never() -> None:
-    _, _, flusher, [log] = make(SimulatedDisk(), flush=FlushMode.INTERVAL)
-    fill(log, 1)
-    flusher.mark(log)
-    flusher.flush_now()
-    assert log.flushed_offset == 0
-    flusher.tick()
-    flusher.flush_now()
-    assert log.flushed_offset == 1
-    _, _, flusher, [log] = make(SimulatedDisk(), flush=FlushMode.OS)
-    fill(log, 1)
-    flusher.mark(log)
+    now = 100.0
+    due: list[float] = []
+    loop, _, flusher, [interval] = make(SimulatedDisk(), flush=FlushMode.INTERVAL, monotonic=lambda: now)
+    _, _, _, [system] = make(SimulatedDisk(), flush=FlushMode.OS)
+    flusher.on_waiting = due.append
+    flusher.start()
+    for log in (interval, system):
+        fill(log, 1)
+        flusher.mark(log)
+    assert due == [1.0]
+    now += 0.75
+    assert flusher.tick() == 0.25
+    assert loop.posted.empty()
+    now += 0.25
     assert flusher.tick() is None
-    flusher.flush_now()
-    assert log.flushed_offset == 0
+    loop.run_one()
+    assert (interval.flushed_offset, system.flushed_offset) == (1, 0)
+    flusher.stop()
 
 
 def test_stopping_flushes_what_waits(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_flushed_bound_in_the_middle_of_what_is_written_is_exact() -> None:
     fill(log, 3)
     log.sync_all()
     fill(log, 3)
-    assert (log.flushed_offset, log.visible_end_offset, log.end_offset) == (3, 3, 6)
+    assert (log.flushed_offset, log.high_watermark, log.end_offset) == (3, 3, 6)
     assert read_offsets(log, 0, offset_max=3) == [0, 1, 2]
     assert read_offsets(log, 2, offset_max=3) == [2]
 
@@ -97,7 +97,43 @@ def test_a_flushed_bound_in_the_middle_of_what_is_written_is_exact() -> None:
 def test_written_is_visible_at_once_where_nobody_waits_for_a_sync() -> None:
     log = new_log(config=LogConfig(flush=FlushMode.OS))
     fill(log, 2)
-    assert (log.flushed_offset, log.visible_end_offset) == (0, 2)
+    assert (log.flushed_offset, log.high_watermark) == (0, 2)
+
+
+def test_the_high_watermark_never_goes_back_when_the_flush_mode_changes() -> None:
+    log = new_log(config=LogConfig(flush=FlushMode.OS))
+    fill(log, 2)
+    log.config = LogConfig(flush=FlushMode.ACK)
+    assert (log.flushed_offset, log.high_watermark) == (0, 2)
+    fill(log, 1)
+    assert log.high_watermark == 2
+    log.sync_all()
+    assert log.high_watermark == 3
+    fill(log, 1)
+    log.config = LogConfig(flush=FlushMode.INTERVAL)
+    assert log.high_watermark == 4
+
+
+@pytest.mark.parametrize(("flush", "heard_before_the_sync"), [(FlushMode.ACK, False), (FlushMode.OS, True)])
+def test_a_waiter_is_called_once_when_its_offset_is_acknowledged(flush: FlushMode, heard_before_the_sync: bool) -> None:
+    log = new_log(config=LogConfig(flush=flush))
+    heard: list[str] = []
+    log.on_advanced = lambda: heard.append("owner")
+    log.when_acknowledged(0, lambda: heard.append("waiter"))
+    fill(log, 1)
+    assert heard == (["owner", "waiter"] if heard_before_the_sync else [])
+    log.sync_all()
+    assert heard == ["owner", "waiter"]
+    log.when_acknowledged(0, lambda: heard.append("late"))
+    assert heard[2:] == ["late"]
+
+
+def test_waiters_of_a_log_that_is_removed_are_released() -> None:
+    log = new_log()
+    heard: list[int] = []
+    log.when_acknowledged(7, lambda: heard.append(7))
+    log.release_waiters()
+    assert heard == [7]
 
 
 def test_leaving_syncs_to_the_system_ends_with_everything_taken_over() -> None:
@@ -105,7 +141,7 @@ def test_leaving_syncs_to_the_system_ends_with_everything_taken_over() -> None:
     log = new_log(disk, LogConfig(flush=FlushMode.OS, segment_bytes_max=1000))
     fill(log, 20)
     log.config = LogConfig(segment_bytes_max=1000)
-    assert (log.visible_end_offset, log.take_unsynced() is not None) == (0, True)
+    assert log.take_unsynced() is not None
     log.config = LogConfig(flush=FlushMode.OS, segment_bytes_max=1000)
     log.config = LogConfig(segment_bytes_max=1000)
     log.sync_all()
@@ -261,14 +297,14 @@ def test_readers_of_committed_data_stop_at_the_first_open_transaction() -> None:
     append(log, produced(1, 0, transactional=True))
     append(log, produced(2, 0, transactional=True))
     log.sync_all()
-    assert log.last_stable_offset(3) == 1
+    assert log.last_stable_offset == 1
     append(log, marker(1, commit=True))
-    assert log.last_stable_offset(3) == 1, "the marker is not visible yet"
+    assert log.last_stable_offset == 1, "the marker is not visible yet"
     log.sync_all()
-    assert log.last_stable_offset(4) == 2
+    assert log.last_stable_offset == 2
     append(log, marker(2, commit=False))
     log.sync_all()
-    assert log.last_stable_offset(5) == 5
+    assert log.last_stable_offset == 5
 
 
 def test_aborted_transactions_are_found_by_the_range_they_touch() -> None:

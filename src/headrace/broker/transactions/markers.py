@@ -101,7 +101,7 @@ class MarkerWriter:
         except KafkaError as error:
             _log.warning("the marker of transaction %r in %s-%d waits: %s", decided.transactional_id, *where, error)
             return False
-        flushes.append(partition.when_flushed(offset))
+        flushes.append(partition.acknowledged(offset))
         return True
 
     async def abort(self, stray: OpenTransaction) -> None:

@@ -51,7 +51,7 @@ def _clean_to(log: PartitionLog) -> Offset:
 
 def _settled(log: PartitionLog, now_ms: int) -> tuple[list[Segment], Offset]:
     """The sealed segments that may be rewritten, and the offset where the last of them ends."""
-    limit = min(log.mark.recovery_offset, log.last_stable_offset(log.visible_end_offset))
+    limit = min(log.mark.recovery_offset, log.last_stable_offset)
     found: list[Segment] = []
     end_offset = log.start_offset
     segments = log.segments

@@ -1,0 +1,56 @@
+"""What a log has written and no sync has covered yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.ports import Disk, File
+from headrace.vocabulary import Offset
+
+if TYPE_CHECKING:
+    from headrace.log.log import PartitionLog
+
+__all__ = ["FlushMark", "Unsynced"]
+
+
+@dataclass(slots=True)
+class FlushMark:
+    """What must be synced for a log, and how far the log will then be flushed."""
+
+    log: PartitionLog
+    end_offset: Offset
+    files: dict[str, File]
+    directory: str | None
+    """Set when the directory has new entries."""
+
+    def sync(self, disk: Disk) -> None:
+        for file in self.files.values():
+            file.datasync()
+        if self.directory is not None:
+            disk.sync_dir(self.directory)
+
+
+class Unsynced:
+    """Files with unsynced bytes by their paths, and whether the directory has unsynced entries."""
+
+    __slots__ = ("directory_changed", "files")
+
+    def __init__(self) -> None:
+        self.files: dict[str, File] = {}
+        self.directory_changed = False
+
+    def add_new(self, file: File) -> None:
+        """The file was created, or created and written."""
+        self.files[file.path] = file
+        self.directory_changed = True
+
+    def take(self, log: PartitionLog) -> FlushMark | None:
+        """Hand over what must be synced so that everything up to the log's ``end_offset`` is flushed."""
+        if not self.files and not self.directory_changed:
+            return None
+        directory = log.directory if self.directory_changed else None
+        mark = FlushMark(log, log.end_offset, self.files, directory)
+        self.files = {}
+        self.directory_changed = False
+        return mark

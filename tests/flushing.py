@@ -1,0 +1,35 @@
+"""A flusher that syncs when a test says so, and then only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from headrace.log.flush import Flusher
+from headrace.log.log import PartitionLog
+from headrace.ports import Disk
+
+__all__ = ["FlusherByHand"]
+
+
+class FlusherByHand(Flusher):
+    """Marks are kept until ``flush``, which lets the real thread run to its end."""
+
+    def __init__(self, disk: Disk, directory: str, *, monotonic: Callable[[], float] = lambda: 0.0) -> None:
+        self._posted: list[Callable[[], None]] = []
+        super().__init__(
+            disk, directory, post=self._posted.append, on_failure=_raise, monotonic=monotonic, defer=lambda _: None
+        )
+
+    def flush(self, logs: Iterable[PartitionLog] = ()) -> None:
+        for log in logs:
+            self.mark(log)
+        self.start()
+        self.stop()
+        posted = self._posted[:]
+        self._posted.clear()
+        for call in posted:
+            call()
+
+
+def _raise(error: BaseException) -> None:
+    raise error
