@@ -15,30 +15,24 @@ All of this runs on one thread. The flusher's thread only syncs files that were 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from headrace.batch import NO_PRODUCER_ID, Batch, stamp
 from headrace.log.checkpoint import LogMark
-from headrace.log.compaction.swap import SwapGroup, complete_swaps, discard_cleaned, swap_files
+from headrace.log.compaction.swap import SwapGroup, discard_cleaned, swap_files
 from headrace.log.config import FlushPolicy, LogConfig
 from headrace.log.disk import FileCache
 from headrace.log.epochs import EpochHistory
-from headrace.log.errors import CorruptLog, OffsetOutOfRange, RecordListTooLarge, storage_error
-from headrace.log.findings import Finding, OnFinding, Severity
-from headrace.log.producer_snapshots import (
-    producers_at,
-    replay_headers,
-    snapshot_offsets,
-    snapshot_path,
-    write_snapshot,
-)
+from headrace.log.errors import OffsetOutOfRange, RecordListTooLarge, storage_error
+from headrace.log.findings import OnFinding
+from headrace.log.opening import OpenedLog, open_segments, producers_of, segment_in
+from headrace.log.producer_snapshots import write_snapshot
 from headrace.log.producers import ProducerStates
 from headrace.log.reader import LogReader
-from headrace.log.recovery import RecoveryReport, check_believed, load_believed, scan_unflushed
-from headrace.log.segment import OFFSET_DELTA_MAX, Segment, number_of_segment, segment_name
+from headrace.log.recovery import RecoveryReport
+from headrace.log.segment import OFFSET_DELTA_MAX, Segment, number_of_segment
 from headrace.log.unsynced import FlushMark, Unsynced
 from headrace.log.waiters import Waiters
 from headrace.ports import Disk
@@ -47,7 +41,6 @@ from headrace.vocabulary import Epoch, Offset, Position
 __all__ = ["AppendResult", "PartitionLog"]
 
 _CHECKPOINT_BYTES_MIN = 1 << 20
-_OWN_FILE = re.compile(r"\d{20}\.(log|index|txn|producers)(\.tmp|\.cut-\d+(\.\d+)?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +52,33 @@ class AppendResult:
 class PartitionLog:
     """Open one with ``PartitionLog.open``; it must have one owner."""
 
-    def __init__(self, disk: Disk, directory: str, config: LogConfig, cache: FileCache, mark: LogMark) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, config: LogConfig, cache: FileCache, mark: LogMark, opened: OpenedLog
+    ) -> None:
         self.directory = directory
         self._config = config
         self.flush_policy = FlushPolicy.of(config)
-        self.recovery = RecoveryReport()
+        self.recovery = opened.report
         self.on_advanced: Callable[[], None] | None = None
         """Called when the high watermark has advanced, before those who wait for an acknowledgement."""
         self._disk = disk
         self._cache = cache
-        self._segments: list[Segment] = []
-        self._start = mark.start_offset
-        self._end = Offset(0)
-        self._flushed = Offset(0)
+        self._mark = mark
+        self._gaps_allowed = False
+        self._segments = opened.segments
+        self._epochs = opened.epochs
+        self._producers = opened.producers
+        self._unsynced = Unsynced()
+        if not self._segments:
+            self._add_segment(mark.recovery_offset)
+        self._start = opened.start_offset
+        self._end = self._active.next_offset
+        self._flushed = min(mark.recovery_offset, self._end)
         self.high_watermark = Offset(0)
         self._waiters: Waiters[Offset] = Waiters()
-        self._mark = mark
-        self._epochs = EpochHistory(mark.epochs)
-        self._producers: ProducerStates | None = None
-        self._unsynced = Unsynced()
-        self._derived_unsynced = False
-        """Recovery shortened files beside the log. They must be synced: if a crash undid that, they would describe
-        batches that the log no longer has."""
         self.reader = LogReader(self)
-        self._gaps_allowed = False
         self._closed = False
+        self._advance()
 
     # Opening and closing.
 
@@ -107,103 +102,21 @@ class PartitionLog:
         logs) and then calls ``flushed_to_end``. ``gaps_allowed`` says that the mark was lost, so that even old,
         compacted segments are scanned.
         """
-        log = cls(disk, directory, config, FileCache(disk) if cache is None else cache, mark or LogMark())
-        log.recovery.on_finding = on_finding
-        log._load(disk.list_files(directory) if disk.exists(directory) else None, gaps_allowed)
-        if sync and (mark is None or log.recovery.touched or log._derived_unsynced):
+        cache = FileCache(disk) if cache is None else cache
+        report = RecoveryReport(on_finding=on_finding)
+        known = mark or LogMark()
+        opened = open_segments(disk, directory, config, cache, known, report, gaps_allowed=gaps_allowed)
+        log = cls(disk, directory, config, cache, known, opened)
+        log._gaps_allowed = gaps_allowed
+        if sync and (mark is None or opened.touched):
             disk.syncfs(directory)
             log.take_unsynced()
         if sync:
             log.flushed_to_end()
         return log
 
-    def _load(self, files: dict[str, int] | None, gaps_allowed: bool) -> None:
-        self._gaps_allowed = gaps_allowed
-        if files is None:
-            self._disk.mkdir(self.directory)
-            files = {}
-        if complete_swaps(self._disk, self.directory, files):
-            files = self._disk.list_files(self.directory)
-        bases = sorted(Offset(int(name[:20])) for name in files if len(name) == 24 and name.endswith(".log"))
-        for base in bases:
-            name = segment_name(base)
-            self._segments.append(self._segment(base, files[name + ".log"], has_aborted=name + ".txn" in files))
-        if not self._segments:
-            if self._mark.recovery_offset > self._mark.start_offset:
-                raise CorruptLog(
-                    self.directory, 0, f"offsets up to {self._mark.recovery_offset} were here and are gone"
-                )
-            self._add_segment(self._mark.recovery_offset)
-        self._note_strangers(files)
-        self._recover(gaps_allowed)
-        if self._start < self._segments[0].base_offset:
-            self._note_missing_start()
-        self._end = self._segments[-1].next_offset
-        self._flushed = min(self._mark.recovery_offset, self._end)
-        self._advance()
-        self._drop_snapshots_after(self._end, files)
-
-    def _note_missing_start(self) -> None:
-        base = self._segments[0].base_offset
-        if self._mark != LogMark():
-            reason = f"offsets {self._start} to {base - 1} were here and are gone"
-            self.recovery.add(Finding(Severity.ERROR, self.directory, reason))
-        self._start = base
-
-    def _note_strangers(self, files: dict[str, int]) -> None:
-        for name in files:
-            if not _OWN_FILE.fullmatch(name):
-                path = f"{self.directory}/{name}"
-                self.recovery.add(Finding(Severity.INFO, path, "not headrace's; it is not changed"))
-            elif name.endswith((".index", ".txn")) and f"{name[:20]}.log" not in files:
-                # Removal takes the log first, so a companion may be left over; but not of what should still be here.
-                if self._mark.start_offset <= int(name[:20]) < self._mark.recovery_offset:
-                    path = f"{self.directory}/{name[:20]}.log"
-                    self.recovery.add(Finding(Severity.ERROR, path, "the segment was here and is gone"))
-
     def _segment(self, base: Offset, size: int, *, has_aborted: bool = False) -> Segment:
-        stem = f"{self.directory}/{segment_name(base)}"
-        return Segment(self._cache, stem, base, size, self._config.index_interval_bytes, has_aborted=has_aborted)
-
-    def _recover(self, gaps_allowed: bool) -> None:
-        last = self._segments[-1]
-        mark = self._mark
-        believed_bytes = mark.recovery_position if last.base_offset < mark.recovery_offset else 0
-        if last.base_offset <= mark.recovery_offset and last.size == believed_bytes:
-            load_believed(last, last.size)
-            check_believed(last, mark)
-            self._derived_unsynced = last.aborted.keep_below(mark.recovery_offset)
-        else:
-            scan_unflushed(
-                self._disk,
-                self._segments,
-                mark,
-                self.recovery,
-                self._replay_believed,
-                self._replay,
-                gaps_allowed=gaps_allowed,
-            )
-            self._derived_unsynced = True
-            for segment in self._segments:
-                if segment.aborted.unwritten:
-                    segment.aborted.write()
-
-    def _replay_believed(self, segments: Sequence[Segment]) -> None:
-        self._producers = self._producers_at(segments, self._mark.recovery_offset)
-
-    def _producers_at(self, segments: Sequence[Segment], offset: Offset) -> ProducerStates:
-        if not self._mark.producerless:
-            return producers_at(self._disk, self.directory, segments, offset)
-        states = ProducerStates()
-        replay_headers(states, segments, self._mark.recovery_offset, offset)
-        return states
-
-    def _replay(self, segment: Segment, batch: Batch) -> None:
-        self._epochs.note(batch.leader_epoch, batch.base_offset)
-        assert self._producers is not None
-        aborted = self._producers.apply(batch)
-        if aborted is not None:
-            segment.aborted.add(aborted)
+        return segment_in(self.directory, self._cache, self._config, base, size, has_aborted=has_aborted)
 
     def sync_all(self) -> None:
         """Flush everything written, here and now."""
@@ -290,7 +203,7 @@ class PartitionLog:
     @property
     def producers(self) -> ProducerStates:
         if self._producers is None:
-            self._producers = self._producers_at(self._segments, self._end)
+            self._producers = producers_of(self._disk, self.directory, self._segments, self._mark, self._end)
         return self._producers
 
     @property
@@ -576,10 +489,3 @@ class PartitionLog:
         if self._producers is not None:
             recovery_offset = self._mark.recovery_offset
             write_snapshot(self._disk, self.directory, self._producers, self._end, recovery_offset=recovery_offset)
-
-    def _drop_snapshots_after(self, offset: Offset, files: dict[str, int]) -> None:
-        """Snapshots of what recovery cut off are wrong, not merely old."""
-        for at in snapshot_offsets(files):
-            if at > offset:
-                self._disk.unlink(snapshot_path(self.directory, at))
-                self._derived_unsynced = True
