@@ -15,13 +15,16 @@ from aiokafka.structs import TopicPartition as AioPartition
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from tests.chaos.history import Recorder, Worker
+from tests.chaos.operations import attributes
 
-__all__ = ["AioMember", "Member", "Observer", "Reader", "drain"]
+__all__ = ["AioMember", "Member", "Observer", "Reader", "Rereader", "Watcher", "drain", "odd", "read_whole"]
 
 OBSERVE_TIMEOUT_S = 5.0
 COMMIT_EVERY_S = 0.4
 LIFE_S = (5.0, 30.0)
 CALM_FAREWELLS = 0.85
+READ_TIMEOUT_S = 10.0
+REREAD_RECORDS_MAX = 2000
 
 
 class Member(Worker):
@@ -219,15 +222,121 @@ def beginning(topics: dict[str, int]) -> list[TopicPartition]:
     return [TopicPartition(topic, index, 0) for topic, count in topics.items() for index in range(count)]
 
 
-def record(recorder: Recorder, reader: str, isolation: str, messages: list[Any], *, final: bool) -> None:
-    by_place: dict[tuple[str, int], list[tuple[int, str]]] = {}
+def odd(message: Any) -> str | None:
+    """The key and headers of a message that are not those its value was written with."""
+    key, headers = attributes((message.value() or b"").decode(errors="replace"))
+    expected = (key.encode(), [(name, value.encode()) for name, value in headers])
+    found = (message.key(), message.headers())
+    return None if found == expected else repr(found)[:200]
+
+
+def record(
+    recorder: Recorder, reader: str, isolation: str, messages: list[Any], *, final: bool, began: float | None = None
+) -> None:
+    """Write down what was read. Give ``began`` if none of it was fetched before that."""
+    by_place: dict[tuple[str, int], list[Any]] = {}
     for each in messages:
-        text = (each.value() or b"").decode(errors="replace")
-        by_place.setdefault((each.topic(), each.partition()), []).append((each.offset(), text))
-    for (topic, partition), records in by_place.items():
+        by_place.setdefault((each.topic(), each.partition()), []).append(each)
+    for (topic, partition), found in by_place.items():
         recorder.write(
-            "read", reader=reader, isolation=isolation, topic=topic, partition=partition, records=records, final=final
+            "read",
+            reader=reader,
+            isolation=isolation,
+            topic=topic,
+            partition=partition,
+            records=[(each.offset(), (each.value() or b"").decode(errors="replace")) for each in found],
+            odd=[(each.offset(), text) for each in found if (text := odd(each)) is not None],
+            final=final,
+            **({} if began is None else {"began": began}),
         )
+
+
+def read_whole(
+    common: dict[str, Any], place: TopicPartition, *, isolation: str = "uncommitted", count_max: int = 1 << 30
+) -> list[Any] | None:
+    """From an offset to the end with a fresh consumer; an offset that is gone means the first. None if interrupted."""
+    consumer = Consumer(
+        {**common, "group.id": "whole", "isolation.level": f"read_{isolation}", "enable.partition.eof": True}
+        | {"auto.offset.reset": "earliest", "enable.auto.commit": False, "fetch.wait.max.ms": 10}
+    )
+    consumer.assign([place])
+    found: list[Any] = []
+    deadline = time.monotonic() + READ_TIMEOUT_S
+    try:
+        while time.monotonic() < deadline:
+            for each in consumer.consume(count_max if count_max < 1000 else 1000, 0.2):
+                error = each.error()
+                if error is None:
+                    found.append(each)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    return found
+            if len(found) >= count_max:
+                return found
+        return None
+    finally:
+        consumer.close()
+
+
+class Rereader(Worker):
+    """Reads again what others have read: some partition, from its beginning or from somewhere in it."""
+
+    def __init__(self, *args: Any, topics: dict[str, int], seed: int) -> None:
+        super().__init__(*args)
+        self.places = beginning(topics)
+        self.chance = random.Random(seed)
+        self.ends: dict[tuple[str, int], int] = {}
+
+    def work(self) -> None:
+        while not self.stopping.is_set():
+            self.reread(self.chance.choice(self.places), self.chance.choice(["committed", "uncommitted"]))
+            self.stopping.wait(0.3)
+
+    def reread(self, place: TopicPartition, isolation: str) -> None:
+        key = (place.topic, place.partition)
+        first = self.chance.choice([0, self.chance.randint(0, self.ends.get(key, 0))])
+        began = self.recorder.now()
+        start = TopicPartition(place.topic, place.partition, first)
+        messages = read_whole(self.common(), start, isolation=isolation, count_max=REREAD_RECORDS_MAX)
+        if messages:
+            self.ends[key] = max(self.ends.get(key, 0), messages[-1].offset())
+            record(self.recorder, self.name, isolation, messages, final=False, began=began)
+
+
+class Watcher(Worker):
+    """Asks the broker again and again where partitions begin and end."""
+
+    def __init__(self, *args: Any, topics: dict[str, int], isolation: str) -> None:
+        super().__init__(*args)
+        self.places = beginning(topics)
+        self.isolation = isolation
+
+    def work(self) -> None:
+        consumer = Consumer(
+            {**self.common(), "group.id": self.name, "isolation.level": f"read_{self.isolation}"}
+            | {"enable.auto.commit": False}
+        )
+        while not self.stopping.is_set():
+            self.look(consumer)
+            self.stopping.wait(0.3)
+        self.look(consumer)
+        consumer.close()
+
+    def look(self, consumer: Consumer) -> None:
+        for place in self.places:
+            began = self.recorder.now()
+            try:
+                low, high = consumer.get_watermark_offsets(place, OBSERVE_TIMEOUT_S, cached=False)
+            except KafkaException:
+                return
+            self.recorder.write(
+                "ends",
+                isolation=self.isolation,
+                topic=place.topic,
+                partition=place.partition,
+                low=low,
+                high=high,
+                began=began,
+            )
 
 
 class Observer(Worker):
@@ -277,7 +386,7 @@ def drain(
             "isolation.level": f"read_{isolation}",
             "enable.partition.eof": True,
         }
-        | {"auto.offset.reset": "error", "enable.auto.commit": False}
+        | {"auto.offset.reset": "earliest", "enable.auto.commit": False}
     )
     places = beginning(topics)
     consumer.assign(places)

@@ -8,8 +8,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from tests.chaos.checker import make_value
 from tests.chaos.history import Recorder, Worker
+from tests.chaos.operations import attributes, make_value
 
 __all__ = ["IdempotentProducer", "TransactionalProducer", "Transformer"]
 
@@ -32,9 +32,12 @@ class Sending:
         attempt = {"producer": self.name, "number": self.number, "topic": topic, "partition": partition}
         self.under_way[value] = attempt | {"value": value, "txn": txn or None}
         self.number += 1
+        key, headers = attributes(value)
         while True:
             try:
-                producer.produce(topic, value.encode(), partition=partition, on_delivery=self.delivered)
+                producer.produce(
+                    topic, value.encode(), key, partition=partition, headers=headers, on_delivery=self.delivered
+                )
                 return
             except BufferError:
                 producer.poll(0.1)

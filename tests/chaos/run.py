@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import inspect
 import logging
 import os
 import random
@@ -27,10 +28,12 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.chaos.checker import check, read_lines
-from tests.chaos.consumers import AioMember, Member, Observer, Reader, drain
+from tests.chaos.checker import check
+from tests.chaos.consumers import AioMember, Member, Observer, Reader, Rereader, Watcher, drain
 from tests.chaos.history import Recorder, Worker
+from tests.chaos.operations import read_lines
 from tests.chaos.producers import IdempotentProducer, TransactionalProducer, Transformer
+from tests.chaos.topics import KeyedProducer, Recreator, TableReader, Trimmer
 from tests.servers.process import log_tail, spare_port
 
 COMMAND = Path(sys.executable).with_name("headrace")
@@ -38,7 +41,22 @@ READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 60.0
 TOPICS = {"plain": 4, "mixed": 3, "results": 2}
+SHORTENED = {"shortened": 2}
+COMPACTED = {"compacted": 2}
+FLEETING = "fleeting"
+SETTINGS = {
+    "compacted": {
+        "cleanup.policy": "compact",
+        "min.cleanable.dirty.ratio": "0.01",
+        "segment.ms": "500",
+        "delete.retention.ms": "1000",
+    },
+    "shortened": {"segment.ms": "1000"},
+}
+"""Segments are short, so that there is always something to compact and to remove."""
 CONFIG = """
+"auto.create.topics.enable" = false
+"log.cleaner.backoff.ms" = 200
 "group.initial.rebalance.delay.ms" = 100
 "group.consumer.session.timeout.ms" = {session_ms}
 "group.consumer.heartbeat.interval.ms" = 1000
@@ -123,7 +141,7 @@ class Load:
         self.recorder = recorder
 
         def make(kind: Any, name: str, **options: Any) -> Any:
-            if kind in (IdempotentProducer, TransactionalProducer, Transformer, Member, AioMember):
+            if "seed" in inspect.signature(kind).parameters:
                 options["seed"] = chance.randrange(1 << 32)
             return kind(name, bootstrap, recorder, **options)
 
@@ -137,6 +155,16 @@ class Load:
         self.writers += [
             make(TransactionalProducer, f"txn{n}", topic="mixed", partitions=TOPICS["mixed"]) for n in range(2)
         ]
+        self.writers.append(
+            make(IdempotentProducer, "front", topic="shortened", partitions=2, per_second=per_second // 2)
+        )
+        self.writers += [
+            make(KeyedProducer, f"keys{n}", topic="compacted", partitions=2, keys=50, per_second=per_second // 2)
+            for n in range(2)
+        ]
+        self.writers.append(make(Trimmer, "trimmer", topic="shortened", partitions=2))
+        self.recreator: Recreator = make(Recreator, "recreator", topic=FLEETING)
+        self.writers.append(self.recreator)
         self.transformer: Transformer = make(
             Transformer, "etl", source="mixed", target="results", partitions=TOPICS["results"]
         )
@@ -144,6 +172,13 @@ class Load:
             make(Reader, f"reader-{isolation}", topics=TOPICS, isolation=isolation)
             for isolation in ("committed", "uncommitted")
         ]
+        self.readers.append(make(Rereader, "rereader", topics={**TOPICS, **SHORTENED}))
+        self.readers += [
+            make(Watcher, f"watcher-{isolation}", topics={**TOPICS, **SHORTENED}, isolation=isolation)
+            for isolation in ("committed", "uncommitted")
+        ]
+        self.table_reader: TableReader = make(TableReader, "table", topic="compacted", partitions=2)
+        self.readers.append(self.table_reader)
         for group, protocol in protocols(session_ms).items():
             self.readers += [
                 make(Member, f"{group}{n}", group=group, topic="plain", protocol=protocol) for n in range(3)
@@ -214,7 +249,10 @@ class Load:
 
 def create_topics(bootstrap: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    futures = admin.create_topics([NewTopic(topic, count) for topic, count in TOPICS.items()])
+    topics = {**TOPICS, **SHORTENED, **COMPACTED}
+    futures = admin.create_topics(
+        [NewTopic(topic, count, config=SETTINGS.get(topic, {})) for topic, count in topics.items()]
+    )
     for future in futures.values():
         future.result(ANSWER_TIMEOUT_S)
 
@@ -222,9 +260,14 @@ def create_topics(bootstrap: str) -> None:
 def drain_all(load: Load) -> None:
     """Read everything at both levels; with all transactions ended both must come to the same end."""
     common = load.transformer.common()
+    topics = {**TOPICS, **SHORTENED}
     ends = {
-        level: drain(load.recorder, common, TOPICS, level, STOP_TIMEOUT_S) for level in ("uncommitted", "committed")
+        level: drain(load.recorder, common, topics, level, STOP_TIMEOUT_S) for level in ("uncommitted", "committed")
     }
+    if not load.table_reader.read_all():
+        load.recorder.fail("table", "the compacted topic could not be read to its end")
+    if not load.recreator.read(final=True):
+        load.recorder.fail("recreator", "the last of the deleted topics could not be read to its end")
     for place, end in ends["uncommitted"].items():
         if ends["committed"].get(place) != end:
             where = f"{place[0]}-{place[1]}"
@@ -284,7 +327,10 @@ def judge(options: argparse.Namespace, broker: KilledBroker, load: Load, took_s:
         f"seed {options.seed}, {options.kills} kills in {took_s:.0f} s, slowest restart {max(broker.starts_s):.2f} s; "
         f"{counts['produce ok']} values acknowledged, {counts['produce info']} unknown, "
         f"{counts['end ok']} transactions ended, {counts['end info']} unknown, {restarts} transactional restarts; "
-        f"{counts['commit ok']} commits, {counts['observe']} observations, {lives} members, {counts['own']} assignments"
+        f"{counts['commit ok']} commits, {counts['observe']} observations, {lives} members, "
+        f"{counts['own']} assignments; "
+        f"{counts['put ok']} values of keys in {counts['fold']} readings, {counts['trim ok']} times records deleted, "
+        f"{load.recreator.life + 1} lives of a topic, {counts['ends']} looks at ends"
     )
     sound = not problems and not recorder.failures
     print("result: sound" if sound else f"result: {len(problems)} problems, {len(recorder.failures)} failures")

@@ -9,96 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.checker import CHECKS, Problem, check, make_value, parse_value, read_lines
-
-Operation = dict[str, Any]
-TOPIC = "in"
-
-
-class Sound:
-    """A history in which everything holds: plain and transactional values, a group, a transformation."""
-
-    def __init__(self) -> None:
-        self.operations: list[Operation] = []
-        self.logs: dict[tuple[str, int], dict[int, str]] = {(TOPIC, 0): {}, (TOPIC, 1): {}, ("out", 0): {}}
-        self.hidden: set[str] = set()
-        self.time = 0.0
-        for number in range(6):
-            self.produce("p0", number, number % 2)
-        self.transaction("t0", "commit")
-        self.transaction("t1", "abort")
-        self.transaction("t2", "unknown")
-        self.produce("p0", 6, 0)
-        self.transform()
-        self.group()
-        self.read_all()
-
-    def tick(self) -> float:
-        self.time += 1.0
-        return self.time
-
-    def append(self, topic: str, partition: int, value: str) -> int:
-        log = self.logs[topic, partition]
-        offset = max(log, default=-1) + (2 if log else 1)  # markers leave gaps
-        log[offset] = value
-        return offset
-
-    def produce(self, producer: str, number: int, partition: int, txn: str = "", source: str = "") -> str:
-        topic = "out" if source else TOPIC
-        value = make_value("v", producer, number, txn, source)
-        offset = self.append(topic, partition, value)
-        self.operations.append(
-            {"op": "produce", "type": "ok", "producer": producer, "number": number, "topic": topic, "value": value}
-            | {"partition": partition, "offset": offset, "txn": txn or None, "time": self.tick()}
-        )
-        return value
-
-    def transaction(self, txn: str, outcome: str) -> None:
-        values = [self.produce(f"x-{txn}", number, number % 2, txn) for number in range(4)]
-        if outcome == "abort":
-            self.hidden.update(values)
-        self.end(txn, commit=outcome != "abort", type_="info" if outcome == "unknown" else "ok")
-
-    def end(self, txn: str, *, commit: bool, type_: str = "ok") -> None:
-        began = self.tick()
-        self.operations.append(
-            {"op": "end", "txn": txn, "commit": commit, "type": type_, "began": began, "time": self.tick()}
-        )
-
-    def transform(self) -> None:
-        number = 0
-        for partition in (0, 1):
-            for offset, value in self.logs[TOPIC, partition].items():
-                if value not in self.hidden:
-                    self.produce("etl", number, 0, "e0", f"{TOPIC}:{partition}:{offset}")
-                    number += 1
-        self.end("e0", commit=True)
-
-    def group(self) -> None:
-        for offset in (2, 4, 6):
-            began = self.tick()
-            self.operations.append(self.position("commit", offset, began) | {"type": "ok"})
-            self.operations.append(self.position("observe", offset, self.tick()))
-        for member in ("a", "b"):
-            for op in ("own", "release"):
-                self.operations.append(
-                    {"op": op, "group": "g", "member": member, "partitions": [[TOPIC, 0]], "time": self.tick()}
-                )
-
-    def position(self, op: str, offset: int, began: float) -> Operation:
-        place = {"group": "g", "topic": TOPIC, "partition": 0}
-        return {"op": op, "offset": offset, "began": began, "time": self.tick()} | place
-
-    def read_all(self) -> None:
-        for isolation in ("committed", "uncommitted"):
-            for final in (False, True):
-                for (topic, partition), log in self.logs.items():
-                    hidden = self.hidden if isolation == "committed" else set()
-                    records = [[offset, value] for offset, value in log.items() if value not in hidden]
-                    self.operations.append(
-                        {"op": "read", "reader": f"{isolation}-{final}", "isolation": isolation, "topic": topic}
-                        | {"partition": partition, "records": records, "time": self.tick(), "final": final}
-                    )
+from tests.chaos.checker import CHECKS, Problem, check
+from tests.chaos.consumers import odd
+from tests.chaos.operations import Operation, attributes, make_value, parse_value, read_lines
+from tests.unit.chaos.sound import TOPIC, Sound
 
 
 @pytest.fixture
@@ -115,6 +29,7 @@ def reads(history: list[Operation], isolation: str, *, final: bool | None = None
         each
         for each in history
         if each["op"] == "read" and each["isolation"] == isolation and final in (None, each["final"])
+        if each["reader"] != "again"
     ]
 
 
@@ -265,6 +180,102 @@ def skip_an_input(history: list[Operation]) -> None:
     take_out(history, skipped["value"])
 
 
+def alter_a_key(history: list[Operation]) -> None:
+    read = reads(history, "uncommitted", final=False)[0]
+    read["odd"] = [[read["records"][0][0], "(b'another key', [])"]]
+
+
+def forget_a_record_that_a_reader_had(history: list[Operation]) -> None:
+    """Of a value without an answer, so that only its reader knows that it was there."""
+    produced = next(each for each in history if each["op"] == "produce")
+    produced["type"] = "info"
+    for each in history:
+        if each["op"] == "read" and each["final"]:
+            each["records"] = [record for record in each["records"] if record[1] != produced["value"]]
+
+
+def leave_a_record_out_of_one_read(history: list[Operation]) -> None:
+    del reads(history, "uncommitted", final=False)[0]["records"][2]
+
+
+def ends(history: list[Operation], topic: str, isolation: str) -> list[Operation]:
+    return [
+        each for each in history if each["op"] == "ends" and (each["topic"], each["isolation"]) == (topic, isolation)
+    ]
+
+
+def let_the_high_watermark_go_back(history: list[Operation]) -> None:
+    ends(history, TOPIC, "uncommitted")[-1]["high"] -= 1
+
+
+def let_the_last_stable_offset_go_back(history: list[Operation]) -> None:
+    for each in history:
+        if each["op"] == "read" and each["topic"] == "out":
+            each["records"] = []
+    ends(history, "out", "committed")[-1]["high"] -= 1
+
+
+def let_the_end_stay_behind_what_was_acknowledged(history: list[Operation]) -> None:
+    first = ends(history, TOPIC, "uncommitted")[0]
+    first["high"] -= 1
+
+
+def let_the_start_go_back(history: list[Operation]) -> None:
+    ends(history, "short", "uncommitted")[-1]["low"] = 0
+
+
+def show_deleted_records_again(history: list[Operation]) -> None:
+    first, last = [each for each in history if each["op"] == "read" and each["reader"] == "again"]
+    last["records"] = first["records"]
+
+
+def folds(history: list[Operation]) -> list[Operation]:
+    return [each for each in history if each["op"] == "fold"]
+
+
+def show_an_older_value_of_a_key(history: list[Operation]) -> None:
+    folds(history)[-1]["table"]["a"] = [0, make_value("a", "k0", 0)]
+
+
+def drop_a_key(history: list[Operation]) -> None:
+    del folds(history)[-1]["table"]["a"]
+
+
+def bring_a_deleted_key_back(history: list[Operation]) -> None:
+    folds(history)[-1]["table"]["b"] = [1, make_value("b", "k0", 1)]
+
+
+def move_a_value_of_a_key(history: list[Operation]) -> None:
+    folds(history)[-1]["table"]["a"][0] = 7
+
+
+def invent_a_key(history: list[Operation]) -> None:
+    folds(history)[-1]["table"]["z"] = [9, make_value("z", "k0", 9)]
+
+
+def let_a_key_go_back_to_a_value_that_nobody_had_acknowledged(history: list[Operation]) -> None:
+    for each in history:
+        if each["op"] == "put" and each["key"] == "a":
+            each["type"] = "info"
+    folds(history)[-1]["table"]["a"] = [0, make_value("a", "k0", 0)]
+
+
+def lives(history: list[Operation]) -> list[Operation]:
+    return [each for each in history if each["op"] == "life-read"]
+
+
+def show_a_record_of_the_deleted_topic(history: list[Operation]) -> None:
+    lives(history)[1]["records"].append([2, make_value("0", "r0", 0)])
+
+
+def alter_a_record_of_a_new_topic(history: list[Operation]) -> None:
+    lives(history)[0]["records"][0][1] += "x"
+
+
+def lose_a_record_of_the_new_topic(history: list[Operation]) -> None:
+    lives(history)[1]["records"].pop()
+
+
 FAULTS: list[tuple[Callable[[list[Operation]], None], str]] = [
     (drop_an_acknowledged_value, "lost"),
     (drop_an_acknowledged_value_for_readers_of_committed_data_only, "lost"),
@@ -288,6 +299,23 @@ FAULTS: list[tuple[Callable[[list[Operation]], None], str]] = [
     (give_a_partition_to_a_second_owner, "two owners"),
     (transform_an_input_twice, "transformed not exactly once"),
     (skip_an_input, "transformed not exactly once"),
+    (alter_a_key, "altered key or header"),
+    (forget_a_record_that_a_reader_had, "read and gone"),
+    (leave_a_record_out_of_one_read, "skipped"),
+    (let_the_high_watermark_go_back, "end went back"),
+    (let_the_last_stable_offset_go_back, "end went back"),
+    (let_the_end_stay_behind_what_was_acknowledged, "end went back"),
+    (let_the_start_go_back, "start went back"),
+    (show_deleted_records_again, "deleted records came back"),
+    (show_an_older_value_of_a_key, "older value of a key"),
+    (drop_a_key, "older value of a key"),
+    (bring_a_deleted_key_back, "older value of a key"),
+    (move_a_value_of_a_key, "older value of a key"),
+    (invent_a_key, "older value of a key"),
+    (let_a_key_go_back_to_a_value_that_nobody_had_acknowledged, "key went back"),
+    (show_a_record_of_the_deleted_topic, "deleted topic came back"),
+    (alter_a_record_of_a_new_topic, "deleted topic came back"),
+    (lose_a_record_of_the_new_topic, "lost of a new topic"),
 ]
 
 
@@ -368,4 +396,61 @@ def test_a_commit_without_an_answer_may_never_show(history: list[Operation]) -> 
 def test_the_same_member_may_be_told_of_its_partition_again(history: list[Operation]) -> None:
     own = next(each for each in history if each["op"] == "own")
     history.append(own | {"time": own["time"] + 0.25})
+    assert check(history) == []
+
+
+# ---- keys and headers ----
+
+
+class Message:
+    """What librdkafka hands out."""
+
+    def __init__(self, value: str) -> None:
+        key, headers = attributes(value)
+        self.parts: dict[str, Any] = {
+            "value": value.encode(),
+            "key": key.encode(),
+            "headers": [(name, text.encode()) for name, text in headers],
+        }
+
+    def value(self) -> bytes:
+        return self.parts["value"]
+
+    def key(self) -> bytes:
+        return self.parts["key"]
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        return self.parts["headers"]
+
+
+def test_the_key_and_headers_that_a_value_was_written_with_are_nothing_odd() -> None:
+    assert odd(Message(make_value("v", "p0", 1))) is None
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong"),
+    [
+        ("key", None),
+        ("key", b"another"),
+        ("headers", None),
+        ("headers", []),
+        ("headers", [("checksum", b"00000000"), ("length", b"1")]),
+    ],
+)
+def test_another_key_or_header_is_odd(part: str, wrong: Any) -> None:
+    message = Message(make_value("v", "p0", 1))
+    message.parts[part] = wrong
+    assert odd(message) is not None
+
+
+def test_headers_in_another_order_are_odd() -> None:
+    message = Message(make_value("v", "p0", 1))
+    message.parts["headers"].reverse()
+    assert odd(message) is not None
+
+
+def test_deleted_records_may_be_read_by_whoever_began_before(history: list[Operation]) -> None:
+    first, last = [each for each in history if each["op"] == "read" and each["reader"] == "again"]
+    last["records"] = first["records"]
+    last["began"] = first["began"]
     assert check(history) == []

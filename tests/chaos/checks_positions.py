@@ -1,0 +1,94 @@
+"""Checks of numbers that only grow (ends, starts, committed offsets), and of who owns a partition."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from tests.chaos.operations import History, place_of
+
+
+class Known(NamedTuple):
+    """A number that was known from ``time`` on; a look at it, if it ``began`` at some time."""
+
+    time: float
+    number: int
+    began: float | None = None
+
+
+def receding(known: Iterable[Known]) -> Iterator[tuple[int, int]]:
+    """(number seen, highest known before) of every look that shows less than was known when it began.
+
+    What overlaps with a look may or may not show.
+    """
+    ended = sorted(known)
+    looks = sorted((each for each in ended if each.began is not None), key=lambda each: each.began or 0.0)
+    highest, next_ended = -1, 0
+    for look in looks:
+        assert look.began is not None
+        while next_ended < len(ended) and ended[next_ended].time < look.began:
+            highest = max(highest, ended[next_ended].number)
+            next_ended += 1
+        if look.number < highest:
+            yield look.number, highest
+
+
+def receding_offsets(history: History) -> Iterator[str]:
+    """A committed offset never goes back: neither behind an acknowledged commit nor behind what was seen before."""
+    known: dict[tuple[str, str, int], list[Known]] = defaultdict(list)
+    for each in history.operations["commit"]:
+        if each["type"] == "ok":
+            known[each["group"], each["topic"], each["partition"]].append(Known(each["time"], each["offset"]))
+    for each in history.operations["observe"]:
+        look = Known(each["time"], each["offset"], each["began"])
+        known[each["group"], each["topic"], each["partition"]].append(look)
+    for (group, topic, partition), numbers in known.items():
+        for seen, before in receding(numbers):
+            yield f"group {group}, {topic}-{partition}: {seen} after {before} had been committed"
+
+
+def receding_ends(history: History) -> Iterator[str]:
+    """The end of a partition (high watermark, last stable offset) never goes back, nor behind what was acknowledged or
+    read."""
+    known: dict[tuple[str, str, int], list[Known]] = defaultdict(list)
+    for each in history.operations["ends"]:
+        known[each["isolation"], *place_of(each)].append(Known(each["time"], each["high"], each["began"]))
+    for read in history.reads:
+        if read["records"]:
+            known[read["isolation"], *place_of(read)].append(Known(read["time"], read["records"][-1][0] + 1))
+    for attempt in history.attempts.values():
+        if attempt.type == "ok":
+            assert attempt.offset is not None
+            known["uncommitted", *attempt.place].append(Known(attempt.time, attempt.offset + 1))
+    for (isolation, topic, partition), numbers in known.items():
+        for seen, before in receding(numbers):
+            yield f"{topic}-{partition} ends at {seen} ({isolation}) after it had reached {before}"
+
+
+def receding_starts(history: History) -> Iterator[str]:
+    """The start of a partition never goes back, nor behind an acknowledged DeleteRecords."""
+    known: dict[tuple[str, int], list[Known]] = defaultdict(list)
+    for each in history.operations["ends"]:
+        known[place_of(each)].append(Known(each["time"], each["low"], each["began"]))
+    for each in history.operations["trim"]:
+        if each["type"] == "ok":
+            known[place_of(each)].append(Known(each["time"], each["offset"]))
+    for (topic, partition), numbers in known.items():
+        for seen, before in receding(numbers):
+            yield f"{topic}-{partition} begins at {seen} after it had begun at {before}"
+
+
+def two_owners(history: History) -> Iterator[str]:
+    """In one group a partition has one owner at a time."""
+    owners: dict[tuple[str, str, int], str] = {}
+    for each in sorted(history.operations["ownership"], key=lambda each: each["time"]):
+        for topic, partition in each["partitions"]:
+            key = (each["group"], topic, partition)
+            owner = owners.get(key)
+            if each["op"] == "own":
+                if owner is not None and owner != each["member"]:
+                    yield f"group {each['group']}: {topic}-{partition} of {owner} was given to {each['member']}"
+                owners[key] = each["member"]
+            elif owner == each["member"]:
+                del owners[key]
