@@ -15,7 +15,6 @@ import ctypes
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -34,6 +33,7 @@ from headrace.log.flush import Flusher
 from headrace.log.store import LogStore
 from headrace.ports import Clock, Disk
 from headrace.server import KafkaLimits, KafkaService, Listener, ListenerLimits, parse_address, refuse_public
+from headrace.server.descriptors import DescriptorPlan, raise_descriptor_limit
 from headrace.server.session import ProtocolFactory
 
 __all__ = ["EXIT_STORAGE_FAILED", "Address", "Node", "new_event_loop", "serve"]
@@ -42,11 +42,6 @@ log = logging.getLogger("headrace.node")
 
 EXIT_STORAGE_FAILED = 74
 """EX_IOERR of sysexits.h."""
-
-FILES_MAX = 1 << 20
-SEGMENT_FILES_MAX = 4096
-OTHER_FILES = 64
-"""Descriptors for the loop, the lock, directories, a compaction's pipes."""
 
 FREED_BYTES_KEPT = 32 << 20
 MAPPED_BYTES_MIN = 16 << 20
@@ -105,8 +100,8 @@ class Node:
 
     async def start(self) -> None:
         """Serve when this returns. Raises UsageError for what the user can mend; then nothing is left running."""
-        self._files_max = raise_file_limit()
         wanted = self._wanted_addresses()
+        self._descriptors = DescriptorPlan.of(raise_descriptor_limit(), self.settings.integer("max.connections"))
         try:
             self._open()
             self.broker.start()  # groups and transactions are loaded before the first request can come
@@ -136,7 +131,7 @@ class Node:
             self._store = LogStore.open(
                 self._disk,
                 directory,
-                files_max=min(SEGMENT_FILES_MAX, self._files_max // 4),
+                files_max=self._descriptors.segment_files_max,
                 monotonic=self._clock.monotonic,
             )
         except OSError as error:
@@ -164,9 +159,14 @@ class Node:
     def _listener_limits(self) -> ListenerLimits:
         """Connections must leave descriptors for segments: a broker that cannot open its files serves nobody."""
         limits = ListenerLimits.of(self.settings)
-        room = self._files_max - min(SEGMENT_FILES_MAX, self._files_max // 4) - OTHER_FILES
+        room = self._descriptors.connections_max
         if room < limits.connections_max:
-            log.warning("max.connections is %d and not %d: see ulimit -n", room, limits.connections_max)
+            log.warning(
+                "max.connections is %d and not %d, because this process may open %d files: see ulimit -n",
+                room,
+                limits.connections_max,
+                self._descriptors.limit,
+            )
         return replace(limits, connections_max=min(limits.connections_max, room))
 
     def _advertised(self, name: str, listener: Listener) -> tuple[str, int]:
@@ -209,16 +209,6 @@ class Node:
             store.close()
         elif store is not None:
             store.abandon()
-
-
-def raise_file_limit() -> int:
-    """Connections and segments are descriptors: take what the system allows anyway, and say how many that is."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-    return FILES_MAX if soft == resource.RLIM_INFINITY else min(soft, FILES_MAX)
 
 
 def keep_freed_memory() -> None:

@@ -3,6 +3,7 @@
     listener.py       one address: accepting, limits, idle connections, draining; knows no protocol
     session.py        what a listener and a protocol know of each other
     limits.py         what a connection may cost, whatever it speaks
+    descriptors.py    how connections and segment files share the process's descriptors
     kafka.py          one Kafka connection
     kafka_service.py  what all Kafka connections share: handler, limits, buffers, authentication
     output.py         answers on their way out, file slices read as the peer takes them

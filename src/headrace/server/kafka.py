@@ -93,7 +93,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
             failed=self._output_failed,
             taken=self._is_active,
         )
-        if not self._listener.admit(self):
+        if not self._listener.admit(self, transport):
             return
         self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes_max)
         send_at_once(transport)

@@ -15,6 +15,7 @@ from collections import Counter
 from typing import cast
 
 from headrace.errors import UsageError
+from headrace.server.descriptors import is_scarce
 from headrace.server.limits import ListenerLimits
 from headrace.server.session import ProtocolFactory, Session
 
@@ -87,22 +88,24 @@ class Listener:
     def connections(self) -> int:
         return len(self._sessions)
 
-    def admit(self, session: Session) -> bool:
+    def admit(self, session: Session, transport: asyncio.BaseTransport) -> bool:
         """Count a new connection. Above a limit it is aborted, and the answer is False; ``forget`` follows either
         way."""
         self._sessions.add(session)
         self._per_ip[session.host] += 1
-        refusal = self._refusal(session)
+        refusal = self._refusal(session, transport)
         if refusal:
             log.warning("%s refused: %s", session.address, refusal)
             session.abort()
         return not refusal
 
-    def _refusal(self, session: Session) -> str:
+    def _refusal(self, session: Session, transport: asyncio.BaseTransport) -> str:
         if len(self._sessions) > self.limits.connections_max:
             return f"more than max.connections={self.limits.connections_max}"
         if self._per_ip[session.host] > self.limits.connections_per_ip_max:
             return f"more than max.connections.per.ip={self.limits.connections_per_ip_max}"
+        if is_scarce(transport.get_extra_info("socket").fileno()):
+            return "the process has hardly any file descriptors left; see ulimit -n"
         return ""
 
     def forget(self, session: Session) -> None:

@@ -26,6 +26,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from headrace.ports import File
+from headrace.server.descriptors import is_scarce
 
 __all__ = ["PIECE_BYTES", "Output", "Slice"]
 
@@ -39,6 +40,9 @@ GATHERED_BYTES_MAX = 64 << 10
 
 TURN_BYTES = 1 << 20
 """What one connection may send around its transport before the others have their turn."""
+
+SHARE_OF_DESCRIPTORS = 0.5
+"""Connections get a second descriptor while fewer than this share of all are in use."""
 
 SAMPLE_BYTES = 64 << 10
 """How far apart the page cache is asked whether it has a range."""
@@ -296,14 +300,19 @@ class DirectSocket:
 
     @classmethod
     def of(cls, transport: asyncio.Transport, writable: Callable[[], None]) -> DirectSocket | None:
-        """None where the transport does more to bytes than send them, or is no socket's."""
+        """None where the transport does more to bytes than send them, or is no socket's, or where descriptors are
+        scarce: connections and segments need them more."""
         used = transport.get_extra_info("socket")
         if used is None or transport.get_extra_info("sslcontext") is not None:
             return None
         try:
-            connected = socket.socket(fileno=os.dup(used.fileno()))
+            second = os.dup(used.fileno())
         except OSError:
             return None
+        if is_scarce(second, SHARE_OF_DESCRIPTORS):
+            os.close(second)
+            return None
+        connected = socket.socket(fileno=second)
         connected.setblocking(False)
         return cls(connected, writable)
 

@@ -28,7 +28,7 @@ class Echo(Session, asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self.host, port = peer_address(transport)
         self.address = f"{self.host}:{port}"
-        self._listener.admit(self)
+        self._listener.admit(self, transport)
 
     def data_received(self, data: bytes) -> None:
         self._transport.write(data)
