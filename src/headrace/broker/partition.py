@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from headrace.batch import Batch, control_batch
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import KafkaError
 from headrace.log.flush import Flusher
 from headrace.log.log import AppendResult, PartitionLog
 from headrace.ports import Clock
@@ -123,22 +123,22 @@ class Partition:
 
 
 class DamagedPartition(Partition):
-    """A partition whose log cannot be served as it is: whoever asks is told why, and nothing is repaired by guesswork.
-
-    The others go on. Restoring the file from a copy and restarting brings it back; deleting the topic ends it.
+    """A partition whose log cannot be served as it is. Whatever needs the log raises ``fault``, and nothing is repaired
+    by guesswork. Restoring the file from a copy and restarting brings the partition back; deleting the topic ends it.
     """
 
     def __init__(self, *, topic: str, index: int, fault: KafkaError, leader_epoch: Epoch) -> None:
         self.topic = topic
         self.index = index
         self.leader_epoch = leader_epoch
-        self.fault = fault
+        self.fault: KafkaError = fault
         self.watchers = {}
         self.dropped_records = 0
         self.refused_batches = 0
         self.removed = False
 
     def __getattr__(self, name: str) -> Any:
-        if name == "log":
-            raise self.fault or KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
-        raise AttributeError(name)
+        """Every attribute that a healthy partition has and this one lacks: the log, its clock, its flusher."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise self.fault

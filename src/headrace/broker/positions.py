@@ -110,17 +110,20 @@ class OffsetLookup:
         try:
             partition = self._topics.partition(name, asked.partition)
             check_epoch(partition, asked.current_leader_epoch)
+            epoch, end = self._end_of(partition, Epoch(asked.leader_epoch))
         except KafkaError as error:
             return EpochEndOffset(error_code=error.code, partition=asked.partition)
-        epoch: int
-        end: int
-        if asked.leader_epoch == partition.leader_epoch:
-            epoch, end = partition.leader_epoch, partition.high_watermark
-        elif asked.leader_epoch > partition.leader_epoch:
-            epoch, end = -1, -1
-        else:
-            epoch, end = partition.log.epoch_end_offset(Epoch(asked.leader_epoch)) or (-1, -1)
         return EpochEndOffset(partition=asked.partition, leader_epoch=epoch, end_offset=end)
+
+    @staticmethod
+    def _end_of(partition: Partition, epoch: Epoch) -> tuple[int, int]:
+        """(epoch, where it ended); (-1, -1) for an epoch that is not known."""
+        log = partition.log
+        if epoch > partition.leader_epoch:
+            return -1, -1
+        if epoch == partition.leader_epoch:
+            return epoch, partition.high_watermark
+        return log.epoch_end_offset(epoch) or (-1, -1)
 
 
 def check_epoch(partition: Partition, current: int) -> None:

@@ -118,6 +118,9 @@ class ProduceHandler:
                 code = missing if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 answer.partition_responses.append(_refused(each.index, KafkaError(code)))
                 continue
+            if partition.fault is not None:
+                answer.partition_responses.append(_refused(each.index, partition.fault))
+                continue
             try:
                 answer.partition_responses.append(self._partition(request, topic, partition, each, waiting))
             except KafkaError as error:

@@ -85,6 +85,8 @@ class FakeState:
 class FakePartition:
     """``Partition`` with its log, in memory. One batch is one offset range, as in a real log."""
 
+    fault = None
+
     def __init__(self, topic: str, index: int, batches: Sequence[Batch] = ()) -> None:
         self.topic = topic
         self.index = index

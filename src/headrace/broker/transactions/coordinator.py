@@ -59,6 +59,7 @@ from headrace.broker.transactions.markers import (
     open_transactions_in_recovered_logs,
     pause,
 )
+from headrace.broker.transactions.owed_markers import OwedMarkers
 from headrace.broker.transactions.producer_ids import ProducerIds
 from headrace.broker.transactions.states import (
     END_WITH_BUMP,
@@ -149,6 +150,7 @@ class TransactionCoordinator:
         self._groups = groups
         self._ids = ProducerIds(state)
         self._markers = MarkerWriter(clock, topics)
+        self._owed = OwedMarkers(state, topics)
         self._transactions: dict[str, Transaction] = {}
         self._stored_at: dict[str, int] = {}
         """The journal offset of each row's last change in this run."""
@@ -169,8 +171,10 @@ class TransactionCoordinator:
             transaction = Transaction.from_row(transactional_id, row)
             self._transactions[transactional_id] = transaction
             self._watch(transaction)
+        self._owed.write_where_restored()
         later = self._compare_with_logs()
-        self._timers["start"] = self._clock.call_later(0.0, lambda: self._roll_forward(later))
+        decided = [each for each in self._transactions.values() if each.state.decided]
+        self._timers["start"] = self._clock.call_later(0.0, lambda: self._roll_forward(decided, later))
         self._sweep_later()
         self._expire_later()
 
@@ -451,10 +455,10 @@ class TransactionCoordinator:
 
     async def _finish(self, decided: Transaction, on_trouble: Callable[[], None], *, after_restart: bool) -> None:
         """Markers, then ``Complete``. The decision is durable, so this goes on until it has worked."""
-        await self._markers.write(decided, only_where_open=after_restart, on_trouble=on_trouble)
+        owed = await self._markers.write(decided, only_where_open=after_restart, on_trouble=on_trouble)
         while True:
             try:
-                self._store(decided.completed(self._clock.wall_ms()))
+                self._store(decided.completed(self._clock.wall_ms()), [each.row for each in owed])
                 return
             except KafkaError as error:
                 _log.warning("transaction %r cannot be recorded as complete yet: %s", decided.transactional_id, error)
@@ -478,6 +482,8 @@ class TransactionCoordinator:
         owners.update({each.next_producer_id: name for name, each in self._transactions.items()})
         later: dict[str | None, list[OpenTransaction]] = {}
         for found in open_transactions_in_recovered_logs(self._topics):
+            if self._owed.covers(found.partition, found.producer_id):
+                continue
             name = owners.get(found.producer_id)
             if name is None or self._transactions[name].state.decided:
                 later.setdefault(name, []).append(found)
@@ -498,10 +504,10 @@ class TransactionCoordinator:
             self._remember(current.with_members(self._clock.wall_ms(), partitions=where))
         return True
 
-    def _roll_forward(self, later: dict[str | None, list[OpenTransaction]]) -> None:
-        for name, transaction in list(self._transactions.items()):
-            if transaction.state.decided:
-                self._run(self._roll_forward_one(transaction, later.get(name, [])))
+    def _roll_forward(self, decided: list[Transaction], later: dict[str | None, list[OpenTransaction]]) -> None:
+        """Finish what was decided before the start. What is decided since is carried out by its own task."""
+        for transaction in decided:
+            self._run(self._roll_forward_one(transaction, later.get(transaction.transactional_id, [])))
         for stray in later.get(None, []):
             self._run(self._abort_stray(stray))
 

@@ -1,8 +1,9 @@
 """The markers that end a transaction in its partitions, and the transactions that partitions say are open.
 
-A marker is a control batch behind the records of a transaction: readers of committed data learn from it whether to keep
-or to skip them, and the partition's last stable offset moves past them. Writing one never fails for good: while the
-disk is full it is tried again, because the decision has been made and somebody may have been told.
+A marker is a control batch after the records of a transaction: readers of committed data learn from it whether to keep
+or to skip them, and the partition's last stable offset moves past them. While the disk is full, writing one is tried
+again, because the decision has been made and a client may know it. A damaged partition cannot take its marker: it is
+owed (``owed_markers``), and the transaction ends without waiting for it.
 """
 
 from __future__ import annotations
@@ -14,14 +15,22 @@ from dataclasses import dataclass
 
 from headrace.broker.partition import Partition
 from headrace.broker.topics import Topics
+from headrace.broker.transactions.owed_markers import OwedMarker, has_open_records
 from headrace.broker.transactions.states import Transaction
 from headrace.errors import KafkaError
+from headrace.log.errors import CorruptLog
 from headrace.ports import Clock
 
 __all__ = ["RETRY_S", "MarkerWriter", "OpenTransaction", "open_transactions_in_recovered_logs", "pause"]
 
 RETRY_S = 0.25
 _log = logging.getLogger(__name__)
+
+_WAITS = "the marker of transaction %r in %s-%d waits: %s"
+_OWED = (
+    "transaction %r has ended except in %s-%d, which is damaged: its marker is written there when the files are "
+    "restored and the broker starts again. %s"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,38 +80,56 @@ class MarkerWriter:
         self._clock = clock
         self._topics = topics
 
-    async def write(self, decided: Transaction, *, only_where_open: bool, on_trouble: Callable[[], None]) -> None:
-        """Return when every partition of the transaction has its marker, flushed. ``on_trouble``: this may take long.
+    async def write(
+        self, decided: Transaction, *, only_where_open: bool, on_trouble: Callable[[], None]
+    ) -> list[OwedMarker]:
+        """Return when every healthy partition of the transaction has its marker, flushed; what damaged ones are owed.
 
-        ``only_where_open`` is for a decision found after a restart: some of its markers may be there, and behind one
-        of them the producer's next transaction may have begun, with a higher epoch.
+        ``on_trouble`` is called when this may take long. ``only_where_open`` is for a decision found after a restart:
+        some of its markers may be there, and after one of them the producer's next transaction may have begun, with a
+        higher epoch.
         """
         left = sorted(decided.partitions)
         flushes: list[asyncio.Future[None]] = []
+        owed: list[OwedMarker] = []
         while True:
-            left = [each for each in left if not self._mark(each, decided, only_where_open, flushes)]
+            refused = []
+            for where in left:
+                try:
+                    flushes += self._mark(where, decided, only_where_open)
+                except KafkaError as error:
+                    if self._is_damaged(where, error):
+                        owed.append(OwedMarker.of(decided, *where))
+                        _log.error(_OWED, decided.transactional_id, *where, error)
+                    else:
+                        refused.append(where)
+                        _log.warning(_WAITS, decided.transactional_id, *where, error)
+            left = refused
             if not left:
                 break
             on_trouble()
             await pause(self._clock, RETRY_S)
         for flushed in flushes:
             await flushed
+        return owed
 
-    def _mark(
-        self, where: tuple[str, int], decided: Transaction, only_where_open: bool, flushes: list[asyncio.Future[None]]
-    ) -> bool:
-        """Write one marker; False if the disk refused. A partition that was deleted meanwhile needs none."""
+    def _mark(self, where: tuple[str, int], decided: Transaction, only_where_open: bool) -> list[asyncio.Future[None]]:
+        """Write one marker; its flush to wait for. A partition that was deleted meanwhile needs none."""
+        partition = self._find(where)
+        if partition is None:
+            return []
+        if only_where_open and not has_open_records(partition, decided.producer_id, decided.data_epoch):
+            return []
+        offset = partition.append_marker(decided.producer_id, decided.producer_epoch, decided.commits)
+        return [partition.acknowledged(offset)]
+
+    def _find(self, where: tuple[str, int]) -> Partition | None:
         topic = self._topics.get(where[0])
-        partition = topic.partition(where[1]) if topic is not None else None
-        if partition is None or (only_where_open and not _has_records_of(partition, decided)):
-            return True
-        try:
-            offset = partition.append_marker(decided.producer_id, decided.producer_epoch, decided.commits)
-        except KafkaError as error:
-            _log.warning("the marker of transaction %r in %s-%d waits: %s", decided.transactional_id, *where, error)
-            return False
-        flushes.append(partition.acknowledged(offset))
-        return True
+        return topic.partition(where[1]) if topic is not None else None
+
+    def _is_damaged(self, where: tuple[str, int], error: KafkaError) -> bool:
+        partition = self._find(where)
+        return isinstance(error, CorruptLog) or (partition is not None and partition.fault is not None)
 
     async def abort(self, stray: OpenTransaction) -> None:
         """End a transaction that no transactional id stands for."""
@@ -110,13 +137,9 @@ class MarkerWriter:
             try:
                 stray.partition.append_marker(stray.producer_id, stray.producer_epoch, commit=False)
                 return
+            except CorruptLog as error:
+                _log.error("a stray transaction of producer %d stays open: %s", stray.producer_id, error)
+                return
             except KafkaError as error:
                 _log.warning("cannot abort a stray transaction of producer %d yet: %s", stray.producer_id, error)
                 await pause(self._clock, RETRY_S)
-
-
-def _has_records_of(partition: Partition, decided: Transaction) -> bool:
-    return any(
-        each.producer_id == decided.producer_id and each.producer_epoch <= decided.data_epoch
-        for each in _open_in(partition)
-    )
