@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
+from headrace.log.sync_guard import SyncGuard
 from headrace.ports import Disk
 
 __all__ = ["FlusherByHand"]
@@ -16,20 +17,18 @@ class FlusherByHand(Flusher):
 
     def __init__(self, disk: Disk, directory: str, *, monotonic: Callable[[], float] = lambda: 0.0) -> None:
         self._posted: list[Callable[[], None]] = []
-        super().__init__(
-            disk, directory, post=self._posted.append, on_failure=_raise, monotonic=monotonic, defer=lambda _: None
-        )
+        self._failures: list[BaseException] = []
+        guard = disk if isinstance(disk, SyncGuard) else SyncGuard(disk, self._failures.append)
+        super().__init__(guard, directory, post=self._posted.append, monotonic=monotonic, defer=lambda _: None)
 
     def flush(self, logs: Iterable[PartitionLog] = ()) -> None:
         for log in logs:
             self.mark(log)
         self.start()
         self.stop()
+        for failure in self._failures:
+            raise failure
         posted = self._posted[:]
         self._posted.clear()
         for call in posted:
             call()
-
-
-def _raise(error: BaseException) -> None:
-    raise error

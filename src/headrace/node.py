@@ -18,7 +18,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from headrace.errors import UsageError
 from headrace.log.disk import OsDisk
 from headrace.log.flush import Flusher
 from headrace.log.store import LogStore
+from headrace.log.sync_guard import SyncFailed, SyncGuard
 from headrace.ports import Clock, Disk
 from headrace.server import KafkaLimits, KafkaService, Listener, ListenerLimits, parse_address, refuse_public
 from headrace.server.descriptors import DescriptorPlan, raise_descriptor_limit
@@ -88,15 +88,20 @@ class Node:
         self.settings = settings
         self.addresses: list[Address] = []
         self._clock = clock or SystemClock()
-        self._disk = disk or OsDisk()
+        self._disk = SyncGuard(disk or OsDisk(), self._storage_failed)
         self._on_failure = on_failure
         self._listeners: list[Listener] = []
         self._kafka: KafkaService | None = None
         self._store: LogStore | None = None
         self._flusher: Flusher | None = None
         self._stopping = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.broker: Broker
-        self.failed: BaseException | None = None
+
+    @property
+    def failed(self) -> BaseException | None:
+        """The failed sync after which nothing is acknowledged."""
+        return self._disk.failed
 
     async def start(self) -> None:
         """Serve when this returns. Raises UsageError for what the user can mend; then nothing is left running."""
@@ -125,7 +130,7 @@ class Node:
         return wanted
 
     def _open(self) -> None:
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         directory = os.path.abspath(self.settings.text("data"))
         try:
             self._store = LogStore.open(
@@ -142,8 +147,7 @@ class Node:
             self._disk,
             directory,
             post=loop.call_soon_threadsafe,
-            on_failure=self._storage_failed,
-            monotonic=time.monotonic,
+            monotonic=self._clock.monotonic,
             defer=loop.call_soon,
         )
         self._flusher.start()
@@ -177,9 +181,10 @@ class Node:
         return host, listener.port
 
     def _storage_failed(self, error: BaseException) -> None:
-        self.failed = error
-        self.request_stop()
+        """Called on the thread whose sync failed."""
         self._on_failure(error)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.request_stop)
 
     def request_stop(self) -> None:
         self._stopping.set()
@@ -205,10 +210,9 @@ class Node:
         store, self._store = self._store, None
         if flusher is not None:
             flusher.stop()
-        if store is not None and self.failed is None:
-            store.close()
-        elif store is not None:
-            store.abandon()
+        if store is not None:
+            with suppress(SyncFailed):  # which has been reported
+                store.close() if self.failed is None else store.abandon()
 
 
 def keep_freed_memory() -> None:

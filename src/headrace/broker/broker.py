@@ -198,12 +198,6 @@ class Broker:
             ApiKey.UPDATE_FEATURES: cluster.update_features,
         }
 
-    def storage_failed(self, error: BaseException) -> None:
-        """A sync failed: what it should have made durable may be lost, so nothing more is promised."""
-        self.flusher.fail(error)
-
-    # ---- beginning ----
-
     def _open_state(self) -> PartitionLog:
         config = LogConfig(
             segment_bytes_max=16 << 20, cleanup_delete=False, retention_ms=-1, retention_bytes=-1, flush=FlushMode.ACK

@@ -10,6 +10,7 @@ and only then do files go. Whoever must not answer before the second step waits 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 from collections.abc import Callable, Coroutine
@@ -21,6 +22,7 @@ from headrace.log.compaction.child import command, job_to_json
 from headrace.log.compaction.cleaner import CleaningJob, CleaningResult
 from headrace.log.compaction.planning import plan
 from headrace.log.retention import advance_by_retention
+from headrace.log.sync_guard import SyncFailed, SyncGuard
 from headrace.log.waiters import Waiters
 from headrace.ports import TimerHandle
 
@@ -175,7 +177,7 @@ class Upkeep:
         job = plan(partition.log, self._broker.clock.wall_ms(), map_bytes_max=memory)
         if job is None:
             return
-        result = await _clean_in_child(job)
+        result = await _clean_in_child(job, self._broker.flusher.disk)
         if not partition.removed:
             saved_bytes = partition.log.swap_in(result.groups, result.cleaned_offset)
             self.compactions += 1
@@ -200,9 +202,7 @@ class Upkeep:
             if name == "checkpoint" and len(self._waiters):
                 self._spawn("checkpoint", self._checkpoints)
             return
-        if name == "checkpoint":
-            self._broker.storage_failed(error)
-        else:
+        if not isinstance(error, SyncFailed):  # which has been reported
             LOG.error("%s failed: %s", name, error, exc_info=error)
 
 
@@ -210,7 +210,7 @@ class CompactionFailed(HeadraceError):
     """The child that compacts could not; the log is as it was."""
 
 
-async def _clean_in_child(job: CleaningJob) -> CleaningResult:
+async def _clean_in_child(job: CleaningJob, guard: SyncGuard) -> CleaningResult:
     """Rewriting gigabytes happens in another process, so that no request waits for it."""
     child = await asyncio.create_subprocess_exec(
         *command(), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -222,6 +222,9 @@ async def _clean_in_child(job: CleaningJob) -> CleaningResult:
         await child.wait()
         raise
     answer = json.loads(output) if output else {"error": f"it ended with status {child.returncode}"}
+    if "sync_failed" in answer:
+        guard.fail(OSError(errno.EIO, answer["sync_failed"], job.directory))
+        guard.check()
     if "error" in answer:
         raise CompactionFailed(f"compaction of {job.directory} failed: {answer['error']}")
     return CleaningResult.from_json(answer)

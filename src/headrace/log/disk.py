@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 from collections import OrderedDict
@@ -95,7 +96,7 @@ class OsDisk:
     """``headrace.ports.Disk`` on a POSIX filesystem. Files are private to their owner."""
 
     def __init__(self) -> None:
-        self._syncfs_fds: dict[str, int] = {}
+        self._syncfs_fds: dict[int, int] = {}
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> OsFile:
         """Without the kernel's read-ahead: whoever reads here knows how much it wants and asks for it in one piece.
@@ -138,17 +139,25 @@ class OsDisk:
         os.rmdir(path)
 
     def sync_dir(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self.syncfs(path)  # the descriptors are used up; the one for the whole filesystem is open
+            return
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
 
     def syncfs(self, path: str) -> None:
-        """The descriptor stays open: errors of write-back are told to a descriptor that was open when they happened."""
-        fd = self._syncfs_fds.get(path)
+        """The descriptor stays open: the kernel reports errors of write-back to descriptors that were open when they
+        happened. There is one per filesystem."""
+        device = os.stat(path).st_dev
+        fd = self._syncfs_fds.get(device)
         if fd is None:
-            fd = self._syncfs_fds[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._syncfs_fds[device] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         syncfs_fd(fd)
 
     def __del__(self) -> None:

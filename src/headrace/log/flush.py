@@ -17,8 +17,7 @@ still, with another process writing 200 MB/s, the medians were 31 against 2.2 ms
 costs are estimated from what they took lately and the cheaper is chosen. The estimate for ``syncfs`` fades while it is
 not tested, so that it gets another chance.
 
-A failed sync is the end: the kernel may have dropped the pages it could not write and would report success next time.
-It is never repeated, nothing is reported as flushed, and ``on_failure`` is expected to stop the process.
+A failed sync is the end (``sync_guard.py``): nothing is reported as flushed any more.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from headrace.log.log import PartitionLog
+from headrace.log.sync_guard import SyncGuard
 from headrace.log.unsynced import FlushMark
-from headrace.ports import Disk
 
 __all__ = ["Flusher", "SyncCosts"]
 
@@ -76,19 +75,17 @@ class Flusher:
 
     def __init__(
         self,
-        disk: Disk,
+        disk: SyncGuard,
         directory: str,
         *,
         post: Callable[[Callable[[], None]], object],
-        on_failure: Callable[[BaseException], None],
         monotonic: Callable[[], float],
         defer: Callable[[Callable[[], None]], object] = lambda hand_over: hand_over(),
     ) -> None:
-        self._disk = disk
+        self.disk = disk
         self._directory = directory
         self._post = post
         self._defer = defer
-        self._on_failure = on_failure
         self._monotonic = monotonic
         self._marked: dict[PartitionLog, None] = {}
         self._later: dict[PartitionLog, float] = {}
@@ -99,7 +96,6 @@ class Flusher:
         self.costs = SyncCosts()
         self.sync_count = 0
         self.sync_seconds = 0.0
-        self.failed: BaseException | None = None
         self.on_waiting: Callable[[float], None] = lambda _: None
         """Called when a log will be due later: ``tick`` is wanted after so many seconds."""
 
@@ -159,13 +155,9 @@ class Flusher:
         return [mark for log in marked if (mark := log.take_unsynced()) is not None]
 
     def _complete(self, marks: list[FlushMark]) -> None:
-        for mark in marks:
-            mark.log.on_flushed(mark.end_offset)
-
-    def fail(self, error: BaseException) -> None:
-        """Somebody else's sync failed: the end, as for ours."""
-        self.failed = error
-        self._on_failure(error)
+        if self.disk.failed is None:
+            for mark in marks:
+                mark.log.on_flushed(mark.end_offset)
 
     # On the flusher's thread.
 
@@ -183,8 +175,7 @@ class Flusher:
             try:
                 self._sync(marks)
             except BaseException as error:
-                self.failed = error
-                self._post(lambda error=error: self._on_failure(error))  # type: ignore[misc]
+                self.disk.fail(error)  # whatever it was, nobody will be acknowledged from here on
                 return
             self._post(lambda marks=marks: self._complete(marks))  # type: ignore[misc]
 
@@ -196,14 +187,15 @@ class Flusher:
             return
         began = self._monotonic()
         if self.costs.choose_syncfs(count, began):
-            self._disk.syncfs(self._directory)
+            self.disk.syncfs(self._directory)
             ended = self._monotonic()
             self.costs.measured_filesystem(ended - began, ended)
         else:
             for file in files.values():
                 file.datasync()
             for directory in directories:
-                self._disk.sync_dir(directory)
+                with suppress(FileNotFoundError):  # its topic was deleted meanwhile
+                    self.disk.sync_dir(directory)
             ended = self._monotonic()
             self.costs.measured_files(count, ended - began)
         self.sync_count += 1

@@ -57,7 +57,7 @@ class CheckpointJob:
         self.write()
 
     def sync(self) -> None:
-        """Flush everything. Raises OSError; then the process must stop."""
+        """Flush everything."""
         self.disk.syncfs(self.directory)
 
     def write(self) -> None:
@@ -258,6 +258,12 @@ class LogStore:
     def close(self) -> None:
         """An orderly stop: everything durable, nothing to scan at the next start. On a full disk what could not be
         written beside a log is left out, and the next start scans that log's end."""
+        try:
+            self._close_logs()
+        finally:
+            self._lock.release()
+
+    def _close_logs(self) -> None:
         marks = dict(self._marks)
         clean = True
         for key, log in self.logs.items():
@@ -268,7 +274,4 @@ class LogStore:
             except OSError:
                 clean = False
         self.disk.syncfs(self.directory)
-        try:
-            write_checkpoint(self.disk, f"{self.directory}/checkpoint", Checkpoint(clean=clean, logs=marks))
-        finally:
-            self._lock.release()
+        write_checkpoint(self.disk, f"{self.directory}/checkpoint", Checkpoint(clean=clean, logs=marks))

@@ -16,6 +16,7 @@ from headrace.config import Settings
 from headrace.log.disk import OsDisk
 from headrace.log.flush import Flusher
 from headrace.log.store import LogStore
+from headrace.log.sync_guard import SyncGuard
 from headrace.ports import Clock
 from headrace.record import Codec, Record, decode_records
 from headrace.wire.kafka.apis import APIS
@@ -56,14 +57,21 @@ class Harness:
         assert answer.topics[0].error_code == 0, answer.topics[0].error_message
 
     async def produce(
-        self, topic: str, records: Any, partition: int = 0, *, acks: int = -1, peer: Peer | None = None
+        self,
+        topic: str,
+        records: Any,
+        partition: int = 0,
+        *,
+        acks: int = -1,
+        peer: Peer | None = None,
+        transactional_id: str | None = None,
+        version: int = 9,
     ) -> PartitionProduceResponse:
         """``records`` are values, ``Record``s, a ``Batch``, or raw bytes."""
         data = PartitionProduceData(index=partition, records=payload(records))
-        body = ProduceRequest(
-            acks=acks, timeout_ms=1000, topic_data=[TopicProduceData(name=topic, partition_data=[data])]
-        )
-        answer = await self.ask(body, 9, peer)
+        topics = [TopicProduceData(name=topic, partition_data=[data])]
+        body = ProduceRequest(acks=acks, timeout_ms=1000, topic_data=topics, transactional_id=transactional_id)
+        answer = await self.ask(body, version, peer)
         found: PartitionProduceResponse = answer.responses[0].partition_responses[0]
         return found
 
@@ -108,14 +116,14 @@ async def running(
 ) -> AsyncIterator[Harness]:
     """A broker on ``data``; leaving in good order closes it cleanly."""
     loop = asyncio.get_running_loop()
-    disk = OsDisk()
-    clock = clock or SystemClock()
-    store = LogStore.open(disk, str(data))
 
     def failed(error: BaseException) -> None:
         raise error
 
-    flusher = Flusher(disk, str(data), post=loop.call_soon_threadsafe, on_failure=failed, monotonic=clock.monotonic)
+    disk = SyncGuard(OsDisk(), failed)
+    clock = clock or SystemClock()
+    store = LogStore.open(disk, str(data))
+    flusher = Flusher(disk, str(data), post=loop.call_soon_threadsafe, monotonic=clock.monotonic)
     flusher.start()
     given = {"group.initial.rebalance.delay.ms": 0, **(settings or {})}
     broker = Broker(store=store, flusher=flusher, clock=clock, settings=Settings(given))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import subprocess
 from dataclasses import replace
@@ -10,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from headrace.batch import build_batch, read_batches
-from headrace.log.compaction.child import command, job_from_json, job_to_json
+from headrace.log.compaction.child import command, job_from_json, job_to_json, main
 from headrace.log.compaction.cleaner import CleaningResult, OffsetMap, clean
 from headrace.log.compaction.planning import plan
 from headrace.log.config import LogConfig
-from headrace.log.disk import OsDisk
+from headrace.log.disk import OsDisk, OsFile
 from headrace.log.errors import CorruptLog
 from headrace.log.log import PartitionLog
 from headrace.log.producers import Duplicate
@@ -323,6 +325,22 @@ def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
     child = subprocess.run(command(), input=job_to_json(job), capture_output=True, text=True, check=False, timeout=60)
     assert child.returncode == 1
     assert "No such file" in json.loads(child.stdout)["error"]
+
+
+def test_a_child_whose_sync_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = PartitionLog.open(OsDisk(), str(tmp_path / "log"), COMPACT)
+    put(log, b"k", b"v")
+    settle(log)
+    job = plan(log, NOW)
+    assert job is not None
+
+    def failing(_: OsFile) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(OsFile, "datasync", failing)
+    answer = io.StringIO()
+    assert main(io.StringIO(job_to_json(job)), answer) == 1
+    assert "Input/output error" in json.loads(answer.getvalue())["sync_failed"]
 
 
 def test_the_key_table_keeps_its_size() -> None:

@@ -15,6 +15,7 @@ from headrace.log.config import FlushMode, LogConfig
 from headrace.log.disk import OsDisk
 from headrace.log.flush import Flusher, SyncCosts
 from headrace.log.log import PartitionLog
+from headrace.log.sync_guard import SyncFailed, SyncGuard
 from headrace.testing.disk import SimulatedDisk
 from tests.flushing import FlusherByHand
 from tests.unit.log.builders import fill
@@ -56,9 +57,10 @@ def make(
 ):
     loop = Loop()
     failures: list[BaseException] = []
-    flusher = Flusher(disk, directory, post=loop.posted.put, on_failure=failures.append, monotonic=monotonic)
+    guard = SyncGuard(disk, failures.append)
+    flusher = Flusher(guard, directory, post=loop.posted.put, monotonic=monotonic)
     config = LogConfig(flush=flush, flush_interval_ms=1000)
-    logs = [PartitionLog.open(disk, f"{directory}/{number}", config) for number in range(count)]
+    logs = [PartitionLog.open(guard, f"{directory}/{number}", config) for number in range(count)]
     return loop, failures, flusher, logs
 
 
@@ -98,14 +100,40 @@ def test_a_failed_sync_is_told_once_never_repeated_and_nothing_is_flushed() -> N
     disk.fail_next("datasync", errno.EIO)
     flusher.start()
     flusher.mark(log)
-    loop.run_one()
+    flusher.stop()
     assert [failure.errno for failure in failures if isinstance(failure, OSError)] == [errno.EIO]
-    assert log.flushed_offset == 0
-    fill(log, 1)
+    assert loop.posted.empty()
+    with pytest.raises(SyncFailed):
+        fill(log, 1)
+    flusher.start()
     flusher.mark(log)
     flusher.stop()
     assert loop.posted.empty()
-    assert log.flushed_offset == 0
+    assert (log.flushed_offset, len(failures)) == (0, 1)
+
+
+def test_what_a_sync_completed_before_another_failed_is_not_reported_any_more() -> None:
+    loop, _, flusher, [log] = make(SimulatedDisk())
+    fill(log, 1)
+    flusher.start()
+    flusher.mark(log)
+    flusher.stop()
+    flusher.disk.fail(OSError(errno.EIO, "elsewhere"))
+    loop.run_one()
+    assert log.high_watermark == 0
+
+
+def test_a_directory_that_was_removed_needs_no_sync() -> None:
+    disk = SimulatedDisk()
+    _, failures, flusher, [log] = make(disk)
+    flusher.start()
+    log.roll()
+    fill(log, 1)
+    log.roll()
+    disk.rename("/data/0", "/data/deleted")
+    flusher.mark(log)
+    flusher.stop()
+    assert failures == []
 
 
 def test_a_new_segments_directory_entry_is_synced_with_it() -> None:

@@ -16,6 +16,7 @@ from typing import TextIO
 from headrace.errors import HeadraceError
 from headrace.log.compaction.cleaner import CleaningJob, clean
 from headrace.log.disk import OsDisk
+from headrace.log.sync_guard import SyncFailed, SyncGuard
 
 __all__ = ["command", "job_from_json", "job_to_json"]
 
@@ -43,7 +44,10 @@ def main(source: TextIO, target: TextIO) -> int:
     """Run one job: a line in, a line out. Returns the exit status."""
     job = job_from_json(source.readline())
     try:
-        result = clean(OsDisk(), job)
+        result = clean(SyncGuard(OsDisk(), on_failure=lambda _: None), job)
+    except SyncFailed as error:
+        target.write(json.dumps({"sync_failed": str(error)}) + "\n")
+        return 1
     except (HeadraceError, OSError) as error:
         target.write(json.dumps({"error": str(error)}) + "\n")
         return 1
