@@ -15,8 +15,6 @@ A failure at any step concerns its partition alone; the others of the same reque
 
 from __future__ import annotations
 
-import asyncio
-
 from headrace.batch import (
     CODEC_MASK,
     HEADER_BYTES,
@@ -31,8 +29,8 @@ from headrace.batch import (
     stamp_log_append_time,
 )
 from headrace.broker.overflow import Overflow
-from headrace.broker.partition import Countdown, Partition
-from headrace.broker.request import Reply, Request
+from headrace.broker.partition import Partition
+from headrace.broker.request import AcknowledgedReply, Reply, Request
 from headrace.broker.topics import Topic, Topics
 from headrace.broker.transactions import TransactionCoordinator
 from headrace.config import INT_MAX, Settings
@@ -90,11 +88,10 @@ class ProduceHandler:
         response = ProduceResponse(responses=responses)
         if not waiting:
             return response
-        future: asyncio.Future[ProduceResponse] = asyncio.get_running_loop().create_future()
-        countdown = Countdown(future, len(waiting), response)
+        reply = AcknowledgedReply(response, len(waiting))
         for partition, offset in waiting:
-            partition.log.when_acknowledged(offset, countdown.one_done)
-        return response if future.done() else future
+            partition.log.when_acknowledged(offset, reply.one_acknowledged)
+        return reply if reply.left else response
 
     @staticmethod
     def _without_answer(request: Request[ProduceRequest], responses: list[TopicProduceResponse]) -> None:

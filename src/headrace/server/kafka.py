@@ -19,12 +19,20 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.broker.request import Peer, PromptReply, Reply, Request
+from headrace.broker.request import AcknowledgedReply, Peer, PromptReply, Reply, Request
 from headrace.server.output import Output
 from headrace.server.session import Session, peer_address, send_at_once
 from headrace.wire.kafka.apis import APIS, Waits
 from headrace.wire.kafka.codec import UnwritableMessage
-from headrace.wire.kafka.connection import Connection, Event, PeerErred, ReplyTo, RequestReceived, UnsupportedVersion
+from headrace.wire.kafka.connection import (
+    Connection,
+    Event,
+    PeerErred,
+    ReplyTo,
+    RequestReceived,
+    UnsupportedVersion,
+    joined,
+)
 
 if TYPE_CHECKING:
     from headrace.server.kafka_service import KafkaService
@@ -72,6 +80,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         self._reading = True
         self._ending = False  # answer what was executed, then close
         self._executing = False
+        self._gathering = False  # answers that are ready leave at the end of this turn
         self._handshake: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
 
@@ -211,7 +220,9 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         if reply is None:
             return
         self._pending.append((reply_to, reply))
-        if isinstance(reply, asyncio.Future) and not reply.done():
+        if type(reply) is AcknowledgedReply:
+            reply.taker = self._acknowledged
+        elif isinstance(reply, asyncio.Future) and not reply.done():
             if APIS[event.api_key].waits is not Waits.FLUSH:
                 self._parked = reply
             if isinstance(reply, PromptReply):
@@ -246,11 +257,29 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         self._send_ready()
         self._execute()
 
+    def _acknowledged(self) -> None:
+        """One sync acknowledges several requests of a connection: their answers leave together."""
+        if not self._gathering and not self.peer.closed:
+            self._gathering = True
+            self._loop.call_soon(self._send_acknowledged)
+
+    def _send_acknowledged(self) -> None:
+        self._gathering = False
+        if not self.peer.closed:
+            self._send_ready()
+            self._execute()
+
     def _send_ready(self) -> None:
+        """Send the answers that are ready, in the order of their requests, with one call."""
         pending = self._pending
+        chunks: list[Any] = []
         while pending:
             reply_to, reply = pending[0]
-            if isinstance(reply, asyncio.Future):
+            if type(reply) is AcknowledgedReply:
+                if reply.left:
+                    break
+                reply = reply.response
+            elif isinstance(reply, asyncio.Future):
                 if not reply.done():
                     break
                 try:
@@ -261,24 +290,23 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
                     return
             pending.popleft()
             if reply is not None:
-                self._send(reply_to, reply)
+                chunks += self._encoded(reply_to, reply)
+        if chunks:
+            self._output.add(chunks if len(chunks) == 1 else joined(chunks))
         if self._ending:
             self._close_if_answered()
 
-    def _send(self, reply_to: ReplyTo, reply: Any) -> None:
+    def _encoded(self, reply_to: ReplyTo, reply: Any) -> list[Any]:
         if reply_to.api_key < 0:
-            self._output.add(reply)
-            return
+            return cast("list[Any]", reply)
         try:
-            chunks = self._connection.send(reply, reply_to)
+            return self._connection.send(reply, reply_to)
         except UnwritableMessage as error:
             log.warning("%s closed: answer to %s: %s", self.address, APIS[reply_to.api_key].name, error.message)
             self._transport.abort()
-            return
         except Exception as error:
             self._handler_failed(reply_to, error)
-            return
-        self._output.add(chunks)
+        return []
 
     def _output_drained(self) -> None:
         if self._ending:

@@ -26,7 +26,7 @@ from headrace.wire.kafka.apis import API_VERSIONS, APIS, PRODUCE, Api
 from headrace.wire.kafka.codec import MalformedMessage, read_message, read_uvarint, write_message
 from headrace.wire.kafka.messages.metadata import ApiVersion, ApiVersionsResponse
 
-__all__ = ["Connection", "Event", "Limits", "PeerErred", "ReplyTo", "RequestReceived", "UnsupportedVersion"]
+__all__ = ["Connection", "Event", "Limits", "PeerErred", "ReplyTo", "RequestReceived", "UnsupportedVersion", "joined"]
 
 _SIZE = struct.Struct(">i")
 _HEAD = struct.Struct(">hhi")
@@ -228,7 +228,7 @@ class Connection:
         head = _SIZE.pack(reply_to.correlation_id)
         if api.response_header_version(reply_to.version) == 1:
             head += b"\x00"
-        return _joined([_SIZE.pack(len(head) + sum(map(len, body))), head, *body])
+        return joined([_SIZE.pack(len(head) + sum(map(len, body))), head, *body])
 
     def send_unsupported(self, event: UnsupportedVersion) -> list[Any]:
         """As Kafka answers: version 0, the code, and the versions of ApiVersions itself."""
@@ -267,7 +267,7 @@ def _skip_tags(view: memoryview, position: int) -> int:
     return position
 
 
-def _joined(chunks: list[Any]) -> list[Any]:
+def joined(chunks: list[Any]) -> list[Any]:
     """Neighbouring bytes made one; what is not bytes stays apart."""
     joined: list[Any] = []
     run: list[Any] = []
