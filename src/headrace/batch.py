@@ -86,6 +86,7 @@ assert _PREFIX.size == PREFIX_BYTES
 assert PREFIX_BYTES + _BODY_HEADER.size == HEADER_BYTES
 
 _crc32c = google_crc32c.value
+_CODECS = tuple(Codec)
 _new_tuple = tuple.__new__
 """``BatchHeader._make`` without its check of the length, which the struct has settled: it would cost as much again."""
 
@@ -137,10 +138,10 @@ class BatchAttributes:
 
     @property
     def codec(self) -> Codec:
-        number = self.attributes & CODEC_MASK
-        if number > Codec.ZSTD:
-            raise UnsupportedCodec(number)
-        return Codec(number)
+        try:
+            return _CODECS[self.attributes & CODEC_MASK]
+        except IndexError:
+            raise UnsupportedCodec(self.attributes & CODEC_MASK) from None
 
     @property
     def is_log_append_time(self) -> bool:

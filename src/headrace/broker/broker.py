@@ -111,7 +111,6 @@ class Broker:
             transactions=self.transactions,
             overflow=self.overflow,
             clock=self.clock,
-            settings=self.settings,
         )
         offsets = OffsetLookup(topics=self.topics)
         metadata = MetadataHandler(

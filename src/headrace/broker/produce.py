@@ -31,9 +31,9 @@ from headrace.batch import (
 from headrace.broker.overflow import Overflow
 from headrace.broker.partition import Partition
 from headrace.broker.request import AcknowledgedReply, Reply, Request
-from headrace.broker.topics import Topic, Topics
+from headrace.broker.topics import ProducePolicy, Topic, Topics
 from headrace.broker.transactions import TransactionCoordinator
-from headrace.config import INT_MAX, Settings
+from headrace.config import INT_MAX
 from headrace.errors import ErrorCode, KafkaError
 from headrace.log.errors import InvalidProducerEpoch, OutOfOrderSequence
 from headrace.log.producers import Duplicate
@@ -70,13 +70,11 @@ class ProduceHandler:
         transactions: TransactionCoordinator,
         overflow: Overflow,
         clock: Clock,
-        settings: Settings,
     ) -> None:
         self._topics = topics
         self._transactions = transactions
         self._overflow = overflow
         self._clock = clock
-        self._settings = settings
         self._last_append_ms = 0
 
     def produce(self, request: Request[ProduceRequest]) -> Reply:
@@ -134,7 +132,8 @@ class ProduceHandler:
     ) -> PartitionProduceResponse:
         if request.body.acks not in ACKS:
             raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.body.acks}")
-        batch = self._checked(request, topic, given)
+        policy = topic.config.produce_policy
+        batch = self._checked(request, policy, given)
         self._check_transaction(request, partition, batch)
         if batch.producer_id >= 0:
             seen = partition.log.producers.check([batch])
@@ -142,13 +141,14 @@ class ProduceHandler:
                 waiting.append((partition, Offset(seen.last_offset)))
                 return self._accepted(partition, seen.base_offset, seen.timestamp)
         append_time = -1
-        if topic.config.get("message.timestamp.type") == "LogAppendTime":
+        if policy.stamps_append_time:
             append_time = self._append_time_ms()
             stamp_log_append_time(batch, append_time)
         elif batch.is_log_append_time:
             batch.attributes &= ~LOG_APPEND_TIME  # the producer's clock is not ours
             reseal(batch, batch.body[HEADER_BYTES - PREFIX_BYTES :])
-        self._overflow.admit(topic, partition, batch, request.peer)
+        if policy.may_overflow:
+            self._overflow.admit(topic, partition, batch, request.peer)
         result = partition.append([batch])
         waiting.append((partition, result.last_offset))
         return self._accepted(partition, result.base_offset, append_time)
@@ -167,13 +167,12 @@ class ProduceHandler:
             log_start_offset=partition.log.start_offset,
         )
 
-    def _checked(self, request: Request[ProduceRequest], topic: Topic, given: PartitionProduceData) -> Batch:
+    def _checked(self, request: Request[ProduceRequest], policy: ProducePolicy, given: PartitionProduceData) -> Batch:
         """The one batch of this partition, if it is one that the topic takes."""
         if given.records is None:
             raise InvalidBatch(
                 "Produce requests must contain exactly one record batch per partition, and this has none"
             )
-        config = topic.config
         batches = read_batches(given.records, batch_bytes_max=INT_MAX)
         if len(batches) != 1:
             raise UnreadableBatch(
@@ -181,30 +180,26 @@ class ProduceHandler:
                 f"and this has {len(batches)}"
             )
         batch = batches[0]
-        if batch.size > config.get("max.message.bytes"):
-            raise RecordTooLarge(batch.size, config.get("max.message.bytes"))
-        decoded_bytes_max = self._settings.integer("records.decoded.bytes.max")
-        if batch.codec is Codec.ZSTD and request.version < 7:
+        if batch.size > policy.batch_bytes_max:
+            raise RecordTooLarge(batch.size, policy.batch_bytes_max)
+        if request.version < 7 and batch.codec is Codec.ZSTD:
             raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "Produce below version 7 may not carry zstd")
-        if config.get("headrace.validate") == "records":
-            validate_records(batch, decoded_bytes_max)
-        if config.compacted:
-            _check_keys(batch, decoded_bytes_max)
-        self._check_timestamps(topic, batch)
-        codec = config.get("compression.type")
-        if codec != "producer" and CODECS[codec] is not batch.codec:
-            _recompress(batch, CODECS[codec], decoded_bytes_max)
+        if policy.validates_records:
+            validate_records(batch, policy.decoded_bytes_max)
+        if policy.is_compacted:
+            _check_keys(batch, policy.decoded_bytes_max)
+        if not policy.stamps_append_time and batch.max_timestamp >= 0:
+            self._check_timestamps(policy, batch)
+        if policy.codec is not None and policy.codec is not batch.codec:
+            _recompress(batch, policy.codec, policy.decoded_bytes_max)
         return batch
 
-    def _check_timestamps(self, topic: Topic, batch: Batch) -> None:
-        config = topic.config
-        if config.get("message.timestamp.type") != "CreateTime" or batch.max_timestamp < 0:
-            return
+    def _check_timestamps(self, policy: ProducePolicy, batch: Batch) -> None:
         now = self._clock.wall_ms()
-        after_max = config.get("message.timestamp.after.max.ms")
-        before_max = config.get("message.timestamp.before.max.ms")
+        after_max = policy.timestamp_after_ms_max
+        before_max = policy.timestamp_before_ms_max
         if batch.max_timestamp - now > after_max or now - batch.base_timestamp > before_max:
-            records = decode_records(batch, self._settings.integer("records.decoded.bytes.max"))
+            records = decode_records(batch, policy.decoded_bytes_max)
             earliest, latest = now - before_max, now + after_max
             wrong = [index for index, each in enumerate(records) if not earliest <= each.timestamp <= latest]
             raise RefusedRecords(
@@ -233,15 +228,6 @@ class ProduceHandler:
         )
         if code:
             raise KafkaError(code)
-
-
-CODECS = {
-    "uncompressed": Codec.NONE,
-    "gzip": Codec.GZIP,
-    "snappy": Codec.SNAPPY,
-    "lz4": Codec.LZ4,
-    "zstd": Codec.ZSTD,
-}
 
 
 def _recompress(batch: Batch, codec: Codec, decoded_bytes_max: int) -> None:

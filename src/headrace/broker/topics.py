@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -25,6 +26,7 @@ from headrace.log.errors import CorruptLog, storage_error
 from headrace.log.flush import Flusher
 from headrace.log.store import LogStore
 from headrace.ports import Clock
+from headrace.record import Codec
 from headrace.vocabulary import Epoch
 
 __all__ = ["NAME_LENGTH_MAX", "PARTITIONS_PER_TOPIC_MAX", "Topic", "TopicConfig", "Topics", "check_name", "new_id"]
@@ -35,6 +37,14 @@ NAME_LENGTH_MAX = 249
 PARTITIONS_PER_TOPIC_MAX = 10_000
 SYNC_TOGETHER_ABOVE = 3
 """New partitions take about three syncs each; from here on one sync of the filesystem serves them all."""
+CODECS = {
+    "uncompressed": Codec.NONE,
+    "gzip": Codec.GZIP,
+    "snappy": Codec.SNAPPY,
+    "lz4": Codec.LZ4,
+    "zstd": Codec.ZSTD,
+}
+"""By the values of ``compression.type``; "producer" is none of them."""
 _NAME = re.compile(r"[A-Za-z0-9._-]+\Z")
 
 
@@ -67,6 +77,22 @@ def _invalid_name(message: str) -> KafkaError:
     return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, message)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducePolicy:
+    """What Produce asks of a topic's settings, looked up once and not for each batch."""
+
+    batch_bytes_max: int
+    decoded_bytes_max: int
+    validates_records: bool
+    is_compacted: bool
+    stamps_append_time: bool
+    timestamp_after_ms_max: int
+    timestamp_before_ms_max: int
+    codec: Codec | None
+    """The topic's own codec; None keeps the producer's."""
+    may_overflow: bool
+
+
 class TopicConfig:
     """A topic's effective settings: its own where given, else the broker's."""
 
@@ -74,6 +100,7 @@ class TopicConfig:
         self.given = dict(given)
         self._settings = settings
         self._cache: dict[str, Any] = {}
+        self._produce_policy: ProducePolicy | None = None
 
     def get(self, name: str) -> Any:
         if name not in self._cache:
@@ -91,10 +118,28 @@ class TopicConfig:
     def forget(self) -> None:
         """Something changed: ask again."""
         self._cache.clear()
+        self._produce_policy = None
 
     @property
     def compacted(self) -> bool:
         return "compact" in self.get("cleanup.policy")
+
+    @property
+    def produce_policy(self) -> ProducePolicy:
+        policy = self._produce_policy
+        if policy is None:
+            policy = self._produce_policy = ProducePolicy(
+                batch_bytes_max=self.get("max.message.bytes"),
+                decoded_bytes_max=self._settings.integer("records.decoded.bytes.max"),
+                validates_records=self.get("headrace.validate") == "records",
+                is_compacted=self.compacted,
+                stamps_append_time=self.get("message.timestamp.type") == "LogAppendTime",
+                timestamp_after_ms_max=self.get("message.timestamp.after.max.ms"),
+                timestamp_before_ms_max=self.get("message.timestamp.before.max.ms"),
+                codec=CODECS.get(self.get("compression.type")),
+                may_overflow=self.get("headrace.overflow") != "buffer",
+            )
+        return policy
 
     def log_config(self) -> LogConfig:
         policies = self.get("cleanup.policy")

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -268,16 +269,18 @@ def _skip_tags(view: memoryview, position: int) -> int:
 
 
 def joined(chunks: list[Any]) -> list[Any]:
-    """Neighbouring bytes made one; what is not bytes stays apart."""
-    joined: list[Any] = []
+    """Neighbouring bytes made one; slices of files stay apart."""
+    with suppress(TypeError):  # what is not bytes refuses to be joined
+        return [b"".join(chunks)]
+    merged: list[Any] = []
     run: list[Any] = []
     for chunk in chunks:
         if isinstance(chunk, _BYTES):
             run.append(chunk)
             continue
-        joined.append(b"".join(run))
+        merged.append(b"".join(run))
         run.clear()
-        joined.append(chunk)
+        merged.append(chunk)
     if run:
-        joined.append(b"".join(run))
-    return joined
+        merged.append(b"".join(run))
+    return merged
