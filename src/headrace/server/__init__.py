@@ -6,6 +6,7 @@
     descriptors.py    how connections and segment files share the process's descriptors
     kafka.py          one Kafka connection
     kafka_service.py  what all Kafka connections share: handler, limits, buffers, authentication
+    kafka_measures.py what is counted per API
     output.py         answers on their way out, file slices read as the peer takes them
     budget.py         request bytes held at once, all connections together
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.broker.request import AcknowledgedReply, Peer, PromptReply, Reply, Request
@@ -60,6 +61,10 @@ REQUESTS_PER_TURN = 64
 """One read can carry thousands of small requests: after so many of one connection the others have their turn."""
 
 
+HOLD_S_NOTED = 0.05
+"""A request that holds the loop longer is remembered, so that a stall has a name."""
+
+
 class KafkaSession(Session, asyncio.BufferedProtocol):
     """The skin around one ``Connection``."""
 
@@ -71,7 +76,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         self._connection = Connection(service.limits.frames)
         self._received: deque[Event] = deque()
         self._received_bytes = 0
-        self._pending: deque[tuple[ReplyTo, Any]] = deque()  # answers to come, in order
+        self._pending: deque[tuple[ReplyTo, Any, float]] = deque()  # answers to come, in order, and when they began
         self._parked: asyncio.Future[Any] | None = None  # the answer that holds up execution
         self._held_bytes = 0
         self._large = False  # in the middle of a large frame
@@ -83,6 +88,20 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         self._gathering = False  # answers that are ready leave at the end of this turn
         self._handshake: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
+
+    @property
+    def requests_in_flight(self) -> int:
+        return len(self._pending)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is not read because its producer outruns a consumer."""
+        return self._held
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it is not read because the peer does not take its answers."""
+        return self._output.blocked
 
     # ---- the transport's calls --------------------------------------------------------------------------------------
 
@@ -193,16 +212,20 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
     def _execute_one(self, event: Event) -> None:
         if isinstance(event, RequestReceived):
             self._received_bytes -= event.size
-            self._request(event)
+            started = monotonic()
+            self._request(event, started)
+            held_s = monotonic() - started
+            if held_s > HOLD_S_NOTED:
+                self._service.note_hold(event.api_key, self.address, held_s)
         elif isinstance(event, UnsupportedVersion):
             self._received_bytes -= event.size
-            self._pending.append((ReplyTo(-1, 0, 0), self._connection.send_unsupported(event)))
+            self._pending.append((ReplyTo(-1, 0, 0), self._connection.send_unsupported(event), 0.0))
             self._send_ready()
         elif isinstance(event, PeerErred):
             log.info("%s closed: %s", self.address, event.reason)
             self.end()
 
-    def _request(self, event: RequestReceived) -> None:
+    def _request(self, event: RequestReceived, started: float) -> None:
         request = Request(
             api_key=event.api_key,
             version=event.version,
@@ -212,14 +235,17 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
             correlation_id=event.correlation_id,
         )
         reply_to = event.reply_to
+        measures = self._service.measures[event.api_key]
+        measures.request_bytes += event.size
         try:
             reply = self._handle(request)
         except Exception as error:
             self._handler_failed(reply_to, error)
             return
         if reply is None:
+            measures.seconds.observe(monotonic() - started)
             return
-        self._pending.append((reply_to, reply))
+        self._pending.append((reply_to, reply, started))
         if type(reply) is AcknowledgedReply:
             reply.taker = self._acknowledged
         elif isinstance(reply, asyncio.Future) and not reply.done():
@@ -274,7 +300,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         pending = self._pending
         chunks: list[Any] = []
         while pending:
-            reply_to, reply = pending[0]
+            reply_to, reply, started = pending[0]
             if type(reply) is AcknowledgedReply:
                 if reply.left:
                     break
@@ -290,23 +316,26 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
                     return
             pending.popleft()
             if reply is not None:
-                chunks += self._encoded(reply_to, reply)
+                chunks += self._encoded(reply_to, reply, started)
         if chunks:
             self._output.add(chunks if len(chunks) == 1 else joined(chunks))
         if self._ending:
             self._close_if_answered()
 
-    def _encoded(self, reply_to: ReplyTo, reply: Any) -> list[Any]:
+    def _encoded(self, reply_to: ReplyTo, reply: Any, started: float) -> list[Any]:
         if reply_to.api_key < 0:
             return cast("list[Any]", reply)
         try:
-            return self._connection.send(reply, reply_to)
+            chunks = self._connection.send(reply, reply_to)
         except UnwritableMessage as error:
             log.warning("%s closed: answer to %s: %s", self.address, APIS[reply_to.api_key].name, error.message)
             self._transport.abort()
+            return []
         except Exception as error:
             self._handler_failed(reply_to, error)
-        return []
+            return []
+        self._service.measures[reply_to.api_key].answered(reply, chunks, monotonic() - started)
+        return chunks
 
     def _output_drained(self) -> None:
         if self._ending:
@@ -380,7 +409,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
 
     def _close_if_answered(self) -> None:
         """``close`` lets the transport's own buffer out first."""
-        waited_for = any(not self._may_be_left(reply_to) for reply_to, _ in self._pending)
+        waited_for = any(not self._may_be_left(reply_to) for reply_to, _, _ in self._pending)
         if not waited_for and not self._output.blocked:
             self._transport.close()
 

@@ -13,10 +13,12 @@ from headrace.broker.request import Peer, Reply, Request
 from headrace.config import Settings
 from headrace.server.budget import RequestBudget
 from headrace.server.kafka import READ_BYTES, KafkaSession
+from headrace.server.kafka_measures import ApiMeasures
 from headrace.server.listener import Listener
+from headrace.wire.kafka.apis import APIS
 from headrace.wire.kafka.connection import Limits
 
-__all__ = ["Authentication", "Handler", "KafkaLimits", "KafkaService", "NoAuthentication"]
+__all__ = ["Authentication", "Handler", "KafkaLimits", "KafkaService", "LoopHold", "NoAuthentication"]
 
 Handler = Callable[[Request[Any]], Reply]
 
@@ -48,6 +50,15 @@ class KafkaLimits:
             request_bytes_held_max=held if held >= 0 else 2**63 - 1,
             write_buffer_bytes_max=settings.integer("connection.write.buffer.bytes"),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LoopHold:
+    """A request that was executed in one piece and took long."""
+
+    api: str
+    address: str
+    seconds: float
 
 
 class Authentication(Protocol):
@@ -92,10 +103,18 @@ class KafkaService:
             favour_s=FAVOUR_S,
             call_later=asyncio.get_running_loop().call_later,
         )
+        self.measures = {api_key: ApiMeasures(api_key) for api_key in APIS}
+        self.longest_hold: LoopHold | None = None
+        """The request that held the loop longest since somebody last took this away."""
         self._peer_ids = itertools.count(1)
 
     def session(self, listener: Listener) -> KafkaSession:
         return KafkaSession(self, listener)
+
+    def note_hold(self, api_key: int, address: str, seconds: float) -> None:
+        """A request kept the loop from everybody else for a while."""
+        if self.longest_hold is None or self.longest_hold.seconds < seconds:
+            self.longest_hold = LoopHold(APIS[api_key].name, address, seconds)
 
     def next_peer_id(self) -> int:
         return next(self._peer_ids)

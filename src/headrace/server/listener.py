@@ -12,6 +12,8 @@ import logging
 import socket
 import ssl
 from collections import Counter
+from collections.abc import Iterator
+from enum import StrEnum
 from typing import cast
 
 from headrace.errors import UsageError
@@ -19,11 +21,19 @@ from headrace.server.descriptors import is_scarce
 from headrace.server.limits import ListenerLimits
 from headrace.server.session import ProtocolFactory, Session
 
-__all__ = ["Listener", "parse_address", "refuse_public"]
+__all__ = ["Listener", "Refusal", "parse_address", "refuse_public"]
 
 log = logging.getLogger("headrace.server")
 
 BACKLOG = 1024
+
+
+class Refusal(StrEnum):
+    """Why a connection is not served."""
+
+    CONNECTIONS = "connections"
+    CONNECTIONS_PER_IP = "connections_per_ip"
+    DESCRIPTORS = "descriptors"
 
 
 class Listener:
@@ -36,6 +46,8 @@ class Listener:
         self.name = name
         self.host = ""
         self.port = 0
+        self.accepted = 0
+        self.refused: Counter[Refusal] = Counter()
         self._protocol_factory = protocol_factory
         self._sessions: set[Session] = set()
         self._per_ip: Counter[str] = Counter()
@@ -88,25 +100,37 @@ class Listener:
     def connections(self) -> int:
         return len(self._sessions)
 
+    def sessions(self) -> Iterator[Session]:
+        return iter(self._sessions)
+
     def admit(self, session: Session, transport: asyncio.BaseTransport) -> bool:
         """Count a new connection. Above a limit it is aborted, and the answer is False; ``forget`` follows either
         way."""
         self._sessions.add(session)
         self._per_ip[session.host] += 1
+        self.accepted += 1
         refusal = self._refusal(session, transport)
-        if refusal:
-            log.warning("%s refused: %s", session.address, refusal)
+        if refusal is not None:
+            self.refused[refusal] += 1
+            log.warning("%s refused: %s", session.address, self._reason(refusal))
             session.abort()
-        return not refusal
+        return refusal is None
 
-    def _refusal(self, session: Session, transport: asyncio.BaseTransport) -> str:
+    def _refusal(self, session: Session, transport: asyncio.BaseTransport) -> Refusal | None:
         if len(self._sessions) > self.limits.connections_max:
-            return f"more than max.connections={self.limits.connections_max}"
+            return Refusal.CONNECTIONS
         if self._per_ip[session.host] > self.limits.connections_per_ip_max:
-            return f"more than max.connections.per.ip={self.limits.connections_per_ip_max}"
+            return Refusal.CONNECTIONS_PER_IP
         if is_scarce(transport.get_extra_info("socket").fileno()):
-            return "the process has hardly any file descriptors left; see ulimit -n"
-        return ""
+            return Refusal.DESCRIPTORS
+        return None
+
+    def _reason(self, refusal: Refusal) -> str:
+        if refusal is Refusal.CONNECTIONS:
+            return f"there are max.connections={self.limits.connections_max} already"
+        if refusal is Refusal.CONNECTIONS_PER_IP:
+            return f"its address has max.connections.per.ip={self.limits.connections_per_ip_max} already"
+        return "the process has hardly any file descriptors left; see ulimit -n"
 
     def forget(self, session: Session) -> None:
         self._sessions.discard(session)

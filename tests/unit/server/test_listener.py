@@ -13,6 +13,7 @@ import pytest
 
 from headrace.errors import UsageError
 from headrace.server import Listener, ListenerLimits, parse_address, refuse_public
+from headrace.server.listener import Refusal
 from headrace.server.session import Session, peer_address
 from tests.unit.server.harness import Client, at_once, serving
 from tests.waiting import PATIENCE_S
@@ -58,6 +59,7 @@ def test_a_listener_serves_any_protocol_and_drains_it() -> None:
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
             await second.readexactly(1)
         assert listener.connections == 1
+        assert (listener.accepted, listener.refused) == (2, {Refusal.CONNECTIONS: 1})
         await listener.drain()
         assert await reader.read() == b"bye"
         writer.close()
