@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from headrace.broker.access import Access, AccessDenied, Operation, ResourceType, denial_code
 from headrace.broker.identity import Identity
 from headrace.broker.partition import Partition
 from headrace.broker.request import Reply, Request, after
@@ -96,7 +97,7 @@ class TopicAdmin:
             try:
                 if times[asked.name] > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-                answer, offset = self._create(asked, request.body.validate_only)
+                answer, offset = self._create(request, asked)
                 state_offset = max(state_offset, offset)
             except KafkaError as error:
                 answer = CreatableTopicResult(
@@ -105,18 +106,24 @@ class TopicAdmin:
             answers.append(answer)
         return self._when_durable(state_offset, CreateTopicsResponse(topics=answers))
 
-    def _create(self, asked: CreatableTopic, validate_only: bool) -> tuple[CreatableTopicResult, int]:
-        partitions = self._partition_count(asked)
+    def _create(self, request: Request[CreateTopicsRequest], asked: CreatableTopic) -> tuple[CreatableTopicResult, int]:
+        known = request.access.topic(asked.name, Operation.CREATE, or_on_cluster=Operation.CREATE)
+        partitions = self._partition_count(asked, known)
         config = {each.name: each.value for each in asked.configs}
         topics = self._topics
         topic_id, offset = new_id(), -1
-        if validate_only:
+        if request.body.validate_only:
             clean = topics.check_new(asked.name, partitions, config)
             effective = {name: clean.get(name, show_value(self._default(name))) for name in TOPIC_SETTINGS}
         else:
             topic, offset = topics.create(asked.name, partitions, config)
             topic_id = topic.topic_id
             effective = {name: show_value(topic.config.get(name)) for name in TOPIC_SETTINGS}
+        if not request.access.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, asked.name):
+            result = CreatableTopicResult(
+                name=asked.name, topic_id=topic_id, topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            )
+            return result, offset
         result = CreatableTopicResult(
             name=asked.name,
             topic_id=topic_id,
@@ -134,10 +141,10 @@ class TopicAdmin:
         setting = TOPIC_SETTINGS[name]
         return self._settings.get(setting.synonym) if setting.synonym else setting.default
 
-    def _partition_count(self, asked: CreatableTopic) -> int:
+    def _partition_count(self, asked: CreatableTopic, known: Topic | None) -> int:
         """How many partitions, from the number or from an explicit assignment; replicas other than one are refused."""
         check_name(asked.name)
-        if self._topics.get(asked.name) is not None:
+        if known is not None:
             raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{asked.name}' already exists.")
         if asked.assignments:
             if asked.num_partitions != BROKER_DEFAULT or asked.replication_factor != BROKER_DEFAULT:
@@ -198,7 +205,7 @@ class TopicAdmin:
             try:
                 if repeated > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-                topic = self._named(each)
+                topic = self._named(request.access, each)
                 if not self._settings.boolean("delete.topic.enable"):
                     raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED)
                 state_offset = max(state_offset, self._topics.delete(topic))
@@ -211,24 +218,18 @@ class TopicAdmin:
                 )
         return self._when_durable(state_offset, DeleteTopicsResponse(responses=answers))
 
-    def _named(self, asked: DeleteTopicState) -> Topic:
-        topics = self._topics
+    @staticmethod
+    def _named(access: Access, asked: DeleteTopicState) -> Topic:
         if asked.name is None:
             if asked.topic_id == NO_ID:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
-            topic = topics.by_id(asked.topic_id)
+            topic = access.topic_by_id(asked.topic_id, Operation.DELETE, or_on_cluster=Operation.DELETE)
             if topic is None:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
             return topic
         if asked.topic_id != NO_ID:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
-        return self._existing(asked.name)
-
-    def _existing(self, name: str) -> Topic:
-        topic = self._topics.get(name)
-        if topic is None:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
-        return topic
+        return access.existing_topic(asked.name, Operation.DELETE, or_on_cluster=Operation.DELETE)
 
     def create_partitions(self, request: Request[CreatePartitionsRequest]) -> Reply:
         times = Counter(each.name for each in request.body.topics)
@@ -241,7 +242,7 @@ class TopicAdmin:
             try:
                 if repeated > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-                topic = self._check_growth(asked)
+                topic = self._check_growth(request.access, asked)
                 if not request.body.validate_only:
                     state_offset = max(state_offset, self._topics.add_partitions(topic, asked.count))
                 answers.append(CreatePartitionsTopicResult(name=asked.name))
@@ -251,8 +252,8 @@ class TopicAdmin:
                 )
         return self._when_durable(state_offset, CreatePartitionsResponse(results=answers))
 
-    def _check_growth(self, asked: CreatePartitionsTopic) -> Topic:
-        topic = self._existing(asked.name)
+    def _check_growth(self, access: Access, asked: CreatePartitionsTopic) -> Topic:
+        topic = access.existing_topic(asked.name, Operation.ALTER)
         has = len(topic.partitions)
         if asked.count == has:
             raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {has} partition(s).")
@@ -277,17 +278,18 @@ class TopicAdmin:
         response = DeleteRecordsResponse(
             topics=[
                 DeleteRecordsTopicResult(
-                    name=topic.name, partitions=[self._delete_records(topic.name, each) for each in topic.partitions]
+                    name=topic.name,
+                    partitions=[self._delete_records(request.access, topic.name, each) for each in topic.partitions],
                 )
                 for topic in request.body.topics
             ]
         )
         return after(self._upkeep.checkpointed(), response)
 
-    def _delete_records(self, name: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+    def _delete_records(self, access: Access, name: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
         try:
-            partition = self._topics.partition(name, asked.partition_index)
-            topic = self._existing(name)
+            topic = access.existing_topic(name, Operation.DELETE)
+            partition = access.partition(name, asked.partition_index, Operation.DELETE)
             if topic.config.get("cleanup.policy") == ["compact"]:
                 raise KafkaError(ErrorCode.POLICY_VIOLATION)
             end = partition.high_watermark
@@ -309,16 +311,18 @@ class TopicAdmin:
         return DescribeProducersResponse(
             topics=[
                 TopicResponse(
-                    name=topic.name, partitions=[self._producers(topic.name, each) for each in topic.partition_indexes]
+                    name=topic.name,
+                    partitions=[self._producers(request.access, topic.name, each) for each in topic.partition_indexes],
                 )
                 for topic in request.body.topics
             ]
         )
 
-    def _producers(self, name: str, index: int) -> PartitionResponse:
+    def _producers(self, access: Access, name: str, index: int) -> PartitionResponse:
         try:
+            access.topic(name, Operation.READ)
             check_name(name)
-            producers = self._topics.partition(name, index).log.producers.describe()
+            producers = access.partition(name, index, Operation.READ).log.producers.describe()
         except KafkaError as error:
             return PartitionResponse(partition_index=index, error_code=error.code, error_message=error.message)
         return PartitionResponse(
@@ -337,13 +341,17 @@ class TopicAdmin:
         )
 
     def describe_log_dirs(self, request: Request[DescribeLogDirsRequest]) -> Reply:
-        asked = request.body.topics
+        asked, access = request.body.topics, request.access
+        try:
+            access.check_cluster(Operation.DESCRIBE)
+        except AccessDenied as denied:
+            return DescribeLogDirsResponse(error_code=denied.code)
         chosen: list[tuple[Topic, list[Partition]]] = []
         if asked is None:
-            chosen = [(topic, topic.served) for topic in self._topics.all()]
+            chosen = [(each, each.served) for each in access.visible_topics(or_on_cluster=Operation.DESCRIBE)]
         else:
             for each in asked:
-                topic = self._topics.get(each.topic)
+                topic = access.topic(each.topic, Operation.DESCRIBE, or_on_cluster=Operation.DESCRIBE)
                 if topic is not None:
                     found = [topic.partition(index) for index in each.partitions]
                     chosen.append((topic, [each for each in found if each is not None and each.fault is None]))
@@ -370,21 +378,22 @@ class TopicAdmin:
 
     def elect_leaders(self, request: Request[ElectLeadersRequest]) -> Reply:
         """There is one node and it leads everything, so every election is superfluous."""
-        asked = request.body.topic_partitions
-        if asked is None:
-            return ElectLeadersResponse()
         return ElectLeadersResponse(
+            error_code=denial_code(lambda: request.access.check_cluster(Operation.ALTER)),
             replica_election_results=[
                 ReplicaElectionResult(
-                    topic=each.topic, partition_result=[self._elect(each.topic, index) for index in each.partitions]
+                    topic=each.topic,
+                    partition_result=[self._elect(request.access, each.topic, index) for index in each.partitions],
                 )
-                for each in asked
-            ]
+                for each in request.body.topic_partitions or []
+            ],
         )
 
-    def _elect(self, name: str, index: int) -> PartitionResult:
+    @staticmethod
+    def _elect(access: Access, name: str, index: int) -> PartitionResult:
         try:
-            self._topics.partition(name, index)
+            access.check_cluster(Operation.ALTER)
+            access.partition(name, index, Operation.DESCRIBE, or_on_cluster=Operation.ALTER)
             raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
         except KafkaError as error:
             return PartitionResult(partition_id=index, error_code=error.code, error_message=error.message)

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
+from headrace.broker.access import Authorizer, Gate
 from headrace.broker.admin import TopicAdmin
 from headrace.broker.cluster import ClusterHandler
 from headrace.broker.configs import ConfigHandler
 from headrace.broker.dynamic_settings import DynamicSettings
 from headrace.broker.fetch import FetchHandler
 from headrace.broker.groups import GroupCoordinator
+from headrace.broker.groups.registry import Groups
 from headrace.broker.identity import Identity
 from headrace.broker.metadata import MetadataHandler
 from headrace.broker.overflow import Overflow
@@ -25,6 +27,7 @@ from headrace.broker.request import AcknowledgedReply, Reply, Request
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import TransactionCoordinator
+from headrace.broker.transactions.registry import Transactions
 from headrace.broker.upkeep import Upkeep
 from headrace.config import Settings
 from headrace.log.config import FlushMode, LogConfig
@@ -48,7 +51,15 @@ Handler = Callable[[Request[Any]], Reply]
 class Broker:
     """Everything between a decoded request and its answer. One thread, the event loop's, owns it."""
 
-    def __init__(self, *, store: LogStore, flusher: Flusher, clock: Clock, settings: Settings) -> None:
+    def __init__(
+        self,
+        *,
+        store: LogStore,
+        flusher: Flusher,
+        clock: Clock,
+        settings: Settings,
+        authorizer: Authorizer | None = None,
+    ) -> None:
         self.store = store
         self.flusher = flusher
         self.clock = clock
@@ -65,14 +76,23 @@ class Broker:
             state=self.state, store=store, flusher=flusher, clock=clock, settings=settings, leader_epoch=leader_epoch
         )
         self.topics.load()
-        self.groups = GroupCoordinator(state=self.state, clock=clock, settings=settings, topics=self.topics)
+        groups, transactions = Groups(), Transactions()
+        self._gate = Gate(topics=self.topics, groups=groups, transactions=transactions, authorizer=authorizer)
+        self.groups = GroupCoordinator(
+            state=self.state, clock=clock, settings=settings, topics=self.topics, groups=groups
+        )
         self.transactions = TransactionCoordinator(
-            state=self.state, clock=clock, settings=settings, topics=self.topics, groups=self.groups
+            state=self.state,
+            clock=clock,
+            settings=settings,
+            topics=self.topics,
+            groups=self.groups,
+            transactions=transactions,
         )
         self.upkeep = Upkeep(self)
         self.topics.on_deleted = self.upkeep.remove_deleted
         self.overflow = Overflow(topics=self.topics, groups=self.groups, upkeep=self.upkeep, clock=clock)
-        self.fetches = FetchHandler(topics=self.topics, clock=clock, settings=settings)
+        self.fetches = FetchHandler(clock=clock, settings=settings)
         self._handlers: dict[int, Handler] = dict(self._table().items())
         store.sync_recovered()
         self._report_unclaimed()
@@ -91,6 +111,7 @@ class Broker:
 
     def handle(self, request: Request[Any]) -> Reply:
         """Answer a request, now or later. A KafkaError that escapes here is a bug of ours, not the peer's."""
+        request.access = self._gate.access(request.peer.principal)
         return self._handlers[request.api_key](request)
 
     def answers(self) -> frozenset[int]:
@@ -107,12 +128,11 @@ class Broker:
 
     def _data_handlers(self) -> dict[ApiKey, Handler]:
         produce = ProduceHandler(
-            topics=self.topics,
             transactions=self.transactions,
             overflow=self.overflow,
             clock=self.clock,
         )
-        offsets = OffsetLookup(topics=self.topics)
+        offsets = OffsetLookup()
         metadata = MetadataHandler(
             topics=self.topics, state=self.state, settings=self.settings, identity=self._identity
         )
@@ -175,9 +195,7 @@ class Broker:
             dynamic_settings=self._dynamic_settings,
             identity=self._identity,
         )
-        cluster = ClusterHandler(
-            topics=self.topics, state=self.state, store=self.store, clock=self.clock, identity=self._identity
-        )
+        cluster = ClusterHandler(state=self.state, store=self.store, clock=self.clock, identity=self._identity)
         return {
             ApiKey.CREATE_TOPICS: topics.create_topics,
             ApiKey.DELETE_TOPICS: topics.delete_topics,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from headrace.broker.access import Access, Operation, denial_code
 from headrace.broker.identity import Identity
 from headrace.broker.metadata import FEATURES
 from headrace.broker.request import Reply, Request
 from headrace.broker.state import StateStore
-from headrace.broker.topics import Topics
 from headrace.errors import ErrorCode, KafkaError
 from headrace.log.store import LogStore
 from headrace.ports import Clock
@@ -44,8 +44,7 @@ METADATA_TOPIC = "__cluster_metadata"
 class ClusterHandler:
     """Answers what tools ask of a cluster: reassignments, log directories, feature levels, the quorum."""
 
-    def __init__(self, *, topics: Topics, state: StateStore, store: LogStore, clock: Clock, identity: Identity) -> None:
-        self._topics = topics
+    def __init__(self, *, state: StateStore, store: LogStore, clock: Clock, identity: Identity) -> None:
         self._state = state
         self._store = store
         self._clock = clock
@@ -53,21 +52,25 @@ class ClusterHandler:
 
     def alter_partition_reassignments(self, request: Request[AlterPartitionReassignmentsRequest]) -> Reply:
         body = request.body
+        code = denial_code(lambda: request.access.check_cluster(Operation.ALTER))
         return AlterPartitionReassignmentsResponse(
+            error_code=code,
             allow_replication_factor_change=body.allow_replication_factor_change,
             error_message=None,
             responses=[
                 ReassignableTopicResponse(
-                    name=topic.name, partitions=[self._reassign(topic.name, each) for each in topic.partitions]
+                    name=topic.name,
+                    partitions=[self._reassign(request.access, topic.name, each) for each in topic.partitions],
                 )
                 for topic in body.topics
             ],
         )
 
-    def _reassign(self, topic: str, asked: ReassignablePartition) -> ReassignablePartitionResponse:
+    def _reassign(self, access: Access, topic: str, asked: ReassignablePartition) -> ReassignablePartitionResponse:
         answer = ReassignablePartitionResponse(partition_index=asked.partition_index, error_message=None)
         try:
-            self._topics.partition(topic, asked.partition_index)
+            access.check_cluster(Operation.ALTER)
+            access.partition(topic, asked.partition_index, Operation.DESCRIBE, or_on_cluster=Operation.ALTER)
             if asked.replicas is None:
                 raise KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
             if asked.replicas != [self._identity.node_id]:
@@ -81,22 +84,26 @@ class ClusterHandler:
         return answer
 
     def list_partition_reassignments(self, request: Request[ListPartitionReassignmentsRequest]) -> Reply:
-        return ListPartitionReassignmentsResponse(error_message=None)
+        code = denial_code(lambda: request.access.check_cluster(Operation.DESCRIBE))
+        return ListPartitionReassignmentsResponse(error_code=code, error_message=None)
 
     def alter_replica_log_dirs(self, request: Request[AlterReplicaLogDirsRequest]) -> Reply:
         """There is one log directory: naming it changes nothing, naming another is refused."""
+        denied = denial_code(lambda: request.access.check_cluster(Operation.ALTER))
         results: dict[str, AlterReplicaLogDirTopicResult] = {}
         for directory in request.body.dirs:
             known = directory.path == self._store.directory
             for topic in directory.topics:
                 result = results.setdefault(topic.name, AlterReplicaLogDirTopicResult(topic_name=topic.name))
                 for index in topic.partitions:
-                    code = ErrorCode.NONE if known else ErrorCode.LOG_DIR_NOT_FOUND
+                    code = denied or (ErrorCode.NONE if known else ErrorCode.LOG_DIR_NOT_FOUND)
                     result.partitions.append(AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code))
         return AlterReplicaLogDirsResponse(results=list(results.values()))
 
     def update_features(self, request: Request[UpdateFeaturesRequest]) -> Reply:
         """The levels are part of the release: asking for what is there is fine, anything else is not."""
+        if (denied := denial_code(lambda: request.access.check_cluster(Operation.ALTER))) is not ErrorCode.NONE:
+            return UpdateFeaturesResponse(error_code=denied, error_message=None)
         wrong = [
             each.feature
             for each in request.body.feature_updates
@@ -114,6 +121,8 @@ class ClusterHandler:
         )
 
     def describe_quorum(self, request: Request[DescribeQuorumRequest]) -> Reply:
+        if (denied := denial_code(lambda: request.access.check_cluster(Operation.DESCRIBE))) is not ErrorCode.NONE:
+            return DescribeQuorumResponse(error_code=denied, error_message=None)
         asked = [
             (topic.topic_name, [each.partition_index for each in topic.partitions]) for topic in request.body.topics
         ]

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from headrace.broker.access import Access, AccessDenied, Operation
 from headrace.broker.dynamic_settings import DynamicSettings
 from headrace.broker.identity import Identity
 from headrace.broker.overflow import Overflow
@@ -88,7 +89,7 @@ class ConfigHandler:
                 error_message=None, resource_type=asked.resource_type, resource_name=asked.resource_name
             )
             try:
-                result.configs = self._describe(asked, request.body)
+                result.configs = self._describe(request, asked)
             except KafkaError as error:
                 result.error_code = error.code
                 result.error_message = error.message
@@ -96,9 +97,10 @@ class ConfigHandler:
         return DescribeConfigsResponse(results=results)
 
     def _describe(
-        self, asked: DescribeConfigsResource, body: DescribeConfigsRequest
+        self, request: Request[DescribeConfigsRequest], asked: DescribeConfigsResource
     ) -> list[DescribeConfigsResourceResult]:
-        settings, entry = self._entries(asked.resource_type, asked.resource_name)
+        body, access = request.body, request.access
+        settings, entry = self._entries(access, asked.resource_type, asked.resource_name)
         described = []
         for setting in settings:
             if asked.configuration_keys and setting.name not in asked.configuration_keys:
@@ -117,7 +119,7 @@ class ConfigHandler:
                 )
             )
         if asked.resource_type == TOPIC:
-            topic = self._topic(asked.resource_name)
+            topic = _topic(access, asked.resource_name, Operation.DESCRIBE_CONFIGS)
             described += _facts(asked, self._overflow.counters(topic), Kind.LONG, Source.DYNAMIC_BROKER)
         elif asked.resource_type == BROKER:
             described += _facts(asked, self._addresses(), Kind.LIST, Source.STATIC)
@@ -129,15 +131,17 @@ class ConfigHandler:
         return {"advertised.listeners": ",".join(found), "log.dirs": self._store.directory}
 
     def _entries(
-        self, kind: int, name: str
+        self, access: Access, kind: int, name: str
     ) -> tuple[Iterable[Setting], Callable[[Setting], tuple[str | None, int, list[DescribeConfigsSynonym]]]]:
         if kind == TOPIC:
-            topic = self._topic(name)
+            topic = _topic(access, name, Operation.DESCRIBE_CONFIGS)
             return TOPIC_SETTINGS.values(), lambda setting: self._layers(setting, topic.config.given, Source.TOPIC)
         if kind == BROKER:
+            access.check_cluster(Operation.DESCRIBE_CONFIGS)
             self._check_broker(name)
             return BROKER_SETTINGS.values(), lambda setting: self._layers(setting, {}, Source.STATIC)
         if kind == GROUP:
+            access.group(name, Operation.DESCRIBE_CONFIGS)
             if not name:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
             given = self._state.table("group_config").get(name, {})
@@ -167,13 +171,6 @@ class ConfigHandler:
         synonyms = [DescribeConfigsSynonym(name=name, value=value, source=source) for name, value, source in layers]
         return layers[0][1], layers[0][2], synonyms
 
-    def _topic(self, name: str) -> Topic:
-        check_name(name)
-        topic = self._topics.get(name)
-        if topic is None:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
-        return topic
-
     def _check_broker(self, name: str) -> None:
         if name not in ("", str(self._identity.node_id)):
             raise KafkaError(
@@ -190,7 +187,7 @@ class ConfigHandler:
             (each.resource_type, each.resource_name, [(one.name, SET, one.value) for one in each.configs])
             for each in body.resources
         ]
-        outcome, offset = self._alter_all(asked, body.validate_only, replace=True)
+        outcome, offset = self._alter_all(request.access, asked, body.validate_only, replace=True)
         answers = [
             AlterConfigsResourceResponse(error_code=code, error_message=text, resource_type=kind, resource_name=name)
             for kind, name, code, text in outcome
@@ -207,7 +204,7 @@ class ConfigHandler:
             )
             for each in body.resources
         ]
-        outcome, offset = self._alter_all(asked, body.validate_only, replace=False)
+        outcome, offset = self._alter_all(request.access, asked, body.validate_only, replace=False)
         answers = [
             IncrementalAlterConfigsResponseAlterConfigsResourceResponse(
                 error_code=code, error_message=text, resource_type=kind, resource_name=name
@@ -217,7 +214,7 @@ class ConfigHandler:
         return self._when_durable(offset, IncrementalAlterConfigsResponse(responses=answers))
 
     def _alter_all(
-        self, asked: Sequence[tuple[int, str, list[Change]]], validate_only: bool, replace: bool
+        self, access: Access, asked: Sequence[tuple[int, str, list[Change]]], validate_only: bool, replace: bool
     ) -> tuple[list[tuple[int, str, int, str | None]], int]:
         times = Counter((kind, name) for kind, name, _ in asked)
         outcome: list[tuple[int, str, int, str | None]] = []
@@ -228,21 +225,25 @@ class ConfigHandler:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
                 if not replace and len({key for key, _, _ in changes}) != len(changes):
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
-                durable_after = max(durable_after, self._alter(kind, name, changes, validate_only, replace))
+                durable_after = max(durable_after, self._alter(access, kind, name, changes, validate_only, replace))
                 outcome.append((kind, name, ErrorCode.NONE, None))
             except KafkaError as error:
                 outcome.append((kind, name, error.code, error.message))
         return outcome, durable_after
 
-    def _alter(self, kind: int, name: str, changes: list[Change], validate_only: bool, replace: bool) -> int:
+    def _alter(
+        self, access: Access, kind: int, name: str, changes: list[Change], validate_only: bool, replace: bool
+    ) -> int:
         if kind == TOPIC:
-            topic = self._topic(name)
+            topic = _topic(access, name, Operation.ALTER_CONFIGS)
             given = _changed({} if replace else topic.config.given, changes, TOPIC_SETTINGS, topic.config.get)
             return -1 if validate_only else self._topics.alter(topic, given)
         if kind == BROKER:
+            access.check_cluster(Operation.ALTER_CONFIGS)
             self._check_broker(name)
             return self._alter_broker(changes, validate_only, replace)
         if kind == GROUP:
+            access.group(name, Operation.ALTER_CONFIGS)
             if not name:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
             before = {} if replace else self._state.table("group_config").get(name, {})
@@ -271,6 +272,10 @@ class ConfigHandler:
         return offset
 
     def list_config_resources(self, request: Request[ListConfigResourcesRequest]) -> Reply:
+        try:
+            request.access.check_cluster(Operation.DESCRIBE_CONFIGS)
+        except AccessDenied as denied:
+            return ListConfigResourcesResponse(error_code=denied.code)
         wanted = set(request.body.resource_types) or (
             {CLIENT_METRICS} if request.version == 0 else {TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP}
         )
@@ -281,7 +286,8 @@ class ConfigHandler:
         if GROUP in wanted:
             found += [(name, GROUP) for name in self._state.table("group_config")]
         if TOPIC in wanted:
-            found += [(name, TOPIC) for name in self._topics.names()]
+            topics = request.access.visible_topics(or_on_cluster=Operation.DESCRIBE_CONFIGS)
+            found += [(each.name, TOPIC) for each in topics]
         found += [(str(self._identity.node_id), kind) for kind in (BROKER, BROKER_LOGGER) if kind in wanted]
         return ListConfigResourcesResponse(
             config_resources=[ConfigResource(resource_name=name, resource_type=kind) for name, kind in found]
@@ -289,6 +295,14 @@ class ConfigHandler:
 
     def _when_durable(self, offset: int, response: object) -> Reply:
         return response if offset < 0 else after(self._state.when_flushed(offset), response)
+
+
+def _topic(access: Access, name: str, operation: Operation) -> Topic:
+    topic = access.topic(name, operation)
+    check_name(name)
+    if topic is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
+    return topic
 
 
 def _facts(

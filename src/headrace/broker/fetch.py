@@ -19,10 +19,10 @@ import logging
 from collections import OrderedDict
 from typing import Any
 
+from headrace.broker.access import Access, AccessDenied, Operation
 from headrace.broker.fetch_sessions import INITIAL_EPOCH, FetchSessions, Key, Session, Wanted
 from headrace.broker.partition import Partition
 from headrace.broker.request import PromptReply, Reply, Request
-from headrace.broker.topics import Topics
 from headrace.config import Settings
 from headrace.errors import ErrorCode, KafkaError
 from headrace.log.reader import LogReader
@@ -48,6 +48,7 @@ LOG = logging.getLogger("headrace.broker")
 
 TOPIC_IDS_SINCE = 13
 READ_COMMITTED = 1
+READ = Operation.READ
 
 NO_EPOCH = blank(EpochEndOffset)
 NO_LEADER = blank(LeaderIdAndEpoch)
@@ -64,8 +65,7 @@ takes 140 bytes at least, so fewer than 10,000 can lie inside; those that merely
 class FetchHandler:
     """Answers Fetch."""
 
-    def __init__(self, *, topics: Topics, clock: Clock, settings: Settings) -> None:
-        self._topics = topics
+    def __init__(self, *, clock: Clock, settings: Settings) -> None:
         self._clock = clock
         self._settings = settings
         self.sessions = FetchSessions(clock=clock, settings=settings)
@@ -81,9 +81,12 @@ class FetchHandler:
 
     # ---- one attempt ----
 
-    def partition_of(self, key: Key, by_id: bool) -> Partition | ErrorCode:
-        topics = self._topics
-        topic = topics.by_id(key[1]) if by_id else topics.get(key[0])
+    @staticmethod
+    def partition_of(access: Access, key: Key, by_id: bool) -> Partition | ErrorCode:
+        try:
+            topic = access.topic_by_id(key[1], READ) if by_id else access.topic(key[0], READ)
+        except AccessDenied as denied:
+            return denied.code
         if topic is None:
             return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return topic.partition(key[2]) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -224,6 +227,9 @@ class PendingFetch:
     def _read_all(self) -> tuple[list[tuple[Key, Wanted, PartitionData]], int, bool]:
         body = self._request.body
         follower = body.replica_id >= 0 or body.replica_state.replica_id >= 0
+        refused = ErrorCode.NONE
+        if follower and not self._request.access.may_cluster(Operation.CLUSTER_ACTION):
+            refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         left = min(body.max_bytes, self._handler._settings.integer("fetch.max.bytes"))
         committed = body.isolation_level == READ_COMMITTED
         total = 0
@@ -231,7 +237,7 @@ class PendingFetch:
         urgent = False
         answers = []
         for key, wanted in self._wanted.items():
-            partition = self._handler.partition_of(key, self._by_id)
+            partition = refused or self._handler.partition_of(self._request.access, key, self._by_id)
             if isinstance(partition, ErrorCode):
                 answer = _missing(key[2], partition)
             elif partition.fault is not None:
@@ -257,7 +263,7 @@ class PendingFetch:
     def wait(self) -> PromptReply:
         reply = self._reply = PromptReply(loop=asyncio.get_running_loop())
         for key in self._wanted:
-            partition = self._handler.partition_of(key, self._by_id)
+            partition = self._handler.partition_of(self._request.access, key, self._by_id)
             if isinstance(partition, Partition):
                 partition.watchers[self] = None
                 self._watched.append(partition)

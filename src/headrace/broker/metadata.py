@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.broker.access import Access, AccessDenied, Operation, ResourceType
 from headrace.broker.identity import Identity
 from headrace.broker.partition import Partition
 from headrace.broker.request import Reply, Request, after
@@ -41,8 +42,6 @@ FEATURES = {"group.version": 1, "transaction.version": 2}
 
 GROUP_KEY, TRANSACTION_KEY, SHARE_KEY = 0, 1, 2
 OPERATIONS_UNKNOWN = -(2**31)
-TOPIC_OPERATIONS = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
-CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 BROKER_ENDPOINTS = 1
 NO_LEADER = -1
 
@@ -92,12 +91,12 @@ class MetadataHandler:
         wants_all = body.topics is None or (request.version == 0 and not body.topics)
         state_offset = -1
         if wants_all:
-            topics = [self._topic(each, body) for each in self._topics.all()]
+            topics = [self._topic(request, each) for each in request.access.visible_topics()]
         else:
             topics = []
             may_make = self._settings.integer("auto.create.topics.per.request")
             for asked in body.topics or []:
-                answer, offset = self._asked_topic(asked, body, may_make > 0)
+                answer, offset = self._asked_topic(request, asked, may_make > 0)
                 topics.append(answer)
                 may_make -= offset >= 0
                 state_offset = max(state_offset, offset)
@@ -109,32 +108,36 @@ class MetadataHandler:
             topics=topics,
         )
         if body.include_cluster_authorized_operations:
-            response.cluster_authorized_operations = CLUSTER_OPERATIONS
+            response.cluster_authorized_operations = request.access.operations(ResourceType.CLUSTER)
         return response if state_offset < 0 else after(self._state.when_flushed(state_offset), response)
 
     def _asked_topic(
-        self, asked: MetadataRequestTopic, body: MetadataRequest, may_make: bool
+        self, request: Request[MetadataRequest], asked: MetadataRequestTopic, may_make: bool
     ) -> tuple[MetadataResponseTopic, int]:
-        topics = self._topics
-        if asked.name is None:
-            topic = topics.by_id(asked.topic_id)
-            if topic is None:
-                return _no_topic(None, asked.topic_id, ErrorCode.UNKNOWN_TOPIC_ID), -1
-            return self._topic(topic, body), -1
-        topic = topics.get(asked.name)
-        if topic is not None:
-            return self._topic(topic, body), -1
+        access = request.access
         try:
-            check_name(asked.name)
-            enabled = self._settings.boolean("auto.create.topics.enable")
-            if not (may_make and enabled and body.allow_auto_topic_creation):
-                return _no_topic(asked.name, NO_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), -1
-            made, offset = topics.create(asked.name, self._settings.integer("num.partitions"))
+            if asked.name is None:
+                topic = access.topic_by_id(asked.topic_id, Operation.DESCRIBE)
+                if topic is None:
+                    return _no_topic(None, asked.topic_id, ErrorCode.UNKNOWN_TOPIC_ID), -1
+                return self._topic(request, topic), -1
+            topic = access.topic(asked.name, Operation.DESCRIBE)
+            if topic is not None:
+                return self._topic(request, topic), -1
+            made, offset = self._auto_create(request, asked.name, may_make)
         except KafkaError as error:
-            return _no_topic(asked.name, NO_ID, error.code), -1
-        return self._topic(made, body), offset
+            return _no_topic(asked.name, asked.topic_id if asked.name is None else NO_ID, error.code), -1
+        return self._topic(request, made), offset
 
-    def _topic(self, topic: Topic, body: MetadataRequest) -> MetadataResponseTopic:
+    def _auto_create(self, request: Request[MetadataRequest], name: str, may_make: bool) -> tuple[Topic, int]:
+        check_name(name)
+        enabled = self._settings.boolean("auto.create.topics.enable")
+        if not (may_make and enabled and request.body.allow_auto_topic_creation):
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        request.access.topic(name, Operation.CREATE, or_on_cluster=Operation.CREATE)
+        return self._topics.create(name, self._settings.integer("num.partitions"))
+
+    def _topic(self, request: Request[MetadataRequest], topic: Topic) -> MetadataResponseTopic:
         node = [self._identity.node_id]
         answer = MetadataResponseTopic(
             name=topic.name,
@@ -153,8 +156,8 @@ class MetadataHandler:
                 for each in topic.partitions
             ],
         )
-        if body.include_topic_authorized_operations:
-            answer.topic_authorized_operations = TOPIC_OPERATIONS
+        if request.body.include_topic_authorized_operations:
+            answer.topic_authorized_operations = request.access.operations(ResourceType.TOPIC, topic.name)
         return answer
 
     def find_coordinator(self, request: Request[FindCoordinatorRequest]) -> Reply:
@@ -162,13 +165,13 @@ class MetadataHandler:
         host, port = self._identity.address_for(request.peer)
         node = self._identity.node_id
         if request.version < 4:
-            code = _coordinator_error(body.key_type, body.key)
+            code = _coordinator_error(request.access, body.key_type, body.key)
             if code:
                 return FindCoordinatorResponse(error_code=code, error_message=None, node_id=-1, port=-1)
             return FindCoordinatorResponse(error_message=None, node_id=node, host=host, port=port)
         answers = []
         for key in body.coordinator_keys:
-            code = _coordinator_error(body.key_type, key)
+            code = _coordinator_error(request.access, body.key_type, key)
             if code:
                 answers.append(Coordinator(key=key, node_id=-1, port=-1, error_code=code, error_message=None))
             else:
@@ -191,7 +194,7 @@ class MetadataHandler:
             cluster_id=identity.cluster_id,
             controller_id=identity.node_id,
             brokers=[DescribeClusterBroker(broker_id=identity.node_id, host=host, port=port)],
-            cluster_authorized_operations=CLUSTER_OPERATIONS
+            cluster_authorized_operations=request.access.operations(ResourceType.CLUSTER)
             if body.include_cluster_authorized_operations
             else OPERATIONS_UNKNOWN,
         )
@@ -205,7 +208,8 @@ class MetadataHandler:
                 for each in body.topics
             ]
             return DescribeTopicPartitionsResponse(topics=refused)
-        names = sorted({each.name for each in body.topics}) or self._topics.names()
+        access = request.access
+        names = sorted({each.name for each in body.topics}) or [each.name for each in access.visible_topics()]
         limit = max(1, min(body.response_partition_limit, 2000))
         first = 0
         if body.cursor is not None:
@@ -213,15 +217,19 @@ class MetadataHandler:
             first = max(0, body.cursor.partition_index) if names[:1] == [body.cursor.topic_name] else 0
         response = DescribeTopicPartitionsResponse()
         for name in names:
-            topic = self._topics.get(name)
+            try:
+                topic = access.topic(name, Operation.DESCRIBE)
+            except AccessDenied as denied:
+                response.topics.append(DescribeTopicPartitionsResponseTopic(error_code=denied.code, name=name))
+                continue
             if topic is None:
-                response.topics.append(_undescribed(name))
+                response.topics.append(_undescribed(access, name))
                 continue
             if limit == 0:
                 response.next_cursor = DescribeTopicPartitionsResponseCursor(topic_name=name, partition_index=first)
                 break
             page = topic.partitions[first : first + limit]
-            response.topics.append(self._described(topic, page))
+            response.topics.append(self._described(access, topic, page))
             limit -= len(page)
             if first + len(page) < len(topic.partitions):
                 response.next_cursor = DescribeTopicPartitionsResponseCursor(
@@ -231,13 +239,13 @@ class MetadataHandler:
             first = 0
         return response
 
-    def _described(self, topic: Topic, page: list[Partition]) -> DescribeTopicPartitionsResponseTopic:
+    def _described(self, access: Access, topic: Topic, page: list[Partition]) -> DescribeTopicPartitionsResponseTopic:
         node = [self._identity.node_id]
         return DescribeTopicPartitionsResponseTopic(
             name=topic.name,
             topic_id=topic.topic_id,
             is_internal=topic.internal,
-            topic_authorized_operations=TOPIC_OPERATIONS,
+            topic_authorized_operations=access.operations(ResourceType.TOPIC, topic.name),
             partitions=[
                 DescribeTopicPartitionsResponsePartition(
                     error_code=_leaderless(each),
@@ -275,9 +283,16 @@ def _unanswerable(body: MetadataRequest, version: int) -> ErrorCode:
     return ErrorCode.NONE
 
 
-def _coordinator_error(kind: int, key: str) -> ErrorCode:
-    if kind not in (GROUP_KEY, TRANSACTION_KEY):
-        return ErrorCode.INVALID_REQUEST
+def _coordinator_error(access: Access, kind: int, key: str) -> ErrorCode:
+    try:
+        if kind == GROUP_KEY:
+            access.group(key, Operation.DESCRIBE)
+        elif kind == TRANSACTION_KEY:
+            access.transaction(key, Operation.DESCRIBE)
+        else:
+            return ErrorCode.INVALID_REQUEST
+    except AccessDenied as denied:
+        return denied.code
     return ErrorCode.NONE
 
 
@@ -285,12 +300,12 @@ def _no_topic(name: str | None, topic_id: bytes, code: ErrorCode) -> MetadataRes
     return MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id)
 
 
-def _undescribed(name: str) -> DescribeTopicPartitionsResponseTopic:
+def _undescribed(access: Access, name: str) -> DescribeTopicPartitionsResponseTopic:
     try:
         check_name(name)
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     except KafkaError as error:
         code = error.code
     return DescribeTopicPartitionsResponseTopic(
-        error_code=code, name=name, topic_authorized_operations=TOPIC_OPERATIONS
+        error_code=code, name=name, topic_authorized_operations=access.operations(ResourceType.TOPIC, name)
     )

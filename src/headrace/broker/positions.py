@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from headrace.broker.access import Access, Operation
 from headrace.broker.partition import Partition
 from headrace.broker.request import Reply, Request
-from headrace.broker.topics import Topics
 from headrace.errors import ErrorCode, KafkaError
 from headrace.vocabulary import Epoch, Offset
 from headrace.wire.kafka.messages.offsets import (
@@ -35,9 +35,6 @@ LEAST_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST
 class OffsetLookup:
     """Answers ListOffsets and OffsetForLeaderEpoch."""
 
-    def __init__(self, *, topics: Topics) -> None:
-        self._topics = topics
-
     def list_offsets(self, request: Request[ListOffsetsRequest]) -> Reply:
         committed = request.body.isolation_level == READ_COMMITTED
         asked: dict[tuple[str, int], int] = {}
@@ -55,18 +52,18 @@ class OffsetLookup:
                 if times > 1:
                     answers.append(_failed(each.partition_index, ErrorCode.INVALID_REQUEST))
                 else:
-                    answers.append(self._list(topic.name, each, committed, request.version))
+                    answers.append(self._list(request, topic.name, each, committed))
             response.topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
         return response
 
     def _list(
-        self, name: str, asked: ListOffsetsPartition, committed: bool, version: int
+        self, request: Request[ListOffsetsRequest], name: str, asked: ListOffsetsPartition, committed: bool
     ) -> ListOffsetsPartitionResponse:
         index = asked.partition_index
         try:
-            partition = self._topics.partition(name, index)
+            partition = request.access.partition(name, index, Operation.DESCRIBE)
             check_epoch(partition, asked.current_leader_epoch)
-            if asked.timestamp < 0 and version < LEAST_VERSION.get(asked.timestamp, 0):
+            if asked.timestamp < 0 and request.version < LEAST_VERSION.get(asked.timestamp, 0):
                 raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
             timestamp, offset = self._find(partition, asked.timestamp, committed)
         except KafkaError as error:
@@ -100,15 +97,18 @@ class OffsetLookup:
         return OffsetForLeaderEpochResponse(
             topics=[
                 OffsetForLeaderTopicResult(
-                    topic=topic.topic, partitions=[self._epoch_end(topic.topic, each) for each in topic.partitions]
+                    topic=topic.topic,
+                    partitions=[self._epoch_end(request.access, topic.topic, each) for each in topic.partitions],
                 )
                 for topic in request.body.topics
             ]
         )
 
-    def _epoch_end(self, name: str, asked: OffsetForLeaderPartition) -> EpochEndOffset:
+    def _epoch_end(self, access: Access, name: str, asked: OffsetForLeaderPartition) -> EpochEndOffset:
         try:
-            partition = self._topics.partition(name, asked.partition)
+            partition = access.partition(
+                name, asked.partition, Operation.DESCRIBE, or_on_cluster=Operation.CLUSTER_ACTION
+            )
             check_epoch(partition, asked.current_leader_epoch)
             epoch, end = self._end_of(partition, Epoch(asked.leader_epoch))
         except KafkaError as error:

@@ -2,7 +2,7 @@
 
 The way of a batch, each step once:
 
-1. its topic and partition are found;
+1. its topic and partition are found, through the access gate;
 2. it is checked by its header (``batch.read_batches``: length, magic, CRC, counts), and by its records only where the
    topic asks for that (compaction needs keys, ``headrace.validate=records``, a codec of the topic's own);
 3. a transactional batch must belong to a transaction that is open here (``transactions.check_produce``);
@@ -28,10 +28,11 @@ from headrace.batch import (
     reseal,
     stamp_log_append_time,
 )
+from headrace.broker.access import AccessDenied, Operation
 from headrace.broker.overflow import Overflow
 from headrace.broker.partition import Partition
 from headrace.broker.request import AcknowledgedReply, Reply, Request
-from headrace.broker.topics import ProducePolicy, Topic, Topics
+from headrace.broker.topics import ProducePolicy, Topic
 from headrace.broker.transactions import TransactionCoordinator
 from headrace.config import INT_MAX
 from headrace.errors import ErrorCode, KafkaError
@@ -53,6 +54,7 @@ from headrace.wire.kafka.messages.produce import (
 __all__ = ["ProduceHandler"]
 
 ACKS = (-1, 0, 1)
+WRITE = Operation.WRITE
 TOPIC_IDS_SINCE = 13
 TRANSACTIONS_V2_SINCE = 12
 
@@ -66,12 +68,10 @@ class ProduceHandler:
     def __init__(
         self,
         *,
-        topics: Topics,
         transactions: TransactionCoordinator,
         overflow: Overflow,
         clock: Clock,
     ) -> None:
-        self._topics = topics
         self._transactions = transactions
         self._overflow = overflow
         self._clock = clock
@@ -102,11 +102,15 @@ class ProduceHandler:
     def _topic(
         self, request: Request[ProduceRequest], given: TopicProduceData, waiting: Waiting
     ) -> TopicProduceResponse:
-        topics = self._topics
+        access = request.access
         by_id = request.version >= TOPIC_IDS_SINCE
-        topic = topics.by_id(given.topic_id) if by_id else topics.get(given.name)
         missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         answer = TopicProduceResponse(name=given.name, topic_id=given.topic_id)
+        try:
+            topic = access.topic_by_id(given.topic_id, WRITE) if by_id else access.topic(given.name, WRITE)
+        except AccessDenied as denied:
+            answer.partition_responses = [_refused(each.index, denied) for each in given.partition_data]
+            return answer
         for each in given.partition_data:
             partition = topic.partition(each.index) if topic is not None else None
             if topic is None or partition is None:
@@ -218,6 +222,7 @@ class ProduceHandler:
             raise KafkaError(
                 ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch needs a transactional id"
             )
+        request.access.check_transactional_id(request.body.transactional_id, WRITE)
         code = self._transactions.check_produce(
             request.body.transactional_id,
             batch.producer_id,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from headrace.broker.access import Access
 
 __all__ = ["AcknowledgedReply", "Peer", "PromptReply", "Reply", "Request", "after"]
 
@@ -46,6 +49,8 @@ class Request(Generic[T]):
     peer: Peer
     client_id: str | None = None
     correlation_id: int = 0
+    access: Access = field(init=False, repr=False)
+    """What the caller may see; set by ``Broker.handle``."""
 
 
 Reply = Any | asyncio.Future[Any]

@@ -221,18 +221,6 @@ class Topics:
     def by_id(self, topic_id: bytes) -> Topic | None:
         return self._by_id.get(topic_id)
 
-    def partition(self, name: str, index: int) -> Partition:
-        topic = self._by_name.get(name)
-        partition = topic.partition(index) if topic is not None else None
-        if partition is None:
-            raise KafkaError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {index} of a topic '{name}' here"
-            )
-        return partition
-
-    def names(self) -> list[str]:
-        return sorted(self._by_name)
-
     def all(self) -> list[Topic]:
         return [self._by_name[name] for name in sorted(self._by_name)]
 

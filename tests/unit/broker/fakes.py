@@ -151,6 +151,9 @@ class FakeTopic:
         self.partitions = [object() for _ in range(partitions)]
         self.internal = False
 
+    def partition(self, index: int) -> object | None:
+        return self.partitions[index] if 0 <= index < len(self.partitions) else None
+
 
 class FakeTopics:
     def __init__(self, **partitions: int) -> None:
@@ -166,8 +169,8 @@ class FakeTopics:
     def by_id(self, topic_id: bytes) -> FakeTopic | None:
         return next((topic for topic in self._by_name.values() if topic.topic_id == topic_id), None)
 
-    def names(self) -> list[str]:
-        return sorted(self._by_name)
+    def all(self) -> list[FakeTopic]:
+        return [self._by_name[name] for name in sorted(self._by_name)]
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)

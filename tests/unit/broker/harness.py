@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.batch import Batch, build_batch, read_batches
+from headrace.broker.access import Authorizer
 from headrace.broker.broker import Broker, settled
+from headrace.broker.partition import Partition
 from headrace.broker.request import Peer, Request
 from headrace.clock import SystemClock
 from headrace.config import Settings
@@ -49,6 +51,12 @@ class Harness:
         key = KEYS[type(body)]
         chosen = APIS[key].version_max if version is None else version
         return self.broker.handle(Request(api_key=key, version=chosen, body=body, peer=peer or self.peer))
+
+    def partition(self, topic: str, index: int) -> Partition:
+        found = self.broker.topics.get(topic)
+        partition = found.partition(index) if found is not None else None
+        assert partition is not None
+        return partition
 
     async def create(self, name: str, partitions: int = 1, **config: str) -> None:
         configs = [CreatableTopicConfig(name=key.replace("_", "."), value=value) for key, value in config.items()]
@@ -112,7 +120,10 @@ def fetched(answer: PartitionData) -> list[Record]:
 
 @asynccontextmanager
 async def running(
-    data: Path, settings: Mapping[str, Any] | None = None, clock: Clock | None = None
+    data: Path,
+    settings: Mapping[str, Any] | None = None,
+    clock: Clock | None = None,
+    authorizer: Authorizer | None = None,
 ) -> AsyncIterator[Harness]:
     """A broker on ``data``; leaving in good order closes it cleanly."""
     loop = asyncio.get_running_loop()
@@ -126,7 +137,7 @@ async def running(
     flusher = Flusher(disk, str(data), post=loop.call_soon_threadsafe, monotonic=clock.monotonic)
     flusher.start()
     given = {"group.initial.rebalance.delay.ms": 0, **(settings or {})}
-    broker = Broker(store=store, flusher=flusher, clock=clock, settings=Settings(given))
+    broker = Broker(store=store, flusher=flusher, clock=clock, settings=Settings(given), authorizer=authorizer)
     broker.start()
     try:
         yield Harness(broker)

@@ -61,7 +61,7 @@ def test_drop_oldest_takes_everything_and_counts_what_it_gave_up(tmp_path: Path)
             await harness.create("t", headrace_overflow="drop-oldest", headrace_overflow_bytes=str(BOUND))
             for index in range(30):
                 assert (await harness.produce("t", [b"%04d" % index + BIG])).error_code == 0
-            partition = harness.broker.topics.partition("t", 0)
+            partition = harness.partition("t", 0)
             assert partition.log.start_offset > 15
             assert await counter(harness, "t", "headrace.overflow.dropped.records") == partition.log.start_offset
             values = await harness.values("t", partition.log.start_offset)

@@ -101,7 +101,7 @@ def test_a_fetch_waits_until_something_is_produced(with_broker: Callable[..., No
         await harness.produce("t", [b"late"])
         answer = await asyncio.wait_for(waiting, PATIENCE_S)
         assert [each.value for each in fetched(answer.responses[0].partitions[0])] == [b"late"]
-        partition = harness.broker.topics.partition("t", 0)
+        partition = harness.partition("t", 0)
         assert not partition.watchers, "an answered fetch must not stay among the watchers"
 
     with_broker(scenario)
@@ -171,7 +171,7 @@ def test_a_bad_batch_is_refused_and_nothing_is_written(
         answer = await harness.produce("t", spoil(batch(b"good").data))
         assert answer.error_code == code
         assert answer.base_offset == -1
-        assert harness.broker.topics.partition("t", 0).log.end_offset == 0
+        assert harness.partition("t", 0).log.end_offset == 0
 
     with_broker(scenario)
 
@@ -200,7 +200,7 @@ def test_acks_zero_is_written_and_not_answered(with_broker: Callable[..., None])
         data = PartitionProduceData(index=0, records=batch(b"quiet").data)
         body = ProduceRequest(acks=0, timeout_ms=100, topic_data=[TopicProduceData(name="t", partition_data=[data])])
         assert await harness.ask(body, 9) is None
-        assert harness.broker.topics.partition("t", 0).log.end_offset == 1
+        assert harness.partition("t", 0).log.end_offset == 1
 
     with_broker(scenario)
 
@@ -262,7 +262,7 @@ def test_the_topics_own_codec_repacks_what_producers_send(with_broker: Callable[
         await harness.create("t", compression_type="zstd")
         await harness.produce("t", batch(b"x" * 10_000, codec=Codec.GZIP))
         assert await harness.values("t") == [b"x" * 10_000]
-        assert harness.broker.topics.partition("t", 0).log.size_bytes < 1_000
+        assert harness.partition("t", 0).log.size_bytes < 1_000
 
     with_broker(scenario)
 

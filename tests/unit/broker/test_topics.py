@@ -67,7 +67,7 @@ def test_topics_partitions_and_settings_are_as_they_were_after_a_restart(tmp_pat
 
     async def after() -> None:
         async with running(tmp_path) as harness:
-            assert harness.broker.topics.names() == ["kept"]
+            assert [each.name for each in harness.broker.topics.all()] == ["kept"]
             topic = harness.broker.topics.get("kept")
             assert topic is not None
             assert len(topic.partitions) == 5
@@ -136,7 +136,7 @@ def test_deleted_records_stay_deleted_after_a_restart(tmp_path: Path) -> None:
 
     async def after() -> None:
         async with running(tmp_path) as harness:
-            assert harness.broker.topics.partition("t", 0).log.start_offset == 2
+            assert harness.partition("t", 0).log.start_offset == 2
             assert (await harness.fetch("t", 1)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
     asyncio.run(before())

@@ -26,7 +26,7 @@ async def fill(harness: Harness, topic: str, rounds: int, keys: int, size: int =
 
 
 async def everything(harness: Harness, topic: str) -> list[Record]:
-    log = harness.broker.topics.partition(topic, 0).log
+    log = harness.partition(topic, 0).log
     offset, records = log.start_offset, []
     while offset < log.end_offset:
         found = fetched(await harness.fetch(topic, offset, partition_max_bytes=1 << 26, max_bytes=1 << 26))
@@ -45,7 +45,7 @@ def test_compaction_in_a_child_keeps_the_last_record_of_each_key_and_its_offset(
             )
             await fill(harness, "t", rounds=20, keys=10)
             before = {each.key: each for each in await everything(harness, "t")}
-            log = harness.broker.topics.partition("t", 0).log
+            log = harness.partition("t", 0).log
             size_before = log.size_bytes
             await harness.broker.upkeep.compact_once()
             assert harness.broker.upkeep.compactions == 1
@@ -69,10 +69,10 @@ def test_retention_by_bytes_and_by_time_removes_whole_segments(tmp_path: Path) -
             await asyncio.sleep(1.1)
             harness.broker.upkeep.apply_retention()
             await harness.broker.upkeep.checkpointed()
-            by_bytes = harness.broker.topics.partition("bytes", 0).log
+            by_bytes = harness.partition("bytes", 0).log
             assert 2_000_000 <= by_bytes.size_bytes <= 4_000_000
             assert by_bytes.start_offset > 0
-            by_time = harness.broker.topics.partition("time", 0).log
+            by_time = harness.partition("time", 0).log
             assert by_time.start_offset == by_time.end_offset == 100
             assert by_time.size_bytes == 0
 

@@ -72,7 +72,7 @@ class DiskGroups:
             topics=[messages.TxnOffsetCommitRequestTopic(name="a", partitions=[place])],
         )
         request = Request(api_key=28, version=5, body=body, peer=Peer(id=1))
-        self.world.do(lambda: self.world.broker.transactions.txn_offset_commit(request))
+        self.world.do(lambda: self.world.broker.handle(request))
         return self.world.state_end() - 1
 
     def committed(self, group: str) -> int | None:
@@ -107,6 +107,7 @@ class DiskWorld(Asking):
         self.broker.groups.load()
         self.broker.transactions.load()
         self.coordinator = self.broker.transactions
+        self.gate = self.broker._gate
 
     @property
     def state(self) -> SimpleNamespace:

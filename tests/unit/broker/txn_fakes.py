@@ -13,8 +13,11 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from headrace.batch import Batch, build_batch, control_batch, control_type, stamp
+from headrace.broker.access import Gate
+from headrace.broker.groups.registry import Groups
 from headrace.broker.request import Peer, Request
 from headrace.broker.transactions import TransactionCoordinator
+from headrace.broker.transactions.registry import Transactions
 from headrace.errors import ErrorCode
 from headrace.log.errors import DiskFull
 from headrace.log.producers import Duplicate, ProducerStates
@@ -231,6 +234,7 @@ class Asking:
     """Requests as clients send them, to whatever coordinator there is. Every call runs until nothing moves any more."""
 
     coordinator: TransactionCoordinator
+    gate: Gate
     clock: VirtualClock
     runner: asyncio.Runner
 
@@ -258,6 +262,7 @@ class Asking:
     def ask(self, name: str, version: int, body: Any, peer: Peer | None = None) -> Any:
         """The reply: a response, or a future that gives one."""
         request = Request(api_key=0, version=version, body=body, peer=peer or Peer(id=1))
+        request.access = self.gate.access(request.peer.principal)
         return self.do(lambda: getattr(self.coordinator, name)(request))
 
     def init(
@@ -323,12 +328,20 @@ class World(Asking):
         self.partitions = list(partitions or [FakePartition("a", 0), FakePartition("a", 1), FakePartition("b", 0)])
         self.topics = FakeTopics(self.partitions)
         self.groups = FakeGroups(self.state)
+        transactions = Transactions()
+        self.gate = Gate(
+            topics=self.topics,  # type: ignore[arg-type]
+            groups=Groups(),
+            transactions=transactions,
+            authorizer=None,
+        )
         self.coordinator = TransactionCoordinator(
             state=self.state,  # type: ignore[arg-type]
             clock=self.clock,
             settings=FakeSettings(),  # type: ignore[arg-type]
             topics=self.topics,  # type: ignore[arg-type]
             groups=self.groups,
+            transactions=transactions,
         )
         self.do(self.coordinator.load)
         self.advance(0)

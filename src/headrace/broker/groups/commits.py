@@ -5,9 +5,10 @@ Whether a member may commit is the group's rule: ``membership`` raises the error
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.access import Access, AccessDenied, Operation, denial_code
 from headrace.broker.groups.answers import storage_refused
 from headrace.broker.groups.classic import CONSUMER_PROTOCOL, ClassicGroup, ClassicState
 from headrace.broker.groups.consumer import ConsumerGroup
@@ -45,15 +46,16 @@ from headrace.wire.kafka.messages.transactions import (
 
 if TYPE_CHECKING:
     from headrace.broker.state import StateStore
-    from headrace.broker.topics import Topic, Topics
+    from headrace.broker.topics import Topic
 
 __all__ = ["Commits"]
-
-Group = ClassicGroup | ConsumerGroup
 
 TOPIC_IDS_SINCE = {ApiKey.OFFSET_COMMIT: 10, ApiKey.OFFSET_FETCH: 10, ApiKey.TXN_OFFSET_COMMIT: 6}
 """By API key: the version from which topics are named by their ids."""
 
+
+GROUP_ERROR_SINCE = 2
+"""The version of OffsetFetch from which an error of the whole group has a place in the answer."""
 
 TXN_STALE_SINCE = 6
 """The version of TxnOffsetCommit from which producers know STALE_MEMBER_EPOCH."""
@@ -68,17 +70,13 @@ class Commits:
         state: StateStore,
         clock: Clock,
         settings: Settings,
-        topics: Topics,
         offsets: Offsets,
-        find: Callable[[str], Group | None],
         found: Callable[[str], None],
     ) -> None:
         self._state = state
         self._clock = clock
         self._settings = settings
-        self._topics = topics
         self._offsets = offsets
-        self._find = find
         self._found = found
         """Called when a group without members gets its first offset."""
 
@@ -86,50 +84,74 @@ class Commits:
 
     def offset_commit(self, request: Request[OffsetCommitRequest], refused: ErrorCode) -> Reply:
         body = request.body
-        response = OffsetCommitResponse()
-        refused = refused or self._commit_refusal(request)
-        now_ms = self._clock.wall_ms()
-        expires_ms = now_ms + body.retention_time_ms if body.retention_time_ms >= 0 else None
-        metadata_max = self._settings.integer("offset.metadata.max.bytes")
-        rows: dict[Place, Row] = {}
-        for asked in body.topics:
-            topic, unknown = self._topic(request, asked.name, asked.topic_id)
-            answers = [
-                OffsetCommitResponsePartition(
-                    partition_index=partition.partition_index,
-                    error_code=refused
-                    or unknown
-                    or self._take(rows, topic, partition, metadata_max, now_ms, expires_ms),
+        denied = denial_code(lambda: request.access.group(body.group_id, Operation.READ))
+        expires_ms = self._clock.wall_ms() + body.retention_time_ms if body.retention_time_ms >= 0 else None
+        judged, rows = self._judge(request, denied, lambda: refused or self._commit_refusal(request), expires_ms)
+        response = OffsetCommitResponse(
+            topics=[
+                OffsetCommitResponseTopic(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partitions=[
+                        OffsetCommitResponsePartition(partition_index=index, error_code=code) for index, code in codes
+                    ],
                 )
-                for partition in asked.partitions
+                for topic, codes in zip(body.topics, judged, strict=True)
             ]
-            response.topics.append(
-                OffsetCommitResponseTopic(name=asked.name, topic_id=asked.topic_id, partitions=answers)
-            )
+        )
         return self._write(response, rows, lambda: self._offsets.commit(body.group_id, rows), body.group_id)
 
-    def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest], refused: ErrorCode) -> Reply:
-        body = request.body
-        response = TxnOffsetCommitResponse()
-        refused = refused or self._txn_refusal(request)
-        now_ms = self._clock.wall_ms()
-        metadata_max = self._settings.integer("offset.metadata.max.bytes")
-        rows: dict[Place, Row] = {}
-        for asked in body.topics:
-            topic, unknown = self._topic(request, asked.name, asked.topic_id)
-            answers = [
-                TxnOffsetCommitResponsePartition(
-                    partition_index=partition.partition_index,
-                    error_code=refused or unknown or self._take(rows, topic, partition, metadata_max, now_ms, None),
+    def txn_offset_commit(
+        self, request: Request[TxnOffsetCommitRequest], check_producer: Callable[[], ErrorCode]
+    ) -> Reply:
+        body, access = request.body, request.access
+        denied = denial_code(
+            lambda: access.check_transactional_id(body.transactional_id, Operation.WRITE),
+            lambda: access.group(body.group_id, Operation.READ),
+        )
+        judged, rows = self._judge(request, denied, lambda: check_producer() or self._txn_refusal(request), None)
+        response = TxnOffsetCommitResponse(
+            topics=[
+                TxnOffsetCommitResponseTopic(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partitions=[
+                        TxnOffsetCommitResponsePartition(partition_index=index, error_code=code)
+                        for index, code in codes
+                    ],
                 )
-                for partition in asked.partitions
+                for topic, codes in zip(body.topics, judged, strict=True)
             ]
-            response.topics.append(
-                TxnOffsetCommitResponseTopic(name=asked.name, topic_id=asked.topic_id, partitions=answers)
-            )
+        )
         return self._write(
             response, rows, lambda: self._offsets.commit_pending(body.producer_id, body.group_id, rows), body.group_id
         )
+
+    def _judge(
+        self,
+        request: Request[Any],
+        denied: ErrorCode,
+        refusal: Callable[[], ErrorCode],
+        expires_ms: int | None,
+    ) -> tuple[list[list[tuple[int, ErrorCode]]], dict[Place, Row]]:
+        """(partition, code) per topic of a commit, and the rows to write.
+
+        As in Kafka, a topic that is unknown or denied is refused for that reason, and the group is asked only about
+        the others.
+        """
+        found = [self._topic(request, each.name, each.topic_id) for each in request.body.topics]
+        refused = denied
+        if not refused and any(topic is not None for topic, _ in found):
+            refused = refusal()
+        rows: dict[Place, Row] = {}
+        judged = [
+            [
+                (each.partition_index, denied or unknown or refused or self._take(rows, topic, each, expires_ms))
+                for each in asked.partitions
+            ]
+            for asked, (topic, unknown) in zip(request.body.topics, found, strict=True)
+        ]
+        return judged, rows
 
     def _write(self, response: Any, rows: dict[Place, Row], put: Callable[[], int], group_id: str) -> Reply:
         """One batch for the whole request; the answer leaves when it is flushed."""
@@ -145,33 +167,33 @@ class Commits:
         self._found(group_id)
         return after(self._state.when_flushed(journal_offset), response)
 
-    def _take(
-        self,
-        rows: dict[Place, Row],
-        topic: Topic | None,
-        partition: Any,
-        metadata_max: int,
-        now_ms: int,
-        expires_ms: int | None,
-    ) -> ErrorCode:
+    def _take(self, rows: dict[Place, Row], topic: Topic | None, partition: Any, expires_ms: int | None) -> ErrorCode:
         """Note one offset to be committed, or why it cannot be."""
         assert topic is not None
         index = partition.partition_index
         if not 0 <= index < len(topic.partitions):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         metadata = partition.committed_metadata or ""
-        if len(metadata) > metadata_max:
+        if len(metadata) > self._settings.integer("offset.metadata.max.bytes"):
             return ErrorCode.OFFSET_METADATA_TOO_LARGE
         rows[topic.name, index] = self._offsets.row(
-            partition.committed_offset, partition.committed_leader_epoch, metadata, now_ms, expires_ms
+            partition.committed_offset,
+            partition.committed_leader_epoch,
+            metadata,
+            self._clock.wall_ms(),
+            expires_ms,
         )
         return ErrorCode.NONE
 
     def _topic(self, request: Request[Any], name: str, topic_id: bytes) -> tuple[Topic | None, ErrorCode]:
-        if request.version >= TOPIC_IDS_SINCE[ApiKey(request.api_key)]:
-            topic = self._topics.by_id(topic_id)
-            return topic, ErrorCode.NONE if topic is not None else ErrorCode.UNKNOWN_TOPIC_ID
-        topic = self._topics.get(name)
+        operation = Operation.DESCRIBE if request.api_key == ApiKey.OFFSET_FETCH else Operation.READ
+        try:
+            if request.version >= TOPIC_IDS_SINCE[ApiKey(request.api_key)]:
+                topic = request.access.topic_by_id(topic_id, operation)
+                return topic, ErrorCode.NONE if topic is not None else ErrorCode.UNKNOWN_TOPIC_ID
+            topic = request.access.topic(name, operation)
+        except AccessDenied as denied:
+            return None, denied.code
         return topic, ErrorCode.NONE if topic is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     # ---- who may ----
@@ -179,7 +201,7 @@ class Commits:
     def _commit_refusal(self, request: Request[OffsetCommitRequest]) -> ErrorCode:
         body = request.body
         epoch = body.generation_id_or_member_epoch
-        group = self._find(body.group_id)
+        group = request.access.group(body.group_id, Operation.READ)
         try:
             if group is None:
                 # A member of a group that is gone: from version 9 on it can be told so.
@@ -187,25 +209,25 @@ class Commits:
                     gone = ErrorCode.GROUP_ID_NOT_FOUND if request.version >= 9 else ErrorCode.ILLEGAL_GENERATION
                     return gone
             elif isinstance(group, ConsumerGroup):
-                group.validate_commit(body.member_id, epoch, request.version, self._places(body.topics))
+                group.validate_commit(body.member_id, epoch, request.version, self._places(request))
             else:
                 self._validate_classic(group, body, transactional=False)
         except KafkaError as error:
             return error.code
         return ErrorCode.NONE
 
-    def _places(self, topics: Iterable[Any]) -> list[tuple[bytes, int]]:
+    def _places(self, request: Request[Any]) -> list[tuple[bytes, int]]:
         """The partitions a request names, by topic id; those of unknown topics are refused elsewhere."""
         places = []
-        for asked in topics:
-            topic = self._topics.get(asked.name) if asked.name else self._topics.by_id(asked.topic_id)
+        for asked in request.body.topics:
+            topic, _ = self._topic(request, asked.name, asked.topic_id)
             if topic is not None:
                 places += [(topic.topic_id, each.partition_index) for each in asked.partitions]
         return places
 
     def _txn_refusal(self, request: Request[TxnOffsetCommitRequest]) -> ErrorCode:
         body = request.body
-        group = self._find(body.group_id)
+        group = request.access.group(body.group_id, Operation.READ)
         try:
             if group is None:
                 return ErrorCode.ILLEGAL_GENERATION if body.generation_id_or_member_epoch >= 0 else ErrorCode.NONE
@@ -214,7 +236,7 @@ class Commits:
                     body.member_id,
                     body.group_instance_id,
                     body.generation_id_or_member_epoch,
-                    self._places(body.topics),
+                    self._places(request),
                 )
             else:
                 self._validate_classic(group, body, transactional=True)
@@ -257,26 +279,31 @@ class Commits:
                 for topic in body.topics
             ],
         )
-        return _as_single(self._fetch_group(request, asked))
+        found = self._fetch_group(request, asked)
+        if found.error_code and request.version < GROUP_ERROR_SINCE:
+            found.topics = [_all_failed(topic, found.error_code) for topic in asked.topics or []]
+        return _as_single(found)
 
     def _fetch_group(
         self, request: Request[OffsetFetchRequest], asked: OffsetFetchRequestGroup
     ) -> OffsetFetchResponseGroup:
         response = OffsetFetchResponseGroup(group_id=asked.group_id)
-        group = self._find(asked.group_id)
-        if isinstance(group, ConsumerGroup):
-            try:
+        try:
+            group = request.access.group(asked.group_id, Operation.DESCRIBE)
+            if isinstance(group, ConsumerGroup):
                 group.validate_fetch(asked.member_id, asked.member_epoch)
-            except KafkaError as error:
-                response.error_code = error.code
-                return response
+        except KafkaError as error:
+            response.error_code = error.code
+            return response
         with_ids = request.version >= TOPIC_IDS_SINCE[ApiKey.OFFSET_FETCH]
         if asked.topics is None:
-            asked_topics = self._all_topics(asked.group_id, with_ids)
+            asked_topics = self._all_topics(request.access, asked.group_id, with_ids)
         else:
             asked_topics = asked.topics
         for wanted in asked_topics:
-            topic, unknown = self._topic(request, wanted.name, wanted.topic_id) if with_ids else (None, ErrorCode.NONE)
+            topic, unknown = self._topic(request, wanted.name, wanted.topic_id)
+            if unknown is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                unknown = ErrorCode.NONE  # a name without a topic has no offset, and that is no error
             name = wanted.name if topic is None else topic.name
             partitions = [
                 self._fetch_one(asked.group_id, name, index, request.body.require_stable, unknown)
@@ -287,10 +314,13 @@ class Commits:
             )
         return response
 
-    def _all_topics(self, group_id: str, with_ids: bool) -> list[OffsetFetchRequestTopics]:
+    def _all_topics(self, access: Access, group_id: str, with_ids: bool) -> list[OffsetFetchRequestTopics]:
         found = []
         for name, rows in self._offsets.of_group(group_id).items():
-            topic = self._topics.get(name)
+            try:
+                topic = access.topic(name, Operation.DESCRIBE)
+            except AccessDenied:
+                continue
             if topic is not None or not with_ids:
                 topic_id = bytes(16) if topic is None else topic.topic_id
                 found.append(OffsetFetchRequestTopics(name=name, topic_id=topic_id, partition_indexes=sorted(rows)))
@@ -313,8 +343,12 @@ class Commits:
 
     # ---- deleting ----
 
-    def offset_delete(self, body: OffsetDeleteRequest) -> Reply:
-        group = self._find(body.group_id)
+    def offset_delete(self, request: Request[OffsetDeleteRequest]) -> Reply:
+        body, access = request.body, request.access
+        try:
+            group = access.group(body.group_id, Operation.DELETE)
+        except AccessDenied as denied:
+            return OffsetDeleteResponse(error_code=denied.code)
         if group is None:
             return OffsetDeleteResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND)
         if isinstance(group, ClassicGroup) and not group.is_empty() and group.protocol_type != CONSUMER_PROTOCOL:
@@ -322,12 +356,15 @@ class Commits:
         response = OffsetDeleteResponse()
         gone: list[Place] = []
         for asked in body.topics:
-            topic = self._topics.get(asked.name)
+            try:
+                topic, denial = access.topic(asked.name, Operation.READ), ErrorCode.NONE
+            except AccessDenied as denied:
+                topic, denial = None, denied.code
             partitions = []
             for each in asked.partitions:
-                code = ErrorCode.NONE
-                if topic is None or not 0 <= each.partition_index < len(topic.partitions):
-                    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                code = denial
+                if topic is None or topic.partition(each.partition_index) is None:
+                    code = code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 elif group.is_subscribed_to(asked.name):
                     code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
                 elif self._offsets.get(body.group_id, asked.name, each.partition_index) is not None:
@@ -342,6 +379,14 @@ class Commits:
             return OffsetDeleteResponse(error_code=storage_refused(error))
         self._offsets.apply_removal(body.group_id, gone)
         return after(self._state.when_flushed(journal_offset), response)
+
+
+def _all_failed(asked: OffsetFetchRequestTopics, code: int) -> OffsetFetchResponseTopics:
+    partitions = [
+        OffsetFetchResponsePartitions(partition_index=index, committed_offset=NO_OFFSET, metadata="", error_code=code)
+        for index in asked.partition_indexes
+    ]
+    return OffsetFetchResponseTopics(name=asked.name, partitions=partitions)
 
 
 def _as_single(group: OffsetFetchResponseGroup) -> OffsetFetchResponse:

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.access import Access, AccessDenied, Operation
 from headrace.broker.groups.answers import storage_refused
 from headrace.broker.groups.classic import CONSUMER_PROTOCOL, ClassicGroup, ClassicState
 from headrace.broker.groups.commits import Commits
@@ -23,6 +24,7 @@ from headrace.broker.groups.heartbeats import LEAVE, Heartbeats, check_heartbeat
 from headrace.broker.groups.mixed import Mixed, cannot_upgrade, to_classic, to_consumer
 from headrace.broker.groups.offsets import Change, Offsets
 from headrace.broker.groups.rebalance import Rebalancer
+from headrace.broker.groups.registry import Group, Groups
 from headrace.broker.request import Reply, Request, after
 from headrace.config import GROUP_SETTINGS, Settings
 from headrace.errors import ErrorCode, KafkaError
@@ -65,7 +67,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupCoordinator"]
 
-Group = ClassicGroup | ConsumerGroup
 CheckProducer = Callable[[Request[TxnOffsetCommitRequest]], ErrorCode]
 
 GROUP_ID_CHARS_MAX = 10_000
@@ -85,13 +86,14 @@ class GroupCoordinator:
         clock: Clock,
         settings: Settings,
         topics: Topics,
+        groups: Groups,
         new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
         self._state = state
         self._clock = clock
         self._settings = settings
         self._topics = topics
-        self._groups: dict[str, Group] = {}
+        self._groups = groups
         self._offsets = Offsets(state)
         self._rebalancer = Rebalancer(state=state, clock=clock, settings=settings, new_id=new_id)
         self._heartbeats = Heartbeats(
@@ -108,9 +110,7 @@ class GroupCoordinator:
             state=state,
             clock=clock,
             settings=settings,
-            topics=topics,
             offsets=self._offsets,
-            find=self._groups.get,
             found=self._ensure,
         )
         self._sweep_timer: TimerHandle | None = None
@@ -162,10 +162,13 @@ class GroupCoordinator:
 
     def join_group(self, request: Request[JoinGroupRequest]) -> Reply:
         body = request.body
+        try:
+            group = request.access.group(body.group_id, Operation.READ)
+        except AccessDenied as denied:
+            return JoinGroupResponse(error_code=denied.code, protocol_name=None)
         refused = self._join_refusal(body)
         if refused is not ErrorCode.NONE:
             return _join_error(refused, body)
-        group = self._groups.get(body.group_id)
         if isinstance(group, ConsumerGroup):
             try:
                 if not group.is_empty():
@@ -202,28 +205,22 @@ class GroupCoordinator:
 
     def sync_group(self, request: Request[SyncGroupRequest]) -> Reply:
         body = request.body
-        refused = self._membership_refusal(body.group_id)
         if request.version >= PROTOCOL_NAMED_SINCE and (body.protocol_type is None or body.protocol_name is None):
-            refused = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        if refused is not ErrorCode.NONE:
-            return SyncGroupResponse(error_code=refused)
-        group = self._groups[body.group_id]
-        if isinstance(group, ClassicGroup):
-            return self._rebalancer.sync(group, body)
+            return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         try:
+            group = self._member_group(request, body.group_id)
+            if isinstance(group, ClassicGroup):
+                return self._rebalancer.sync(group, body)
             return self._mixed.sync(group, body)
         except KafkaError as error:
             return SyncGroupResponse(error_code=error.code)
 
     def heartbeat(self, request: Request[HeartbeatRequest]) -> Reply:
         body = request.body
-        refused = self._membership_refusal(body.group_id)
-        if refused is not ErrorCode.NONE:
-            return HeartbeatResponse(error_code=refused)
-        group = self._groups[body.group_id]
-        if isinstance(group, ClassicGroup):
-            return self._rebalancer.heartbeat(group, body)
         try:
+            group = self._member_group(request, body.group_id)
+            if isinstance(group, ClassicGroup):
+                return self._rebalancer.heartbeat(group, body)
             return self._mixed.heartbeat(group, body)
         except KafkaError as error:
             return HeartbeatResponse(error_code=error.code)
@@ -231,15 +228,15 @@ class GroupCoordinator:
     def leave_group(self, request: Request[LeaveGroupRequest]) -> Reply:
         body = request.body
         identities = body.members if request.version >= 3 else [MemberIdentity(member_id=body.member_id)]
-        if self._closed:
-            return LeaveGroupResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        if not _is_group_id(body.group_id):
-            return LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
+        try:
+            group = self._known_group(request, body.group_id)
+        except KafkaError as error:
+            return LeaveGroupResponse(error_code=error.code)
         left = [
             MemberResponse(
                 member_id=identity.member_id,
                 group_instance_id=identity.group_instance_id,
-                error_code=self._leave(self._groups.get(body.group_id), identity),
+                error_code=self._leave(group, identity),
             )
             for identity in identities
         ]
@@ -269,14 +266,20 @@ class GroupCoordinator:
         self._heartbeats.remove(group, [member_id])
         return ErrorCode.NONE
 
-    def _membership_refusal(self, group_id: str) -> ErrorCode:
+    def _known_group(self, request: Request[Any], group_id: str) -> Group | None:
+        group = request.access.group(group_id, Operation.READ)
         if self._closed:
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         if not _is_group_id(group_id):
-            return ErrorCode.INVALID_GROUP_ID
-        if group_id not in self._groups:
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        return ErrorCode.NONE
+            raise KafkaError(ErrorCode.INVALID_GROUP_ID)
+        return group
+
+    def _member_group(self, request: Request[Any], group_id: str) -> Group:
+        """The group of a request that only a member sends."""
+        group = self._known_group(request, group_id)
+        if group is None:
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
+        return group
 
     # ---- consumer groups ----
 
@@ -287,18 +290,20 @@ class GroupCoordinator:
                 raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the broker is stopping")
             if "consumer" not in self._settings.items("group.coordinator.rebalance.protocols"):
                 raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "the consumer protocol is switched off here")
+            group = request.access.group(body.group_id, Operation.READ)
+            for name in body.subscribed_topic_names or ():
+                request.access.topic(name, Operation.DESCRIBE)
             check_heartbeat(body, request.version, self._settings.items("group.consumer.assignors"))
             if body.member_epoch in (LEAVE, LEFT_STATIC):
-                return self._heartbeats.leave(self._consumer_group(body.group_id), body)
-            return self._consumer_heartbeat(request)
+                return self._heartbeats.leave(_consumer_group(group, body.group_id), body)
+            return self._consumer_heartbeat(request, group)
         except KafkaError as error:
             return ConsumerGroupHeartbeatResponse(error_code=storage_refused(error), error_message=error.message)
 
-    def _consumer_heartbeat(self, request: Request[ConsumerGroupHeartbeatRequest]) -> Reply:
+    def _consumer_heartbeat(self, request: Request[ConsumerGroupHeartbeatRequest], known: Group | None) -> Reply:
         body = request.body
-        known = self._groups.get(body.group_id)
         if body.member_epoch != 0 or isinstance(known, ConsumerGroup):
-            return self._heartbeats.heartbeat(self._consumer_group(body.group_id), request)
+            return self._heartbeats.heartbeat(_consumer_group(known, body.group_id), request)
         refused = self._growth_refusal(body.group_id)
         if refused is not ErrorCode.NONE:
             raise KafkaError(refused, "The group id is too long, or there are too many groups.")
@@ -349,13 +354,6 @@ class GroupCoordinator:
             self._rebalancer.touch(member)
         self._rebalancer.prepare(classic)
 
-    def _consumer_group(self, group_id: str) -> ConsumerGroup:
-        group = self._groups.get(group_id)
-        if not isinstance(group, ConsumerGroup):
-            why = "not found" if group is None else "is not a consumer group"
-            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {why}.")
-        return group
-
     def _to_classic(self, group: ConsumerGroup) -> ClassicGroup:
         changes = self._rows_of(group)
         self._state.put_many(changes)
@@ -378,11 +376,7 @@ class GroupCoordinator:
         return ConsumerGroupDescribeResponse(
             groups=[
                 describe_consumer(
-                    group_id,
-                    self._groups.get(group_id),
-                    self._topics,
-                    default_assignor,
-                    request.body.include_authorized_operations,
+                    request.access, group_id, default_assignor, request.body.include_authorized_operations
                 )
                 for group_id in request.body.group_ids
             ]
@@ -400,15 +394,13 @@ class GroupCoordinator:
         return response if flushed.done() else after(flushed, response)
 
     def offset_delete(self, request: Request[OffsetDeleteRequest]) -> Reply:
-        return self._commits.offset_delete(request.body)
+        return self._commits.offset_delete(request)
 
     def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest], check_producer: CheckProducer) -> Reply:
         """Keep offsets until their transaction ends. ``check_producer`` says whether the producer may add them."""
         group_id = request.body.group_id
-        if not group_id:
-            return self._commits.txn_offset_commit(request, ErrorCode.INVALID_GROUP_ID)
-        refused = self._growth_refusal(group_id) or check_producer(request)
-        return self._commits.txn_offset_commit(request, refused)
+        refused = self._growth_refusal(group_id) if group_id else ErrorCode.INVALID_GROUP_ID
+        return self._commits.txn_offset_commit(request, lambda: refused or check_producer(request))
 
     def committed_offset(self, group_id: str, topic: str, partition: int) -> int | None:
         row = self._offsets.get(group_id, topic, partition)
@@ -444,14 +436,12 @@ class GroupCoordinator:
     # ---- looking and deleting ----
 
     def list_groups(self, request: Request[ListGroupsRequest]) -> ListGroupsResponse:
-        return list_groups(self._groups.values(), request.body)
+        return list_groups(request.access.visible_groups(), request.body)
 
     def describe_groups(self, request: Request[DescribeGroupsRequest]) -> DescribeGroupsResponse:
         return DescribeGroupsResponse(
             groups=[
-                describe_classic(
-                    group_id, self._groups.get(group_id), request.version, request.body.include_authorized_operations
-                )
+                describe_classic(request.access, group_id, request.version, request.body.include_authorized_operations)
                 for group_id in request.body.groups
             ]
         )
@@ -461,11 +451,15 @@ class GroupCoordinator:
         changes: list[Change] = []
         gone: list[str] = []
         for group_id in dict.fromkeys(request.body.groups_names):
-            code = self._delete_refusal(group_id)
-            results.append(DeletableGroupResult(group_id=group_id, error_code=code))
-            if code is ErrorCode.NONE:
-                gone.append(group_id)
-                changes += self._rows_of(self._groups[group_id]) + self._offsets.group_removal(group_id)
+            result = DeletableGroupResult(group_id=group_id)
+            results.append(result)
+            try:
+                group = _deletable(request.access, group_id)
+            except KafkaError as error:
+                result.error_code = error.code
+                continue
+            gone.append(group_id)
+            changes += self._rows_of(group) + self._offsets.group_removal(group_id)
         response = DeleteGroupsResponse(results=results)
         if not gone:
             return response
@@ -478,12 +472,6 @@ class GroupCoordinator:
         for group_id in gone:
             self._forget(group_id)
         return after(self._state.when_flushed(offset), response)
-
-    def _delete_refusal(self, group_id: str) -> ErrorCode:
-        group = self._groups.get(group_id)
-        if group is None:
-            return ErrorCode.GROUP_ID_NOT_FOUND
-        return ErrorCode.NONE if group.is_empty() else ErrorCode.NON_EMPTY_GROUP
 
     def _forget(self, group_id: str) -> None:
         self._offsets.apply_group_removal(group_id)
@@ -541,6 +529,22 @@ class GroupCoordinator:
                     return  # The disk is full: a start, or the next change of topics, finds them again.
                 for group_id, partition in gone:
                     self._offsets.apply_removal(group_id, [(topic, partition)])
+
+
+def _consumer_group(group: Group | None, group_id: str) -> ConsumerGroup:
+    if not isinstance(group, ConsumerGroup):
+        why = "not found" if group is None else "is not a consumer group"
+        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {why}.")
+    return group
+
+
+def _deletable(access: Access, group_id: str) -> Group:
+    group = access.group(group_id, Operation.DELETE)
+    if group is None:
+        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
+    if not group.is_empty():
+        raise KafkaError(ErrorCode.NON_EMPTY_GROUP)
+    return group
 
 
 def _join_error(code: ErrorCode, body: JoinGroupRequest) -> JoinGroupResponse:

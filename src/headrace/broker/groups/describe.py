@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from headrace.broker.access import Access, AccessDenied, Operation, ResourceType
 from headrace.broker.groups.classic import ClassicGroup, ClassicMember, ClassicState
 from headrace.broker.groups.consumer import ConsumerGroup, ConsumerMember
+from headrace.broker.groups.registry import Group
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.messages import consumer_groups as consumer_messages
 from headrace.wire.kafka.messages import groups as classic_messages
 
-if TYPE_CHECKING:
-    from headrace.broker.topics import Topics
-
 __all__ = ["describe_classic", "describe_consumer", "list_groups"]
 
-Group = ClassicGroup | ConsumerGroup
 MEMBER_TYPE_CLASSIC = 0
 MEMBER_TYPE_CONSUMER = 1
 
 NOT_ASKED = -(2**31)
-GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8, 10, 11))
-"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: without access control everybody may do all of them."""
 
 
 def list_groups(
@@ -45,11 +40,15 @@ def list_groups(
 
 
 def describe_classic(
-    group_id: str, group: Group | None, version: int, with_operations: bool
+    access: Access, group_id: str, version: int, with_operations: bool
 ) -> classic_messages.DescribedGroup:
+    try:
+        group = access.group(group_id, Operation.DESCRIBE)
+    except AccessDenied as denied:
+        return classic_messages.DescribedGroup(group_id=group_id, error_code=denied.code)
     described = _describe_classic(group_id, group, version)
     if with_operations and described.error_code == ErrorCode.NONE:
-        described.authorized_operations = GROUP_OPERATIONS
+        described.authorized_operations = access.operations(ResourceType.GROUP, group_id)
     return described
 
 
@@ -84,8 +83,18 @@ def _classic_member(group: ClassicGroup, member: ClassicMember, stable: bool) ->
 
 
 def describe_consumer(
-    group_id: str, group: Group | None, topics: Topics, default_assignor: str, with_operations: bool
+    access: Access, group_id: str, default_assignor: str, with_operations: bool
 ) -> consumer_messages.DescribedGroup:
+    try:
+        return _describe_consumer(access, group_id, default_assignor, with_operations)
+    except AccessDenied as denied:
+        return consumer_messages.DescribedGroup(group_id=group_id, error_code=denied.code)
+
+
+def _describe_consumer(
+    access: Access, group_id: str, default_assignor: str, with_operations: bool
+) -> consumer_messages.DescribedGroup:
+    group = access.group(group_id, Operation.DESCRIBE)
     if group_id == "":
         return consumer_messages.DescribedGroup(group_id=group_id, error_code=ErrorCode.INVALID_GROUP_ID)
     if not isinstance(group, ConsumerGroup):
@@ -99,12 +108,15 @@ def describe_consumer(
         group_epoch=group.epoch,
         assignment_epoch=group.target_epoch,
         assignor_name=group.assignor or default_assignor,
-        members=[_consumer_member(group, member, topics) for member in group.members.values()],
-        authorized_operations=GROUP_OPERATIONS if with_operations else NOT_ASKED,
+        members=[_consumer_member(group, member, access) for member in group.members.values()],
+        authorized_operations=access.operations(ResourceType.GROUP, group_id) if with_operations else NOT_ASKED,
     )
 
 
-def _consumer_member(group: ConsumerGroup, member: ConsumerMember, topics: Topics) -> consumer_messages.Member:
+def _consumer_member(group: ConsumerGroup, member: ConsumerMember, access: Access) -> consumer_messages.Member:
+    """Raises AccessDenied for a topic that the caller may not describe: then nothing of the group is shown."""
+    for name in member.topics:
+        access.topic(name, Operation.DESCRIBE)
     target = group.targets.get(member.member_id, {})
     return consumer_messages.Member(
         member_id=member.member_id,
@@ -115,19 +127,19 @@ def _consumer_member(group: ConsumerGroup, member: ConsumerMember, topics: Topic
         client_host=_host(member.client_host),
         subscribed_topic_names=sorted(member.topics),
         subscribed_topic_regex=member.pattern,
-        assignment=_assignment(member.assigned.items(), topics),
-        target_assignment=_assignment(target.items(), topics),
+        assignment=_assignment(member.assigned.items(), access),
+        target_assignment=_assignment(target.items(), access),
         member_type=MEMBER_TYPE_CONSUMER if member.classic is None else MEMBER_TYPE_CLASSIC,
     )
 
 
 def _assignment(
-    partitions: Iterable[tuple[bytes, Iterable[int]]], topics: Topics
+    partitions: Iterable[tuple[bytes, Iterable[int]]], access: Access
 ) -> consumer_messages.ConsumerGroupDescribeAssignment:
     """Topics that are gone are left out: they have no name to show."""
     shown = []
     for topic_id, indexes in partitions:
-        topic = topics.by_id(topic_id)
+        topic = access.topic_by_id(topic_id, Operation.DESCRIBE)
         if topic is not None:
             shown.append(
                 consumer_messages.ConsumerGroupDescribeTopicPartitions(

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import re2
 
+from headrace.broker.access import Access
 from headrace.broker.groups.answers import once_flushed
 from headrace.broker.groups.assignors import ASSIGNORS, Subscriber
 from headrace.broker.groups.consumer import (
@@ -44,7 +45,7 @@ from headrace.wire.kafka.messages.consumer_groups import (
 if TYPE_CHECKING:
     from headrace.broker.groups.offsets import Change
     from headrace.broker.state import StateStore
-    from headrace.broker.topics import Topics
+    from headrace.broker.topics import Topic, Topics
 
 __all__ = ["Heartbeats", "check_heartbeat"]
 
@@ -105,7 +106,7 @@ class Heartbeats:
         owned = _read_owned(body.topic_partitions)
         self.refuse_when_full(group, body.member_id)
         before, replaced = self._member(group, body, owned)
-        member = self.advance(group, before, self._updated(before, request), replaced, owned, first)
+        member = self.advance(request.access, group, before, self._updated(before, request), replaced, owned, first)
         response = ConsumerGroupHeartbeatResponse(
             member_id=member.member_id,
             member_epoch=member.epoch,
@@ -117,6 +118,7 @@ class Heartbeats:
 
     def advance(
         self,
+        access: Access,
         group: ConsumerGroup,
         before: ConsumerMember,
         member: ConsumerMember,
@@ -125,7 +127,7 @@ class Heartbeats:
         first: Sequence[Change] = (),
     ) -> ConsumerMember:
         """Bring a member that said ``owned`` one step on, and the group with it; the member as it is then."""
-        draft = self._draft(group, before, member, replaced)
+        draft = self._draft(access, group, before, member, replaced)
         draft.member = reconcile(
             draft.member,
             target_epoch=draft.target_epoch,
@@ -200,16 +202,22 @@ class Heartbeats:
     # ---- what it changes ----
 
     def _draft(
-        self, group: ConsumerGroup, before: ConsumerMember, member: ConsumerMember, replaced: str | None
+        self,
+        access: Access,
+        group: ConsumerGroup,
+        before: ConsumerMember,
+        member: ConsumerMember,
+        replaced: str | None,
     ) -> _Draft:
         draft = _Draft(member, replaced, group.epoch, group.target_epoch, group.assignor, group.topics_digest)
         subscribes_anew = member.topics != before.topics or member.pattern != before.pattern
         if member.pattern and member.pattern not in group.matches:
-            group.matches[member.pattern] = self._matching(member.pattern)
+            group.matches[member.pattern] = _matching(member.pattern, access.visible_topics())
         is_new = group.target_epoch == 0
         if is_new or subscribes_anew or group.topics_stale:
             if group.topics_stale:
-                self._match_again(group)
+                visible = access.visible_topics()
+                group.matches = {pattern: _matching(pattern, visible) for pattern in group.matches}
             members = _members_with(group, draft)
             digest = self._digest(group, members)
             if is_new or subscribes_anew or digest != group.topics_digest:
@@ -389,17 +397,6 @@ class Heartbeats:
                 digest.update(topic.topic_id + len(topic.partitions).to_bytes(4, "big"))
         return digest.hexdigest()[:32]
 
-    def _matching(self, pattern: str) -> frozenset[str]:
-        compiled = _compile(pattern)
-        return frozenset(
-            name
-            for name in self._topics.names()
-            if compiled.fullmatch(name) and not ((topic := self._topics.get(name)) and topic.internal)
-        )
-
-    def _match_again(self, group: ConsumerGroup) -> None:
-        group.matches = {pattern: self._matching(pattern) for pattern in group.matches}
-
     def _forget_patterns(self, group: ConsumerGroup) -> None:
         if group.matches:
             used = {member.pattern for member in group.members.values()}
@@ -421,7 +418,7 @@ class Heartbeats:
             group.set_member(member)
             group.targets[member.member_id] = target
             if member.pattern:
-                group.matches[member.pattern] = self._matching(member.pattern)
+                group.matches[member.pattern] = _matching(member.pattern, self._topics.all())
             self.watch(group, member)
         return group
 
@@ -467,6 +464,11 @@ def check_heartbeat(body: ConsumerGroupHeartbeatRequest, version: int, assignors
         )
     if body.subscribed_topic_regex:
         _compile(body.subscribed_topic_regex)
+
+
+def _matching(pattern: str, topics: Iterable[Topic]) -> frozenset[str]:
+    compiled = _compile(pattern)
+    return frozenset(each.name for each in topics if compiled.fullmatch(each.name) and not each.internal)
 
 
 def _compile(pattern: str) -> Any:

@@ -87,7 +87,7 @@ class Mixed:
             ),
         )
         owned = {topic.topic: topic.partitions for topic in subscription.owned_partitions}
-        member = self._heartbeats.advance(group, before, member, replaced, _by_id(owned, self._topics))
+        member = self._heartbeats.advance(request.access, group, before, member, replaced, _by_id(owned, self._topics))
         response = JoinGroupResponse(
             member_id=member.member_id,
             generation_id=member.epoch,

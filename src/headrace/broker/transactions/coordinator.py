@@ -48,6 +48,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
+from headrace.broker.access import Access, Operation
 from headrace.broker.request import Peer, Reply, Request, after
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
@@ -61,6 +62,7 @@ from headrace.broker.transactions.markers import (
 )
 from headrace.broker.transactions.owed_markers import OwedMarkers
 from headrace.broker.transactions.producer_ids import ProducerIds
+from headrace.broker.transactions.registry import Transactions
 from headrace.broker.transactions.states import (
     END_WITH_BUMP,
     END_WITHOUT_BUMP,
@@ -141,7 +143,14 @@ class TransactionCoordinator:
     """Answers everything about producer ids and transactions."""
 
     def __init__(
-        self, *, state: StateStore, clock: Clock, settings: Settings, topics: Topics, groups: GroupOffsets
+        self,
+        *,
+        state: StateStore,
+        clock: Clock,
+        settings: Settings,
+        topics: Topics,
+        groups: GroupOffsets,
+        transactions: Transactions,
     ) -> None:
         self._state = state
         self._clock = clock
@@ -151,7 +160,7 @@ class TransactionCoordinator:
         self._ids = ProducerIds(state)
         self._markers = MarkerWriter(clock, topics)
         self._owed = OwedMarkers(state, topics)
-        self._transactions: dict[str, Transaction] = {}
+        self._transactions = transactions
         self._stored_at: dict[str, int] = {}
         """The journal offset of each row's last change in this run."""
         self._deadlines: dict[str, float] = {}
@@ -192,6 +201,10 @@ class TransactionCoordinator:
     def init_producer_id(self, request: Request[InitProducerIdRequest]) -> Reply:
         body = request.body
         try:
+            if body.transactional_id is None:
+                request.access.check_idempotent_write()
+            else:
+                request.access.check_transactional_id(body.transactional_id, Operation.WRITE)
             if (body.producer_id == NO_ID) != (body.producer_epoch == NO_EPOCH):
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "a producer id and its epoch come together or not at all")
             if body.transactional_id is None:
@@ -213,7 +226,8 @@ class TransactionCoordinator:
             raise KafkaError(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
 
     def _init_transactional(self, request: Request[InitProducerIdRequest], transactional_id: str) -> Reply:
-        current = self._transactions.get(transactional_id) or self._new(transactional_id, request.body)
+        known = request.access.transaction(transactional_id, Operation.WRITE)
+        current = known or self._new(transactional_id, request.body)
         self._check_expected(current, request.body)
         if current.state.decided:
             raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
@@ -275,6 +289,9 @@ class TransactionCoordinator:
     def add_partitions_to_txn(self, request: Request[AddPartitionsToTxnRequest]) -> Reply:
         body = request.body
         if request.version >= ADD_PARTITIONS_BATCHED_SINCE:
+            # Only brokers send these versions, and Kafka checks nothing but that it is one.
+            if not request.access.may_cluster(Operation.CLUSTER_ACTION):
+                return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
             added = [self._add_partitions(request, each) for each in body.transactions]
             results = [
                 AddPartitionsToTxnResult(transactional_id=each.transactional_id, topic_results=topics)
@@ -298,12 +315,14 @@ class TransactionCoordinator:
     ) -> tuple[list[AddPartitionsToTxnTopicResult], int]:
         """The results, and the journal offset that must be flushed before they are told (-1: none)."""
         wanted = frozenset((topic.name, index) for topic in asked.topics for index in topic.partitions)
-        unknown = frozenset(each for each in wanted if not self._exists(each))
-        if unknown:
-            codes = dict.fromkeys(wanted, ErrorCode.OPERATION_NOT_ATTEMPTED)
-            codes.update(dict.fromkeys(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
-            return _partition_results(asked.topics, codes), -1
+        batched = request.version >= ADD_PARTITIONS_BATCHED_SINCE
         try:
+            if not batched:
+                request.access.check_transactional_id(asked.transactional_id, Operation.WRITE)
+            refused = _refused_partitions(request.access, wanted, Operation.CLUSTER_ACTION if batched else None)
+            if refused:
+                codes = {each: refused.get(each, ErrorCode.OPERATION_NOT_ATTEMPTED) for each in wanted}
+                return _partition_results(asked.topics, codes), -1
             current = self._checked(asked.transactional_id, asked.producer_id, asked.producer_epoch)
             if asked.verify_only:
                 missing = wanted - current.partitions
@@ -322,6 +341,8 @@ class TransactionCoordinator:
     def add_offsets_to_txn(self, request: Request[AddOffsetsToTxnRequest]) -> Reply:
         body = request.body
         try:
+            request.access.check_transactional_id(body.transactional_id, Operation.WRITE)
+            request.access.group(body.group_id, Operation.READ)
             current = self._checked(body.transactional_id, body.producer_id, body.producer_epoch)
             self._check_connection(request, current)
             self._join(current, groups=frozenset([body.group_id]))
@@ -359,6 +380,7 @@ class TransactionCoordinator:
         return ErrorCode.NONE
 
     def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest]) -> Reply:
+        """The producer is checked here, the member and the topics by the groups."""
         return self._groups.txn_offset_commit(request, self._offsets_refusal)
 
     def _offsets_refusal(self, request: Request[TxnOffsetCommitRequest]) -> ErrorCode:
@@ -393,6 +415,7 @@ class TransactionCoordinator:
         body = request.body
         bump = request.version >= END_BUMPS_EPOCH_SINCE
         try:
+            request.access.check_transactional_id(body.transactional_id, Operation.WRITE)
             current, answer = self._end_with_bump(body) if bump else self._end_without_bump(request)
             if answer is EndAnswer.REFUSE:
                 raise KafkaError(ErrorCode.INVALID_TXN_STATE)
@@ -572,10 +595,10 @@ class TransactionCoordinator:
     # ---- looking ----
 
     def describe_transactions(self, request: Request[DescribeTransactionsRequest]) -> Reply:
-        return describe(self._transactions, request.body)
+        return describe(request.access, request.body)
 
     def list_transactions(self, request: Request[ListTransactionsRequest]) -> Reply:
-        return list_matching(self._transactions, request.body, now_ms=self._clock.wall_ms())
+        return list_matching(request.access.visible_transactions(), request.body, now_ms=self._clock.wall_ms())
 
     # ---- inside ----
 
@@ -612,10 +635,6 @@ class TransactionCoordinator:
         if replaced or request.peer.closed:
             raise KafkaError(ErrorCode.PRODUCER_FENCED, "this request was sent over a connection replaced since")
         self._connections[current.transactional_id] = (current.producer_epoch, request.peer)
-
-    def _exists(self, where: TopicPartition) -> bool:
-        topic = self._topics.get(where[0])
-        return topic is not None and topic.partition(where[1]) is not None
 
     def _store(self, transaction: Transaction, others: Iterable[Change] = ()) -> None:
         """Write the row, and keep it in memory if it was taken. With a full disk the client is told to ask again."""
@@ -673,6 +692,19 @@ def _for_produce(code: ErrorCode, joins: bool) -> ErrorCode:
     if code is ErrorCode.COORDINATOR_NOT_AVAILABLE or (code is ErrorCode.CONCURRENT_TRANSACTIONS and not joins):
         return ErrorCode.NOT_ENOUGH_REPLICAS
     return code
+
+
+def _refused_partitions(
+    access: Access, wanted: Iterable[TopicPartition], or_on_cluster: Operation | None
+) -> dict[TopicPartition, ErrorCode]:
+    """The partitions that may not be added, with the reason."""
+    refused = {}
+    for name, index in wanted:
+        try:
+            access.partition(name, index, Operation.WRITE, or_on_cluster=or_on_cluster)
+        except KafkaError as error:
+            refused[name, index] = error.code
+    return refused
 
 
 def _partition_results(

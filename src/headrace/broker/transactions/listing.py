@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import re2
 
+from headrace.broker.access import Access, AccessDenied, Operation, ResourceType
 from headrace.broker.transactions.states import State, Transaction
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.messages.transactions import (
@@ -24,14 +25,16 @@ __all__ = ["describe", "list_matching"]
 _STATE_NAMES = frozenset(state.value for state in State)
 
 
-def describe(
-    transactions: Mapping[str, Transaction], request: DescribeTransactionsRequest
-) -> DescribeTransactionsResponse:
-    states = [_described(name, transactions.get(name)) for name in request.transactional_ids]
+def describe(access: Access, request: DescribeTransactionsRequest) -> DescribeTransactionsResponse:
+    states = [_described(access, name) for name in request.transactional_ids]
     return DescribeTransactionsResponse(transaction_states=states)
 
 
-def _described(name: str, transaction: Transaction | None) -> TransactionState:
+def _described(access: Access, name: str) -> TransactionState:
+    try:
+        transaction = access.transaction(name, Operation.DESCRIBE)
+    except AccessDenied as denied:
+        return TransactionState(transactional_id=name, error_code=denied.code)
     if not name:
         return TransactionState(transactional_id=name, error_code=ErrorCode.INVALID_REQUEST)
     if transaction is None:
@@ -46,12 +49,16 @@ def _described(name: str, transaction: Transaction | None) -> TransactionState:
         transaction_start_time_ms=transaction.started_ms,
         producer_id=transaction.producer_id,
         producer_epoch=transaction.producer_epoch,
-        topics=[TopicData(topic=topic, partitions=indexes) for topic, indexes in topics.items()],
+        topics=[
+            TopicData(topic=topic, partitions=indexes)
+            for topic, indexes in topics.items()
+            if access.may(Operation.DESCRIBE, ResourceType.TOPIC, topic)
+        ],
     )
 
 
 def list_matching(
-    transactions: Mapping[str, Transaction], request: ListTransactionsRequest, *, now_ms: int
+    transactions: Iterable[Transaction], request: ListTransactionsRequest, *, now_ms: int
 ) -> ListTransactionsResponse:
     """Those that pass every filter given; the pattern comes from the wire, so RE2 reads it in bounded time."""
     pattern: Any = None
@@ -63,13 +70,13 @@ def list_matching(
     states, producer_ids = set(request.state_filters), set(request.producer_id_filters)
     found = [
         ListTransactionsResponseTransactionState(
-            transactional_id=name, producer_id=each.producer_id, transaction_state=each.state.value
+            transactional_id=each.transactional_id, producer_id=each.producer_id, transaction_state=each.state.value
         )
-        for name, each in transactions.items()
+        for each in transactions
         if (not states or each.state.value in states)
         and (not producer_ids or each.producer_id in producer_ids)
         and (request.duration_filter < 0 or now_ms - each.started_ms > request.duration_filter)
-        and (pattern is None or pattern.fullmatch(name))
+        and (pattern is None or pattern.fullmatch(each.transactional_id))
     ]
     unknown = [each for each in request.state_filters if each not in _STATE_NAMES]
     return ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=found)

@@ -9,8 +9,11 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any
 
+from headrace.broker.access import Gate
 from headrace.broker.groups import GroupCoordinator
+from headrace.broker.groups.registry import Groups
 from headrace.broker.request import Request
+from headrace.broker.transactions.registry import Transactions
 from headrace.config import Settings
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.codec import write_message
@@ -75,11 +78,14 @@ class World:
         self.check_producer: Callable[[Request[Any]], ErrorCode] = lambda _: ErrorCode.NONE
 
     def _coordinator(self) -> GroupCoordinator:
+        registry = Groups()
+        self.gate = Gate(topics=self.topics, groups=registry, transactions=Transactions(), authorizer=None)
         groups = GroupCoordinator(
             state=self.state,  # type: ignore[arg-type]
             clock=self.clock,
             settings=self.settings,
             topics=self.topics,  # type: ignore[arg-type]
+            groups=registry,
             new_id=lambda: f"id{next(self._ids)}",
         )
         groups.load()
@@ -98,6 +104,7 @@ class World:
     def call(self, method: str, body: Any, version: int, **who: Any) -> asyncio.Future[Any]:
         """Send; the future is the answer as the client reads it."""
         asked = request(body, version, **who)
+        asked.access = self.gate.access(asked.peer.principal)
         if method == "txn_offset_commit":
             reply = self.groups.txn_offset_commit(asked, self.check_producer)
         else:
