@@ -48,10 +48,17 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
-from headrace.broker.access import Access, Operation
+from headrace.broker.access import Operation
 from headrace.broker.request import Peer, Reply, Request, after
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
+from headrace.broker.transactions.answers import (
+    fenced_as_known,
+    for_produce,
+    init_failed,
+    partition_results,
+    refused_partitions,
+)
 from headrace.broker.transactions.listing import describe, list_matching
 from headrace.broker.transactions.markers import (
     RETRY_S,
@@ -80,11 +87,9 @@ from headrace.ports import Clock, TimerHandle
 from headrace.wire.kafka.messages.transactions import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
-    AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnResult,
-    AddPartitionsToTxnTopic,
     AddPartitionsToTxnTopicResult,
     AddPartitionsToTxnTransaction,
     DescribeTransactionsRequest,
@@ -104,7 +109,6 @@ EXPIRY_INTERVAL_S = 3600.0
 EXPIRED_PER_CHANGE = 500
 
 # The version of each API from which its clients know PRODUCER_FENCED; before, they are told INVALID_PRODUCER_EPOCH.
-FENCED_SINCE_INIT = 4
 FENCED_SINCE_ADD_PARTITIONS = 2
 FENCED_SINCE_ADD_OFFSETS = 2
 FENCED_SINCE_END = 2
@@ -213,7 +217,7 @@ class TransactionCoordinator:
             self._check_init(body)
             return self._init_transactional(request, body.transactional_id)
         except KafkaError as error:
-            return _init_failed(error.code, request.version)
+            return init_failed(error.code, request.version)
 
     def _check_init(self, body: InitProducerIdRequest) -> None:
         if not body.transactional_id:
@@ -235,7 +239,7 @@ class TransactionCoordinator:
             # The old producer is fenced and its transaction aborted first; the client asks again for the next epoch.
             self._decide(current, commit=False, bump=True)
             return after(
-                self._durable(transactional_id), _init_failed(ErrorCode.CONCURRENT_TRANSACTIONS, request.version)
+                self._durable(transactional_id), init_failed(ErrorCode.CONCURRENT_TRANSACTIONS, request.version)
             )
         initialised = self._initialised(current, request.body)
         self._store(initialised)
@@ -319,24 +323,24 @@ class TransactionCoordinator:
         try:
             if not batched:
                 request.access.check_transactional_id(asked.transactional_id, Operation.WRITE)
-            refused = _refused_partitions(request.access, wanted, Operation.CLUSTER_ACTION if batched else None)
+            refused = refused_partitions(request.access, wanted, Operation.CLUSTER_ACTION if batched else None)
             if refused:
                 codes = {each: refused.get(each, ErrorCode.OPERATION_NOT_ATTEMPTED) for each in wanted}
-                return _partition_results(asked.topics, codes), -1
+                return partition_results(asked.topics, codes), -1
             current = self._checked(asked.transactional_id, asked.producer_id, asked.producer_epoch)
             if asked.verify_only:
                 missing = wanted - current.partitions
                 codes = {
                     each: ErrorCode.TRANSACTION_ABORTABLE if each in missing else ErrorCode.NONE for each in wanted
                 }
-                return _partition_results(asked.topics, codes), -1
+                return partition_results(asked.topics, codes), -1
             self._check_connection(request, current)
             self._join(current, partitions=wanted)
         except KafkaError as error:
-            code = _fenced_as_known(error.code, request.version, FENCED_SINCE_ADD_PARTITIONS)
-            return _partition_results(asked.topics, dict.fromkeys(wanted, code)), -1
+            code = fenced_as_known(error.code, request.version, FENCED_SINCE_ADD_PARTITIONS)
+            return partition_results(asked.topics, dict.fromkeys(wanted, code)), -1
         stored_at = self._stored_at.get(asked.transactional_id, -1)
-        return _partition_results(asked.topics, dict.fromkeys(wanted, ErrorCode.NONE)), stored_at
+        return partition_results(asked.topics, dict.fromkeys(wanted, ErrorCode.NONE)), stored_at
 
     def add_offsets_to_txn(self, request: Request[AddOffsetsToTxnRequest]) -> Reply:
         body = request.body
@@ -348,7 +352,7 @@ class TransactionCoordinator:
             self._join(current, groups=frozenset([body.group_id]))
         except KafkaError as error:
             return AddOffsetsToTxnResponse(
-                error_code=_fenced_as_known(error.code, request.version, FENCED_SINCE_ADD_OFFSETS)
+                error_code=fenced_as_known(error.code, request.version, FENCED_SINCE_ADD_OFFSETS)
             )
         return after(self._durable(body.transactional_id), AddOffsetsToTxnResponse())
 
@@ -376,7 +380,7 @@ class TransactionCoordinator:
                 return ErrorCode.TRANSACTION_ABORTABLE if abortable else ErrorCode.INVALID_TXN_STATE
             self._join(current, partitions=frozenset([where]))
         except KafkaError as error:
-            return _for_produce(error.code, joins)
+            return for_produce(error.code, joins)
         return ErrorCode.NONE
 
     def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest]) -> Reply:
@@ -424,7 +428,7 @@ class TransactionCoordinator:
             if answer is EndAnswer.DECIDE:
                 return self._decide(current, commit=body.committed, bump=bump)
         except KafkaError as error:
-            return EndTxnResponse(error_code=_fenced_as_known(error.code, request.version, FENCED_SINCE_END))
+            return EndTxnResponse(error_code=fenced_as_known(error.code, request.version, FENCED_SINCE_END))
         return EndTxnResponse(producer_id=current.producer_id, producer_epoch=current.producer_epoch)
 
     def _end_without_bump(self, request: Request[EndTxnRequest]) -> tuple[Transaction, EndAnswer]:
@@ -673,50 +677,3 @@ class TransactionCoordinator:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("ending a transaction failed; please file a bug", exc_info=error)
-
-
-def _init_failed(code: ErrorCode, version: int) -> InitProducerIdResponse:
-    return InitProducerIdResponse(
-        error_code=_fenced_as_known(code, version, FENCED_SINCE_INIT), producer_id=NO_ID, producer_epoch=NO_EPOCH
-    )
-
-
-def _fenced_as_known(code: ErrorCode, version: int, since: int) -> ErrorCode:
-    return ErrorCode.INVALID_PRODUCER_EPOCH if code is ErrorCode.PRODUCER_FENCED and version < since else code
-
-
-def _for_produce(code: ErrorCode, joins: bool) -> ErrorCode:
-    """The code as a producer understands it: older ones repeat a batch only for errors of the partition."""
-    if code is ErrorCode.PRODUCER_FENCED:
-        return ErrorCode.INVALID_PRODUCER_EPOCH
-    if code is ErrorCode.COORDINATOR_NOT_AVAILABLE or (code is ErrorCode.CONCURRENT_TRANSACTIONS and not joins):
-        return ErrorCode.NOT_ENOUGH_REPLICAS
-    return code
-
-
-def _refused_partitions(
-    access: Access, wanted: Iterable[TopicPartition], or_on_cluster: Operation | None
-) -> dict[TopicPartition, ErrorCode]:
-    """The partitions that may not be added, with the reason."""
-    refused = {}
-    for name, index in wanted:
-        try:
-            access.partition(name, index, Operation.WRITE, or_on_cluster=or_on_cluster)
-        except KafkaError as error:
-            refused[name, index] = error.code
-    return refused
-
-
-def _partition_results(
-    topics: Iterable[AddPartitionsToTxnTopic], codes: dict[TopicPartition, ErrorCode]
-) -> list[AddPartitionsToTxnTopicResult]:
-    return [
-        AddPartitionsToTxnTopicResult(
-            name=topic.name,
-            results_by_partition=[
-                AddPartitionsToTxnPartitionResult(partition_index=index, partition_error_code=codes[topic.name, index])
-                for index in topic.partitions
-            ],
-        )
-        for topic in topics
-    ]

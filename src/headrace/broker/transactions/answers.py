@@ -1,0 +1,69 @@
+"""Answers about transactions, with each error code as the version of the request knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace.broker.access import Access, Operation
+from headrace.broker.transactions.states import NO_EPOCH, NO_ID
+from headrace.errors import ErrorCode, KafkaError
+from headrace.wire.kafka.messages.transactions import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTopicResult,
+    InitProducerIdResponse,
+)
+
+__all__ = ["fenced_as_known", "for_produce", "init_failed", "partition_results", "refused_partitions"]
+
+TopicPartition = tuple[str, int]
+
+FENCED_SINCE_INIT = 4
+"""The version of InitProducerId from which clients know PRODUCER_FENCED."""
+
+
+def init_failed(code: ErrorCode, version: int) -> InitProducerIdResponse:
+    return InitProducerIdResponse(
+        error_code=fenced_as_known(code, version, FENCED_SINCE_INIT), producer_id=NO_ID, producer_epoch=NO_EPOCH
+    )
+
+
+def fenced_as_known(code: ErrorCode, version: int, since: int) -> ErrorCode:
+    return ErrorCode.INVALID_PRODUCER_EPOCH if code is ErrorCode.PRODUCER_FENCED and version < since else code
+
+
+def for_produce(code: ErrorCode, joins: bool) -> ErrorCode:
+    """The code as a producer understands it: older ones repeat a batch only for errors of the partition."""
+    if code is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if code is ErrorCode.COORDINATOR_NOT_AVAILABLE or (code is ErrorCode.CONCURRENT_TRANSACTIONS and not joins):
+        return ErrorCode.NOT_ENOUGH_REPLICAS
+    return code
+
+
+def refused_partitions(
+    access: Access, wanted: Iterable[TopicPartition], or_on_cluster: Operation | None
+) -> dict[TopicPartition, ErrorCode]:
+    """The partitions that may not be added, with the reason."""
+    refused = {}
+    for name, index in wanted:
+        try:
+            access.partition(name, index, Operation.WRITE, or_on_cluster=or_on_cluster)
+        except KafkaError as error:
+            refused[name, index] = error.code
+    return refused
+
+
+def partition_results(
+    topics: Iterable[AddPartitionsToTxnTopic], codes: dict[TopicPartition, ErrorCode]
+) -> list[AddPartitionsToTxnTopicResult]:
+    return [
+        AddPartitionsToTxnTopicResult(
+            name=topic.name,
+            results_by_partition=[
+                AddPartitionsToTxnPartitionResult(partition_index=index, partition_error_code=codes[topic.name, index])
+                for index in topic.partitions
+            ],
+        )
+        for topic in topics
+    ]
