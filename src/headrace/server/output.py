@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import io
 import os
 import socket
 from collections import deque
@@ -27,6 +26,7 @@ from typing import Any, Protocol
 
 from headrace.ports import File
 from headrace.server.descriptors import is_scarce
+from headrace.server.page_cache import has_descriptor, is_cached, read_at_once
 
 __all__ = ["PIECE_BYTES", "Output", "Slice"]
 
@@ -44,12 +44,7 @@ TURN_BYTES = 1 << 20
 SHARE_OF_DESCRIPTORS = 0.5
 """Connections get a second descriptor while fewer than this share of all are in use."""
 
-SAMPLE_BYTES = 64 << 10
-"""How far apart the page cache is asked whether it has a range."""
-
 _BYTES = (bytes, bytearray, memoryview)
-_NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
-_NOT_NOW = {errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _NO_SENDFILE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 """Of filesystems that cannot."""
 _MORE = getattr(socket, "MSG_MORE", 0)
@@ -138,6 +133,9 @@ class Output:
         self.abandon()
         self._failed(reason)
 
+    def _break_off_at_the_end(self, chunk: Slice) -> None:
+        self._break_off(f"{chunk.file.path} ends before {chunk.position + chunk.size}")
+
     def _pump(self) -> None:
         if self._around:
             self._pump_around()
@@ -164,7 +162,7 @@ class Output:
         size = min(PIECE_BYTES, chunk.size - self._slice_sent)
         position = chunk.position + self._slice_sent
         try:
-            piece = _read_at_once(chunk.file, size, position)
+            piece = read_at_once(chunk.file, size, position)
         except OSError as error:
             self._break_off(f"{chunk.file.path} at {position}: {error.strerror}")
             return
@@ -199,7 +197,7 @@ class Output:
 
     def _advance(self, chunk: Slice, count: int) -> bool:
         if not count:
-            self._break_off(f"{chunk.file.path} ends before {chunk.position + chunk.size}")
+            self._break_off_at_the_end(chunk)
             return False
         self._slice_sent += count
         if self._slice_sent == chunk.size:
@@ -211,7 +209,7 @@ class Output:
 
     def _may_go_around(self) -> bool:
         first = next((chunk for chunk in self._chunks if not isinstance(chunk, _BYTES)), None)
-        if first is None or not _has_descriptor(first.file):
+        if first is None or not has_descriptor(first.file):
             return False
         if self._paused or self._transport.get_write_buffer_size():
             return False
@@ -226,7 +224,7 @@ class Output:
         parts = []
         with suppress(OSError):  # what cannot be read now is dealt with where it is sent
             for chunk in self._chunks:
-                part = chunk if isinstance(chunk, _BYTES) else _read_at_once(chunk.file, chunk.size, chunk.position)
+                part = chunk if isinstance(chunk, _BYTES) else read_at_once(chunk.file, chunk.size, chunk.position)
                 if part is None or len(part) != len(chunk):
                     return
                 parts.append(part)
@@ -264,7 +262,7 @@ class Output:
         size = min(size_max, chunk.size - self._slice_sent)
         position = chunk.position + self._slice_sent
         try:
-            if not self._warmed_bytes and not _is_cached(chunk.file, size, position):
+            if not self._warmed_bytes and not is_cached(chunk.file, size, position):
                 self._read_in_thread(chunk, TURN_BYTES, self._note_warmed)
                 return 0
             size = min(size, self._warmed_bytes or size)
@@ -284,6 +282,8 @@ class Output:
     def _note_warmed(self, chunk: Slice, data: bytes) -> None:
         """The page cache has these bytes now, and sends them itself."""
         self._warmed_bytes = len(data)
+        if not data:
+            self._break_off_at_the_end(chunk)
 
 
 class DirectSocket:
@@ -336,38 +336,3 @@ class DirectSocket:
     def close(self) -> None:
         self.watch(False)
         self._socket.close()
-
-
-def _read_at_once(file: File, size: int, position: int) -> bytearray | memoryview | None:
-    """What the page cache has of it, or None where the disk would have to be asked."""
-    piece = bytearray(size)
-    count = _read_cached(file, piece, position)
-    if count is None or count == size:
-        return None if count is None else piece
-    return memoryview(piece)[:count]
-
-
-def _is_cached(file: File, size: int, position: int) -> bool:
-    """Whether the page cache has this range, by samples: it takes in and gives up pages in long runs."""
-    byte = bytearray(1)
-    places = [*range(position, position + size, SAMPLE_BYTES), position + size - 1]
-    return all(_read_cached(file, byte, place) is not None for place in places)
-
-
-def _has_descriptor(file: File) -> bool:
-    """Simulated files have none."""
-    try:
-        return file.fileno() >= 0
-    except io.UnsupportedOperation:
-        return False
-
-
-def _read_cached(file: File, into: bytearray, position: int) -> int | None:
-    try:
-        return os.preadv(file.fileno(), [into], position, _NO_WAIT)
-    except io.UnsupportedOperation:
-        return None
-    except OSError as error:
-        if error.errno in _NOT_NOW:
-            return None
-        raise
