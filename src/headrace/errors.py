@@ -1,11 +1,13 @@
-"""What can go wrong, as a tree, each with its wire code.
+"""What can go wrong, as a tree.
 
     HeadraceError                 everything that headrace raises on purpose
     ├── KafkaError                carries a Kafka error code: what the peer is told
     │   └── MalformedMessage …    refinements live beside what raises them
+    ├── LogError                  what a log runs into (``log/errors.py``); it knows no protocol
     └── UsageError                the user asked for something that cannot be; one line, with a hint
 
-An error says what, where and what to do. ``retriable`` is Kafka's own verdict for the code.
+An error says what, where and what to do. ``retriable`` says whether the same call may succeed later; a KafkaError takes
+that from its code.
 """
 
 from __future__ import annotations
@@ -200,24 +202,26 @@ _RETRIABLE = frozenset(
 class HeadraceError(Exception):
     """The root of the tree."""
 
+    retriable: bool = False
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+
 
 class KafkaError(HeadraceError):
     """An error that has a code on the wire."""
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
+        super().__init__(message or code.name.lower().replace("_", " "))
         self.code = code
-        self.message = message or code.name.lower().replace("_", " ")
-        super().__init__(self.message)
-
-    @property
-    def retriable(self) -> bool:
-        return self.code.retriable
+        self.retriable = code.retriable
 
 
 class UsageError(HeadraceError):
     """The user asked for something that cannot be; ``hint`` is the command or setting that mends it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(f"{message} ({hint})" if hint else message)
         self.message = message
         self.hint = hint
-        super().__init__(f"{message} ({hint})" if hint else message)

@@ -69,6 +69,13 @@ def test_nobody_left_a_reminder_behind(path: Path) -> None:
     assert left == []
 
 
+@pytest.mark.parametrize("path", sorted((SOURCE / "log").rglob("*.py")), ids=name_of)
+def test_the_log_knows_none_of_kafkas_error_codes(path: Path) -> None:
+    """The contracts in .importlinter see modules; this sees names. ``broker/errors.py`` has the codes."""
+    names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+    assert names & {"ErrorCode", "KafkaError"} == set()
+
+
 def imported_names(path: Path) -> set[str]:
     """All module names that a file imports, with the packages on the way to them."""
     package = module_name(path).split(".")

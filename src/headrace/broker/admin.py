@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from headrace.broker.access import Access, AccessDenied, Operation, ResourceType, denial_code
+from headrace.broker.errors import code_of
 from headrace.broker.identity import Identity
 from headrace.broker.partition import Partition
 from headrace.broker.request import Reply, Request, after
@@ -13,7 +14,7 @@ from headrace.broker.state import StateStore
 from headrace.broker.topics import PARTITIONS_PER_TOPIC_MAX, Topic, Topics, check_name, new_id
 from headrace.broker.upkeep import Upkeep
 from headrace.config import TOPIC_SETTINGS, Settings, show_value
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.log.store import LogStore
 from headrace.vocabulary import Offset
 from headrace.wire.kafka.messages.configs import (
@@ -99,9 +100,9 @@ class TopicAdmin:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
                 answer, offset = self._create(request, asked)
                 state_offset = max(state_offset, offset)
-            except KafkaError as error:
+            except HeadraceError as error:
                 answer = CreatableTopicResult(
-                    name=asked.name, error_code=error.code, error_message=error.message, configs=[]
+                    name=asked.name, error_code=code_of(error), error_message=error.message, configs=[]
                 )
             answers.append(answer)
         return self._when_durable(state_offset, CreateTopicsResponse(topics=answers))
@@ -210,10 +211,10 @@ class TopicAdmin:
                     raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED)
                 state_offset = max(state_offset, self._topics.delete(topic))
                 answers.append(DeletableTopicResult(name=topic.name, topic_id=topic.topic_id))
-            except KafkaError as error:
+            except HeadraceError as error:
                 answers.append(
                     DeletableTopicResult(
-                        name=each.name, topic_id=each.topic_id, error_code=error.code, error_message=error.message
+                        name=each.name, topic_id=each.topic_id, error_code=code_of(error), error_message=error.message
                     )
                 )
         return self._when_durable(state_offset, DeleteTopicsResponse(responses=answers))
@@ -246,9 +247,9 @@ class TopicAdmin:
                 if not request.body.validate_only:
                     state_offset = max(state_offset, self._topics.add_partitions(topic, asked.count))
                 answers.append(CreatePartitionsTopicResult(name=asked.name))
-            except KafkaError as error:
+            except HeadraceError as error:
                 answers.append(
-                    CreatePartitionsTopicResult(name=asked.name, error_code=error.code, error_message=error.message)
+                    CreatePartitionsTopicResult(name=asked.name, error_code=code_of(error), error_message=error.message)
                 )
         return self._when_durable(state_offset, CreatePartitionsResponse(results=answers))
 
@@ -297,9 +298,9 @@ class TopicAdmin:
             if not 0 <= offset <= end:
                 raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
             partition.log.delete_records(Offset(offset))
-        except KafkaError as error:
+        except HeadraceError as error:
             return DeleteRecordsPartitionResult(
-                partition_index=asked.partition_index, low_watermark=-1, error_code=error.code
+                partition_index=asked.partition_index, low_watermark=-1, error_code=code_of(error)
             )
         return DeleteRecordsPartitionResult(
             partition_index=asked.partition_index, low_watermark=partition.log.start_offset
@@ -323,8 +324,8 @@ class TopicAdmin:
             access.topic(name, Operation.READ)
             check_name(name)
             producers = access.partition(name, index, Operation.READ).log.producers.describe()
-        except KafkaError as error:
-            return PartitionResponse(partition_index=index, error_code=error.code, error_message=error.message)
+        except HeadraceError as error:
+            return PartitionResponse(partition_index=index, error_code=code_of(error), error_message=error.message)
         return PartitionResponse(
             partition_index=index,
             active_producers=[
@@ -395,8 +396,8 @@ class TopicAdmin:
             access.check_cluster(Operation.ALTER)
             access.partition(name, index, Operation.DESCRIBE, or_on_cluster=Operation.ALTER)
             raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
-        except KafkaError as error:
-            return PartitionResult(partition_id=index, error_code=error.code, error_message=error.message)
+        except HeadraceError as error:
+            return PartitionResult(partition_id=index, error_code=code_of(error), error_message=error.message)
 
     def _when_durable(self, state_offset: int, response: object) -> Reply:
         if state_offset < 0:

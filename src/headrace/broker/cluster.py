@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from headrace.broker.access import Access, Operation, denial_code
+from headrace.broker.errors import code_of
 from headrace.broker.identity import Identity
 from headrace.broker.metadata import FEATURES
 from headrace.broker.request import Reply, Request
 from headrace.broker.state import StateStore
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.log.store import LogStore
 from headrace.ports import Clock
 from headrace.wire.kafka.messages.configs import (
@@ -78,8 +79,8 @@ class ClusterHandler:
                     ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                     f"one machine: the only replica is broker {self._identity.node_id}",
                 )
-        except KafkaError as error:
-            answer.error_code = error.code
+        except HeadraceError as error:
+            answer.error_code = code_of(error)
             answer.error_message = error.message
         return answer
 

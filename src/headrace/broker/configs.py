@@ -13,6 +13,7 @@ from typing import Any
 
 from headrace.broker.access import Access, AccessDenied, Operation
 from headrace.broker.dynamic_settings import DynamicSettings
+from headrace.broker.errors import code_of
 from headrace.broker.identity import Identity
 from headrace.broker.overflow import Overflow
 from headrace.broker.request import Reply, Request, after
@@ -29,7 +30,7 @@ from headrace.config import (
     parse_value,
     show_value,
 )
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.log.store import LogStore
 from headrace.wire.kafka.messages.configs import (
     AlterConfigsRequest,
@@ -90,8 +91,8 @@ class ConfigHandler:
             )
             try:
                 result.configs = self._describe(request, asked)
-            except KafkaError as error:
-                result.error_code = error.code
+            except HeadraceError as error:
+                result.error_code = code_of(error)
                 result.error_message = error.message
             results.append(result)
         return DescribeConfigsResponse(results=results)
@@ -227,8 +228,8 @@ class ConfigHandler:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
                 durable_after = max(durable_after, self._alter(access, kind, name, changes, validate_only, replace))
                 outcome.append((kind, name, ErrorCode.NONE, None))
-            except KafkaError as error:
-                outcome.append((kind, name, error.code, error.message))
+            except HeadraceError as error:
+                outcome.append((kind, name, code_of(error), error.message))
         return outcome, durable_after
 
     def _alter(

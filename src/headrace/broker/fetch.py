@@ -20,11 +20,12 @@ from collections import OrderedDict
 from typing import Any
 
 from headrace.broker.access import Access, AccessDenied, Operation
+from headrace.broker.errors import code_of
 from headrace.broker.fetch_sessions import INITIAL_EPOCH, FetchSessions, Key, Session, Wanted
 from headrace.broker.partition import Partition
 from headrace.broker.request import PromptReply, Reply, Request
 from headrace.config import Settings
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.log.reader import LogReader
 from headrace.log.segment import FileSlice
 from headrace.ports import Clock, TimerHandle
@@ -73,8 +74,8 @@ class FetchHandler:
     def fetch(self, request: Request[FetchRequest]) -> Reply:
         try:
             session, wanted = self.sessions.wanted(request.body)
-        except KafkaError as error:
-            return FetchResponse(error_code=error.code)
+        except HeadraceError as error:
+            return FetchResponse(error_code=code_of(error))
         pending = PendingFetch(self, request, wanted, session)
         response = pending.attempt()
         return response if response is not None else pending.wait()
@@ -128,8 +129,8 @@ class FetchHandler:
                         log.reader, offset, upto, records, aborted_max
                     )
                 answer.records = records or b""
-            except KafkaError as error:
-                answer.error_code = error.code
+            except HeadraceError as error:
+                answer.error_code = code_of(error)
                 LOG.error("%s", error)
         return answer
 
@@ -241,7 +242,7 @@ class PendingFetch:
             if isinstance(partition, ErrorCode):
                 answer = _missing(key[2], partition)
             elif partition.fault is not None:
-                answer = _failed(key[2], partition.fault.code)
+                answer = _failed(key[2], code_of(partition.fault))
             elif follower:
                 answer = _failed(key[2], ErrorCode.NOT_LEADER_OR_FOLLOWER)
             elif (idle := self._idle.get(partition)) is not None:

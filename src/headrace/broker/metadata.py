@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from headrace.broker.access import Access, AccessDenied, Operation, ResourceType
+from headrace.broker.errors import code_of
 from headrace.broker.identity import Identity
 from headrace.broker.partition import Partition
 from headrace.broker.request import Reply, Request, after
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topic, Topics, check_name
 from headrace.config import Settings
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.wire.kafka.apis import APIS
 from headrace.wire.kafka.messages.coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from headrace.wire.kafka.messages.metadata import (
@@ -125,8 +126,8 @@ class MetadataHandler:
             if topic is not None:
                 return self._topic(request, topic), -1
             made, offset = self._auto_create(request, asked.name, may_make)
-        except KafkaError as error:
-            return _no_topic(asked.name, asked.topic_id if asked.name is None else NO_ID, error.code), -1
+        except HeadraceError as error:
+            return _no_topic(asked.name, asked.topic_id if asked.name is None else NO_ID, code_of(error)), -1
         return self._topic(request, made), offset
 
     def _auto_create(self, request: Request[MetadataRequest], name: str, may_make: bool) -> tuple[Topic, int]:
@@ -304,8 +305,8 @@ def _undescribed(access: Access, name: str) -> DescribeTopicPartitionsResponseTo
     try:
         check_name(name)
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    except KafkaError as error:
-        code = error.code
+    except HeadraceError as error:
+        code = code_of(error)
     return DescribeTopicPartitionsResponseTopic(
         error_code=code, name=name, topic_authorized_operations=access.operations(ResourceType.TOPIC, name)
     )

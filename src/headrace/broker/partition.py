@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from headrace.batch import Batch, control_batch
-from headrace.errors import KafkaError
+from headrace.log.errors import LogError
 from headrace.log.flush import Flusher
 from headrace.log.log import AppendResult, PartitionLog
 from headrace.ports import Clock
@@ -46,7 +46,7 @@ class Countdown:
 class Partition:
     """One partition of a topic."""
 
-    fault: KafkaError | None = None
+    fault: LogError | None = None
 
     def __init__(
         self, *, topic: str, index: int, log: PartitionLog, flusher: Flusher, clock: Clock, leader_epoch: Epoch
@@ -127,11 +127,11 @@ class DamagedPartition(Partition):
     by guesswork. Restoring the file from a copy and restarting brings the partition back; deleting the topic ends it.
     """
 
-    def __init__(self, *, topic: str, index: int, fault: KafkaError, leader_epoch: Epoch) -> None:
+    def __init__(self, *, topic: str, index: int, fault: LogError, leader_epoch: Epoch) -> None:
         self.topic = topic
         self.index = index
         self.leader_epoch = leader_epoch
-        self.fault: KafkaError = fault
+        self.fault: LogError = fault
         self.watchers = {}
         self.dropped_records = 0
         self.refused_batches = 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from headrace.broker.access import Access, Operation
+from headrace.broker.errors import code_of
 from headrace.broker.partition import Partition
 from headrace.broker.request import Reply, Request
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.vocabulary import Epoch, Offset
 from headrace.wire.kafka.messages.offsets import (
     EpochEndOffset,
@@ -66,8 +67,8 @@ class OffsetLookup:
             if asked.timestamp < 0 and request.version < LEAST_VERSION.get(asked.timestamp, 0):
                 raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
             timestamp, offset = self._find(partition, asked.timestamp, committed)
-        except KafkaError as error:
-            return _failed(index, error.code)
+        except HeadraceError as error:
+            return _failed(index, code_of(error))
         epoch = partition.epoch_at(Offset(offset))
         return ListOffsetsPartitionResponse(
             partition_index=index, timestamp=timestamp, offset=offset, leader_epoch=epoch
@@ -111,8 +112,8 @@ class OffsetLookup:
             )
             check_epoch(partition, asked.current_leader_epoch)
             epoch, end = self._end_of(partition, Epoch(asked.leader_epoch))
-        except KafkaError as error:
-            return EpochEndOffset(error_code=error.code, partition=asked.partition)
+        except HeadraceError as error:
+            return EpochEndOffset(error_code=code_of(error), partition=asked.partition)
         return EpochEndOffset(partition=asked.partition, leader_epoch=epoch, end_offset=end)
 
     @staticmethod

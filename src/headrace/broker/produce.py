@@ -29,13 +29,14 @@ from headrace.batch import (
     stamp_log_append_time,
 )
 from headrace.broker.access import AccessDenied, Operation
+from headrace.broker.errors import code_of
 from headrace.broker.overflow import Overflow
 from headrace.broker.partition import Partition
 from headrace.broker.request import AcknowledgedReply, Reply, Request
 from headrace.broker.topics import ProducePolicy, Topic
 from headrace.broker.transactions import TransactionCoordinator
 from headrace.config import INT_MAX
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.log.errors import InvalidProducerEpoch, OutOfOrderSequence
 from headrace.log.producers import Duplicate
 from headrace.ports import Clock
@@ -122,7 +123,7 @@ class ProduceHandler:
                 continue
             try:
                 answer.partition_responses.append(self._partition(request, topic, partition, each, waiting))
-            except KafkaError as error:
+            except HeadraceError as error:
                 answer.partition_responses.append(_refused(each.index, error, partition))
         return answer
 
@@ -260,8 +261,10 @@ TELLS_START = (InvalidBatch, RefusedRecords, OutOfOrderSequence, InvalidProducer
 """Errors found when the batch met its log: Kafka then tells where the log starts."""
 
 
-def _refused(index: int, error: KafkaError, partition: Partition | None = None) -> PartitionProduceResponse:
-    answer = PartitionProduceResponse(index=index, error_code=error.code, base_offset=-1, error_message=error.message)
+def _refused(index: int, error: HeadraceError, partition: Partition | None = None) -> PartitionProduceResponse:
+    answer = PartitionProduceResponse(
+        index=index, error_code=code_of(error), base_offset=-1, error_message=error.message
+    )
     if partition is not None and isinstance(error, TELLS_START) and not isinstance(error, UnreadableBatch):
         answer.log_start_offset = partition.log.start_offset
     if isinstance(error, RefusedRecords):

@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any
 
 from headrace.batch import Batch, build_batch, read_batches
-from headrace.errors import KafkaError
+from headrace.errors import HeadraceError
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
 from headrace.ports import Clock
@@ -147,7 +147,7 @@ class StateStore:
             try:
                 if changes:
                     self._append(changes)
-            except KafkaError:
+            except HeadraceError:
                 self._pending_rows = rows  # the disk is full: the same rows again when it may not be
                 self._clock.call_later(1.0, self._rewrite_some)
                 return

@@ -20,7 +20,7 @@ from uuid import UUID
 from headrace.broker.partition import DamagedPartition, Partition
 from headrace.broker.state import StateStore
 from headrace.config import TOPIC_SETTINGS, Settings, parse_value
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.log.config import FlushMode, LogConfig
 from headrace.log.errors import CorruptLog, storage_error
 from headrace.log.flush import Flusher
@@ -307,7 +307,7 @@ class Topics:
         topic.config.given = dict(config)
         try:
             offset = self._write_row(topic, len(topic.partitions))
-        except KafkaError:
+        except HeadraceError:
             topic.config.given = before
             raise
         self.settings_changed([topic])
@@ -326,7 +326,7 @@ class Topics:
     def delete_row(self, topic: Topic) -> None:
         """Undo a creation that the disk refused; what it made of directories goes with the deleted."""
         key = f"{topic.name}~{topic.topic_id.hex()}"
-        with suppress(KafkaError):
+        with suppress(HeadraceError):
             self._state.put_many([("topics", topic.name, None), ("deleted", key, True)])
 
     def _write_row(self, topic: Topic, partitions: int) -> int:
@@ -367,7 +367,7 @@ class Topics:
     def _remove_files(self, key: str) -> None:
         name, _, topic_id = key.rpartition("~")
         self._store.delete_topic(name, UUID(topic_id))
-        with suppress(KafkaError):  # a full disk: the row stays, and the next start finds nothing left to move
+        with suppress(HeadraceError):  # a full disk: the row stays, and the next start finds nothing left to move
             self._state.put("deleted", key, None)
         self.on_deleted()
 

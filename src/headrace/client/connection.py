@@ -98,10 +98,7 @@ class TlsFailed(KafkaError):
     def __init__(self, address: Address, reason: str) -> None:
         super().__init__(ErrorCode.NETWORK_EXCEPTION, f"no TLS connection to {address}: {reason}")
         self.address = address
-
-    @property
-    def retriable(self) -> bool:
-        return False
+        self.retriable = False
 
 
 class ConnectionLost(KafkaError):

@@ -1,23 +1,25 @@
-"""What a log can run into, each with its place, its numbers and its wire code.
+"""What a log can run into, each with its place and its numbers.
 
-KafkaError
+LogError
 ├── OffsetOutOfRange          a read outside [start, end)
 ├── StorageError              the disk refused; nothing changed, a retry may help
 │   ├── DiskFull              … for want of space
-│   └── CorruptLog            bytes on disk are not what was written: file and position
+│   └── CorruptLog            bytes on disk are not what was written: file and position; a retry does not help
 ├── RecordListTooLarge        one append larger than a segment
 ├── OutOfOrderSequence        a gap in a producer's sequence numbers
 ├── InvalidProducerEpoch      a producer that has been fenced
 └── InvalidTransactionState   a plain batch inside a producer's open transaction
 UsageError
 └── DataDirectoryInUse        a second owner of the data directory
+
+A log knows no protocol: ``broker/errors.py`` says which of Kafka's codes stands for each of these.
 """
 
 from __future__ import annotations
 
 import errno
 
-from headrace.errors import ErrorCode, KafkaError, UsageError
+from headrace.errors import HeadraceError, UsageError
 
 __all__ = [
     "CorruptLog",
@@ -25,6 +27,7 @@ __all__ = [
     "DiskFull",
     "InvalidProducerEpoch",
     "InvalidTransactionState",
+    "LogError",
     "OffsetOutOfRange",
     "OutOfOrderSequence",
     "RecordListTooLarge",
@@ -33,11 +36,14 @@ __all__ = [
 ]
 
 
-class OffsetOutOfRange(KafkaError):
+class LogError(HeadraceError):
+    """The root of what a log raises."""
+
+
+class OffsetOutOfRange(LogError):
     def __init__(self, offset: int, earliest: int, latest: int) -> None:
         reason = "retention or a deletion removed it" if offset < earliest else "it has not been written"
         super().__init__(
-            ErrorCode.OFFSET_OUT_OF_RANGE,
             f"offset {offset} is outside [{earliest}, {latest}]: {reason}; reset the reader to 'earliest' or 'latest'",
         )
         self.offset = offset
@@ -45,9 +51,8 @@ class OffsetOutOfRange(KafkaError):
         self.latest = latest
 
 
-class StorageError(KafkaError):
-    def __init__(self, message: str) -> None:
-        super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, message)
+class StorageError(LogError):
+    retriable = True
 
 
 class DiskFull(StorageError):
@@ -58,6 +63,8 @@ class DiskFull(StorageError):
 
 
 class CorruptLog(StorageError):
+    retriable = False
+
     def __init__(self, path: str, position: int, reason: str) -> None:
         super().__init__(f"{path} is corrupt at byte {position}: {reason}; inspect it with 'headrace log verify'")
         self.path = path
@@ -65,20 +72,18 @@ class CorruptLog(StorageError):
         self.reason = reason
 
 
-class RecordListTooLarge(KafkaError):
+class RecordListTooLarge(LogError):
     def __init__(self, size: int, segment_bytes_max: int) -> None:
         super().__init__(
-            ErrorCode.RECORD_LIST_TOO_LARGE,
             f"an append of {size} bytes exceeds segment.bytes={segment_bytes_max}; send less at once or raise it",
         )
         self.size = size
         self.segment_bytes_max = segment_bytes_max
 
 
-class OutOfOrderSequence(KafkaError):
+class OutOfOrderSequence(LogError):
     def __init__(self, producer_id: int, sequence: int, expected: int) -> None:
         super().__init__(
-            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
             f"producer {producer_id} sent sequence {sequence} where {expected} was expected: one before it is missing",
         )
         self.producer_id = producer_id
@@ -86,10 +91,9 @@ class OutOfOrderSequence(KafkaError):
         self.expected = expected
 
 
-class InvalidProducerEpoch(KafkaError):
+class InvalidProducerEpoch(LogError):
     def __init__(self, producer_id: int, epoch: int, current_epoch: int) -> None:
         super().__init__(
-            ErrorCode.INVALID_PRODUCER_EPOCH,
             f"producer {producer_id} wrote with epoch {epoch}, but epoch {current_epoch} has been seen: it is fenced",
         )
         self.producer_id = producer_id
@@ -97,10 +101,9 @@ class InvalidProducerEpoch(KafkaError):
         self.current_epoch = current_epoch
 
 
-class InvalidTransactionState(KafkaError):
+class InvalidTransactionState(LogError):
     def __init__(self, producer_id: int, first_offset: int) -> None:
         super().__init__(
-            ErrorCode.INVALID_TXN_STATE,
             f"producer {producer_id} has a transaction open since offset {first_offset}: a plain write may not join it",
         )
         self.producer_id = producer_id

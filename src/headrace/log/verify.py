@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace.batch import Batch
-from headrace.errors import KafkaError
+from headrace.errors import HeadraceError
 from headrace.log.aborted import AbortedIndex
 from headrace.log.disk import FileCache
 from headrace.log.dump import BadBytes, log_files, walk_file
@@ -107,7 +107,7 @@ class _Verifier:
                 aborted.append(entry)
             if self.decompressed_bytes_max:
                 self._check_records(batch)
-        except KafkaError as error:
+        except HeadraceError as error:
             yield error.message
 
     def _check_records(self, batch: Batch) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.broker.request import Peer, Request
-from headrace.errors import ErrorCode, KafkaError
+from headrace.log.errors import DiskFull
 from headrace.wire.kafka.codec import read_message, write_message
 from headrace.wire.kafka.schema import spec_of
 
@@ -94,7 +94,7 @@ class FakeState:
 
     def put_many(self, changes: Sequence[tuple[str, str, Any]]) -> int:
         if self.full:
-            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk is full")
+            raise DiskFull("the state", 100)
         assert changes, "an empty batch cannot be written"
         written = []
         for table, key, value in changes:

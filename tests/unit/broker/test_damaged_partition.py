@@ -290,7 +290,7 @@ def test_a_restored_partition_gets_the_marker_it_was_owed_once(tmp_path: Path) -
         answer = await harness.fetch("t", 0, 0, isolation_level=1)
         assert [each.first_offset for each in answer.aborted_transactions or []] == [0]
         assert answer.last_stable_offset == 2
-        assert harness.broker.topics.partition("t", 0).log.end_offset == 2
+        assert harness.partition("t", 0).log.end_offset == 2
 
     for _ in range(2):
         run(tmp_path, restored)

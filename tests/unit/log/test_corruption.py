@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from headrace.batch import Batch, read_batches
-from headrace.errors import KafkaError
+from headrace.errors import HeadraceError
 from headrace.log.log import PartitionLog
 from headrace.log.store import LogStore
 from headrace.log.verify import verify_directory
@@ -95,7 +95,7 @@ def outcome(seed: int, clean: bool) -> str:
         log = store.open_log(*KEY, SMALL)
         aborted = [entry.first_offset for entry in log.reader.aborted_transactions(0, end)]
         found = contents(log)
-    except KafkaError:
+    except HeadraceError:
         # Ours, with file and position; or the reader's own check of a batch, which every client makes.
         return "told"
     if (found, log.end_offset, aborted) == (content, end, [20, 42]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from headrace.batch import SEQUENCE_MAX, Batch
-from headrace.errors import ErrorCode
 from headrace.log.errors import InvalidProducerEpoch, InvalidTransactionState, OutOfOrderSequence
 from headrace.log.producer_snapshots import decode_snapshot, encode_snapshot
 from headrace.log.producers import FRESH, AbortedTransaction, Duplicate, ProducerStates
@@ -40,9 +39,8 @@ def test_a_retry_older_than_five_batches_is_out_of_order() -> None:
     partition = Partition()
     for sequence in range(6):
         partition.write(produced(1, sequence))
-    with pytest.raises(OutOfOrderSequence) as caught:
+    with pytest.raises(OutOfOrderSequence):
         partition.states.check([produced(1, 0)])
-    assert caught.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 def test_a_gap_names_the_sequence_that_was_expected() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from headrace.broker.request import after
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode
 
-__all__ = ["answer", "once_flushed", "release_after", "storage_refused"]
+__all__ = ["answer", "once_flushed", "release_after"]
 
 T = TypeVar("T")
 
@@ -40,11 +40,3 @@ def once_flushed(flushed: asyncio.Future[None] | None, response: T) -> T | async
     if flushed is None or (flushed.done() and not flushed.cancelled() and flushed.exception() is None):
         return response
     return after(flushed, response)
-
-
-def storage_refused(error: KafkaError) -> ErrorCode:
-    """What members are told when the state cannot be written (a full disk).
-
-    Clients take KAFKA_STORAGE_ERROR from a coordinator as fatal; this code makes them look it up and try again.
-    """
-    return ErrorCode.COORDINATOR_NOT_AVAILABLE if error.code is ErrorCode.KAFKA_STORAGE_ERROR else error.code

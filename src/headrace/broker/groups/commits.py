@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.access import Access, AccessDenied, Operation, denial_code
-from headrace.broker.groups.answers import storage_refused
+from headrace.broker.errors import code_of, coordinator_code_of
 from headrace.broker.groups.classic import CONSUMER_PROTOCOL, ClassicGroup, ClassicState
 from headrace.broker.groups.consumer import ConsumerGroup
 from headrace.broker.groups.offsets import NO_OFFSET, Offsets, Place, Row
 from headrace.broker.request import Reply, Request, after
 from headrace.config import Settings
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.ports import Clock
 from headrace.wire.kafka.api_key import ApiKey
 from headrace.wire.kafka.messages.group_offsets import (
@@ -159,10 +159,10 @@ class Commits:
             return response
         try:
             journal_offset = put()
-        except KafkaError as error:
+        except HeadraceError as error:
             for topic in response.topics:
                 for partition in topic.partitions:
-                    partition.error_code = partition.error_code or storage_refused(error)
+                    partition.error_code = partition.error_code or coordinator_code_of(error)
             return response
         self._found(group_id)
         return after(self._state.when_flushed(journal_offset), response)
@@ -212,8 +212,8 @@ class Commits:
                 group.validate_commit(body.member_id, epoch, request.version, self._places(request))
             else:
                 self._validate_classic(group, body, transactional=False)
-        except KafkaError as error:
-            return error.code
+        except HeadraceError as error:
+            return code_of(error)
         return ErrorCode.NONE
 
     def _places(self, request: Request[Any]) -> list[tuple[bytes, int]]:
@@ -240,9 +240,9 @@ class Commits:
                 )
             else:
                 self._validate_classic(group, body, transactional=True)
-        except KafkaError as error:
-            stale = error.code is ErrorCode.STALE_MEMBER_EPOCH and request.version < TXN_STALE_SINCE
-            return ErrorCode.ILLEGAL_GENERATION if stale else error.code
+        except HeadraceError as error:
+            stale = code_of(error) is ErrorCode.STALE_MEMBER_EPOCH and request.version < TXN_STALE_SINCE
+            return ErrorCode.ILLEGAL_GENERATION if stale else code_of(error)
         return ErrorCode.NONE
 
     def _validate_classic(
@@ -292,8 +292,8 @@ class Commits:
             group = request.access.group(asked.group_id, Operation.DESCRIBE)
             if isinstance(group, ConsumerGroup):
                 group.validate_fetch(asked.member_id, asked.member_epoch)
-        except KafkaError as error:
-            response.error_code = error.code
+        except HeadraceError as error:
+            response.error_code = code_of(error)
             return response
         with_ids = request.version >= TOPIC_IDS_SINCE[ApiKey.OFFSET_FETCH]
         if asked.topics is None:
@@ -375,8 +375,8 @@ class Commits:
             return response
         try:
             journal_offset = self._state.put_many(self._offsets.removal(body.group_id, gone))
-        except KafkaError as error:
-            return OffsetDeleteResponse(error_code=storage_refused(error))
+        except HeadraceError as error:
+            return OffsetDeleteResponse(error_code=coordinator_code_of(error))
         self._offsets.apply_removal(body.group_id, gone)
         return after(self._state.when_flushed(journal_offset), response)
 

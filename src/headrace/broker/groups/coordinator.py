@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.access import Access, AccessDenied, Operation
-from headrace.broker.groups.answers import storage_refused
+from headrace.broker.errors import code_of, coordinator_code_of
 from headrace.broker.groups.classic import CONSUMER_PROTOCOL, ClassicGroup, ClassicState
 from headrace.broker.groups.commits import Commits
 from headrace.broker.groups.consumer import LEFT_STATIC, ConsumerGroup, member_key
@@ -27,7 +27,7 @@ from headrace.broker.groups.rebalance import Rebalancer
 from headrace.broker.groups.registry import Group, Groups
 from headrace.broker.request import Reply, Request, after
 from headrace.config import GROUP_SETTINGS, Settings
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.ports import Clock, TimerHandle
 from headrace.wire.kafka.messages.consumer_groups import (
     ConsumerGroupDescribeRequest,
@@ -174,8 +174,8 @@ class GroupCoordinator:
                 if not group.is_empty():
                     return self._mixed.join(group, request)
                 group = self._to_classic(group)
-            except KafkaError as error:
-                return _join_error(storage_refused(error), body)
+            except HeadraceError as error:
+                return _join_error(coordinator_code_of(error), body)
         if group is None:
             if body.member_id:
                 return _join_error(ErrorCode.UNKNOWN_MEMBER_ID, body)
@@ -212,8 +212,8 @@ class GroupCoordinator:
             if isinstance(group, ClassicGroup):
                 return self._rebalancer.sync(group, body)
             return self._mixed.sync(group, body)
-        except KafkaError as error:
-            return SyncGroupResponse(error_code=error.code)
+        except HeadraceError as error:
+            return SyncGroupResponse(error_code=code_of(error))
 
     def heartbeat(self, request: Request[HeartbeatRequest]) -> Reply:
         body = request.body
@@ -222,16 +222,16 @@ class GroupCoordinator:
             if isinstance(group, ClassicGroup):
                 return self._rebalancer.heartbeat(group, body)
             return self._mixed.heartbeat(group, body)
-        except KafkaError as error:
-            return HeartbeatResponse(error_code=error.code)
+        except HeadraceError as error:
+            return HeartbeatResponse(error_code=code_of(error))
 
     def leave_group(self, request: Request[LeaveGroupRequest]) -> Reply:
         body = request.body
         identities = body.members if request.version >= 3 else [MemberIdentity(member_id=body.member_id)]
         try:
             group = self._known_group(request, body.group_id)
-        except KafkaError as error:
-            return LeaveGroupResponse(error_code=error.code)
+        except HeadraceError as error:
+            return LeaveGroupResponse(error_code=code_of(error))
         left = [
             MemberResponse(
                 member_id=identity.member_id,
@@ -251,8 +251,8 @@ class GroupCoordinator:
             return self._rebalancer.leave(group, identity)
         try:
             return self._leave_consumer(group, identity)
-        except KafkaError as error:
-            return storage_refused(error)
+        except HeadraceError as error:
+            return coordinator_code_of(error)
 
     def _leave_consumer(self, group: ConsumerGroup, identity: MemberIdentity) -> ErrorCode:
         """An administrator takes a member of the consumer protocol out with the classic request."""
@@ -297,8 +297,8 @@ class GroupCoordinator:
             if body.member_epoch in (LEAVE, LEFT_STATIC):
                 return self._heartbeats.leave(_consumer_group(group, body.group_id), body)
             return self._consumer_heartbeat(request, group)
-        except KafkaError as error:
-            return ConsumerGroupHeartbeatResponse(error_code=storage_refused(error), error_message=error.message)
+        except HeadraceError as error:
+            return ConsumerGroupHeartbeatResponse(error_code=coordinator_code_of(error), error_message=error.message)
 
     def _consumer_heartbeat(self, request: Request[ConsumerGroupHeartbeatRequest], known: Group | None) -> Reply:
         body = request.body
@@ -332,8 +332,8 @@ class GroupCoordinator:
             raise cannot_upgrade(group.group_id, "the group size exceeds the consumer group maximum size")
         try:
             return to_consumer(group, self._topics)
-        except KafkaError as error:
-            if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+        except HeadraceError as error:
+            if code_of(error) is ErrorCode.GROUP_ID_NOT_FOUND:
                 raise
             raise cannot_upgrade(group.group_id, "the embedded consumer protocol is malformed") from None
 
@@ -345,7 +345,7 @@ class GroupCoordinator:
         classic = to_classic(group, self._topics, self._rebalancer, self._clock.wall_ms())
         try:
             offset = self._state.put_many([*self._rows_of(group), ("groups", group.group_id, classic.to_row())])
-        except KafkaError:
+        except HeadraceError:
             return  # The disk is full: it stays a consumer group of classic members, which works as well.
         classic.flushed = self._state.when_flushed(offset)
         self._heartbeats.shut(group)
@@ -455,8 +455,8 @@ class GroupCoordinator:
             results.append(result)
             try:
                 group = _deletable(request.access, group_id)
-            except KafkaError as error:
-                result.error_code = error.code
+            except HeadraceError as error:
+                result.error_code = code_of(error)
                 continue
             gone.append(group_id)
             changes += self._rows_of(group) + self._offsets.group_removal(group_id)
@@ -465,9 +465,9 @@ class GroupCoordinator:
             return response
         try:
             offset = self._state.put_many(changes)
-        except KafkaError as error:
+        except HeadraceError as error:
             for result in results:
-                result.error_code = result.error_code or storage_refused(error)
+                result.error_code = result.error_code or coordinator_code_of(error)
             return response
         for group_id in gone:
             self._forget(group_id)
@@ -488,7 +488,7 @@ class GroupCoordinator:
         try:
             for group in list(self._groups.values()):
                 self._expire(group)
-        except KafkaError:
+        except HeadraceError:
             pass  # The disk is full: what could not be written down now is found again by the next sweep.
         self._set_sweep_timer()
 
@@ -525,7 +525,7 @@ class GroupCoordinator:
             if changes:
                 try:
                     self._state.put_many(changes)
-                except KafkaError:
+                except HeadraceError:
                     return  # The disk is full: a start, or the next change of topics, finds them again.
                 for group_id, partition in gone:
                     self._offsets.apply_removal(group_id, [(topic, partition)])

@@ -32,7 +32,7 @@ from headrace.broker.groups.consumer import (
 from headrace.broker.groups.timers import Deadline
 from headrace.broker.request import Reply, Request
 from headrace.config import Settings
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.ports import Clock
 from headrace.wire.kafka.messages.consumer_groups import (
     Assignment,
@@ -382,7 +382,7 @@ class Heartbeats:
             return
         try:
             self.remove(group, [member_id])
-        except KafkaError:
+        except HeadraceError:
             group.sessions[member_id].move(STORAGE_RETRY_MS)
 
     # ---- topics ----

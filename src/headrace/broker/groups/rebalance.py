@@ -16,12 +16,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.groups.answers import Waiting, answer, once_flushed, release_after, storage_refused
+from headrace.broker.errors import code_of, coordinator_code_of
+from headrace.broker.groups.answers import Waiting, answer, once_flushed, release_after
 from headrace.broker.groups.classic import ClassicGroup, ClassicMember, ClassicState, read_subscription
 from headrace.broker.groups.timers import Deadline
 from headrace.broker.request import Reply, Request
 from headrace.config import Settings
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.ports import Clock
 from headrace.wire.kafka.messages.groups import (
     HeartbeatRequest,
@@ -76,8 +77,8 @@ class Rebalancer:
             return self._add_member(group, request, body.member_id)
         try:
             member = group.validate_member(body.member_id, body.group_instance_id)
-        except KafkaError as error:
-            return _join_error(error.code, body.member_id)
+        except HeadraceError as error:
+            return _join_error(code_of(error), body.member_id)
         return self._join_again(group, member, request)
 
     def _accepts(self, group: ClassicGroup, member_id: str) -> bool:
@@ -177,12 +178,12 @@ class Rebalancer:
             return future
         try:
             offset = self._state.put("groups", group.group_id, group.to_row())
-        except KafkaError as error:
+        except HeadraceError as error:
             member.join_future = None
             member.protocols = old_protocols
             member.session_timeout_ms, member.rebalance_timeout_ms = old_timeouts
             self._rename(group, member, old_id)
-            return _join_error(storage_refused(error))
+            return _join_error(coordinator_code_of(error))
         group.flushed = self._state.when_flushed(offset)
         member.join_future = None
         response = group.join_response(new_id)
@@ -272,7 +273,7 @@ class Rebalancer:
             return
         try:
             self._next_generation(group)
-        except KafkaError:
+        except HeadraceError:
             self._set_join_timer(group, STORAGE_RETRY_S, self._complete_join)
 
     def _next_generation(self, group: ClassicGroup) -> None:
@@ -314,8 +315,8 @@ class Rebalancer:
     def sync(self, group: ClassicGroup, body: SyncGroupRequest) -> Reply:
         try:
             member = group.validate_member(body.member_id, body.group_instance_id)
-        except KafkaError as error:
-            return SyncGroupResponse(error_code=error.code)
+        except HeadraceError as error:
+            return SyncGroupResponse(error_code=code_of(error))
         error_code = _sync_refusal(group, body)
         if error_code is not ErrorCode.NONE:
             return SyncGroupResponse(error_code=error_code)
@@ -343,10 +344,10 @@ class Rebalancer:
             offset = self._state.put_many(
                 [("groups", group.group_id, group.to_row()), ("group_generations", group.group_id, None)]
             )
-        except KafkaError as error:
+        except HeadraceError as error:
             for member, assignment in before.items():
                 member.assignment = assignment
-            self._refuse_syncs(group, storage_refused(error))
+            self._refuse_syncs(group, coordinator_code_of(error))
             self.prepare(group)
             return
         group.flushed = self._state.when_flushed(offset)
@@ -386,8 +387,8 @@ class Rebalancer:
     def heartbeat(self, group: ClassicGroup, body: HeartbeatRequest) -> HeartbeatResponse:
         try:
             member = group.validate_member(body.member_id, body.group_instance_id)
-        except KafkaError as error:
-            return HeartbeatResponse(error_code=error.code)
+        except HeadraceError as error:
+            return HeartbeatResponse(error_code=code_of(error))
         if body.generation_id != group.generation:
             return HeartbeatResponse(error_code=ErrorCode.ILLEGAL_GENERATION)
         self.touch(member)
@@ -412,8 +413,8 @@ class Rebalancer:
         else:
             try:
                 group.validate_member(member_id, identity.group_instance_id)
-            except KafkaError as error:
-                return error.code
+            except HeadraceError as error:
+                return code_of(error)
         self.remove(group, member_id)
         return ErrorCode.NONE
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.broker.access import Access, Operation
+from headrace.broker.errors import code_of
 from headrace.broker.transactions.states import NO_EPOCH, NO_ID
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.wire.kafka.messages.transactions import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnTopic,
@@ -49,8 +50,8 @@ def refused_partitions(
     for name, index in wanted:
         try:
             access.partition(name, index, Operation.WRITE, or_on_cluster=or_on_cluster)
-        except KafkaError as error:
-            refused[name, index] = error.code
+        except HeadraceError as error:
+            refused[name, index] = code_of(error)
     return refused
 
 

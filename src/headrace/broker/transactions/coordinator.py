@@ -49,6 +49,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
 from headrace.broker.access import Operation
+from headrace.broker.errors import code_of
 from headrace.broker.request import Peer, Reply, Request, after
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
@@ -82,7 +83,7 @@ from headrace.broker.transactions.states import (
     Transaction,
 )
 from headrace.config import Settings
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.ports import Clock, TimerHandle
 from headrace.wire.kafka.messages.transactions import (
     AddOffsetsToTxnRequest,
@@ -216,8 +217,8 @@ class TransactionCoordinator:
                 return after(self._ids.when_reserved(), response)
             self._check_init(body)
             return self._init_transactional(request, body.transactional_id)
-        except KafkaError as error:
-            return init_failed(error.code, request.version)
+        except HeadraceError as error:
+            return init_failed(code_of(error), request.version)
 
     def _check_init(self, body: InitProducerIdRequest) -> None:
         if not body.transactional_id:
@@ -336,8 +337,8 @@ class TransactionCoordinator:
                 return partition_results(asked.topics, codes), -1
             self._check_connection(request, current)
             self._join(current, partitions=wanted)
-        except KafkaError as error:
-            code = fenced_as_known(error.code, request.version, FENCED_SINCE_ADD_PARTITIONS)
+        except HeadraceError as error:
+            code = fenced_as_known(code_of(error), request.version, FENCED_SINCE_ADD_PARTITIONS)
             return partition_results(asked.topics, dict.fromkeys(wanted, code)), -1
         stored_at = self._stored_at.get(asked.transactional_id, -1)
         return partition_results(asked.topics, dict.fromkeys(wanted, ErrorCode.NONE)), stored_at
@@ -350,9 +351,9 @@ class TransactionCoordinator:
             current = self._checked(body.transactional_id, body.producer_id, body.producer_epoch)
             self._check_connection(request, current)
             self._join(current, groups=frozenset([body.group_id]))
-        except KafkaError as error:
+        except HeadraceError as error:
             return AddOffsetsToTxnResponse(
-                error_code=fenced_as_known(error.code, request.version, FENCED_SINCE_ADD_OFFSETS)
+                error_code=fenced_as_known(code_of(error), request.version, FENCED_SINCE_ADD_OFFSETS)
             )
         return after(self._durable(body.transactional_id), AddOffsetsToTxnResponse())
 
@@ -379,8 +380,8 @@ class TransactionCoordinator:
                 abortable = version >= PRODUCE_ABORTABLE_SINCE
                 return ErrorCode.TRANSACTION_ABORTABLE if abortable else ErrorCode.INVALID_TXN_STATE
             self._join(current, partitions=frozenset([where]))
-        except KafkaError as error:
-            return for_produce(error.code, joins)
+        except HeadraceError as error:
+            return for_produce(code_of(error), joins)
         return ErrorCode.NONE
 
     def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest]) -> Reply:
@@ -397,9 +398,9 @@ class TransactionCoordinator:
             elif body.group_id not in current.groups:
                 abortable = request.version >= OFFSETS_ABORTABLE_SINCE
                 return ErrorCode.TRANSACTION_ABORTABLE if abortable else ErrorCode.INVALID_TXN_STATE
-        except KafkaError as error:
-            fenced = error.code is ErrorCode.PRODUCER_FENCED
-            return ErrorCode.INVALID_PRODUCER_EPOCH if fenced else error.code
+        except HeadraceError as error:
+            fenced = code_of(error) is ErrorCode.PRODUCER_FENCED
+            return ErrorCode.INVALID_PRODUCER_EPOCH if fenced else code_of(error)
         return ErrorCode.NONE
 
     def _join(
@@ -427,8 +428,8 @@ class TransactionCoordinator:
                 raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
             if answer is EndAnswer.DECIDE:
                 return self._decide(current, commit=body.committed, bump=bump)
-        except KafkaError as error:
-            return EndTxnResponse(error_code=fenced_as_known(error.code, request.version, FENCED_SINCE_END))
+        except HeadraceError as error:
+            return EndTxnResponse(error_code=fenced_as_known(code_of(error), request.version, FENCED_SINCE_END))
         return EndTxnResponse(producer_id=current.producer_id, producer_epoch=current.producer_epoch)
 
     def _end_without_bump(self, request: Request[EndTxnRequest]) -> tuple[Transaction, EndAnswer]:
@@ -487,7 +488,7 @@ class TransactionCoordinator:
             try:
                 self._store(decided.completed(self._clock.wall_ms()), [each.row for each in owed])
                 return
-            except KafkaError as error:
+            except HeadraceError as error:
                 _log.warning("transaction %r cannot be recorded as complete yet: %s", decided.transactional_id, error)
                 on_trouble()
                 await pause(self._clock, RETRY_S)
@@ -526,7 +527,7 @@ class TransactionCoordinator:
         where = frozenset([(found.partition.topic, found.partition.index)])
         try:
             self._join(current, partitions=where)
-        except KafkaError:
+        except HeadraceError:
             # The disk is full. The log stays the evidence, and the row's next change carries the partition.
             self._remember(current.with_members(self._clock.wall_ms(), partitions=where))
         return True
@@ -569,7 +570,7 @@ class TransactionCoordinator:
             try:
                 self._decide(self._transactions[name], commit=False, bump=True)
                 _log.info("transaction %r timed out and is aborted", name)
-            except KafkaError as error:
+            except HeadraceError as error:
                 _log.warning("transaction %r timed out and cannot be aborted yet: %s", name, error)
         self._sweep_later()
 
@@ -592,7 +593,7 @@ class TransactionCoordinator:
                     del self._transactions[name]
                     self._stored_at.pop(name, None)
                     self._connections.pop(name, None)
-        except KafkaError as error:
+        except HeadraceError as error:
             _log.warning("idle transactional ids cannot be removed yet: %s", error)
         self._expire_later()
 
@@ -645,7 +646,7 @@ class TransactionCoordinator:
         name = transaction.transactional_id
         try:
             offset = self._state.put_many([(TRANSACTIONS_TABLE, name, transaction.to_row()), *others])
-        except KafkaError as error:
+        except HeadraceError as error:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, error.message) from error
         self._stored_at[name] = offset
         self._remember(transaction)

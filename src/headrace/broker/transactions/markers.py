@@ -17,7 +17,7 @@ from headrace.broker.partition import Partition
 from headrace.broker.topics import Topics
 from headrace.broker.transactions.owed_markers import OwedMarker, has_open_records
 from headrace.broker.transactions.states import Transaction
-from headrace.errors import KafkaError
+from headrace.errors import HeadraceError
 from headrace.log.errors import CorruptLog
 from headrace.ports import Clock
 
@@ -97,7 +97,7 @@ class MarkerWriter:
             for where in left:
                 try:
                     flushes += self._mark(where, decided, only_where_open)
-                except KafkaError as error:
+                except HeadraceError as error:
                     if self._is_damaged(where, error):
                         owed.append(OwedMarker.of(decided, *where))
                         _log.error(_OWED, decided.transactional_id, *where, error)
@@ -127,7 +127,7 @@ class MarkerWriter:
         topic = self._topics.get(where[0])
         return topic.partition(where[1]) if topic is not None else None
 
-    def _is_damaged(self, where: tuple[str, int], error: KafkaError) -> bool:
+    def _is_damaged(self, where: tuple[str, int], error: HeadraceError) -> bool:
         partition = self._find(where)
         return isinstance(error, CorruptLog) or (partition is not None and partition.fault is not None)
 
@@ -140,6 +140,6 @@ class MarkerWriter:
             except CorruptLog as error:
                 _log.error("a stray transaction of producer %d stays open: %s", stray.producer_id, error)
                 return
-            except KafkaError as error:
+            except HeadraceError as error:
                 _log.warning("cannot abort a stray transaction of producer %d yet: %s", stray.producer_id, error)
                 await pause(self._clock, RETRY_S)

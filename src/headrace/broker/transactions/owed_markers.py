@@ -17,7 +17,7 @@ from headrace.broker.partition import Partition
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
 from headrace.broker.transactions.states import Transaction
-from headrace.errors import KafkaError
+from headrace.errors import HeadraceError
 
 __all__ = ["OWED_MARKERS_TABLE", "OwedMarker", "OwedMarkers", "has_open_records"]
 
@@ -88,7 +88,7 @@ class OwedMarkers:
             return
         try:
             offset = partition.append_marker(owed.producer_id, owed.producer_epoch, owed.commits)
-        except KafkaError as error:
+        except HeadraceError as error:
             _log.error("the marker owed to %s-%d waits for the next start: %s", *_where(owed), error)
             return
         _log.warning("%s-%d was restored: the marker owed to it is written", *_where(owed))
@@ -97,7 +97,7 @@ class OwedMarkers:
     def _forget(self, owed: OwedMarker) -> None:
         try:
             self._state.put(OWED_MARKERS_TABLE, owed.key, None)
-        except KafkaError as error:
+        except HeadraceError as error:
             _log.warning("the row of a marker to %s-%d is removed at the next start: %s", *_where(owed), error)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from headrace.broker.state import StateStore
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode, HeadraceError, KafkaError
 
 __all__ = ["PRODUCER_IDS_TABLE", "ProducerIds"]
 
@@ -44,7 +44,7 @@ class ProducerIds:
     def _reserve(self) -> None:
         try:
             self._reserved_at = self._state.put(PRODUCER_IDS_TABLE, _KEY, self._end + BLOCK_SIZE)
-        except KafkaError as error:
+        except HeadraceError as error:
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, error.message) from error
         self._end += BLOCK_SIZE
 
