@@ -27,7 +27,7 @@ from headrace.client import (
 )
 from headrace.client.client import check
 from headrace.client.consumer import committed_batches
-from headrace.errors import HeadraceError
+from headrace.errors import KafkaError
 from headrace.record import decode_records
 from headrace.wire.kafka.messages.transactions import (
     DescribeProducersRequest,
@@ -73,7 +73,7 @@ def take(bootstrap: str) -> Snapshot:
 def attempt(found: Snapshot, what: str, read: Callable[[], Any]) -> None:
     try:
         found[what] = read()
-    except HeadraceError as error:
+    except KafkaError as error:
         found[what] = Failed(f"{error.code.name}: {error.message}")
 
 
