@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from headrace.config import BROKER_SETTINGS, GROUP_SETTINGS, TOPIC_SETTINGS, Setting, show_value
+from headrace.metrics.families import FAMILIES
 from headrace.wire.kafka.apis import support_matrix
 
 DOCS = Path(__file__).parent
@@ -58,8 +59,19 @@ def table(settings: Iterable[Setting], third: str = "") -> list[str]:
     return rows
 
 
+def operations() -> str:
+    """The text of docs/operations.md: as it stands, with the table of metrics between its marks."""
+    text = (DOCS / "operations.md").read_text()
+    before, begin, rest = text.partition("<!-- metrics: printed from the code by `make docs` -->\n")
+    _, end, after = rest.partition("<!-- end of metrics -->\n")
+    rows = ["| metric | kind | labels | what it is |", "|---|---|---|---|"]
+    rows += [f"| `{each.name}` | {each.kind.value} | {' '.join(each.labels)} | {each.meaning} |" for each in FAMILIES]
+    return before + begin + "\n".join(rows) + "\n" + end + after
+
+
 PRINTED: dict[str, Callable[[], str]] = {
     "configuration.md": configuration,
+    "operations.md": operations,
     "support-matrix.md": support_matrix,
 }
 

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from headrace.broker.broker import Broker
 from headrace.clock import SystemClock
@@ -34,7 +34,10 @@ from headrace.log.sync_guard import SyncFailed, SyncGuard
 from headrace.ports import Clock, Disk
 from headrace.server import KafkaLimits, KafkaService, Listener, ListenerLimits, parse_address, refuse_public
 from headrace.server.descriptors import DescriptorPlan, raise_descriptor_limit
-from headrace.server.session import ProtocolFactory
+from headrace.server.loop_watch import LoopWatch
+
+if TYPE_CHECKING:
+    from headrace.metrics import Endpoints
 
 __all__ = ["EXIT_STORAGE_FAILED", "Address", "Node", "new_event_loop", "serve"]
 
@@ -47,6 +50,8 @@ FREED_BYTES_KEPT = 32 << 20
 MAPPED_BYTES_MIN = 16 << 20
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """mallopt's numbers, from malloc.h."""
+
+METRICS_LIMITS = ListenerLimits(connections_max=64, idle_s=60.0, drain_s=0.5)
 
 WILDCARDS = frozenset({"0.0.0.0", "::"})
 
@@ -92,6 +97,10 @@ class Node:
         self._on_failure = on_failure
         self._listeners: list[Listener] = []
         self._kafka: KafkaService | None = None
+        self._loop_watch: LoopWatch | None = None
+        self._metrics: Listener | None = None
+        self._endpoints: Endpoints | None = None
+        self._serving = False
         self._store: LogStore | None = None
         self._flusher: Flusher | None = None
         self._stopping = asyncio.Event()
@@ -111,8 +120,13 @@ class Node:
             self._open()
             self.broker.start()  # groups and transactions are loaded before the first request can come
             self._kafka = KafkaService(self.broker.handle, KafkaLimits.of(self.settings))
-            for name, (host, port) in wanted.items():
-                await self._listen(name, self._kafka.session, host, port)
+            self._loop_watch = LoopWatch(self._kafka, stall_s=self.settings.integer("slow.loop.ms") / 1000)
+            if "kafka" in wanted:
+                await self._listen_for_kafka(*wanted["kafka"])
+            if "metrics" in wanted:
+                await self._listen_for_metrics(*wanted["metrics"])
+            self._loop_watch.start()
+            self._serving = True
         except BaseException:
             await self.stop()
             raise
@@ -121,10 +135,11 @@ class Node:
         for name in ("amqp", "http"):
             if self.settings.text(name) != "off":
                 raise UsageError(f"this version of headrace serves no {name}", f"write {name} = off")
-        wanted = {}
-        text = self.settings.text("kafka")
-        if text != "off":
-            wanted["kafka"] = parse_address(text, "kafka")
+        wanted = {
+            name: parse_address(self.settings.text(name), name)
+            for name in ("kafka", "metrics")
+            if self.settings.text(name) != "off"
+        }
         for host, _ in wanted.values():
             refuse_public(host, insecure=self.settings.boolean("insecure"))
         return wanted
@@ -153,12 +168,46 @@ class Node:
         self._flusher.start()
         self.broker = Broker(store=self._store, flusher=self._flusher, clock=self._clock, settings=self.settings)
 
-    async def _listen(self, name: str, protocol_factory: ProtocolFactory, host: str, port: int) -> None:
-        listener = Listener(protocol_factory, self._listener_limits(), name)
+    async def _listen_for_kafka(self, host: str, port: int) -> None:
+        assert self._kafka is not None
+        listener = Listener(self._kafka.session, self._listener_limits(), "kafka")
         await listener.start(host, port)
         self._listeners.append(listener)
-        self.addresses.append(Address(name, listener.host, listener.port))
-        self.broker.addresses[name] = self._advertised(name, listener)
+        self.addresses.append(Address("kafka", listener.host, listener.port))
+        self.broker.addresses["kafka"] = self._advertised("kafka", listener)
+
+    async def _listen_for_metrics(self, host: str, port: int) -> None:
+        assert self._kafka is not None
+        assert self._loop_watch is not None
+        from headrace.metrics import Collector, Endpoints, Sources  # loaded where it is wanted: 50 ms
+        from headrace.server.http import HttpService
+
+        sources = Sources(
+            listeners=self._listeners,
+            kafka=self._kafka,
+            broker=self.broker,
+            disk=self._disk,
+            is_ready=lambda: not self.reasons_not_ready(),
+            loop_delay=self._loop_watch.delay,
+            topics_max=self.settings.integer("metrics.topics.max"),
+            groups_max=self.settings.integer("metrics.groups.max"),
+        )
+        self._endpoints = Endpoints(Collector(sources), self.reasons_not_ready)
+        service = HttpService(self._endpoints.routes())
+        self._metrics = Listener(service.session, METRICS_LIMITS, "metrics")
+        await self._metrics.start(host, port)
+        self.addresses.append(Address("metrics", self._metrics.host, self._metrics.port))
+
+    def reasons_not_ready(self) -> list[str]:
+        """Why clients had better not come; empty while the node serves."""
+        reasons = []
+        if self.failed is not None:
+            reasons.append(f"writing to disk failed: {self.failed}")
+        if self._stopping.is_set():
+            reasons.append("stopping")
+        elif not self._serving:
+            reasons.append("starting")
+        return reasons
 
     def _listener_limits(self) -> ListenerLimits:
         """Connections must leave descriptors for segments: a broker that cannot open its files serves nobody."""
@@ -206,6 +255,12 @@ class Node:
             # Cancelling a task does not end the thread it waits for: a checkpoint under way there would write its file
             # beside, or after, the one that closes the store.
             await asyncio.get_running_loop().shutdown_default_executor()
+        if self._loop_watch is not None:
+            self._loop_watch.stop()
+        if self._metrics is not None:
+            await self._metrics.drain()
+        if self._endpoints is not None:
+            self._endpoints.close()
         flusher, self._flusher = self._flusher, None
         store, self._store = self._store, None
         if flusher is not None:

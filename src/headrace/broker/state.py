@@ -61,6 +61,11 @@ class StateStore:
         return self._log.start_offset
 
     @property
+    def size_bytes(self) -> int:
+        """Bytes of the journal on disk."""
+        return self._log.size_bytes
+
+    @property
     def rewriting(self) -> bool:
         return self._rewriting is not None
 

@@ -24,6 +24,7 @@ def command(
     data: str | None,
     kafka: str | None,
     amqp: str | None,
+    metrics: str | None,
     http: str | None,
     file: Path | None,
     insecure: bool | None,
@@ -35,7 +36,9 @@ def command(
     Takes the same options as "headrace up", and reads the same file and environment: what it shows is what "up" would
     use. NAME may be the beginning of names: "headrace config group." shows those of groups.
     """
-    settings = load_settings(file, pairs, data=data, kafka=kafka, amqp=amqp, http=http, insecure=insecure)
+    settings = load_settings(
+        file, pairs, data=data, kafka=kafka, amqp=amqp, metrics=metrics, http=http, insecure=insecure
+    )
     from headrace.config import BROKER_SETTINGS, show_value
 
     rows = [

@@ -57,6 +57,7 @@ def command(
     data: str | None,
     kafka: str | None,
     amqp: str | None,
+    metrics: str | None,
     http: str | None,
     file: Path | None,
     insecure: bool | None,
@@ -68,7 +69,9 @@ def command(
     Takes the same options as "headrace up" and checks the addresses and the folder that "up" would use. Exits 1 when
     something is wrong.
     """
-    settings = load_settings(file, pairs, data=data, kafka=kafka, amqp=amqp, http=http, insecure=insecure)
+    settings = load_settings(
+        file, pairs, data=data, kafka=kafka, amqp=amqp, metrics=metrics, http=http, insecure=insecure
+    )
     findings = examine(settings)
     if output == "json":
         show([asdict(each) for each in findings], output, columns=[])

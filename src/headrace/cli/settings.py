@@ -23,6 +23,7 @@ _OPTIONS = [
     click.option("--data", metavar="DIR", help="Where everything is kept."),
     click.option("--kafka", metavar="HOST:PORT", help="Where to listen for Kafka clients; port 0 chooses one."),
     click.option("--amqp", metavar="off", help="This version serves no AMQP; off is all it takes."),
+    click.option("--metrics", metavar="HOST:PORT", help="Where to serve /metrics, /health and /ready; default: off."),
     click.option("--http", metavar="off", help="This version has no web console; off is all it takes."),
     click.option(
         "--config",

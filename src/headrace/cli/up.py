@@ -17,6 +17,7 @@ def command(
     data: str | None,
     kafka: str | None,
     amqp: str | None,
+    metrics: str | None,
     http: str | None,
     file: Path | None,
     insecure: bool | None,
@@ -31,7 +32,9 @@ def command(
       headrace up --kafka 127.0.0.1:0 --data /tmp/log    on a port of its choice
       headrace up --set num.partitions=4                 any setting: headrace config lists them
     """
-    settings = load_settings(file, pairs, data=data, kafka=kafka, amqp=amqp, http=http, insecure=insecure)
+    settings = load_settings(
+        file, pairs, data=data, kafka=kafka, amqp=amqp, metrics=metrics, http=http, insecure=insecure
+    )
     from headrace.node import serve
 
     return serve(settings, click.echo)

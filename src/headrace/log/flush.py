@@ -31,6 +31,7 @@ from queue import Empty, SimpleQueue
 from headrace.log.log import PartitionLog
 from headrace.log.sync_guard import SyncGuard
 from headrace.log.unsynced import FlushMark
+from headrace.measures import SYNC_SECONDS, Histogram
 
 __all__ = ["Flusher", "SyncCosts"]
 
@@ -94,8 +95,8 @@ class Flusher:
         """To the flusher's thread; None ends it."""
         self._thread: threading.Thread | None = None
         self.costs = SyncCosts()
-        self.sync_count = 0
-        self.sync_seconds = 0.0
+        self.sync_seconds = Histogram(SYNC_SECONDS)
+        """Written by the flusher's thread; its count is the number of syncs."""
         self.on_waiting: Callable[[float], None] = lambda _: None
         """Called when a log will be due later: ``tick`` is wanted after so many seconds."""
 
@@ -203,5 +204,4 @@ class Flusher:
                     self.disk.sync_dir(directory)
             ended = self._monotonic()
             self.costs.measured_files(count, ended - began)
-        self.sync_count += 1
-        self.sync_seconds += ended - began
+        self.sync_seconds.observe(ended - began)

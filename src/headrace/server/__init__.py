@@ -7,6 +7,8 @@
     kafka.py          one Kafka connection
     kafka_service.py  what all Kafka connections share: handler, limits, buffers, authentication
     kafka_measures.py what is counted per API
+    http.py           a small HTTP server, for metrics and health
+    loop_watch.py     stalls of the event loop, and who caused them
     output.py         answers on their way out, file slices read as the peer takes them
     budget.py         request bytes held at once, all connections together
 

@@ -31,7 +31,7 @@ __all__ = ["ChildBroker", "InProcessBroker", "TestBroker", "broker"]
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 
-DEFAULTS = {"kafka": "127.0.0.1:0", "group.initial.rebalance.delay.ms": 0}
+DEFAULTS = {"kafka": "127.0.0.1:0", "metrics": "off", "group.initial.rebalance.delay.ms": 0}
 """What differs from a broker in earnest: a port of its own, and groups that form without waiting for more members."""
 
 
@@ -43,6 +43,8 @@ class TestBroker(ABC):
     def __init__(self, data: Path, settings: Mapping[str, Any]) -> None:
         self.data = data
         self.settings: dict[str, Any] = {**DEFAULTS, **settings, "data": str(data)}
+        self.addresses: dict[str, str] = {}
+        """``HOST:PORT`` of each listener: ``kafka``, and ``metrics`` where it is set."""
         self.host = ""
         self.port = 0
 
@@ -71,10 +73,11 @@ class TestBroker(ABC):
         self.stop()
         self.start()
 
-    def _reached(self, address: str) -> None:
-        self.host, _, port = address.rpartition(":")
+    def _reached(self, addresses: dict[str, str]) -> None:
+        self.addresses = addresses
+        self.host, _, port = addresses["kafka"].rpartition(":")
         self.port = int(port)
-        self.settings["kafka"] = address
+        self.settings.update(addresses)
 
 
 class InProcessBroker(TestBroker):
@@ -97,7 +100,7 @@ class InProcessBroker(TestBroker):
 
     def start(self) -> None:
         assert self._thread is None, "the broker is running"
-        started: Future[str] = Future()
+        started: Future[dict[str, str]] = Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name="headrace-broker", daemon=True)
         self._thread.start()
         try:
@@ -107,7 +110,7 @@ class InProcessBroker(TestBroker):
             self._thread = None
             raise
 
-    def _run(self, started: Future[str]) -> None:
+    def _run(self, started: Future[dict[str, str]]) -> None:
         from headrace.node import Node, new_event_loop
 
         async def main() -> None:
@@ -117,7 +120,7 @@ class InProcessBroker(TestBroker):
             self._node, self._loop = node, asyncio.get_running_loop()
             if self.clock is not None:
                 self.clock.attach(self._loop)
-            started.set_result(str(node.addresses[0]))
+            started.set_result({each.protocol: str(each) for each in node.addresses})
             await node.run_until_stopped()
 
         try:
@@ -179,18 +182,19 @@ class ChildBroker(TestBroker):
         overdue = threading.Timer(START_TIMEOUT_S, self._child.kill)
         overdue.start()
         try:
-            self._reached(self._address_it_prints())
+            self._reached(self._addresses_it_prints())
         finally:
             overdue.cancel()
 
-    def _address_it_prints(self) -> str:
+    def _addresses_it_prints(self) -> dict[str, str]:
         assert self._child is not None
         assert self._child.stdout is not None
-        address = ""
+        addresses: dict[str, str] = {}
         for line in self._child.stdout:
             if line == "ready\n":
-                return address
-            address = line.split()[-1]
+                return addresses
+            protocol, address = line.split()
+            addresses[protocol] = address
         status = self._end()
         raise HeadraceError(f"the broker ended with {status} before it was ready: {self.errors()}")
 

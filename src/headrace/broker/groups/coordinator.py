@@ -406,6 +406,20 @@ class GroupCoordinator:
         row = self._offsets.get(group_id, topic, partition)
         return None if row is None else int(row[0])
 
+    def ids(self) -> list[str]:
+        return list(self._groups)
+
+    def member_count(self, group_id: str) -> int:
+        group = self._groups.get(group_id)
+        return 0 if group is None else len(group.members)
+
+    def committed_offsets(self, group_id: str) -> dict[str, dict[int, int]]:
+        """By topic and partition."""
+        return {
+            topic: {partition: int(row[0]) for partition, row in rows.items()}
+            for topic, rows in self._offsets.of_group(group_id).items()
+        }
+
     def has_members(self, group_id: str) -> bool:
         group = self._groups.get(group_id)
         return group is not None and not group.is_empty()

@@ -605,6 +605,10 @@ class TransactionCoordinator:
     def list_transactions(self, request: Request[ListTransactionsRequest]) -> Reply:
         return list_matching(request.access.visible_transactions(), request.body, now_ms=self._clock.wall_ms())
 
+    def all(self) -> list[Transaction]:
+        """The present state of every transactional id."""
+        return list(self._transactions.values())
+
     # ---- inside ----
 
     def _found(self, transactional_id: str) -> Transaction:

@@ -1,0 +1,142 @@
+"""Every metric, declared once. docs/operations.md lists them, and a test compares the two.
+
+Names follow Prometheus: the unit last, ``_total`` for what only grows since the start of the process. Labels are few
+and bounded: APIs and error codes are fixed lists, topics and groups have a limit (``metrics.topics.max``,
+``metrics.groups.max``), and nothing is labelled by partition or client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from headrace.measures import Histogram
+
+__all__ = ["FAMILIES", "Family", "Kind"]
+
+
+class Kind(Enum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+_MAKERS: dict[Kind, Callable[..., Metric]] = {
+    Kind.COUNTER: CounterMetricFamily,
+    Kind.GAUGE: GaugeMetricFamily,
+    Kind.HISTOGRAM: HistogramMetricFamily,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric; ``new`` makes an empty one to be filled."""
+
+    name: str
+    kind: Kind
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+    def new(self) -> Metric:
+        return _MAKERS[self.kind](self.name, self.meaning, labels=self.labels)
+
+    def of(self, value: float) -> Metric:
+        """The metric with its one sample, where it has no labels."""
+        return self.filled([((), value)])
+
+    def filled(self, samples: Sequence[tuple[tuple[str, ...], float]]) -> Metric:
+        """The metric with a sample per combination of labels."""
+        metric = self.new()
+        for labels, value in samples:
+            metric.add_metric(labels, value)  # type: ignore[attr-defined]  # every kind but Metric itself has it
+        return metric
+
+    def observed(self, histograms: Sequence[tuple[tuple[str, ...], Histogram]]) -> Metric:
+        metric = self.new()
+        for labels, histogram in histograms:
+            metric.add_metric(labels, histogram.cumulative(), histogram.sum)  # type: ignore[attr-defined]
+        return metric
+
+
+FAMILIES: list[Family] = []
+
+
+def _declare(name: str, kind: Kind, meaning: str, *labels: str) -> Family:
+    family = Family(name, kind, meaning, labels)
+    FAMILIES.append(family)
+    return family
+
+
+def _counter(name: str, meaning: str, *labels: str) -> Family:
+    assert name.endswith("_total"), "what only grows says so"
+    return _declare(name, Kind.COUNTER, meaning, *labels)
+
+
+def _gauge(name: str, meaning: str, *labels: str) -> Family:
+    return _declare(name, Kind.GAUGE, meaning, *labels)
+
+
+def _histogram(name: str, meaning: str, *labels: str) -> Family:
+    return _declare(name, Kind.HISTOGRAM, meaning, *labels)
+
+
+INFO = _gauge("headrace_info", "1; the labels say which version runs", "version")
+READY = _gauge("headrace_ready", "1 while /ready answers 200")
+
+CONNECTIONS = _gauge("headrace_connections", "open connections", "listener")
+ACCEPTED = _counter("headrace_connections_accepted_total", "connections accepted", "listener")
+REFUSED = _counter(
+    "headrace_connections_refused_total", "connections closed at once, for a limit", "listener", "reason"
+)
+HELD = _gauge("headrace_connections_held", "connections not read because a group is too far behind (backpressure)")
+BLOCKED = _gauge("headrace_connections_blocked", "connections not read because the peer does not take its answers")
+IN_FLIGHT = _gauge("headrace_requests_in_flight", "requests executed and not answered yet")
+REQUEST_MEMORY = _gauge(
+    "headrace_request_memory_bytes", "bytes of requests held; the limit is queued.max.request.bytes"
+)
+
+REQUEST_SECONDS = _histogram("headrace_request_seconds", "time from execution to the answer; counts requests", "api")
+REQUEST_BYTES = _counter("headrace_request_bytes_total", "bytes of requests", "api")
+RESPONSE_BYTES = _counter("headrace_response_bytes_total", "bytes of answers, records included", "api")
+RESPONSE_ERRORS = _counter(
+    "headrace_response_errors_total", "errors in answers; one answer may hold many", "api", "error"
+)
+LOOP_DELAY = _histogram("headrace_loop_delay_seconds", "how late the event loop ran a timer; it delays every request")
+
+SYNC_SECONDS = _histogram("headrace_sync_seconds", "time of one sync; counts syncs")
+STORAGE_FAILED = _gauge("headrace_storage_failed", "1 after a failed sync, until the process has ended")
+DISK_FREE = _gauge("headrace_disk_free_bytes", "free bytes of the data directory's filesystem")
+DISK_TOTAL = _gauge("headrace_disk_total_bytes", "size of the data directory's filesystem")
+LOGS = _gauge("headrace_logs", "logs that are open: partitions, and the journal")
+LOG_BYTES = _gauge("headrace_log_bytes", "bytes of all logs")
+LOG_SEGMENTS = _gauge("headrace_log_segments", "segments of all logs")
+SEGMENT_FILES = _gauge("headrace_segment_files_open", "files of segments that are open")
+JOURNAL_BYTES = _gauge("headrace_journal_bytes", "bytes of the journal of topics, groups and transactions")
+
+RECOVERY_SECONDS = _gauge("headrace_recovery_seconds", "time the last start took to open the data directory")
+RECOVERY_SCANNED = _gauge("headrace_recovery_scanned_bytes", "bytes the last start read and checked")
+RECOVERY_CUTS = _gauge("headrace_recovery_cuts", "ends of logs the last start cut")
+RECOVERY_CUT_BYTES = _gauge("headrace_recovery_cut_bytes", "bytes the last start cut")
+RECOVERY_FINDINGS = _gauge("headrace_recovery_findings", "what the last start found, as in the log", "severity")
+
+TOPICS = _gauge("headrace_topics", "topics")
+PARTITIONS = _gauge("headrace_partitions", "partitions of all topics")
+PARTITIONS_DAMAGED = _gauge("headrace_partitions_damaged", "partitions not served because their files are damaged")
+TOPICS_UNLISTED = _gauge("headrace_topics_unlisted", "topics without metrics, above metrics.topics.max")
+TOPIC_PARTITIONS = _gauge("headrace_topic_partitions", "partitions", "topic")
+TOPIC_BYTES = _gauge("headrace_topic_bytes", "bytes on disk", "topic")
+TOPIC_HIGH_WATERMARK = _gauge("headrace_topic_high_watermark", "sum of the partitions' high watermarks", "topic")
+TOPIC_LOG_START = _gauge("headrace_topic_log_start", "sum of the partitions' first offsets", "topic")
+DROPPED_RECORDS = _counter("headrace_overflow_dropped_records_total", "records removed by drop-oldest", "topic")
+REFUSED_BATCHES = _counter("headrace_overflow_refused_batches_total", "batches refused by drop-newest", "topic")
+
+GROUPS = _gauge("headrace_groups", "consumer groups")
+GROUPS_UNLISTED = _gauge("headrace_groups_unlisted", "groups without metrics, above metrics.groups.max")
+GROUP_MEMBERS = _gauge("headrace_group_members", "members", "group")
+GROUP_LAG = _gauge(
+    "headrace_group_lag_records", "offsets between the committed one and the high watermark", "group", "topic"
+)
+TRANSACTIONS = _gauge("headrace_transactions", "transactional ids by the state of their transaction", "state")

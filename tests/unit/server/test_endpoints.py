@@ -1,0 +1,159 @@
+"""/metrics, /health and /ready of a broker that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace import testing
+from headrace.client import Admin, Client, Producer
+from headrace.config import Settings
+from headrace.errors import UsageError
+from headrace.metrics.families import FAMILIES
+from headrace.node import Node
+from headrace.testing import TestBroker
+from tests.waiting import PATIENCE_S
+
+METRICS = {"metrics": "127.0.0.1:0"}
+DOCUMENT = Path(__file__).parents[3] / "docs" / "operations.md"
+
+
+def get(address: str, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=PATIENCE_S) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
+
+
+class Samples:
+    """Every sample by name and labels, read by Prometheus' own parser."""
+
+    def __init__(self, broker: TestBroker) -> None:
+        status, text = get(broker.addresses["metrics"], "/metrics")
+        assert status == 200
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+        self._values = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in self.families.values()
+            for sample in family.samples
+        }
+
+    def __call__(self, name: str, **labels: str) -> float:
+        return self._values[name, frozenset(labels.items())]
+
+    def labels(self, name: str, label: str) -> set[str]:
+        return {dict(labels)[label] for each, labels in self._values if each == name}
+
+
+def test_a_broker_that_serves_is_healthy_and_ready() -> None:
+    with testing.broker(settings=METRICS) as broker:
+        status, text = get(broker.addresses["metrics"], "/health")
+        assert (status, json.loads(text)["status"]) == (200, "ok")
+        assert get(broker.addresses["metrics"], "/ready") == (200, '{"status": "ready"}\n')
+        assert get(broker.addresses["metrics"], "/elsewhere")[0] == 404
+
+
+def test_metrics_tell_what_the_broker_did() -> None:
+    with testing.broker(settings=METRICS) as broker, Client(broker.bootstrap) as client:
+        Admin(client).create_topic("orders", partitions=3)
+        with Producer(client) as producer:
+            for number in range(10):
+                producer.send("orders", b"%d" % number, partition=number % 3)
+        of = Samples(broker)
+    assert of("headrace_topics") == 1
+    assert of("headrace_topic_partitions", topic="orders") == 3
+    assert of("headrace_topic_high_watermark", topic="orders") == 10
+    assert of("headrace_topic_log_start", topic="orders") == 0
+    assert of("headrace_topic_bytes", topic="orders") > 0
+    assert of("headrace_request_seconds_count", api="CreateTopics") == 1
+    assert of("headrace_request_bytes_total", api="Produce") > 0
+    assert of("headrace_connections", listener="kafka") >= 1
+    assert of("headrace_connections_accepted_total", listener="kafka") >= 1
+    assert of("headrace_sync_seconds_count") >= 2
+    assert of("headrace_ready") == 1
+    assert of("headrace_storage_failed") == 0
+    assert of("headrace_disk_free_bytes") > 0
+    assert of("process_open_fds") > 0
+
+
+def test_an_error_in_an_answer_is_counted_by_its_name() -> None:
+    with testing.broker(settings=METRICS) as broker, Client(broker.bootstrap) as client:
+        Admin(client).create_topic("orders", partitions=1)
+        with pytest.raises(Exception, match="already exists"):
+            Admin(client).create_topic("orders", partitions=1)
+        of = Samples(broker)
+    assert of("headrace_response_errors_total", api="CreateTopics", error="TOPIC_ALREADY_EXISTS") == 1
+
+
+def test_topics_above_the_limit_have_no_metrics_and_are_counted() -> None:
+    limited: dict[str, Any] = {**METRICS, "metrics.topics.max": 2}
+    with testing.broker(settings=limited) as broker, Client(broker.bootstrap) as client:
+        for name in ("a", "b", "c"):
+            Admin(client).create_topic(name, partitions=1)
+        of = Samples(broker)
+    assert of.labels("headrace_topic_bytes", "topic") == {"a", "b"}
+    assert of("headrace_topics_unlisted") == 1
+    assert of("headrace_topics") == 3
+
+
+def test_a_scrape_during_a_scrape_gets_the_same_text() -> None:
+    with testing.broker(settings=METRICS) as broker:
+        texts: list[int] = []
+        address = broker.addresses["metrics"]
+        threads = [threading.Thread(target=lambda: texts.append(get(address, "/metrics")[0])) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert texts == [200] * 8
+
+
+def test_a_node_says_why_it_is_not_ready(tmp_path: Path) -> None:
+    async def run() -> None:
+        node = Node(Settings({"data": str(tmp_path), "kafka": "127.0.0.1:0", "metrics": "127.0.0.1:0"}))
+        assert node.reasons_not_ready() == ["starting"]
+        await node.start()
+        assert node.reasons_not_ready() == []
+        address = next(str(each) for each in node.addresses if each.protocol == "metrics")
+        node.request_stop()
+        status, text = await asyncio.to_thread(get, address, "/ready")
+        assert (status, json.loads(text)) == (503, {"status": "not ready", "reasons": ["stopping"]})
+        await node.run_until_stopped()
+
+    asyncio.run(run())
+
+
+def test_a_public_address_for_metrics_is_refused_unless_the_user_says_insecure(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--insecure"):
+        with testing.broker(data=tmp_path, settings={"metrics": "0.0.0.0:0"}):
+            pass
+    with testing.broker(data=tmp_path, settings={"metrics": "0.0.0.0:0", "insecure": True}) as broker:
+        assert broker.addresses["metrics"].startswith("0.0.0.0:")
+
+
+def test_a_child_says_where_its_metrics_are(tmp_path: Path) -> None:
+    with testing.broker(data=tmp_path, in_process=False, settings=METRICS) as broker:
+        assert get(broker.addresses["metrics"], "/ready")[0] == 200
+
+
+def test_every_metric_is_documented_with_its_labels_and_its_meaning() -> None:
+    rows = [f"| `{each.name}` | {each.kind.value} | {' '.join(each.labels)} | {each.meaning} |" for each in FAMILIES]
+    row = re.compile(r"\| `headrace_\w+` \| (counter|gauge|histogram) \|")
+    documented = [line for line in DOCUMENT.read_text().splitlines() if row.match(line)]
+    assert documented == rows, "run: make docs"
+
+
+def test_every_metric_that_is_served_is_declared_and_every_declared_one_is_served() -> None:
+    with testing.broker(settings=METRICS) as broker:
+        served = {name for name in Samples(broker).families if not re.match("process_|python_", name)}
+    assert served == {each.name.removesuffix("_total") for each in FAMILIES}
