@@ -58,6 +58,7 @@ class Worker(threading.Thread):
         super().__init__(name=name, daemon=True)
         self.bootstrap = bootstrap
         self.recorder = recorder
+        self.settings: dict[str, Any] = {}
         self.stopping = threading.Event()
 
     def run(self) -> None:
@@ -83,4 +84,5 @@ class Worker(threading.Thread):
             # With "rebootstrap" librdkafka 2.16 forgets its brokers while they are down, and a call that waits for one
             # of them (send_offsets_to_transaction, close) may then wait for ever.
             "metadata.recovery.strategy": "none",
+            **self.settings,
         }

@@ -67,21 +67,21 @@ class IdempotentProducer(Worker):
         self.partitions = partitions
         self.per_second = per_second
         self.chance = random.Random(seed)
+        self.sending = Sending(self.recorder, self.name)
 
     def work(self) -> None:
         producer = Producer(
             {**self.common(), "enable.idempotence": True, "linger.ms": 5, "message.timeout.ms": MESSAGE_TIMEOUT_MS}
             | {"compression.type": self.chance.choice(["none", "lz4", "zstd", "snappy", "gzip"])}
         )
-        sending = Sending(self.recorder, self.name)
         while not self.stopping.is_set():
             for _ in range(max(1, self.per_second // 20)):
-                sending.send(producer, self.topic, self.chance.randrange(self.partitions))
+                self.sending.send(producer, self.topic, self.chance.randrange(self.partitions))
             producer.poll(0.05)
             self.stopping.wait(0.02)
         if producer.flush(PATIENCE_S):
             self.recorder.fail(self.name, f"{len(producer)} messages were not delivered within {PATIENCE_S:g} s")
-        sending.drop()
+        self.sending.drop()
 
 
 class TransactionalProducer(Worker):

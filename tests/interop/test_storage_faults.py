@@ -1,9 +1,8 @@
-"""The disk runs full, and the disk fails: what clients see, and what is left afterwards."""
+"""A disk that is full, and a directory that is taken: what clients and users see. Failing disks: test_faults.py."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +11,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.servers.headrace import COMMAND, headrace_server, kafka_address, lines_of
-from tests.servers.process import wait_until
-from tests.skips import skip_or_fail
+from tests.servers.headrace import COMMAND, headrace_server
 from tests.waiting import PATIENCE_S
 
 DISK_BYTES = 24 << 20
@@ -95,32 +92,6 @@ def test_a_full_disk_refuses_writes_serves_reads_and_recovers_when_space_returns
         assert count(server.bootstrap, "fills") >= acknowledged + more
     with headrace_server(data=small_disk / "data") as server:
         assert count(server.bootstrap, "fills") >= acknowledged + more, "and all of it is there after a restart"
-
-
-def test_a_failed_sync_ends_the_process_with_a_message_and_acknowledges_nothing_more(tmp_path: Path) -> None:
-    if shutil.which("strace") is None:
-        skip_or_fail("strace injects the failure; it is not installed")
-    log = tmp_path / "output.log"
-    command = [
-        *("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync,syncfs"),
-        *("-e", "inject=fdatasync:error=EIO:when=12+", "-e", "inject=syncfs:error=EIO:when=6+"),
-        *(str(COMMAND), "up", "--data", str(tmp_path / "data"), "--kafka", "127.0.0.1:0"),
-    ]
-    with log.open("wb") as output:
-        child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        wait_until(lambda: "ready" in lines_of(log), child, what="headrace up under strace", log=log)
-        acknowledged, errors = produce_until_refused(kafka_address(log), "t")
-        assert child.wait(PATIENCE_S) == STORAGE_FAILED
-        assert errors
-    finally:
-        child.kill()
-        child.wait()
-    text = log.read_text()
-    assert "writing to disk failed" in text
-    assert "Traceback" not in text
-    with headrace_server(data=tmp_path / "data") as server:
-        assert count(server.bootstrap, "t") >= acknowledged
 
 
 def test_a_second_broker_on_the_same_directory_is_refused_naming_the_first(tmp_path: Path) -> None:
