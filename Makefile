@@ -9,6 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 # How often `make chaos` kills the broker, and Spark with what it runs on; tests run the same loops a few times.
 KILLS ?= 200
 SPARK_KILLS ?= 50
+FAULTS ?= 60
 DAMAGES ?= 1000
 
 # `make test` runs these with several at a time, the second kind file by file, since their databases take a while to
@@ -74,6 +75,7 @@ nexmark: $(STAMP) ## nineteen questions to an auction house, checked by DuckDB, 
 
 chaos: $(STAMP) ## kill -9 under load with a checker: the broker KILLS times (200), Spark SPARK_KILLS times (50), capture with each database, sinks with each target
 	$(BIN)/python -m tests.chaos.run --kills $(KILLS)
+	$(BIN)/python -m tests.chaos.run --kills $(FAULTS) --faults all --session-ms 45000
 	$(BIN)/python -m tests.chaos.damage --cases $(DAMAGES)
 	$(BIN)/python -m tests.chaos.spark --kills $(SPARK_KILLS)
 	$(BIN)/python -m tests.capture.kills --kills $(KILLS)

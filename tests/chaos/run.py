@@ -1,10 +1,11 @@
-"""Kill -9 under load: ``python -m tests.chaos.run --kills 200 --seed 7``.
+"""Faults under load: ``python -m tests.chaos.run --kills 200 --seed 7``, and ``--faults all`` for more than kill -9.
 
 A broker runs as a child on a real disk. Producers, transactions, a transformation, groups in both protocols and readers
-work without pause while it is killed every few seconds and started again on the same data. In the end everything is
-drained, and the judge of ``checker`` looks at all that anybody saw. The seed decides when it is killed and what clients
-do; the threads of this process and of librdkafka add what no seed decides, so a run is repeated by its seed in kind and
-not to the letter. History and data are kept when something is wrong.
+work without pause while it is killed every few seconds and started again on the same data, or while something else is
+done to it (see ``faults``). In the end everything is drained, and the judge of ``checker`` looks at all that anybody
+saw. The seed decides what is done when, and what clients do; the threads of this process and of librdkafka add what no
+seed decides, so a run is repeated by its seed in kind and not to the letter. History and data are kept when something
+is wrong.
 """
 
 from __future__ import annotations
@@ -17,27 +18,28 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.chaos.broker import ChaosBroker
 from tests.chaos.checker import check
-from tests.chaos.consumers import AioMember, Member, Observer, Reader, Rereader, Watcher, drain
+from tests.chaos.consumers import READ_TIMEOUT_S, AioMember, Member, Observer, Reader, Rereader, Watcher, drain
+from tests.chaos.faults import FAULTS, JUMP_MS_MAX, Faults
 from tests.chaos.history import Recorder, Worker
 from tests.chaos.operations import read_lines
 from tests.chaos.producers import IdempotentProducer, TransactionalProducer, Transformer
+from tests.chaos.proxy import Proxy
 from tests.chaos.topics import KeyedProducer, Recreator, TableReader, Trimmer
-from tests.servers.process import log_tail, spare_port
+from tests.servers.process import log_tail
 
-COMMAND = Path(sys.executable).with_name("headrace")
-READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 60.0
 TOPICS = {"plain": 4, "mixed": 3, "results": 2}
@@ -49,19 +51,21 @@ SETTINGS = {
         "cleanup.policy": "compact",
         "min.cleanable.dirty.ratio": "0.01",
         "segment.ms": "500",
-        "delete.retention.ms": "1000",
     },
     "shortened": {"segment.ms": "1000"},
 }
 """Segments are short, so that there is always something to compact and to remove."""
-CONFIG = """
-"auto.create.topics.enable" = false
-"log.cleaner.backoff.ms" = 200
-"group.initial.rebalance.delay.ms" = 100
-"group.consumer.session.timeout.ms" = {session_ms}
-"group.consumer.heartbeat.interval.ms" = 1000
-"transaction.abort.timed.out.transaction.cleanup.interval.ms" = 1000
-"""
+KEEP_ALL = {"retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1)}
+"""Whatever the broker's clock says."""
+BROKER = {
+    "auto.create.topics.enable": False,
+    "log.cleaner.backoff.ms": 200,
+    "group.initial.rebalance.delay.ms": 100,
+    "group.consumer.heartbeat.interval.ms": 1000,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
+}
+SOCKET_TIMEOUT_MS = 5_000
+"""After which a client gives up a connection that is dead and does not say so."""
 GHOSTS_GONE_S = 2.0
 """Now and then a broker lives so much longer than a session, so that ghosts go and classic groups rebalance."""
 
@@ -80,70 +84,22 @@ def protocols(session_ms: int) -> dict[str, dict[str, Any]]:
     }
 
 
-class KilledBroker:
-    """``headrace up`` on one port and one data directory, life after life."""
-
-    def __init__(self, home: Path, session_ms: int) -> None:
-        self.home = home
-        self.port = spare_port()
-        self.bootstrap = f"127.0.0.1:{self.port}"
-        self.lives = 0
-        self.starts_s: list[float] = []
-        (home / "headrace.toml").write_text(CONFIG.format(session_ms=session_ms))
-
-    def start(self) -> None:
-        self.lives += 1
-        began = time.monotonic()
-        self.log = self.home / f"broker-{self.lives}.log"
-        command = [
-            COMMAND,
-            "up",
-            "--data",
-            self.home / "data",
-            "--kafka",
-            self.bootstrap,
-            "--amqp",
-            "off",
-            "--http",
-            "off",
-        ]
-        command += ["--config", self.home / "headrace.toml"]
-        with self.log.open("wb") as output:
-            self.child = subprocess.Popen([str(each) for each in command], stdout=output, stderr=subprocess.STDOUT)
-        while "ready" not in self.log.read_text(errors="replace"):
-            if self.child.poll() is not None or time.monotonic() - began > READY_TIMEOUT_S:
-                raise RuntimeError(f"life {self.lives} of the broker did not get ready:\n{log_tail(self.log)}")
-            time.sleep(0.02)
-        self.starts_s.append(time.monotonic() - began)
-
-    def kill(self) -> None:
-        if self.child.poll() is not None:
-            raise RuntimeError(f"life {self.lives} of the broker ended by itself:\n{log_tail(self.log)}")
-        os.kill(self.child.pid, signal.SIGKILL)
-        self.child.wait()
-
-    def stop(self) -> int:
-        self.child.terminate()
-        try:
-            return self.child.wait(READY_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.child.kill()
-            return self.child.wait()
-
-
 class Load:
     """All clients of a run."""
 
     def __init__(self, bootstrap: str, recorder: Recorder, options: argparse.Namespace) -> None:
         chance = random.Random(options.seed)
         per_second, session_ms = options.per_second, options.session_ms
+        client = {"socket.timeout.ms": SOCKET_TIMEOUT_MS} if "network" in options.faults else {}
         self.bootstrap = bootstrap
         self.recorder = recorder
 
         def make(kind: Any, name: str, **options: Any) -> Any:
             if "seed" in inspect.signature(kind).parameters:
                 options["seed"] = chance.randrange(1 << 32)
-            return kind(name, bootstrap, recorder, **options)
+            worker = kind(name, bootstrap, recorder, **options)
+            worker.settings = client
+            return worker
 
         self.writers: list[Worker] = [
             make(IdempotentProducer, f"plain{n}", topic="plain", partitions=TOPICS["plain"], per_second=per_second)
@@ -247,11 +203,14 @@ class Load:
         return True
 
 
-def create_topics(bootstrap: str) -> None:
+def create_topics(bootstrap: str, faults: Sequence[str]) -> None:
+    """A tombstone may go when a reader who saw the value before it has had time to see it: by the broker's clock."""
+    tombstones_ms = JUMP_MS_MAX if "clock" in faults else 2 * int(READ_TIMEOUT_S * 1000)
+    settings = {**SETTINGS, "compacted": {**SETTINGS["compacted"], "delete.retention.ms": str(tombstones_ms)}}
     admin = AdminClient({"bootstrap.servers": bootstrap})
     topics = {**TOPICS, **SHORTENED, **COMPACTED}
     futures = admin.create_topics(
-        [NewTopic(topic, count, config=SETTINGS.get(topic, {})) for topic, count in topics.items()]
+        [NewTopic(topic, count, config={**KEEP_ALL, **settings.get(topic, {})}) for topic, count in topics.items()]
     )
     for future in futures.values():
         future.result(ANSWER_TIMEOUT_S)
@@ -274,32 +233,45 @@ def drain_all(load: Load) -> None:
             load.recorder.fail(where, f"readers of committed data stop at {ends['committed'].get(place)}, not {end}")
 
 
-def kill_loop(broker: KilledBroker, calm: threading.Lock, options: argparse.Namespace) -> None:
+def fault_loop(faults: Faults, options: argparse.Namespace) -> Counter[str]:
+    """One fault after the other, with some time between them in which clients work; how many of each."""
     chance = random.Random(options.seed)
+    done: Counter[str] = Counter()
     for number in range(1, options.kills + 1):
         life_s = chance.uniform(options.least_s, options.most_s)
         if chance.random() < 0.08:
             life_s += options.session_ms / 1000 + GHOSTS_GONE_S
         time.sleep(life_s)
-        with calm:
-            broker.kill()
-            time.sleep(chance.choice([0.0, 0.0, 0.3, 1.0]))
-            broker.start()
+        faults.broker.check_alive()
+        name = chance.choice(options.faults)
+        FAULTS[name](faults)
+        done[name] += 1
         if options.verbose:
-            print(f"kill {number}: ready again after {broker.starts_s[-1]:.2f} s", flush=True)
+            print(f"{number}: {name}; the last start took {faults.broker.starts_s[-1]:.2f} s", flush=True)
+    return done
 
 
 def run(options: argparse.Namespace, home: Path) -> int:
     recorder = Recorder(home / "history.jsonl")
-    broker = KilledBroker(home, options.session_ms)
-    broker.start()
-    create_topics(broker.bootstrap)
-    load = Load(broker.bootstrap, recorder, options)
+    broker = ChaosBroker(home, settings={**BROKER, "group.consumer.session.timeout.ms": options.session_ms})
+    with Proxy(broker.port) as proxy:
+        if "network" in options.faults:
+            broker.settings["advertised.kafka"] = proxy.bootstrap
+        broker.start()
+        bootstrap = proxy.bootstrap if "network" in options.faults else broker.bootstrap
+        create_topics(bootstrap, options.faults)
+        load = Load(bootstrap, recorder, options)
+        return run_load(options, Faults(broker, proxy, recorder.calm, options.seed), load)
+
+
+def run_load(options: argparse.Namespace, faults: Faults, load: Load) -> int:
+    broker, recorder = faults.broker, load.recorder
     began = time.monotonic()
     complete = False
     load.start()
     try:
-        kill_loop(broker, recorder.calm, options)
+        done = fault_loop(faults, options)
+        print(f"faults: {dict(done)}", flush=True)
         time.sleep(1.0)
         load.stop()
         drain_all(load)
@@ -309,11 +281,14 @@ def run(options: argparse.Namespace, home: Path) -> int:
     status = broker.stop()
     if status != 0:
         recorder.fail("broker", f"ended with {status} after SIGTERM:\n{log_tail(broker.log)}")
+    for log in sorted(broker.home.glob("broker-*.log")):
+        if "Traceback" in log.read_text(errors="replace"):
+            recorder.fail("broker", f"a traceback in its log:\n{log_tail(log)}")
     recorder.close()
     return judge(options, broker, load, time.monotonic() - began, complete=complete)
 
 
-def judge(options: argparse.Namespace, broker: KilledBroker, load: Load, took_s: float, *, complete: bool) -> int:
+def judge(options: argparse.Namespace, broker: ChaosBroker, load: Load, took_s: float, *, complete: bool) -> int:
     recorder = load.recorder
     with recorder.path.open() as lines:
         problems = check(read_lines(lines), complete=complete)
@@ -324,7 +299,7 @@ def judge(options: argparse.Namespace, broker: KilledBroker, load: Load, took_s:
         print(f"  {line}")
     counts, restarts = recorder.counts, sum(recorder.restarts.values())
     print(
-        f"seed {options.seed}, {options.kills} kills in {took_s:.0f} s, slowest restart {max(broker.starts_s):.2f} s; "
+        f"seed {options.seed}, {options.kills} faults in {took_s:.0f} s, slowest restart {max(broker.starts_s):.2f} s; "
         f"{counts['produce ok']} values acknowledged, {counts['produce info']} unknown, "
         f"{counts['end ok']} transactions ended, {counts['end info']} unknown, {restarts} transactional restarts; "
         f"{counts['commit ok']} commits, {counts['observe']} observations, {lives} members, "
@@ -339,7 +314,10 @@ def judge(options: argparse.Namespace, broker: KilledBroker, load: Load, took_s:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument(
+        "--kills", type=int, default=200, help="how many faults; all are kills unless --faults is given"
+    )
+    parser.add_argument("--faults", default="kill", help=f"which, with commas between: {', '.join(FAULTS)}; or all")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--least-s", type=float, default=1.0, help="shortest life of a broker")
     parser.add_argument("--most-s", type=float, default=6.0, help="longest life of a broker")
@@ -348,6 +326,9 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="keep data and history in any case")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
+    options.faults = list(FAULTS) if options.faults == "all" else options.faults.split(",")
+    if unknown := set(options.faults) - FAULTS.keys():
+        parser.error(f"no fault is called {', '.join(unknown)}; there are: {', '.join(FAULTS)}")
     logging.disable(logging.CRITICAL)  # clients complain of a broker that is away, and it often is
     faulthandler.register(signal.SIGUSR1)  # where does a client hang? kill -USR1 tells
     print(f"seed {options.seed}", flush=True)

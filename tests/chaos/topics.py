@@ -141,7 +141,7 @@ class Recreator(Worker):
         self.number = 0
 
     def work(self) -> None:
-        while not self.stopping.is_set():
+        while True:
             self.live()
             if self.stopping.is_set():
                 return  # the last one stays, to be judged

@@ -1,0 +1,79 @@
+"""What is done to the broker in a long run, one thing after the other, each chosen by chance."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from tests.chaos.broker import WRITES, ChaosBroker
+from tests.chaos.proxy import TO_BROKER, TO_CLIENT, Proxy
+
+__all__ = ["FAULTS", "JUMP_MS_MAX", "Faults"]
+
+HOUR_S, DAY_S = 3_600, 86_400
+JUMPS_S = (0, 0, HOUR_S, -HOUR_S, DAY_S, -DAY_S, 8 * DAY_S)
+JUMP_MS_MAX = 2 * 1000 * (max(JUMPS_S) - min(JUMPS_S))
+SYNCS = "fdatasync,syncfs"
+
+
+class Faults:
+    """Does things to a broker and its network; what lasts is over when the call returns, but for the clock."""
+
+    def __init__(self, broker: ChaosBroker, proxy: Proxy, calm: threading.Lock, seed: int) -> None:
+        self.broker = broker
+        self.proxy = proxy
+        self.calm = calm
+        self.chance = random.Random(seed)
+
+    def last(self, least_s: float, most_s: float) -> None:
+        time.sleep(self.chance.uniform(least_s, most_s))
+
+    def kill(self) -> None:
+        with self.calm:
+            self.broker.kill()
+            time.sleep(self.chance.choice([0.0, 0.0, 0.3, 1.0]))
+            self.broker.start()
+
+    def stop(self) -> None:
+        with self.broker.frozen():
+            self.last(0.2, 8.0)
+
+    def clock(self) -> None:
+        self.broker.shift_clock(self.chance.choice(JUMPS_S))
+
+    def slow(self) -> None:
+        delay_ms = self.chance.choice([20, 100, 500])
+        with self.broker.injected(f"{SYNCS}:delay_enter={delay_ms}ms"):
+            self.last(1.0, 4.0)
+
+    def full(self) -> None:
+        with self.broker.injected(f"{WRITES}:error=ENOSPC"):
+            self.last(0.5, 3.0)
+
+    def files(self) -> None:
+        with self.broker.few_files(self.chance.randint(0, 4)):
+            self.last(1.0, 4.0)
+
+    def network(self) -> None:
+        directions = self.chance.choice([(TO_BROKER,), (TO_CLIENT,), (TO_BROKER, TO_CLIENT)])
+        what = self.chance.choice(["held", "lost", "vanished"])
+        if what == "held":
+            with self.proxy.held(*directions):
+                self.last(0.5, 8.0)
+        elif what == "lost":
+            self.proxy.lose(*directions)
+        else:
+            self.proxy.vanish()
+
+
+FAULTS: dict[str, Callable[[Faults], None]] = {
+    "kill": Faults.kill,
+    "stop": Faults.stop,
+    "clock": Faults.clock,
+    "slow": Faults.slow,
+    "full": Faults.full,
+    "files": Faults.files,
+    "network": Faults.network,
+}
