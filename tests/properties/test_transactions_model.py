@@ -8,7 +8,6 @@ partitions and in the group's offsets alike.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from headrace.broker.request import Peer
 from headrace.errors import ErrorCode
 from tests.unit.broker.txn_disk import DiskWorld
-from tests.unit.broker.txn_fakes import FakePartition, Producer, World
+from tests.unit.broker.txn_fakes import FakePartition, Producer, World, result, waits
 
 IN_FLIGHT_MAX = 5
 """A log remembers so many batches of a producer; no idempotent client has more under way."""
@@ -148,10 +147,9 @@ class Client:
         assert self.waiting is not None
         kind, waiting = self.waiting
         reply = waiting[0] if kind == "join" else waiting
-        if isinstance(reply, asyncio.Future):
-            if not reply.done():
-                return
-            reply = reply.result()
+        if waits(reply):
+            return
+        reply = result(reply)
         self.waiting = None
         if kind == "init":
             if reply.error_code == 0:

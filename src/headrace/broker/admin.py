@@ -9,7 +9,8 @@ from headrace.broker.access import Access, AccessDenied, Operation, ResourceType
 from headrace.broker.errors import code_of
 from headrace.broker.identity import Identity
 from headrace.broker.partition import Partition
-from headrace.broker.request import Reply, Request, after
+from headrace.broker.replies import PendingReply, Reply, once_flushed
+from headrace.broker.request import Request
 from headrace.broker.state import StateStore
 from headrace.broker.topics import PARTITIONS_PER_TOPIC_MAX, Topic, Topics, check_name, new_id
 from headrace.broker.upkeep import Upkeep
@@ -105,7 +106,7 @@ class TopicAdmin:
                     name=asked.name, error_code=code_of(error), error_message=error.message, configs=[]
                 )
             answers.append(answer)
-        return self._when_durable(state_offset, CreateTopicsResponse(topics=answers))
+        return once_flushed(self._state, state_offset, CreateTopicsResponse(topics=answers))
 
     def _create(self, request: Request[CreateTopicsRequest], asked: CreatableTopic) -> tuple[CreatableTopicResult, int]:
         known = request.access.topic(asked.name, Operation.CREATE, or_on_cluster=Operation.CREATE)
@@ -217,7 +218,7 @@ class TopicAdmin:
                         name=each.name, topic_id=each.topic_id, error_code=code_of(error), error_message=error.message
                     )
                 )
-        return self._when_durable(state_offset, DeleteTopicsResponse(responses=answers))
+        return once_flushed(self._state, state_offset, DeleteTopicsResponse(responses=answers))
 
     @staticmethod
     def _named(access: Access, asked: DeleteTopicState) -> Topic:
@@ -251,7 +252,7 @@ class TopicAdmin:
                 answers.append(
                     CreatePartitionsTopicResult(name=asked.name, error_code=code_of(error), error_message=error.message)
                 )
-        return self._when_durable(state_offset, CreatePartitionsResponse(results=answers))
+        return once_flushed(self._state, state_offset, CreatePartitionsResponse(results=answers))
 
     def _check_growth(self, access: Access, asked: CreatePartitionsTopic) -> Topic:
         topic = access.existing_topic(asked.name, Operation.ALTER)
@@ -285,7 +286,9 @@ class TopicAdmin:
                 for topic in request.body.topics
             ]
         )
-        return after(self._upkeep.checkpointed(), response)
+        reply = PendingReply(response)
+        self._upkeep.checkpointed().add_done_callback(lambda done: None if done.cancelled() else reply.one_done())
+        return reply
 
     def _delete_records(self, access: Access, name: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
         try:
@@ -398,8 +401,3 @@ class TopicAdmin:
             raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
         except HeadraceError as error:
             return PartitionResult(partition_id=index, error_code=code_of(error), error_message=error.message)
-
-    def _when_durable(self, state_offset: int, response: object) -> Reply:
-        if state_offset < 0:
-            return response
-        return after(self._state.when_flushed(state_offset), response)

@@ -23,7 +23,8 @@ from headrace.broker.metadata import MetadataHandler
 from headrace.broker.overflow import Overflow
 from headrace.broker.positions import OffsetLookup
 from headrace.broker.produce import ProduceHandler
-from headrace.broker.request import AcknowledgedReply, Reply, Request
+from headrace.broker.replies import PendingReply, Reply
+from headrace.broker.request import Request
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import TransactionCoordinator
@@ -246,9 +247,10 @@ class Broker:
 
 async def settled(reply: Reply) -> Any:
     """The response itself, waited for if need be: for tests and for callers inside the process."""
-    if isinstance(reply, AcknowledgedReply):
-        acknowledged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        reply.taker = lambda: acknowledged.set_result(None)
-        await acknowledged
-        return reply.response
-    return await reply if isinstance(reply, asyncio.Future) else reply
+    if not isinstance(reply, PendingReply):
+        return reply
+    if not reply.ready:
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        reply.taker = lambda: None if ready.done() else ready.set_result(None)
+        await ready
+    return reply.response

@@ -6,7 +6,8 @@ from headrace.broker.access import Access, Operation, denial_code
 from headrace.broker.errors import code_of
 from headrace.broker.identity import Identity
 from headrace.broker.metadata import FEATURES
-from headrace.broker.request import Reply, Request
+from headrace.broker.replies import Reply
+from headrace.broker.request import Request
 from headrace.broker.state import StateStore
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.log.store import LogStore

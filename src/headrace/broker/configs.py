@@ -16,7 +16,8 @@ from headrace.broker.dynamic_settings import DynamicSettings
 from headrace.broker.errors import code_of
 from headrace.broker.identity import Identity
 from headrace.broker.overflow import Overflow
-from headrace.broker.request import Reply, Request, after
+from headrace.broker.replies import Reply, once_flushed
+from headrace.broker.request import Request
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topic, Topics, check_name
 from headrace.config import (
@@ -193,7 +194,7 @@ class ConfigHandler:
             AlterConfigsResourceResponse(error_code=code, error_message=text, resource_type=kind, resource_name=name)
             for kind, name, code, text in outcome
         ]
-        return self._when_durable(offset, AlterConfigsResponse(responses=answers))
+        return once_flushed(self._state, offset, AlterConfigsResponse(responses=answers))
 
     def incremental_alter_configs(self, request: Request[IncrementalAlterConfigsRequest]) -> Reply:
         body = request.body
@@ -212,7 +213,7 @@ class ConfigHandler:
             )
             for kind, name, code, text in outcome
         ]
-        return self._when_durable(offset, IncrementalAlterConfigsResponse(responses=answers))
+        return once_flushed(self._state, offset, IncrementalAlterConfigsResponse(responses=answers))
 
     def _alter_all(
         self, access: Access, asked: Sequence[tuple[int, str, list[Change]]], validate_only: bool, replace: bool
@@ -293,9 +294,6 @@ class ConfigHandler:
         return ListConfigResourcesResponse(
             config_resources=[ConfigResource(resource_name=name, resource_type=kind) for name, kind in found]
         )
-
-    def _when_durable(self, offset: int, response: object) -> Reply:
-        return response if offset < 0 else after(self._state.when_flushed(offset), response)
 
 
 def _topic(access: Access, name: str, operation: Operation) -> Topic:

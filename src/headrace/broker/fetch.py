@@ -23,7 +23,8 @@ from headrace.broker.access import Access, AccessDenied, Operation
 from headrace.broker.errors import code_of
 from headrace.broker.fetch_sessions import INITIAL_EPOCH, FetchSessions, Key, Session, Wanted
 from headrace.broker.partition import Partition
-from headrace.broker.request import PromptReply, Reply, Request
+from headrace.broker.replies import PendingReply, Reply
+from headrace.broker.request import Request
 from headrace.config import Settings
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.log.reader import LogReader
@@ -198,7 +199,7 @@ class PendingFetch:
         self._session = session
         self._incremental = session is not None and request.body.session_epoch > INITIAL_EPOCH
         self._by_id = request.version >= TOPIC_IDS_SINCE
-        self._reply: PromptReply | None = None
+        self._reply: PendingReply[FetchResponse] | None = None
         self._timer: TimerHandle | None = None
         self._watched: list[Partition] = []
         self._idle: dict[Partition, PartitionData] = {}
@@ -261,15 +262,15 @@ class PendingFetch:
             answers.append((key, wanted, answer))
         return answers, total, urgent
 
-    def wait(self) -> PromptReply:
-        reply = self._reply = PromptReply(loop=asyncio.get_running_loop())
+    def wait(self) -> PendingReply[FetchResponse]:
+        reply = self._reply = PendingReply(prompt=True)
         for key in self._wanted:
             partition = self._handler.partition_of(self._request.access, key, self._by_id)
             if isinstance(partition, Partition):
                 partition.watchers[self] = None
                 self._watched.append(partition)
         self._timer = self._handler._clock.call_later(self._request.body.max_wait_ms / 1000, self._timed_out)
-        reply.add_done_callback(self._cleanup)
+        reply.abandoned = self._cleanup
         return reply
 
     def partition_advanced(self, partition: Partition) -> None:
@@ -281,18 +282,18 @@ class PendingFetch:
 
     def _look_again(self) -> None:
         self._woken = False
-        if self._reply is not None and not self._reply.done():
+        if self._reply is not None and not self._reply.ready:
             self._finish(self.attempt())
 
     def _timed_out(self) -> None:
         self._finish(self.attempt(final=True))
 
     def _finish(self, response: FetchResponse | None) -> None:
-        if response is not None and self._reply is not None and not self._reply.done():
+        if response is not None and self._reply is not None and not self._reply.ready:
             self._cleanup()
             self._reply.deliver(response)
 
-    def _cleanup(self, _: Any = None) -> None:
+    def _cleanup(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         for partition in self._watched:

@@ -6,7 +6,8 @@ from headrace.broker.access import Access, AccessDenied, Operation, ResourceType
 from headrace.broker.errors import code_of
 from headrace.broker.identity import Identity
 from headrace.broker.partition import Partition
-from headrace.broker.request import Reply, Request, after
+from headrace.broker.replies import Reply, once_flushed
+from headrace.broker.request import Request
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topic, Topics, check_name
 from headrace.config import Settings
@@ -110,7 +111,7 @@ class MetadataHandler:
         )
         if body.include_cluster_authorized_operations:
             response.cluster_authorized_operations = request.access.operations(ResourceType.CLUSTER)
-        return response if state_offset < 0 else after(self._state.when_flushed(state_offset), response)
+        return once_flushed(self._state, state_offset, response)
 
     def _asked_topic(
         self, request: Request[MetadataRequest], asked: MetadataRequestTopic, may_make: bool

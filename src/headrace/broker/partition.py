@@ -18,29 +18,13 @@ from headrace.log.log import AppendResult, PartitionLog
 from headrace.ports import Clock
 from headrace.vocabulary import Epoch, Offset
 
-__all__ = ["Countdown", "DamagedPartition", "Partition", "Watcher"]
+__all__ = ["DamagedPartition", "Partition", "Watcher"]
 
 
 class Watcher(Protocol):
     """Wants to know that a partition's high watermark has moved."""
 
     def partition_advanced(self, partition: Partition) -> None: ...
-
-
-class Countdown:
-    """A future that gives ``value`` when every partition it waits for has acknowledged."""
-
-    __slots__ = ("future", "left", "value")
-
-    def __init__(self, future: asyncio.Future[Any], left: int, value: Any = None) -> None:
-        self.future = future
-        self.left = left
-        self.value = value
-
-    def one_done(self) -> None:
-        self.left -= 1
-        if self.left == 0 and not self.future.done():
-            self.future.set_result(self.value)
 
 
 class Partition:
@@ -104,7 +88,7 @@ class Partition:
     def acknowledged(self, offset: Offset) -> asyncio.Future[None]:
         """The same as a future."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.log.when_acknowledged(offset, Countdown(future, 1).one_done)
+        self.log.when_acknowledged(offset, lambda: None if future.done() else future.set_result(None))
         return future
 
     def _advanced(self) -> None:

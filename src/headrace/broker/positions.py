@@ -5,7 +5,8 @@ from __future__ import annotations
 from headrace.broker.access import Access, Operation
 from headrace.broker.errors import code_of
 from headrace.broker.partition import Partition
-from headrace.broker.request import Reply, Request
+from headrace.broker.replies import Reply
+from headrace.broker.request import Request
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.vocabulary import Epoch, Offset
 from headrace.wire.kafka.messages.offsets import (

@@ -32,7 +32,8 @@ from headrace.broker.access import AccessDenied, Operation
 from headrace.broker.errors import code_of
 from headrace.broker.overflow import Overflow
 from headrace.broker.partition import Partition
-from headrace.broker.request import AcknowledgedReply, Reply, Request
+from headrace.broker.replies import PendingReply, Reply
+from headrace.broker.request import Request
 from headrace.broker.topics import ProducePolicy, Topic
 from headrace.broker.transactions import TransactionCoordinator
 from headrace.config import INT_MAX
@@ -87,10 +88,10 @@ class ProduceHandler:
         response = ProduceResponse(responses=responses)
         if not waiting:
             return response
-        reply = AcknowledgedReply(response, len(waiting))
+        reply = PendingReply(response, waits=len(waiting))
         for partition, offset in waiting:
-            partition.log.when_acknowledged(offset, reply.one_acknowledged)
-        return reply if reply.left else response
+            partition.log.when_acknowledged(offset, reply.one_done)
+        return reply if reply.waits else response
 
     @staticmethod
     def _without_answer(request: Request[ProduceRequest], responses: list[TopicProduceResponse]) -> None:

@@ -13,9 +13,8 @@ crash needs special care: a journal that begins anywhere up to the first rewritt
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -86,11 +85,9 @@ class StateStore:
             self._begin_rewrite()
         return offset
 
-    def when_flushed(self, offset: int) -> asyncio.Future[None]:
-        """Done when the journal is flushed up to and including ``offset``."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._log.when_acknowledged(Offset(offset), lambda: None if future.done() else future.set_result(None))
-        return future
+    def when_flushed(self, offset: int, callback: Callable[[], None]) -> None:
+        """Call once the journal is flushed up to and including ``offset``, which may be now."""
+        self._log.when_acknowledged(Offset(offset), callback)
 
     def _append(self, changes: Sequence[Change]) -> Offset:
         now_ms = self._clock.wall_ms()

@@ -297,7 +297,7 @@ class Topics:
             partition.remove()
         for partition in topic.served:
             self._flusher.forget(partition.log)
-        self._state.when_flushed(offset).add_done_callback(lambda _: self._remove_files(key))
+        self._state.when_flushed(offset, lambda: self._remove_files(key))
         self._notify()
         return offset
 

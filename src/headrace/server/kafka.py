@@ -20,7 +20,8 @@ from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.broker.request import AcknowledgedReply, Peer, PromptReply, Reply, Request
+from headrace.broker.replies import PendingReply, Reply
+from headrace.broker.request import Peer, Request
 from headrace.server.output import Output
 from headrace.server.session import Session, peer_address, send_at_once
 from headrace.wire.kafka.apis import APIS, Waits
@@ -77,7 +78,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         self._received: deque[Event] = deque()
         self._received_bytes = 0
         self._pending: deque[tuple[ReplyTo, Any, float]] = deque()  # answers to come, in order, and when they began
-        self._parked: asyncio.Future[Any] | None = None  # the answer that holds up execution
+        self._parked: PendingReply[Any] | None = None  # the answer that holds up execution
         self._held_bytes = 0
         self._large = False  # in the middle of a large frame
         self._starved = False  # and the request budget is spent
@@ -154,8 +155,8 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         self._connection.close()
         self._received.clear()
         self._received_bytes = 0
-        if isinstance(self._parked, PromptReply):
-            self._parked.cancel()  # a fetch may be waiting for hours, and nobody would take its answer
+        if self._parked is not None:
+            self._parked.abandon()  # a fetch may be waiting for hours, and nobody would take its answer
         self._pending.clear()
         self._output.abandon()
         self._service.budget.leave(self)
@@ -246,15 +247,10 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
             measures.seconds.observe(monotonic() - started)
             return
         self._pending.append((reply_to, reply, started))
-        if type(reply) is AcknowledgedReply:
-            reply.taker = self._acknowledged
-        elif isinstance(reply, asyncio.Future) and not reply.done():
+        if type(reply) is PendingReply and reply.waits:
             if APIS[event.api_key].waits is not Waits.FLUSH:
                 self._parked = reply
-            if isinstance(reply, PromptReply):
-                reply.taker = self._answered
-            else:
-                reply.add_done_callback(self._answered)
+            reply.taker = self._go_on if reply.prompt else self._go_on_soon
         elif len(self._pending) == 1:
             self._send_ready()
 
@@ -273,27 +269,20 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
 
     # ---- answers ----------------------------------------------------------------------------------------------------
 
-    def _answered(self, reply: asyncio.Future[Any]) -> None:
-        if self.peer.closed:
-            if not reply.cancelled():
-                reply.exception()  # looked at, so that nobody complains that it was not
-            return
-        if reply is self._parked:
-            self._parked = None
-        self._send_ready()
-        self._execute()
-
-    def _acknowledged(self) -> None:
+    def _go_on_soon(self) -> None:
         """One sync acknowledges several requests of a connection: their answers leave together."""
         if not self._gathering and not self.peer.closed:
             self._gathering = True
-            self._loop.call_soon(self._send_acknowledged)
+            self._loop.call_soon(self._go_on)
 
-    def _send_acknowledged(self) -> None:
+    def _go_on(self) -> None:
         self._gathering = False
-        if not self.peer.closed:
-            self._send_ready()
-            self._execute()
+        if self.peer.closed:
+            return
+        if self._parked is not None and self._parked.ready:
+            self._parked = None
+        self._send_ready()
+        self._execute()
 
     def _send_ready(self) -> None:
         """Send the answers that are ready, in the order of their requests, with one call."""
@@ -301,19 +290,10 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         chunks: list[Any] = []
         while pending:
             reply_to, reply, started = pending[0]
-            if type(reply) is AcknowledgedReply:
-                if reply.left:
+            if type(reply) is PendingReply:
+                if reply.waits:
                     break
                 reply = reply.response
-            elif isinstance(reply, asyncio.Future):
-                if not reply.done():
-                    break
-                try:
-                    reply = reply.result()
-                except (Exception, asyncio.CancelledError) as error:
-                    pending.clear()
-                    self._handler_failed(reply_to, error)
-                    return
             pending.popleft()
             if reply is not None:
                 chunks += self._encoded(reply_to, reply, started)

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from headrace.broker.request import Peer, Reply, Request
+from headrace.broker.replies import Reply
+from headrace.broker.request import Peer, Request
 from headrace.config import Settings
 from headrace.server.budget import RequestBudget
 from headrace.server.kafka import READ_BYTES, KafkaSession

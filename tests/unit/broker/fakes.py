@@ -80,7 +80,7 @@ class FakeState:
         self.batches: list[list[tuple[str, str, Any]]] = []
         self._unflushed: list[list[tuple[str, str, Any]]] = []
         self._flushed_until = 0
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._waiting: list[Callable[[], None]] = []
 
     def table(self, name: str) -> dict[str, Any]:
         return self.tables.setdefault(name, {})
@@ -108,13 +108,11 @@ class FakeState:
             self.flush()
         return len(self.batches) - 1
 
-    def when_flushed(self, offset: int) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def when_flushed(self, offset: int, callback: Callable[[], None]) -> None:
         if offset < self._flushed_until:
-            future.set_result(None)
+            callback()
         else:
-            self._waiting.append((offset, future))
-        return future
+            self._waiting.append(callback)
 
     def flush(self) -> None:
         for batch in self._unflushed:
@@ -123,9 +121,8 @@ class FakeState:
         self._unflushed.clear()
         self._flushed_until = len(self.batches)
         waiting, self._waiting = self._waiting, []
-        for _, future in waiting:
-            if not future.done():
-                future.set_result(None)
+        for callback in waiting:
+            callback()
 
     def after_crash(self, *, auto_flush: bool = True) -> FakeState:
         """What a new process finds."""

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from headrace.broker import state as state_module
+from headrace.broker.broker import settled
+from headrace.broker.replies import once_flushed
 from tests.unit.broker.harness import running
 from tests.waiting import eventually_on_loop
 
@@ -18,8 +20,8 @@ def test_rows_are_there_after_a_restart_and_removed_ones_are_not(tmp_path: Path)
             state = harness.broker.state
             state.put("things", "a/b/c", {"offset": 5})
             offset = state.put_many([("things", "gone", 1), ("other", "x", [1, "two", None])])
-            await state.when_flushed(offset)
-            await state.when_flushed(state.put("things", "gone", None))
+            await settled(once_flushed(state, offset, None))
+            await settled(once_flushed(state, state.put("things", "gone", None), None))
 
     async def after() -> None:
         async with running(tmp_path) as harness:

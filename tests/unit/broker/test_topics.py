@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from headrace.broker.broker import settled
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.messages.configs import (
     DescribeConfigsRequest,
@@ -118,7 +119,7 @@ def test_a_waiting_fetch_learns_that_its_topic_is_gone(tmp_path: Path) -> None:
             await harness.create("t")
             waiting = harness.start(harness.fetch_body("t", 0, max_wait_ms=600_000), 12)
             await delete(harness, "t")
-            answer = await asyncio.wait_for(waiting, PATIENCE_S)
+            answer = await asyncio.wait_for(settled(waiting), PATIENCE_S)
             code = answer.responses[0].partitions[0].error_code
             assert code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from headrace.batch import Batch, build_batch, control_batch, control_type, stamp
 from headrace.broker.access import Gate
 from headrace.broker.groups.registry import Groups
+from headrace.broker.replies import PendingReply
 from headrace.broker.request import Peer, Request
 from headrace.broker.transactions import TransactionCoordinator
 from headrace.broker.transactions.registry import Transactions
@@ -29,24 +30,22 @@ Change = tuple[str, str, Any]
 
 
 class Waiters:
-    """Futures that wait for a number of flushed entries."""
+    """Callbacks that wait for a number of flushed entries."""
 
     def __init__(self) -> None:
         self.flushed = 0
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
 
-    def when_flushed(self, offset: int) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((offset, future))
+    def when_flushed(self, offset: int, callback: Callable[[], None]) -> None:
+        self._waiting.append((offset, callback))
         self.advance(self.flushed)
-        return future
 
     def advance(self, flushed: int) -> None:
         self.flushed = flushed
-        for offset, future in self._waiting:
-            if offset < flushed and not future.done():
-                future.set_result(None)
-        self._waiting = [each for each in self._waiting if not each[1].done()]
+        ready = [callback for offset, callback in self._waiting if offset < flushed]
+        self._waiting = [each for each in self._waiting if each[0] >= flushed]
+        for callback in ready:
+            callback()
 
 
 class FakeState:
@@ -78,8 +77,8 @@ class FakeState:
                 self.table(table)[key] = value
         return len(self.journal) - 1
 
-    def when_flushed(self, offset: int) -> asyncio.Future[None]:
-        return self.waiters.when_flushed(offset)
+    def when_flushed(self, offset: int, callback: Callable[[], None]) -> None:
+        self.waiters.when_flushed(offset, callback)
 
     def flush(self) -> None:
         self.waiters.advance(len(self.journal))
@@ -123,7 +122,9 @@ class FakePartition:
         return self.append(marker)
 
     def acknowledged(self, offset: int) -> asyncio.Future[None]:
-        return self.waiters.when_flushed(offset)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiters.when_flushed(offset, lambda: None if future.done() else future.set_result(None))
+        return future
 
     def flush(self) -> None:
         self.waiters.advance(self.end_offset)
@@ -424,11 +425,11 @@ class Producer:
 
 def result(reply: Any) -> Any:
     """The response of a reply that must be there by now."""
-    if isinstance(reply, asyncio.Future):
-        assert reply.done(), "the answer still waits"
-        return reply.result()
+    if isinstance(reply, PendingReply):
+        assert reply.ready, "the answer still waits"
+        return reply.response
     return reply
 
 
 def waits(reply: Any) -> bool:
-    return isinstance(reply, asyncio.Future) and not reply.done()
+    return isinstance(reply, PendingReply) and not reply.ready

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from headrace.broker.replies import PendingReply
 from headrace.broker.request import Request
 from headrace.node import new_event_loop
 from headrace.server import KafkaLimits, KafkaService, Listener, ListenerLimits
@@ -165,11 +166,11 @@ class Held:
 
     def __init__(self) -> None:
         self.requests: list[Request[Any]] = []
-        self.replies: dict[int, asyncio.Future[Any]] = {}
+        self.replies: dict[int, PendingReply[Any]] = {}
 
-    def __call__(self, request: Request[Any]) -> asyncio.Future[Any]:
+    def __call__(self, request: Request[Any]) -> PendingReply[Any]:
         self.requests.append(request)
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        reply: PendingReply[Any] = PendingReply()
         self.replies[request.correlation_id] = reply
         return reply
 
@@ -179,4 +180,4 @@ class Held:
 
     def let_go(self, correlation_id: int) -> None:
         api_key = next(each.api_key for each in self.requests if each.correlation_id == correlation_id)
-        self.replies[correlation_id].set_result(ProduceResponse() if api_key == PRODUCE else HeartbeatResponse())
+        self.replies[correlation_id].deliver(ProduceResponse() if api_key == PRODUCE else HeartbeatResponse())

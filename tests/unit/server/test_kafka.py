@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import select
@@ -14,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.request import Peer, PromptReply, Request
+from headrace.broker.replies import PendingReply
+from headrace.broker.request import Peer, Request
 from headrace.server.kafka import REQUESTS_PER_TURN
 from headrace.wire.kafka.connection import Limits
 from headrace.wire.kafka.messages.groups import HeartbeatRequest, HeartbeatResponse
@@ -146,18 +146,6 @@ def test_an_exception_in_a_handler_closes_its_connection_and_no_other(caplog: py
     assert record.exc_info[0] is ZeroDivisionError
 
 
-def test_an_answer_that_fails_later_closes_its_connection(caplog: pytest.LogCaptureFixture) -> None:
-    held = Held()
-    with serving(held) as server, Client(server.address) as client:
-        client.produce(1)
-        client.produce(2)
-        server.until(lambda: len(held.requests) == 2)
-        server.on_loop(lambda: held.replies[1].set_exception(ZeroDivisionError()))
-        assert client.is_closed()
-        server.on_loop(lambda: held.let_go(2))
-    assert "Produce version 8" in caplog.text
-
-
 def test_an_answer_of_the_wrong_kind_closes_its_connection_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
     def handle(request: Request[Any]) -> Any:
         return ApiVersionsResponse() if request.api_key == PRODUCE else HeartbeatResponse()
@@ -183,17 +171,20 @@ def test_a_peer_that_is_gone_is_marked_closed_and_its_late_answer_is_dropped() -
 
 
 def test_a_fetch_does_not_go_on_waiting_for_a_peer_that_is_gone() -> None:
-    waiting: list[PromptReply] = []
+    waiting: list[PendingReply[Any]] = []
+    abandoned: list[int] = []
 
-    def handle(request: Request[Any]) -> PromptReply:
-        waiting.append(PromptReply(loop=asyncio.get_running_loop()))
-        return waiting[0]
+    def handle(request: Request[Any]) -> PendingReply[Any]:
+        reply: PendingReply[Any] = PendingReply(prompt=True)
+        reply.abandoned = lambda: abandoned.append(request.correlation_id)
+        waiting.append(reply)
+        return reply
 
     with serving(handle) as server:
         with Client(server.address) as client:
             client.fetch(1)
             server.until(lambda: bool(waiting))
-        server.until(lambda: waiting[0].cancelled())
+        server.until(lambda: abandoned == [1])
 
 
 def test_a_peer_that_only_stopped_sending_still_gets_its_answers() -> None:
@@ -436,7 +427,7 @@ def test_draining_answers_what_is_under_way_and_accepts_nothing_new() -> None:
 
 def test_draining_does_not_wait_for_a_long_poll() -> None:
     def never(request: Request[Any]) -> Any:
-        return asyncio.get_running_loop().create_future()
+        return PendingReply()
 
     with serving(never) as server, Client(server.address) as client:
         client.fetch(1)
@@ -452,7 +443,7 @@ def test_draining_ends_though_an_answer_never_comes() -> None:
         server.until(lambda: len(held.requests) == 1)
         server.drain().result(PATIENCE_S)
         assert client.is_closed()
-        server.on_loop(lambda: held.replies[1].set_result(ProduceResponse()))
+        server.on_loop(lambda: held.replies[1].deliver(ProduceResponse()))
 
 
 # ---- authentication -------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ with, and goes on from there: members heartbeat as before, and one that was told
 
 from __future__ import annotations
 
-import asyncio
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterable
@@ -24,6 +23,7 @@ from enum import StrEnum
 from typing import Any
 
 from headrace.broker.groups.timers import Deadline
+from headrace.broker.replies import PendingReply
 from headrace.errors import ErrorCode, KafkaError
 from headrace.ports import TimerHandle
 from headrace.wire.kafka.codec import MalformedMessage, read_message
@@ -55,7 +55,7 @@ TRANSITIONS: dict[ClassicState, frozenset[ClassicState]] = {
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ClassicMember:
-    """One member. ``join_future`` and ``sync_future`` are answers it waits for."""
+    """One member. ``join_reply`` and ``sync_reply`` are answers it waits for."""
 
     member_id: str
     instance_id: str | None
@@ -67,8 +67,8 @@ class ClassicMember:
     assignment: bytes = b""
     is_new: bool = False
     session: Deadline
-    join_future: asyncio.Future[JoinGroupResponse] | None = None
-    sync_future: asyncio.Future[SyncGroupResponse] | None = None
+    join_reply: PendingReply[JoinGroupResponse] | None = None
+    sync_reply: PendingReply[SyncGroupResponse] | None = None
 
     def metadata(self, protocol: str | None) -> bytes:
         for name, metadata in self.protocols:
@@ -131,8 +131,8 @@ class ClassicGroup:
     new_member_added: bool = False
     join_timer: TimerHandle | None = None
     sync_timer: TimerHandle | None = None
-    flushed: asyncio.Future[None] | None = None
-    """Done when what members may be told of the current generation is durable."""
+    journal_offset: int = -1
+    """What members may be told of the current generation is durable when the journal is flushed up to here."""
 
     type_name = "classic"
 
@@ -205,17 +205,17 @@ class ClassicGroup:
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     def awaiting_join_count(self) -> int:
-        return sum(member.join_future is not None for member in self.members.values())
+        return sum(member.join_reply is not None for member in self.members.values())
 
     def all_members_joined(self) -> bool:
-        return not self.pending and all(member.join_future is not None for member in self.members.values())
+        return not self.pending and all(member.join_reply is not None for member in self.members.values())
 
     def elect_joined_leader(self) -> bool:
         """Keep the leader if it joined, else take any member that did; False if nobody did."""
-        if self.leader is not None and self.members[self.leader].join_future is not None:
+        if self.leader is not None and self.members[self.leader].join_reply is not None:
             return True
         for member_id, member in self.members.items():
-            if member.join_future is not None:
+            if member.join_reply is not None:
                 self.leader = member_id
                 return True
         return False

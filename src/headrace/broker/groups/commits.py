@@ -13,7 +13,8 @@ from headrace.broker.errors import code_of, coordinator_code_of
 from headrace.broker.groups.classic import CONSUMER_PROTOCOL, ClassicGroup, ClassicState
 from headrace.broker.groups.consumer import ConsumerGroup
 from headrace.broker.groups.offsets import NO_OFFSET, Offsets, Place, Row
-from headrace.broker.request import Reply, Request, after
+from headrace.broker.replies import Reply, once_flushed
+from headrace.broker.request import Request
 from headrace.config import Settings
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.ports import Clock
@@ -165,7 +166,7 @@ class Commits:
                     partition.error_code = partition.error_code or coordinator_code_of(error)
             return response
         self._found(group_id)
-        return after(self._state.when_flushed(journal_offset), response)
+        return once_flushed(self._state, journal_offset, response)
 
     def _take(self, rows: dict[Place, Row], topic: Topic | None, partition: Any, expires_ms: int | None) -> ErrorCode:
         """Note one offset to be committed, or why it cannot be."""
@@ -378,7 +379,7 @@ class Commits:
         except HeadraceError as error:
             return OffsetDeleteResponse(error_code=coordinator_code_of(error))
         self._offsets.apply_removal(body.group_id, gone)
-        return after(self._state.when_flushed(journal_offset), response)
+        return once_flushed(self._state, journal_offset, response)
 
 
 def _all_failed(asked: OffsetFetchRequestTopics, code: int) -> OffsetFetchResponseTopics:

@@ -16,7 +16,6 @@ that moves one member writes one row. An answer leaves when what it says is flus
 
 from __future__ import annotations
 
-import asyncio
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -193,7 +192,8 @@ class ConsumerGroup:
     """Pattern → the topics it matches."""
     sessions: dict[str, Deadline] = field(default_factory=dict)
     revocations: dict[str, Deadline] = field(default_factory=dict)
-    flushed: asyncio.Future[None] | None = None
+    journal_offset: int = -1
+    """What members may be told of the group is durable when the journal is flushed up to here."""
 
     type_name = "consumer"
     protocol_type = "consumer"

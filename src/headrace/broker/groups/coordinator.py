@@ -25,7 +25,8 @@ from headrace.broker.groups.mixed import Mixed, cannot_upgrade, to_classic, to_c
 from headrace.broker.groups.offsets import Change, Offsets
 from headrace.broker.groups.rebalance import Rebalancer
 from headrace.broker.groups.registry import Group, Groups
-from headrace.broker.request import Reply, Request, after
+from headrace.broker.replies import Reply, once_flushed
+from headrace.broker.request import Request
 from headrace.config import GROUP_SETTINGS, Settings
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.ports import Clock, TimerHandle
@@ -105,7 +106,7 @@ class GroupCoordinator:
             group_setting=self._group_setting,
             only_classic_left=self._downgrade,
         )
-        self._mixed = Mixed(heartbeats=self._heartbeats, topics=topics, new_id=new_id)
+        self._mixed = Mixed(state=state, heartbeats=self._heartbeats, topics=topics, new_id=new_id)
         self._commits = Commits(
             state=state,
             clock=clock,
@@ -343,11 +344,11 @@ class GroupCoordinator:
         if not allowed or len(group.members) > self._settings.integer("group.max.size"):
             return
         classic = to_classic(group, self._topics, self._rebalancer, self._clock.wall_ms())
+        changes = [*self._rows_of(group), ("groups", group.group_id, classic.to_row())]
         try:
-            offset = self._state.put_many([*self._rows_of(group), ("groups", group.group_id, classic.to_row())])
+            classic.journal_offset = self._state.put_many(changes)
         except HeadraceError:
             return  # The disk is full: it stays a consumer group of classic members, which works as well.
-        classic.flushed = self._state.when_flushed(offset)
         self._heartbeats.shut(group)
         self._groups[group.group_id] = classic
         for member in classic.members.values():
@@ -390,8 +391,7 @@ class GroupCoordinator:
     def offset_fetch(self, request: Request[OffsetFetchRequest]) -> Reply:
         """What is told is durable: an offset that a power failure could take back would be seen to go back."""
         response = self._commits.offset_fetch(request)
-        flushed = self._state.when_flushed(self._state.end_offset - 1)
-        return response if flushed.done() else after(flushed, response)
+        return once_flushed(self._state, self._state.end_offset - 1, response)
 
     def offset_delete(self, request: Request[OffsetDeleteRequest]) -> Reply:
         return self._commits.offset_delete(request)
@@ -485,7 +485,7 @@ class GroupCoordinator:
             return response
         for group_id in gone:
             self._forget(group_id)
-        return after(self._state.when_flushed(offset), response)
+        return once_flushed(self._state, offset, response)
 
     def _forget(self, group_id: str) -> None:
         self._offsets.apply_group_removal(group_id)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import re2
 
 from headrace.broker.access import Access
-from headrace.broker.groups.answers import once_flushed
 from headrace.broker.groups.assignors import ASSIGNORS, Subscriber
 from headrace.broker.groups.consumer import (
     LEFT_STATIC,
@@ -30,7 +29,8 @@ from headrace.broker.groups.consumer import (
     reconcile,
 )
 from headrace.broker.groups.timers import Deadline
-from headrace.broker.request import Reply, Request
+from headrace.broker.replies import Reply, once_flushed
+from headrace.broker.request import Request
 from headrace.config import Settings
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.ports import Clock
@@ -114,7 +114,7 @@ class Heartbeats:
         )
         if body.member_epoch == JOIN or _is_full(body) or before.assigned != member.assigned:
             response.assignment = _assignment(member.assigned)
-        return once_flushed(group.flushed, response)
+        return once_flushed(self._state, group.journal_offset, response)
 
     def advance(
         self,
@@ -276,7 +276,7 @@ class Heartbeats:
         if group.members.get(member.member_id) != member or member.member_id in draft.targets:
             changes.append(("group_members", member_key(group_id, member.member_id), member.to_row(group_id, target)))
         if changes:
-            group.flushed = self._state.when_flushed(self._state.put_many(changes))
+            group.journal_offset = self._state.put_many(changes)
         self._apply(group, draft)
 
     def _apply(self, group: ConsumerGroup, draft: _Draft) -> None:
@@ -316,7 +316,7 @@ class Heartbeats:
         else:
             self.remove(group, [member.member_id])
         response = ConsumerGroupHeartbeatResponse(member_id=body.member_id, member_epoch=body.member_epoch)
-        return once_flushed(group.flushed, response)
+        return once_flushed(self._state, group.journal_offset, response)
 
     def _park(self, group: ConsumerGroup, member: ConsumerMember) -> None:
         """A static member's process ends and says it will be back: its part is kept for it until its session ends."""
@@ -329,8 +329,7 @@ class Heartbeats:
             revoking={},
         )
         row = away.to_row(group.group_id, group.targets.get(member.member_id, {}))
-        offset = self._state.put("group_members", member_key(group.group_id, member.member_id), row)
-        group.flushed = self._state.when_flushed(offset)
+        group.journal_offset = self._state.put("group_members", member_key(group.group_id, member.member_id), row)
         group.set_member(away)
         self._stop_revocation(group, member.member_id)
 
@@ -340,7 +339,7 @@ class Heartbeats:
             ("group_members", member_key(group.group_id, member_id), None) for member_id in member_ids
         ]
         changes.append(("groups", group.group_id, group.to_row(epoch=group.epoch + 1)))
-        group.flushed = self._state.when_flushed(self._state.put_many(changes))
+        group.journal_offset = self._state.put_many(changes)
         group.epoch += 1
         for member_id in member_ids:
             group.drop_member(member_id)

@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from headrace.broker.groups.answers import once_flushed
 from headrace.broker.groups.classic import CONSUMER_PROTOCOL, ClassicGroup, ClassicMember, ClassicState
 from headrace.broker.groups.consumer import ClassicSide, ConsumerGroup, ConsumerMember, MemberState, Owned
 from headrace.broker.groups.heartbeats import Heartbeats
 from headrace.broker.groups.rebalance import Rebalancer
-from headrace.broker.request import Reply, Request
+from headrace.broker.replies import Reply, once_flushed
+from headrace.broker.request import Request
 from headrace.errors import ErrorCode, KafkaError
 from headrace.wire.kafka.codec import MalformedMessage, read_message, write_message
 from headrace.wire.kafka.messages.consumer_protocol import (
@@ -40,6 +40,7 @@ from headrace.wire.kafka.messages.groups import (
 )
 
 if TYPE_CHECKING:
+    from headrace.broker.state import StateStore
     from headrace.broker.topics import Topics
 
 __all__ = ["Mixed", "cannot_upgrade", "to_classic", "to_consumer"]
@@ -52,7 +53,8 @@ EMBEDDED_VERSION_MAX = 3
 class Mixed:
     """Answers classic requests to consumer groups."""
 
-    def __init__(self, *, heartbeats: Heartbeats, topics: Topics, new_id: Callable[[], str]) -> None:
+    def __init__(self, *, state: StateStore, heartbeats: Heartbeats, topics: Topics, new_id: Callable[[], str]) -> None:
+        self._state = state
         self._heartbeats = heartbeats
         self._topics = topics
         self._new_id = new_id
@@ -94,7 +96,7 @@ class Mixed:
             protocol_type=CONSUMER_PROTOCOL,
             protocol_name=body.protocols[0].name,
         )
-        return once_flushed(group.flushed, response)
+        return once_flushed(self._state, group.journal_offset, response)
 
     def _member(
         self, group: ConsumerGroup, body: JoinGroupRequest, member_id: str
@@ -143,7 +145,7 @@ class Mixed:
             protocol_name=body.protocol_name,
             assignment=_encode(member.assigned, self._topics, _version(metadata)),
         )
-        return once_flushed(group.flushed, response)
+        return once_flushed(self._state, group.journal_offset, response)
 
     def heartbeat(self, group: ConsumerGroup, body: HeartbeatRequest) -> HeartbeatResponse:
         member, classic = self._classic(group, body.member_id, body.group_instance_id, body.generation_id)

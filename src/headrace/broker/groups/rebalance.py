@@ -4,23 +4,22 @@ A rebalance has two barriers. Members *join*: when all that are known have (or t
 rest is dropped), a new generation begins and the leader learns who is in it. Members *sync*: when the leader has sent
 everybody's assignment, and it is on disk, all of them get theirs.
 
-Until an answer is due a request waits as a future in its member. A member has at most one waiting join and one waiting
+Until an answer is due a request waits as a reply in its member. A member has at most one waiting join and one waiting
 sync: a client that asks again, because it gave up on the first, gets the answer on the second, and the first is told
 to join again.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.broker.errors import code_of, coordinator_code_of
-from headrace.broker.groups.answers import Waiting, answer, once_flushed, release_after
 from headrace.broker.groups.classic import ClassicGroup, ClassicMember, ClassicState, read_subscription
 from headrace.broker.groups.timers import Deadline
-from headrace.broker.request import Reply, Request
+from headrace.broker.replies import PendingReply, Reply, once_flushed
+from headrace.broker.request import Request
 from headrace.config import Settings
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.ports import Clock
@@ -45,6 +44,8 @@ NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
 MEMBER_METADATA_BYTES_MAX = 1 << 20
 PENDING_MEMBERS_MAX = 10_000
 STORAGE_RETRY_S = 1.0
+
+T = TypeVar("T")
 
 Member = ClassicMember
 State = ClassicState
@@ -88,7 +89,7 @@ class Rebalancer:
         if group.state is State.EMPTY:
             return True
         if group.state is State.PREPARING:
-            return (member is not None and member.join_future is not None) or group.awaiting_join_count() < size_max
+            return (member is not None and member.join_reply is not None) or group.awaiting_join_count() < size_max
         return member is not None or len(group.members) < size_max
 
     def _join_new(self, group: ClassicGroup, request: Request[JoinGroupRequest]) -> Reply:
@@ -123,15 +124,15 @@ class Rebalancer:
             protocols=[(protocol.name, protocol.metadata) for protocol in body.protocols],
             is_new=True,
             session=self.session(group, member_id),
-            join_future=_future(),
+            join_reply=PendingReply(),
         )
         if group.state is State.PREPARING and group.previous_state is State.EMPTY:
             group.new_member_added = True
         group.add(member, body.protocol_type)
         member.session.move(NEW_MEMBER_JOIN_TIMEOUT_MS)
-        future = member.join_future
+        reply = member.join_reply
         self._rebalance_or_complete(group)
-        return future
+        return reply
 
     def _join_again(self, group: ClassicGroup, member: Member, request: Request[JoinGroupRequest]) -> Reply:
         """A known member joins: part of a rebalance, the reason for one, or only unsure what it was told."""
@@ -141,21 +142,21 @@ class Rebalancer:
             group.state is State.COMPLETING or (group.state is State.STABLE and member.member_id != group.leader)
         )
         if told_again:
-            return once_flushed(group.flushed, group.join_response(member.member_id))
+            return once_flushed(self._state, group.journal_offset, group.join_response(member.member_id))
         assert group.state is not State.EMPTY, "an empty group has no members"
-        future = self._update_member(member, request)
+        reply = self._update_member(member, request)
         self._rebalance_or_complete(group)
-        return future
+        return reply
 
-    def _update_member(self, member: Member, request: Request[JoinGroupRequest]) -> asyncio.Future[JoinGroupResponse]:
+    def _update_member(self, member: Member, request: Request[JoinGroupRequest]) -> PendingReply[JoinGroupResponse]:
         body = request.body
         member.protocols = [(protocol.name, protocol.metadata) for protocol in body.protocols]
         member.session_timeout_ms = body.session_timeout_ms
         member.rebalance_timeout_ms = _rebalance_timeout_ms(body)
-        answer(member.join_future, _join_error(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
-        future = _future()
-        member.join_future = future
-        return future
+        _answer(member.join_reply, _join_error(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
+        reply: PendingReply[JoinGroupResponse] = PendingReply()
+        member.join_reply = reply
+        return reply
 
     # ---- static members ----
 
@@ -167,25 +168,25 @@ class Rebalancer:
         member = group.members[old_id]
         old_protocols = member.protocols
         old_timeouts = (member.session_timeout_ms, member.rebalance_timeout_ms)
-        answer(member.join_future, _join_error(ErrorCode.FENCED_INSTANCE_ID, old_id))
-        answer(member.sync_future, SyncGroupResponse(error_code=ErrorCode.FENCED_INSTANCE_ID))
-        member.join_future = member.sync_future = None
+        _answer(member.join_reply, _join_error(ErrorCode.FENCED_INSTANCE_ID, old_id))
+        _answer(member.sync_reply, SyncGroupResponse(error_code=ErrorCode.FENCED_INSTANCE_ID))
+        member.join_reply = member.sync_reply = None
         self._rename(group, member, new_id)
-        future = self._update_member(member, request)
+        reply = self._update_member(member, request)
         unsettled = group.state is not State.STABLE or not group.is_current()
         if unsettled or not _keeps_assignment(group, member, old_protocols):
             self._rebalance_or_complete(group)
-            return future
+            return reply
         try:
             offset = self._state.put("groups", group.group_id, group.to_row())
         except HeadraceError as error:
-            member.join_future = None
+            member.join_reply = None
             member.protocols = old_protocols
             member.session_timeout_ms, member.rebalance_timeout_ms = old_timeouts
             self._rename(group, member, old_id)
             return _join_error(coordinator_code_of(error))
-        group.flushed = self._state.when_flushed(offset)
-        member.join_future = None
+        group.journal_offset = offset
+        member.join_reply = None
         response = group.join_response(new_id)
         if request.version >= 9:
             response.skip_assignment = new_id == group.leader
@@ -193,8 +194,8 @@ class Rebalancer:
             # An older leader would compute assignments if it saw itself as leader: it is shown the id that is gone.
             response.leader = old_leader or ""
             response.members = []
-        release_after(group.flushed, [(future, response)])
-        return future
+        self._deliver_once_flushed(group, [(reply, response)])
+        return reply
 
     def _rename(self, group: ClassicGroup, member: Member, new_id: str) -> None:
         old_id = member.member_id
@@ -266,7 +267,7 @@ class Rebalancer:
             group.join_timer = None
         assert group.state is State.PREPARING, f"group {group.group_id} completed a join while {group.state}"
         for member in list(group.members.values()):
-            if member.join_future is None and member.instance_id is None:
+            if member.join_reply is None and member.instance_id is None:
                 group.remove(member.member_id)
         if group.members and not group.elect_joined_leader():
             self._set_join_timer(group, group.rebalance_timeout_ms() / 1000, self._complete_join)
@@ -282,29 +283,29 @@ class Rebalancer:
             self._become_empty(group, generation)
             return
         offset = self._state.put("group_generations", group.group_id, generation)
-        group.flushed = self._state.when_flushed(offset)
+        group.journal_offset = offset
         group.generation = group.generation_told_max = generation
         group.protocol = group.select_protocol()
         group.subscribed_topics = group.find_subscribed_topics()
         group.enter(State.COMPLETING, self._clock.wall_ms())
-        waiting: list[Waiting] = []
+        waiting: list[tuple[PendingReply[Any], Any]] = []
         for member in group.members.values():
             member.is_new = False
             member.session.move(member.session_timeout_ms)
-            if member.join_future is not None:
-                waiting.append((member.join_future, group.join_response(member.member_id)))
-                member.join_future = None
+            if member.join_reply is not None:
+                waiting.append((member.join_reply, group.join_response(member.member_id)))
+                member.join_reply = None
         group.awaiting_sync = set(group.members)
         group.sync_timer = self._clock.call_later(
             group.rebalance_timeout_ms() / 1000, partial(self._sync_expired, group, generation)
         )
-        release_after(group.flushed, waiting)
+        self._deliver_once_flushed(group, waiting)
 
     def _become_empty(self, group: ClassicGroup, generation: int) -> None:
         now_ms = self._clock.wall_ms()
         row = {**group.to_row(), "generation": generation, "protocol": None, "leader": None, "since_ms": now_ms}
         offset = self._state.put_many([("groups", group.group_id, row), ("group_generations", group.group_id, None)])
-        group.flushed = self._state.when_flushed(offset)
+        group.journal_offset = offset
         group.generation = group.generation_told_max = generation
         group.protocol = group.leader = None
         group.subscribed_topics = frozenset()
@@ -325,14 +326,14 @@ class Rebalancer:
             self._stop_sync_timer(group)
         if group.state is State.STABLE:
             member.session.move(member.session_timeout_ms)
-            return once_flushed(group.flushed, _sync_response(group, member))
+            return once_flushed(self._state, group.journal_offset, _sync_response(group, member))
         assert group.state is State.COMPLETING
-        answer(member.sync_future, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
-        future: asyncio.Future[SyncGroupResponse] = asyncio.get_running_loop().create_future()
-        member.sync_future = future
+        _answer(member.sync_reply, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
+        reply: PendingReply[SyncGroupResponse] = PendingReply()
+        member.sync_reply = reply
         if member.member_id == group.leader:
             self._install(group, {each.member_id: each.assignment for each in body.assignments})
-        return future
+        return reply
 
     def _install(self, group: ClassicGroup, assignments: dict[str, bytes]) -> None:
         """The leader has spoken: write the generation down; when it is durable everybody gets their part."""
@@ -350,20 +351,26 @@ class Rebalancer:
             self._refuse_syncs(group, coordinator_code_of(error))
             self.prepare(group)
             return
-        group.flushed = self._state.when_flushed(offset)
-        waiting: list[Waiting] = []
+        group.journal_offset = offset
+        waiting: list[tuple[PendingReply[Any], Any]] = []
         for member in group.members.values():
-            if member.sync_future is not None:
-                waiting.append((member.sync_future, _sync_response(group, member)))
-                member.sync_future = None
+            if member.sync_reply is not None:
+                waiting.append((member.sync_reply, _sync_response(group, member)))
+                member.sync_reply = None
                 member.session.move(member.session_timeout_ms)
-        release_after(group.flushed, waiting)
+        self._deliver_once_flushed(group, waiting)
+
+    def _deliver_once_flushed(
+        self, group: ClassicGroup, waiting: Sequence[tuple[PendingReply[Any], JoinGroupResponse | SyncGroupResponse]]
+    ) -> None:
+        for reply, response in waiting:
+            self._state.when_flushed(group.journal_offset, partial(reply.deliver, response))
 
     def _refuse_syncs(self, group: ClassicGroup, code: ErrorCode) -> None:
         for member in group.members.values():
-            if member.sync_future is not None:
-                answer(member.sync_future, SyncGroupResponse(error_code=code))
-                member.sync_future = None
+            if member.sync_reply is not None:
+                _answer(member.sync_reply, SyncGroupResponse(error_code=code))
+                member.sync_reply = None
                 member.session.move(member.session_timeout_ms)
 
     def _sync_expired(self, group: ClassicGroup, generation: int) -> None:
@@ -423,8 +430,8 @@ class Rebalancer:
         member = group.remove(member_id)
         if member is None:
             return
-        answer(member.join_future, _join_error(ErrorCode.UNKNOWN_MEMBER_ID, member_id))
-        answer(member.sync_future, SyncGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
+        _answer(member.join_reply, _join_error(ErrorCode.UNKNOWN_MEMBER_ID, member_id))
+        _answer(member.sync_reply, SyncGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
         if group.state in (State.STABLE, State.COMPLETING):
             self.prepare(group)
         else:
@@ -438,7 +445,7 @@ class Rebalancer:
         member = group.members.get(member_id)
         if member is None:
             return
-        waits = member.join_future is not None or member.sync_future is not None
+        waits = member.join_reply is not None or member.sync_reply is not None
         if member.is_new or not waits:
             self.remove(group, member_id)
 
@@ -480,9 +487,14 @@ class Rebalancer:
             group.drop_pending(member_id)
         for member in group.members.values():
             member.session.stop()
-            answer(member.join_future, _join_error(code, member.member_id))
-            answer(member.sync_future, SyncGroupResponse(error_code=code))
-            member.join_future = member.sync_future = None
+            _answer(member.join_reply, _join_error(code, member.member_id))
+            _answer(member.sync_reply, SyncGroupResponse(error_code=code))
+            member.join_reply = member.sync_reply = None
+
+
+def _answer(reply: PendingReply[T] | None, response: T) -> None:
+    if reply is not None:
+        reply.deliver(response)
 
 
 def _keeps_assignment(group: ClassicGroup, member: Member, old_protocols: list[tuple[str, bytes]]) -> bool:
@@ -521,7 +533,3 @@ def _join_error(code: ErrorCode, member_id: str = "") -> JoinGroupResponse:
 def _rebalance_timeout_ms(body: JoinGroupRequest) -> int:
     """Version 0 has one timeout for both."""
     return body.rebalance_timeout_ms if body.rebalance_timeout_ms >= 0 else body.session_timeout_ms
-
-
-def _future() -> asyncio.Future[JoinGroupResponse]:
-    return asyncio.get_running_loop().create_future()

@@ -50,7 +50,8 @@ from typing import Any, Protocol
 
 from headrace.broker.access import Operation
 from headrace.broker.errors import code_of
-from headrace.broker.request import Peer, Reply, Request, after
+from headrace.broker.replies import PendingReply, Reply, once_flushed
+from headrace.broker.request import Peer, Request
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
 from headrace.broker.transactions.answers import (
@@ -173,7 +174,7 @@ class TransactionCoordinator:
         self._connections: dict[str, tuple[int, Peer]] = {}
         """(epoch, connection): the newest connection over which an epoch of a transactional id has spoken."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unanswered: set[asyncio.Future[EndTxnResponse]] = set()
+        self._unanswered: set[PendingReply[EndTxnResponse]] = set()
         self._timers: dict[str, TimerHandle] = {}
 
     # ---- life ----
@@ -198,8 +199,8 @@ class TransactionCoordinator:
             timer.cancel()
         for task in list(self._tasks):
             task.cancel()
-        for answer in list(self._unanswered):
-            self._answer_end(answer, EndTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        for reply in list(self._unanswered):
+            self._answer_end(reply, EndTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
     # ---- InitProducerId ----
 
@@ -214,7 +215,7 @@ class TransactionCoordinator:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "a producer id and its epoch come together or not at all")
             if body.transactional_id is None:
                 response = InitProducerIdResponse(producer_id=self._ids.take(), producer_epoch=0)
-                return after(self._ids.when_reserved(), response)
+                return once_flushed(self._state, self._ids.reserved_at, response)
             self._check_init(body)
             return self._init_transactional(request, body.transactional_id)
         except HeadraceError as error:
@@ -239,16 +240,15 @@ class TransactionCoordinator:
         if current.state is State.ONGOING:
             # The old producer is fenced and its transaction aborted first; the client asks again for the next epoch.
             self._decide(current, commit=False, bump=True)
-            return after(
-                self._durable(transactional_id), init_failed(ErrorCode.CONCURRENT_TRANSACTIONS, request.version)
-            )
+            refused = init_failed(ErrorCode.CONCURRENT_TRANSACTIONS, request.version)
+            return self._once_durable(transactional_id, refused)
         initialised = self._initialised(current, request.body)
         self._store(initialised)
         self._connections[transactional_id] = (initialised.producer_epoch, request.peer)
         response = InitProducerIdResponse(
             producer_id=initialised.producer_id, producer_epoch=initialised.producer_epoch
         )
-        return after(self._durable(transactional_id), response)
+        return self._once_durable(transactional_id, response)
 
     def _new(self, transactional_id: str, body: InitProducerIdRequest) -> Transaction:
         if len(self._transactions) >= TRANSACTIONAL_IDS_MAX:
@@ -313,7 +313,7 @@ class TransactionCoordinator:
             )
             topics, offset = self._add_partitions(request, single)
             response = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
-        return after(self._state.when_flushed(offset), response) if offset >= 0 else response
+        return once_flushed(self._state, offset, response)
 
     def _add_partitions(
         self, request: Request[AddPartitionsToTxnRequest], asked: AddPartitionsToTxnTransaction
@@ -355,7 +355,7 @@ class TransactionCoordinator:
             return AddOffsetsToTxnResponse(
                 error_code=fenced_as_known(code_of(error), request.version, FENCED_SINCE_ADD_OFFSETS)
             )
-        return after(self._durable(body.transactional_id), AddOffsetsToTxnResponse())
+        return self._once_durable(body.transactional_id, AddOffsetsToTxnResponse())
 
     def check_produce(
         self, transactional_id: str | None, producer_id: int, epoch: int, topic: str, partition: int, version: int
@@ -458,7 +458,7 @@ class TransactionCoordinator:
             raise KafkaError(ErrorCode.PRODUCER_FENCED)
         return current, answer
 
-    def _decide(self, current: Transaction, *, commit: bool, bump: bool) -> asyncio.Future[EndTxnResponse]:
+    def _decide(self, current: Transaction, *, commit: bool, bump: bool) -> PendingReply[EndTxnResponse]:
         """Write the decision with the group offsets that hang on it; the answer for when it is carried out."""
         next_producer_id = self._ids.take() if bump and current.epoch_exhausted else NO_ID
         now_ms = self._clock.wall_ms()
@@ -466,20 +466,20 @@ class TransactionCoordinator:
         offsets = self._groups.complete_transaction(current.producer_id, commit)
         self._store(decided, offsets)
         self._groups.apply_transaction(current.producer_id, commit)
-        answer: asyncio.Future[EndTxnResponse] = asyncio.get_running_loop().create_future()
-        self._unanswered.add(answer)
-        self._run(self._carry_out(decided, answer))
-        return answer
+        reply: PendingReply[EndTxnResponse] = PendingReply()
+        self._unanswered.add(reply)
+        self._run(self._carry_out(decided, reply))
+        return reply
 
-    async def _carry_out(self, decided: Transaction, answer: asyncio.Future[EndTxnResponse]) -> None:
+    async def _carry_out(self, decided: Transaction, reply: PendingReply[EndTxnResponse]) -> None:
         rotated = decided.next_producer_id != NO_ID
         response = EndTxnResponse(
             producer_id=decided.next_producer_id if rotated else decided.producer_id,
             producer_epoch=0 if rotated else decided.producer_epoch,
         )
         await self._durable(decided.transactional_id)
-        await self._finish(decided, lambda: self._answer_end(answer, response), after_restart=False)
-        self._answer_end(answer, response)
+        await self._finish(decided, lambda: self._answer_end(reply, response), after_restart=False)
+        self._answer_end(reply, response)
 
     async def _finish(self, decided: Transaction, on_trouble: Callable[[], None], *, after_restart: bool) -> None:
         """Markers, then ``Complete``. The decision is durable, so this goes on until it has worked."""
@@ -493,10 +493,9 @@ class TransactionCoordinator:
                 on_trouble()
                 await pause(self._clock, RETRY_S)
 
-    def _answer_end(self, answer: asyncio.Future[EndTxnResponse], response: EndTxnResponse) -> None:
-        self._unanswered.discard(answer)
-        if not answer.done():
-            answer.set_result(response)
+    def _answer_end(self, reply: PendingReply[EndTxnResponse], response: EndTxnResponse) -> None:
+        self._unanswered.discard(reply)
+        reply.deliver(response)
 
     # ---- after a restart ----
 
@@ -669,9 +668,16 @@ class TransactionCoordinator:
             left_ms = min(max(transaction.timeout_ms - elapsed_ms, 0), transaction.timeout_ms)
             self._deadlines[name] = self._clock.monotonic() + left_ms / 1000
 
+    def _once_durable(self, transactional_id: str, response: object) -> Reply:
+        """The response, when the last change of the row is flushed."""
+        return once_flushed(self._state, self._stored_at.get(transactional_id, -1), response)
+
     def _durable(self, transactional_id: str) -> asyncio.Future[None]:
         """Done when the last change of the row is flushed."""
-        return self._state.when_flushed(self._stored_at.get(transactional_id, -1))
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        offset = self._stored_at.get(transactional_id, -1)
+        self._state.when_flushed(offset, lambda: None if durable.done() else durable.set_result(None))
+        return durable
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -7,8 +7,6 @@ behind the last reserved block. What a crash leaves unused of a block is lost; 2
 
 from __future__ import annotations
 
-import asyncio
-
 from headrace.broker.state import StateStore
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 
@@ -26,7 +24,8 @@ class ProducerIds:
         self._state = state
         self._next = 0
         self._end = 0
-        self._reserved_at = -1
+        self.reserved_at = -1
+        """The journal offset of the last block: its ids may be told when the journal is flushed up to here."""
         self.load()
 
     def load(self) -> None:
@@ -34,7 +33,7 @@ class ProducerIds:
         self._next = self._end = int(self._state.table(PRODUCER_IDS_TABLE).get(_KEY, 0))
 
     def take(self) -> int:
-        """A new id. Whoever tells a client waits first: for ``when_reserved``, or for a later change of the state."""
+        """A new id. Whoever tells a client waits first: for ``reserved_at``, or for a later change of the state."""
         if self._next == self._end:
             self._reserve()
         taken = self._next
@@ -43,11 +42,7 @@ class ProducerIds:
 
     def _reserve(self) -> None:
         try:
-            self._reserved_at = self._state.put(PRODUCER_IDS_TABLE, _KEY, self._end + BLOCK_SIZE)
+            self.reserved_at = self._state.put(PRODUCER_IDS_TABLE, _KEY, self._end + BLOCK_SIZE)
         except HeadraceError as error:
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, error.message) from error
         self._end += BLOCK_SIZE
-
-    def when_reserved(self) -> asyncio.Future[None]:
-        """Done when the block of the last id taken is durable."""
-        return self._state.when_flushed(self._reserved_at)

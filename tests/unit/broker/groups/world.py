@@ -12,6 +12,7 @@ from typing import Any
 from headrace.broker.access import Gate
 from headrace.broker.groups import GroupCoordinator
 from headrace.broker.groups.registry import Groups
+from headrace.broker.replies import PendingReply
 from headrace.broker.request import Request
 from headrace.broker.transactions.registry import Transactions
 from headrace.config import Settings
@@ -110,17 +111,19 @@ class World:
         else:
             reply = getattr(self.groups, method)(asked)
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if not isinstance(reply, asyncio.Future):
+        if not isinstance(reply, PendingReply):
             answered.set_result(over_wire(reply, version))
             return answered
 
-        def done(future: asyncio.Future[Any]) -> None:
+        def ready() -> None:
             try:
-                answered.set_result(over_wire(future.result(), version))
+                answered.set_result(over_wire(reply.response, version))
             except Exception as error:
                 answered.set_exception(error)
 
-        reply.add_done_callback(done)
+        reply.taker = ready
+        if reply.ready:
+            ready()
         return answered
 
     def join(
