@@ -175,6 +175,10 @@ class BatchHeader(NamedTuple):
     base_sequence: int
     record_count: int
 
+    def prefix(self) -> bytes:
+        """The first 21 bytes of the batch, as they are on disk."""
+        return _PREFIX.pack(*self[:5])
+
     @property
     def size(self) -> int:
         """Bytes of the whole batch."""

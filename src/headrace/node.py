@@ -164,6 +164,7 @@ class Node:
             post=loop.call_soon_threadsafe,
             monotonic=self._clock.monotonic,
             defer=loop.call_soon,
+            note=self._store.note_flushed,
         )
         self._flusher.start()
         self.broker = Broker(store=self._store, flusher=self._flusher, clock=self._clock, settings=self.settings)

@@ -68,7 +68,7 @@ class LogMachine(RuleBasedStateMachine):
         self.log = self.store.open_log(*TOPIC, CONFIG, sync=not together)
         if together:
             self.store.sync_recovered()
-        self.flusher = FlusherByHand(self.disk, "/data")
+        self.flusher = FlusherByHand(self.disk, "/data", note=self.store.note_flushed)
 
     # What happens to a log.
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from headrace.batch import Batch, build_batch, read_batches
+from headrace.batch import build_batch
 from headrace.errors import HeadraceError
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
@@ -36,7 +36,6 @@ REWRITE_BYTES_MIN = 8 << 20
 REWRITE_ROWS_PER_STEP = 500
 LEADER_EPOCH = Epoch(0)
 BATCH_DECODED_BYTES_MAX = 256 << 20
-READ_BYTES = 4 << 20
 
 
 class StateStore:
@@ -106,19 +105,11 @@ class StateStore:
             rows[key] = value
 
     def _load(self) -> None:
-        for batch in self._batches():
+        for batch in self._log.reader.batches(self._log.start_offset):
             for record in decode_records(batch, BATCH_DECODED_BYTES_MAX):
                 assert record.key is not None
                 table, _, key = record.key.decode().partition("/")
                 self._fold(table, key, None if record.value is None else json.loads(record.value))
-
-    def _batches(self) -> Iterator[Batch]:
-        offset, end = self._log.start_offset, self._log.end_offset
-        while offset < end:
-            for part in self._log.reader.read(offset, bytes_max=READ_BYTES, offset_max=end):
-                for batch in read_batches(part.read(), batch_bytes_max=BATCH_DECODED_BYTES_MAX, from_client=False):
-                    yield batch
-                    offset = batch.next_offset
 
     # ---- rewriting ----
 

@@ -6,8 +6,12 @@ A row of 40-byte entries, big-endian, in the order of their markers::
     · 0 uint32
 
 An entry lives beside the segment that holds its abort marker. Most segments have no such file. Entries are written
-when the marker is appended and flushed before the recovery point passes the marker; those behind the recovery point are
-derived again from the log.
+when the marker is appended and flushed before the recovery point passes the marker.
+
+Fewer entries than there were would show aborted records to readers of committed data. So the number of entries is kept
+elsewhere too: in the index of a sealed segment, in the checkpoint for the segment of the recovery point. A file that
+does not have as many valid entries is damaged, whatever it looks like. Everything in it can be derived from the log's
+markers; ``producer_snapshots.derive_aborted`` does that.
 """
 
 from __future__ import annotations
@@ -21,14 +25,23 @@ from typing import Final
 import google_crc32c
 
 from headrace.log.disk import FileCache
-from headrace.log.errors import CorruptLog
 from headrace.log.producers import AbortedTransaction
 
-__all__ = ["AbortedIndex"]
+__all__ = ["AbortedDamaged", "AbortedIndex", "decode_entries"]
 
 _FIELDS = struct.Struct(">qqqq")
 _CHECK = struct.Struct(">II")
 ENTRY_BYTES: Final = _FIELDS.size + _CHECK.size
+
+
+class AbortedDamaged(Exception):
+    """The file does not hold what it must. Never leaves the log: entries are derived again."""
+
+    def __init__(self, path: str, position: int, reason: str) -> None:
+        super().__init__(f"{path} at byte {position}: {reason}")
+        self.path = path
+        self.position = position
+        self.reason = reason
 
 
 def encode_entry(entry: AbortedTransaction) -> bytes:
@@ -36,72 +49,106 @@ def encode_entry(entry: AbortedTransaction) -> bytes:
     return fields + _CHECK.pack(google_crc32c.value(fields), 0)
 
 
+def decode_entries(path: str, data: bytes) -> list[AbortedTransaction]:
+    """Every entry in these bytes. Raises AbortedDamaged."""
+    found = []
+    for position in range(0, len(data), ENTRY_BYTES):
+        raw = data[position : position + ENTRY_BYTES]
+        whole = len(raw) == ENTRY_BYTES
+        if not whole or _CHECK.unpack_from(raw, _FIELDS.size)[0] != google_crc32c.value(raw[: _FIELDS.size]):
+            raise AbortedDamaged(path, position, "the checksum of an aborted transaction is wrong")
+        found.append(AbortedTransaction(*_FIELDS.unpack_from(raw)))
+    return found
+
+
 class AbortedIndex:
     """The entries of one segment; read when somebody asks, appended while the segment is active."""
 
-    __slots__ = ("_cache", "_entries", "_written", "path")
+    __slots__ = ("_cache", "_entries", "_file_bytes", "_written", "path")
 
-    def __init__(self, cache: FileCache, path: str, *, exists: bool) -> None:
+    def __init__(self, cache: FileCache, path: str) -> None:
         self._cache = cache
         self.path = path
-        self._entries: list[AbortedTransaction] | None = None if exists else []
+        self._entries: list[AbortedTransaction] | None = None
         self._written = 0
+        self._file_bytes = 0
+        """How long the file may be; more than ``_written`` entries when it holds something that is no longer true."""
 
+    @property
+    def is_loaded(self) -> bool:
+        return self._entries is not None
+
+    @property
     def entries(self) -> list[AbortedTransaction]:
-        if self._entries is None:
-            self._entries = self._read()
-            self._written = len(self._entries)
+        assert self._entries is not None, "aborted transactions are loaded before they are asked for"
         return self._entries
 
     def since(self, offset: int) -> Iterator[AbortedTransaction]:
         """The entries whose marker is at ``offset`` or after it; they stand in the order of their markers."""
-        entries = self.entries()
+        entries = self.entries
         return islice(entries, bisect_left(entries, offset, key=lambda each: each.last_offset), None)
 
-    def _read(self) -> list[AbortedTransaction]:
-        file = self._cache.open(self.path)
-        data = file.pread(file.size(), 0)
-        return self._decode(data, strict=True)
+    def begin(self) -> None:
+        """The segment is new, and has none."""
+        self._entries = []
 
-    def _decode(self, data: bytes, *, strict: bool) -> list[AbortedTransaction]:
-        found = []
-        for position in range(0, len(data), ENTRY_BYTES):
-            raw = data[position : position + ENTRY_BYTES]
-            whole = len(raw) == ENTRY_BYTES
-            if not whole or _CHECK.unpack_from(raw, _FIELDS.size)[0] != google_crc32c.value(raw[: _FIELDS.size]):
-                if strict:
-                    raise CorruptLog(self.path, position, "the checksum of an aborted transaction is wrong")
-                break
-            found.append(AbortedTransaction(*_FIELDS.unpack_from(raw)))
-        return found
+    def load(self, count: int) -> list[AbortedTransaction]:
+        """Read the file, which must hold exactly so many. Raises AbortedDamaged."""
+        entries = decode_entries(self.path, self._read())
+        if len(entries) != count:
+            raise AbortedDamaged(self.path, len(entries) * ENTRY_BYTES, f"{len(entries)} entries where {count} were")
+        self._entries = entries
+        self._written = len(entries)
+        self._file_bytes = len(entries) * ENTRY_BYTES
+        return entries
 
-    def keep_below(self, offset: int) -> bool:
-        """Drop entries whose marker is not below ``offset``: recovery derives them again. True if the file shrank."""
-        if self._entries is not None:
-            return False
-        file = self._cache.open(self.path)
-        size = file.size()
-        found = self._decode(file.pread(size, 0), strict=False)
-        self._entries = [entry for entry in found if entry.last_offset < offset]
-        self._written = len(self._entries)
-        file.truncate(self._written * ENTRY_BYTES)
-        return size != self._written * ENTRY_BYTES
+    def load_below(self, offset: int, count: int) -> None:
+        """Read the entries whose marker is below ``offset``, which must be exactly so many. What follows them was not
+        durable; it is dropped, and overwritten by the next ``write``. Raises AbortedDamaged."""
+        data = self._read()
+        entries = decode_entries(self.path, data[: count * ENTRY_BYTES])
+        if len(entries) != count or any(entry.last_offset >= offset for entry in entries):
+            raise AbortedDamaged(self.path, len(entries) * ENTRY_BYTES, f"{len(entries)} entries where {count} were")
+        self._entries = entries
+        self._written = count
+        self._file_bytes = len(data)
+
+    def replace(self, entries: list[AbortedTransaction]) -> None:
+        """These are the entries; ``write`` puts them in the place of whatever the file holds."""
+        self._entries = entries
+        self._written = 0
+        self._file_bytes = len(self._read())
+
+    def _read(self) -> bytes:
+        try:
+            file = self._cache.open(self.path)
+        except FileNotFoundError:
+            return b""
+        return file.pread(file.size(), 0)
 
     def add(self, entry: AbortedTransaction) -> None:
-        self.entries().append(entry)
+        self.entries.append(entry)
 
     @property
     def on_disk(self) -> bool:
-        """Whether there is a file to read."""
+        """Whether there may be a file to read."""
         return self._entries is None or self._written > 0
 
     @property
     def unwritten(self) -> bool:
-        return self._entries is not None and self._written < len(self._entries)
+        """Whether the file differs from what memory holds."""
+        if self._entries is None:
+            return False
+        return self._written < len(self._entries) or self._file_bytes > len(self._entries) * ENTRY_BYTES
 
     def write(self) -> None:
         """Bring the file up to date. Raises OSError; until it succeeds the recovery point must not pass these."""
-        entries = self.entries()
+        entries = self.entries
+        file = self._cache.open(self.path, create=True)
         data = b"".join(encode_entry(entry) for entry in entries[self._written :])
-        self._cache.open(self.path, create=True).write([data], self._written * ENTRY_BYTES)
+        if data:
+            file.write([data], self._written * ENTRY_BYTES)
+        if self._file_bytes > len(entries) * ENTRY_BYTES:
+            file.truncate(len(entries) * ENTRY_BYTES)
         self._written = len(entries)
+        self._file_bytes = len(entries) * ENTRY_BYTES

@@ -1,18 +1,21 @@
-"""What is known to be safely on disk, per partition, in one file per data directory: ``checkpoint``.
+"""From where each log must be scanned after a crash, in one file per data directory: ``checkpoint``.
 
-The file is one line ``headrace-checkpoint 1 <CRC-32C of the rest, 8 hex digits>`` and then JSON::
+The file is one line ``headrace-checkpoint 2 <CRC-32C of the rest, 8 hex digits>`` and then JSON::
 
     {"clean": false, "logs": {"orders~6f1c…/0": [start offset, recovery offset, recovery position, [[epoch, start], …],
-    cleaned offset, whether no producer is known there]}}
+    cleaned offset, whether no producer is known there, aborted count, whether there may be gaps]}}
 
-*start offset*: nothing before it is served, whatever files are still there. *Recovery offset and position*: everything
+*Start offset*: nothing before it is served, whatever files are still there. *Recovery offset and position*: everything
 before was flushed before this file was written, its index and aborted transactions included, so it is never scanned;
 what follows is scanned after a crash. *Cleaned offset*: compaction has been through everything before it. Where no
 producer is known at the recovery offset there is no snapshot of producers either, and nobody needs to look for them in
-the log. ``clean`` is written last of all at an orderly stop: then nothing follows.
+the log. *Aborted count*: the entries in the .txn file of the segment that holds the recovery point, before that point.
+*Gaps*: compaction or a repair has removed offsets. ``clean`` is written last of all at an orderly stop: then nothing
+follows.
 
-The file is replaced atomically. If it is missing or does not check out, every log is scanned from its first byte:
-slow, but right.
+The file is replaced atomically. If it is missing or does not check out, every log is scanned from its first byte. That
+is slow, but right: what the log's own files do not tell, the start marker in its directory (``start.py``) and
+``flushed`` (``flushed.py``) do.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from headrace.vocabulary import FILE_START, FIRST_OFFSET, Epoch, Offset, Positio
 
 __all__ = ["Checkpoint", "LogMark", "read_checkpoint", "write_checkpoint"]
 
-_HEAD: Final = b"headrace-checkpoint 1 "
+_HEAD: Final = b"headrace-checkpoint 2 "
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,10 @@ class LogMark:
     cleaned_offset: Offset = FIRST_OFFSET
     producerless: bool = False
     """No producer is known at the recovery offset."""
+    aborted_count: int = 0
+    """Aborted transactions before the recovery point in its segment."""
+    gaps: bool = False
+    """Compaction or a repair may have removed offsets before the recovery point."""
 
 
 @dataclass(slots=True)
@@ -62,6 +69,8 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
             mark.epochs,
             mark.cleaned_offset,
             mark.producerless,
+            mark.aborted_count,
+            mark.gaps,
         ]
         for name, mark in checkpoint.logs.items()
     }

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace.batch import HEADER_BYTES, PREFIX_BYTES, Batch, parse_header
-from headrace.log.segment import segment_name
+from headrace.log.segment import segment_bases, segment_name
 from headrace.ports import Disk, File
+from headrace.vocabulary import Offset
 
 __all__ = ["BadBytes", "StoredBatch", "log_files", "walk_directory", "walk_file"]
 
@@ -35,12 +36,9 @@ class BadBytes:
     reason: str
 
 
-def log_files(disk: Disk, directory: str) -> list[int]:
+def log_files(disk: Disk, directory: str) -> list[Offset]:
     """Base offsets of the segments in a directory, oldest first."""
-    names = disk.listdir(directory)
-    return sorted(
-        int(name[:20]) for name in names if len(name) == 24 and name.endswith(".log") and name[:20].isdecimal()
-    )
+    return segment_bases(disk.listdir(directory))
 
 
 def walk_directory(disk: Disk, directory: str) -> Iterator[StoredBatch | BadBytes]:

@@ -23,7 +23,7 @@ A failed sync is the end (``sync_guard.py``): nothing is reported as flushed any
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -71,7 +71,8 @@ def _follow(estimate_s: float, took_s: float) -> float:
 class Flusher:
     """Syncs marked logs on its own thread and reports back through ``post`` (such as ``loop.call_soon_threadsafe``).
 
-    ``defer`` runs a function at the end of the owner's turn (such as ``loop.call_soon``).
+    ``defer`` runs a function at the end of the owner's turn (such as ``loop.call_soon``). ``note`` is called after each
+    sync, on the thread that made it, before anybody learns of it (such as ``LogStore.note_flushed``).
     """
 
     def __init__(
@@ -82,11 +83,13 @@ class Flusher:
         post: Callable[[Callable[[], None]], object],
         monotonic: Callable[[], float],
         defer: Callable[[Callable[[], None]], object] = lambda hand_over: hand_over(),
+        note: Callable[[Sequence[FlushMark]], None] = lambda marks: None,
     ) -> None:
         self.disk = disk
         self._directory = directory
         self._post = post
         self._defer = defer
+        self._note = note
         self._monotonic = monotonic
         self._marked: dict[PartitionLog, None] = {}
         self._later: dict[PartitionLog, float] = {}
@@ -205,3 +208,4 @@ class Flusher:
             ended = self._monotonic()
             self.costs.measured_files(count, ended - began)
         self.sync_seconds.observe(ended - began)
+        self._note(marks)

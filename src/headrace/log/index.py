@@ -1,18 +1,20 @@
-"""The sparse index of one segment: which batch stands where, and how late the records before it are.
+"""The sparse index of one segment: which batch stands where, how late the records before it are, and a seal.
 
 The file is a row of 4,096-byte blocks. All numbers are little-endian::
 
     byte  field
        0  checksum         uint32   CRC-32C of bytes 4 to 4095
        4  magic            uint16   0x4849
-       6  version          uint16   1
+       6  version          uint16   2
        8  block number     uint32   0, 1, 2 … : a block in the wrong place is not believed
       12  entry count      uint32   252 in every block but the last
       16  base offset      int64    of the segment
       24  covered bytes    uint64   the log's bytes that this block and those before it summarise
       32  next offset      int64    where the log goes on after the covered bytes
       40  max timestamp    int64    the latest in the covered bytes
-      48  (zero)
+      48  end offset       int64    of a sealed segment: where the next one begins; -1 until it is sealed
+      56  aborted count    uint32   of a sealed segment: entries in its .txn file; 2^32-1 when nobody counted
+      60  prefixes         uint32   CRC-32C of the first 21 bytes of every batch in the covered bytes
       64  offsets          252 × uint32, relative to the base offset, of the batch at …
     1072  positions        252 × uint32, in the log file
     2080  timestamps       252 × int64, the latest in the bytes *before* that position
@@ -20,10 +22,13 @@ The file is a row of 4,096-byte blocks. All numbers are little-endian::
 About every ``index_interval_bytes`` of log one entry is made. All three columns rise, so each can be bisected: by
 offset to begin a read, by position to end one, by timestamp to find the first record at or after a time.
 
-A block is valid when its checksum, magic, number and base offset are right and it covers no more than the log has. The
-index is never the only place of a fact: a missing or invalid block is rebuilt from the log's headers. That is why it
-is written without a sync, why a full disk here is no failure of an append, and why only the newest entries are kept in
-memory.
+A block is valid when its checksum, magic, number and base offset are right. The index is never the only place of a
+fact: a missing or invalid block is rebuilt from the log's headers. That is why it is written without a sync, why a full
+disk here is no failure of an append, and why only the newest entries are kept in memory.
+
+What the log itself cannot tell, the last block of a sealed segment does: how long the file was (a log cut exactly
+between two batches looks whole), where the next segment begins, how many transactions aborted in it, and by
+``prefixes`` whether offsets and leader epochs are those that were written, which no batch's own checksum covers.
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,17 +46,22 @@ import google_crc32c
 from headrace.log.disk import FileCache
 from headrace.vocabulary import Offset, Position
 
-__all__ = ["BLOCK_BYTES", "BLOCK_ENTRIES", "BlockSummary", "Index", "IndexDamaged"]
+__all__ = ["BLOCK_BYTES", "BLOCK_ENTRIES", "NOT_COUNTED", "NOT_SEALED", "BlockSummary", "Index", "IndexDamaged"]
 
 BLOCK_BYTES: Final = 4096
 BLOCK_ENTRIES: Final = 252
 MAGIC: Final = 0x4849
-VERSION: Final = 1
-_HEADER = struct.Struct("<IHHIIqQqq16x")
+VERSION: Final = 2
+NOT_SEALED: Final = -1
+NOT_COUNTED: Final = 2**32 - 1
+_HEADER = struct.Struct("<IHHIIqQqqqII")
 assert _HEADER.size == 64
 assert _HEADER.size + 16 * BLOCK_ENTRIES == BLOCK_BYTES
 assert sys.byteorder == "little", "index columns are used in place and need a little-endian machine"
 
+_ABORTED_COUNT_AT: Final = 56
+_NO_LIMIT: Final = 1 << 62
+_NO_TIMESTAMP: Final = -1
 _OFFSETS: Final = 0
 _POSITIONS: Final = 1
 _TIMESTAMPS: Final = 2
@@ -69,12 +80,19 @@ class BlockSummary:
     covered_bytes: int
     next_offset: Offset
     max_timestamp: int
+    prefixes: int = 0
+    end_offset: int = NOT_SEALED
+    aborted_count: int = NOT_COUNTED
+
+    @property
+    def is_sealed(self) -> bool:
+        return self.end_offset != NOT_SEALED
 
 
 class Index:
     """Entries of one segment; the newest block in memory, the others in the file."""
 
-    __slots__ = ("_base_offset", "_block_number", "_cache", "_columns", "_recent", "path")
+    __slots__ = ("_base_offset", "_block_number", "_cache", "_columns", "_loaded", "_prefixes", "_recent", "path")
 
     def __init__(self, cache: FileCache, path: str, base_offset: Offset) -> None:
         self._cache = cache
@@ -82,10 +100,14 @@ class Index:
         self._base_offset = base_offset
         self._block_number = 0
         self._columns = (array("I"), array("I"), array("q"))
+        self._prefixes = array("I")
+        """The checksum of the prefixes before each entry in memory; 0 for entries that were loaded."""
+        self._loaded: tuple[int, BlockSummary] | None = None
+        """(number, summary) of the last block that was found in the file."""
         self._recent: tuple[int, int, bytes] | None = None
         """(number, entry count, bytes) of the block that was read last."""
 
-    def add(self, offset: Offset, position: Position, max_timestamp_before: int) -> None:
+    def add(self, offset: Offset, position: Position, max_timestamp_before: int, prefixes_before: int) -> None:
         """Note that the batch with base ``offset`` starts at ``position``."""
         offsets, positions, timestamps = self._columns
         relative = offset - self._base_offset
@@ -93,6 +115,7 @@ class Index:
         offsets.append(relative)
         positions.append(position)
         timestamps.append(max_timestamp_before)
+        self._prefixes.append(prefixes_before)
         if len(offsets) > BLOCK_ENTRIES:
             self._write_full_block()
 
@@ -103,12 +126,14 @@ class Index:
         """
         offsets, positions, timestamps = self._columns
         last = BLOCK_ENTRIES
-        summary = BlockSummary(positions[last], Offset(self._base_offset + offsets[last]), timestamps[last])
+        next_offset = Offset(self._base_offset + offsets[last])
+        summary = BlockSummary(positions[last], next_offset, timestamps[last], self._prefixes[last])
         try:
             self._write_block(summary, BLOCK_ENTRIES)
         except OSError:
             return
         self._columns = (offsets[last:], positions[last:], timestamps[last:])
+        self._prefixes = self._prefixes[last:]
         self._block_number += 1
 
     def _write_block(self, summary: BlockSummary, count: int) -> None:
@@ -125,6 +150,9 @@ class Index:
             summary.covered_bytes,
             summary.next_offset,
             summary.max_timestamp,
+            summary.end_offset,
+            summary.aborted_count,
+            summary.prefixes,
         )
         for column, start in zip(self._columns, _COLUMN_START, strict=True):
             data = column[:count].tobytes()
@@ -142,27 +170,47 @@ class Index:
                 raise OSError(28, "No space left on device", self.path)
         self._write_block(summary, len(self._columns[0]))
 
+    def recount(self, aborted_count: int) -> None:
+        """Write the number of aborted transactions into the last block of a sealed segment's index. Losing that is no
+        loss: they are counted again."""
+        found = self._newest_block(_NO_LIMIT)
+        if found is None:
+            return
+        number, _, _, block = found
+        changed = bytearray(block)
+        struct.pack_into("<I", changed, _ABORTED_COUNT_AT, aborted_count)
+        struct.pack_into("<I", changed, 0, google_crc32c.value(bytes(changed[4:])))
+        self._recent = None
+        with suppress(OSError):
+            self._cache.open(self.path).write([bytes(changed)], number * BLOCK_BYTES)
+
     def unload(self) -> None:
         """Forget the newest block after ``save``: a sealed segment's index costs no memory."""
         if len(self._columns[0]):
-            self._columns = (array("I"), array("I"), array("q"))
+            self._clear()
             self._block_number += 1
+
+    def _clear(self) -> None:
+        self._columns = (array("I"), array("I"), array("q"))
+        self._prefixes = array("I")
 
     def reset(self) -> None:
         """Start over, to be rebuilt from the log."""
         self._block_number = 0
-        self._columns = (array("I"), array("I"), array("q"))
+        self._clear()
         self._recent = None
+        self._loaded = None
         self._cache.open(self.path, create=True).truncate(0)
 
-    def load_summary(self, covered_bytes_max: int) -> BlockSummary | None:
-        """The newest valid block that covers no more than this, without keeping it: for sealed segments."""
-        found = self._newest_block(covered_bytes_max)
+    def load_summary(self) -> BlockSummary | None:
+        """The newest valid block, without keeping it: for sealed segments."""
+        found = self._newest_block(_NO_LIMIT)
         if found is None:
             self._block_number = 0
             return None
-        self._block_number, _, summary, _ = found
-        self._block_number += 1
+        number, _, summary, _ = found
+        self._block_number = number + 1
+        self._loaded = (number, summary)
         return summary
 
     def load_tail(self, covered_bytes_max: int) -> BlockSummary | None:
@@ -173,6 +221,7 @@ class Index:
             return None
         number, count, summary, block = found
         self._block_number = number
+        self._loaded = (number, summary)
         if count == BLOCK_ENTRIES:
             self._block_number += 1
         else:
@@ -181,8 +230,27 @@ class Index:
                 array("I", _column(block, _POSITIONS, count)),
                 array("q", _column(block, _TIMESTAMPS, count)),
             )
+            self._prefixes = array("I", bytes(4 * count))
         self._cache.open(self.path).truncate((number + 1) * BLOCK_BYTES)
         return summary
+
+    def stretch(self, position: int) -> tuple[BlockSummary, BlockSummary]:
+        """What was known before and after the stretch of log that holds ``position``, among the blocks that were found
+        in the file. Raises IndexDamaged."""
+        assert self._loaded is not None
+        last, summary = self._loaded
+        low, high = 0, last
+        while low < high:
+            middle = (low + high) // 2
+            if self._summary(middle).covered_bytes <= position:
+                low = middle + 1
+            else:
+                high = middle
+        before = BlockSummary(0, self._base_offset, _NO_TIMESTAMP) if low == 0 else self._summary(low - 1)
+        return before, summary if low == last else self._summary(low)
+
+    def _summary(self, number: int) -> BlockSummary:
+        return self._read_block(number)[1]
 
     def _newest_block(self, covered_bytes_max: int) -> tuple[int, int, BlockSummary, bytes] | None:
         try:
@@ -207,11 +275,12 @@ class Index:
             raise IndexDamaged(f"{self.path} is missing") from None
         if len(block) < BLOCK_BYTES:
             raise IndexDamaged(f"{self.path} ends inside block {number}")
-        checksum, magic, version, own_number, count, base, covered, next_offset, latest = _HEADER.unpack_from(block)
+        checksum, magic, version, own_number, count, base, covered, *known = _HEADER.unpack_from(block)
+        next_offset, latest, end_offset, aborted_count, prefixes = known
         fits = (magic, version, own_number, base) == (MAGIC, VERSION, number, self._base_offset)
         if not fits or count > BLOCK_ENTRIES or google_crc32c.value(block[4:]) != checksum:
             raise IndexDamaged(f"block {number} of {self.path} is not valid")
-        return count, BlockSummary(covered, next_offset, latest), block
+        return count, BlockSummary(covered, Offset(next_offset), latest, prefixes, end_offset, aborted_count), block
 
     def floor_offset(self, offset: Offset) -> tuple[Offset, Position]:
         """(offset, position) of the last entry at or before ``offset``; the segment's start when there is none."""

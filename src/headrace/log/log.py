@@ -20,19 +20,23 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from headrace.batch import NO_PRODUCER_ID, Batch, stamp
+from headrace.log.aborted import AbortedDamaged
 from headrace.log.checkpoint import LogMark
 from headrace.log.compaction.swap import SwapGroup, discard_cleaned, swap_files
 from headrace.log.config import FlushPolicy, LogConfig
 from headrace.log.disk import FileCache
 from headrace.log.epochs import EpochHistory
-from headrace.log.errors import OffsetOutOfRange, RecordListTooLarge, storage_error
-from headrace.log.findings import OnFinding
-from headrace.log.opening import OpenedLog, open_segments, producers_of, segment_in
-from headrace.log.producer_snapshots import write_snapshot
+from headrace.log.errors import CorruptLog, OffsetOutOfRange, RecordListTooLarge, storage_error
+from headrace.log.findings import Finding, OnFinding, Severity
+from headrace.log.flushed import FlushedEnd
+from headrace.log.index import NOT_COUNTED
+from headrace.log.opening import NOTHING_KNOWN, Known, OpenedLog, open_segments, segment_in
+from headrace.log.producer_snapshots import derive_aborted, producers_at, write_snapshot
 from headrace.log.producers import ProducerStates
 from headrace.log.reader import LogReader
 from headrace.log.recovery import RecoveryReport
 from headrace.log.segment import OFFSET_DELTA_MAX, Segment, number_of_segment
+from headrace.log.start import start_path
 from headrace.log.unsynced import FlushMark, Unsynced
 from headrace.log.waiters import Waiters
 from headrace.ports import Disk
@@ -41,6 +45,8 @@ from headrace.vocabulary import Epoch, Offset, Position
 __all__ = ["AppendResult", "PartitionLog"]
 
 _CHECKPOINT_BYTES_MIN = 1 << 20
+_DERIVE_BYTES_MAX = 64 << 20
+"""How much of a log is walked to derive aborted transactions while it is being served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +58,7 @@ class AppendResult:
 class PartitionLog:
     """Open one with ``PartitionLog.open``; it must have one owner."""
 
-    def __init__(
-        self, disk: Disk, directory: str, config: LogConfig, cache: FileCache, mark: LogMark, opened: OpenedLog
-    ) -> None:
+    def __init__(self, disk: Disk, directory: str, config: LogConfig, cache: FileCache, opened: OpenedLog) -> None:
         self.directory = directory
         self._config = config
         self.flush_policy = FlushPolicy.of(config)
@@ -63,17 +67,20 @@ class PartitionLog:
         """Called when the high watermark has advanced, before those who wait for an acknowledgement."""
         self._disk = disk
         self._cache = cache
-        self._mark = mark
-        self._gaps_allowed = False
+        self._mark = opened.mark
         self._segments = opened.segments
         self._epochs = opened.epochs
         self._producers = opened.producers
         self._unsynced = Unsynced()
         if not self._segments:
-            self._add_segment(mark.recovery_offset)
+            self._add_segment(opened.end_offset)
         self._start = opened.start_offset
-        self._end = self._active.next_offset
-        self._flushed = min(mark.recovery_offset, self._end)
+        self._marked_start = opened.marked_start
+        """What the start marker says."""
+        self._end = opened.end_offset
+        self._flushed = min(self._mark.recovery_offset, self._end)
+        self.flushed_end: FlushedEnd | None = None
+        """Where the flusher notes how far this log is flushed."""
         self.high_watermark = Offset(0)
         self._waiters: Waiters[Offset] = Waiters()
         self.reader = LogReader(self)
@@ -90,33 +97,31 @@ class PartitionLog:
         config: LogConfig,
         *,
         cache: FileCache | None = None,
-        mark: LogMark | None = None,
+        known: Known = NOTHING_KNOWN,
         sync: bool = True,
-        gaps_allowed: bool = False,
         on_finding: OnFinding = lambda _: None,
     ) -> PartitionLog:
-        """Open the log in ``directory``, creating it if there is none, and recover it from ``mark`` on.
+        """Open the log in ``directory``, creating it if there is none. Raises CorruptLog if records are missing that
+        were acknowledged.
 
         What recovery accepted is synced before it counts as flushed: a process that was killed leaves bytes, files and
         even the directory itself in the page cache only. With ``sync=False`` the caller does that (one syncfs for many
-        logs) and then calls ``flushed_to_end``. ``gaps_allowed`` says that the mark was lost, so that even old,
-        compacted segments are scanned.
+        logs) and then calls ``flushed_to_end``.
         """
         cache = FileCache(disk) if cache is None else cache
-        report = RecoveryReport(on_finding=on_finding)
-        known = mark or LogMark()
-        opened = open_segments(disk, directory, config, cache, known, report, gaps_allowed=gaps_allowed)
-        log = cls(disk, directory, config, cache, known, opened)
-        log._gaps_allowed = gaps_allowed
-        if sync and (mark is None or opened.touched):
+        opened = open_segments(disk, directory, config, cache, known, RecoveryReport(on_finding=on_finding))
+        if not opened.segments:
+            disk.mkdir(directory)
+        log = cls(disk, directory, config, cache, opened)
+        if sync and opened.unsynced:
             disk.syncfs(directory)
             log.take_unsynced()
         if sync:
             log.flushed_to_end()
         return log
 
-    def _segment(self, base: Offset, size: int, *, has_aborted: bool = False) -> Segment:
-        return segment_in(self.directory, self._cache, self._config, base, size, has_aborted=has_aborted)
+    def _segment(self, base: Offset, size: int, *, gaps_allowed: bool = False) -> Segment:
+        return segment_in(self.directory, self._cache, self._config, base, size, gaps_allowed=gaps_allowed)
 
     def sync_all(self) -> None:
         """Flush everything written, here and now."""
@@ -187,11 +192,6 @@ class PartitionLog:
         return sum(segment.size for segment in self._segments)
 
     @property
-    def may_have_gaps(self) -> bool:
-        """Whether offsets may be missing between segments without anything being lost."""
-        return self._config.cleanup_compact or self._mark.cleaned_offset > 0 or self._gaps_allowed
-
-    @property
     def segments(self) -> Sequence[Segment]:
         return self._segments
 
@@ -203,8 +203,34 @@ class PartitionLog:
     @property
     def producers(self) -> ProducerStates:
         if self._producers is None:
-            self._producers = producers_of(self._disk, self.directory, self._segments, self._mark, self._end)
+            self._producers = producers_at(
+                self._disk, self.directory, self._segments, self._end, self._mark, self.recovery.add
+            )
         return self._producers
+
+    def load_aborted(self, segment: Segment) -> None:
+        """Make sure that a segment's aborted transactions are known, all of them. Raises CorruptLog."""
+        if segment.aborted.is_loaded:
+            return
+        segment.summarise()
+        try:
+            segment.aborted.load(segment.aborted_count)
+        except AbortedDamaged as damage:
+            self._derive_aborted(segment, damage)
+
+    def _derive_aborted(self, segment: Segment, damage: AbortedDamaged) -> None:
+        before = [other for other in self._segments if other.base_offset <= segment.base_offset]
+        if sum(other.size for other in before) > _DERIVE_BYTES_MAX:
+            # It would take too long while everybody waits.
+            raise CorruptLog(damage.path, damage.position, f"{damage.reason}; 'headrace log repair' derives them again")
+        counted = segment.aborted_count
+        segment.aborted.replace(derive_aborted(self._disk, self.directory, before, segment))
+        with suppress(OSError):
+            segment.aborted.write()
+        segment.recount_aborted()
+        if counted != NOT_COUNTED:
+            message = f"{damage.reason}; derived again from the log"
+            self.recovery.add(Finding(Severity.WARNING, damage.path, message, damage.position))
 
     @property
     def last_stable_offset(self) -> Offset:
@@ -238,8 +264,8 @@ class PartitionLog:
             chunks.append(batch.body)
             offset = batch.next_offset
         self._write(segment, chunks, total)
-        for batch in batches:
-            segment.admit(batch.base_offset, batch.size, batch.next_offset, batch.max_timestamp)
+        for batch, prefix in zip(batches, chunks[::2], strict=True):
+            segment.admit(prefix, batch.base_offset, batch.size, batch.next_offset, batch.max_timestamp)
             if batch.producer_id != NO_PRODUCER_ID:
                 self._apply_producer(segment, batch)
         self._end = offset
@@ -305,7 +331,7 @@ class PartitionLog:
             return sealed
         active = self._add_segment(self._end)
         self._write_aborted(sealed)
-        sealed.seal()
+        sealed.seal(self._end)
         with suppress(OSError):
             self._write_snapshot()
         return active
@@ -313,6 +339,7 @@ class PartitionLog:
     def _add_segment(self, base_offset: Offset) -> Segment:
         """Begin an empty segment. Files of that name can only be left over from a crash: they are not taken over."""
         segment = self._segment(base_offset, 0)
+        segment.begin()
         try:
             segment.remove(self._disk)
             file = self._cache.open(segment.path, create=True)
@@ -372,6 +399,7 @@ class PartitionLog:
             recovery_offset=self._end,
             recovery_position=Position(self._active.size),
             producerless=producerless,
+            aborted_count=len(self._active.aborted.entries),
         )
 
     def checkpointed(self, prepared: LogMark) -> None:
@@ -382,6 +410,7 @@ class PartitionLog:
                 recovery_offset=prepared.recovery_offset,
                 recovery_position=prepared.recovery_position,
                 producerless=prepared.producerless,
+                aborted_count=prepared.aborted_count,
             )
 
     @property
@@ -438,6 +467,8 @@ class PartitionLog:
         """
         if self._start == self._end and self._active.size:
             self.roll()
+        if regardless:
+            self._mark_start_without_space()
         limit = self._start if regardless else min(self._start, self._mark.recovery_offset)
         freed = 0
         while len(self._segments) > 1 and self._segments[1].base_offset <= limit:
@@ -450,6 +481,25 @@ class PartitionLog:
             self.reader.forget_places()
             self._epochs = EpochHistory(self._epochs.since(self._start))
         return freed
+
+    def start_to_mark(self) -> tuple[Offset, Offset] | None:
+        """(what the start marker says, what it must say), if it must move."""
+        return (self._marked_start, self._start) if self._marked_start != self._start else None
+
+    def start_marked(self, offset: Offset) -> None:
+        self._marked_start = offset
+
+    def _mark_start_without_space(self) -> None:
+        """A disk too full for a checkpoint: the index of a segment that goes becomes the marker. That is a rename."""
+        if self._marked_start == self._start or not self.has_dead_segments:
+            return
+        marker = start_path(self.directory, self._start)
+        source = start_path(self.directory, self._marked_start) if self._marked_start else self._segments[0].index.path
+        self._cache.forget(source)
+        with suppress(FileNotFoundError):
+            self._disk.rename(source, marker)
+            self._disk.sync_dir(self.directory)
+            self._marked_start = self._start
 
     # Compaction.
 
@@ -473,6 +523,7 @@ class PartitionLog:
         self.reader.forget_places()
         if len(usable) == len(groups):
             self._mark = replace(self._mark, cleaned_offset=max(cleaned_offset, self._mark.cleaned_offset))
+        self._mark = replace(self._mark, gaps=self._mark.gaps or bool(usable))
         return before - self.size_bytes
 
     def _replace_segments(self, group: SwapGroup) -> None:
@@ -480,7 +531,9 @@ class PartitionLog:
         for segment in self._segments[first : first + len(group.replaces)]:
             segment.forget()
             self._unsynced.files.pop(segment.path, None)
-        self._segments[first : first + len(group.replaces)] = [self._segment(group.base, group.size, has_aborted=True)]
+        cleaned = self._segment(group.base, group.size, gaps_allowed=True)
+        cleaned.following_offset = group.end_offset
+        self._segments[first : first + len(group.replaces)] = [cleaned]
 
     # Producer snapshots.
 

@@ -1,16 +1,18 @@
 """Opening a log: from the files in its directory to segments that can be read and appended to.
 
-What the mark vouches for is believed, what follows is scanned (``recovery.py``), and everything that is not as it
-should be is noted in the report.
+What must be there is checked first: the directory, the first segment, every segment that left a companion file. If
+records are missing that were acknowledged, the log is refused. Then ``recovery.py`` believes what the checkpoint
+vouches for and scans the rest.
+
+Everything that is not as it should be becomes a finding of the report.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from headrace.batch import Batch
 from headrace.log.checkpoint import LogMark
 from headrace.log.compaction.swap import complete_swaps
 from headrace.log.config import LogConfig
@@ -18,163 +20,163 @@ from headrace.log.disk import FileCache
 from headrace.log.epochs import EpochHistory
 from headrace.log.errors import CorruptLog
 from headrace.log.findings import Finding, Severity
-from headrace.log.producer_snapshots import producers_at, replay_headers, snapshot_offsets, snapshot_path
+from headrace.log.producer_snapshots import snapshot_offsets, snapshot_path
 from headrace.log.producers import ProducerStates
-from headrace.log.recovery import RecoveryReport, check_believed, load_believed, scan_unflushed
-from headrace.log.segment import Segment, segment_name
+from headrace.log.recovery import Recovery, RecoveryReport
+from headrace.log.segment import Segment, segment_bases, segment_name
+from headrace.log.start import marked_start
 from headrace.ports import Disk
-from headrace.vocabulary import Offset
+from headrace.vocabulary import FIRST_OFFSET, Offset
 
-__all__ = ["OpenedLog", "open_segments", "producers_of", "segment_in"]
+__all__ = ["NOTHING_KNOWN", "Known", "OpenedLog", "open_segments", "segment_in"]
 
-_OWN_FILE = re.compile(r"\d{20}\.(log|index|txn|producers)(\.tmp|\.cut-\d+(\.\d+)?)?")
+_OWN_FILE = re.compile(r"\d{20}\.(log|index|txn|producers|start)(\.tmp|\.cut-\d+(\.\d+)?)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is known of a log before its directory is looked at."""
+
+    mark: LogMark | None = None
+    """The log's line of the checkpoint; None for a log that is younger than the checkpoint, or when that was lost."""
+    mark_lost: bool = False
+    """There was a checkpoint and it is gone."""
+    flushed_end: Offset = FIRST_OFFSET
+    """Everything below was flushed, by the ``flushed`` file."""
+
+
+NOTHING_KNOWN = Known()
 
 
 @dataclass(slots=True)
 class OpenedLog:
-    """What was found in a log's directory. Without segments, the log is new."""
+    """What was found in a log's directory."""
 
     segments: list[Segment]
+    """None: the log begins with an empty segment at ``end_offset``."""
     start_offset: Offset
+    marked_start: Offset
+    """What the start marker says."""
+    end_offset: Offset
+    mark: LogMark
     epochs: EpochHistory
     report: RecoveryReport
     producers: ProducerStates | None = None
     """None when nobody has needed them yet."""
-    files_shortened: bool = False
-    """Recovery shortened or removed files beside the log. They must be synced: if a crash undid that, they would
-    describe batches that the log no longer has."""
-
-    @property
-    def touched(self) -> bool:
-        """Whether the directory may now hold something that no sync has covered."""
-        return self.report.touched or self.files_shortened
+    unsynced: bool = False
+    """Whether the directory holds something that no sync has covered."""
 
 
 def segment_in(
-    directory: str, cache: FileCache, config: LogConfig, base: Offset, size: int, *, has_aborted: bool = False
+    directory: str, cache: FileCache, config: LogConfig, base: Offset, size: int, *, gaps_allowed: bool = False
 ) -> Segment:
     stem = f"{directory}/{segment_name(base)}"
-    return Segment(cache, stem, base, size, config.index_interval_bytes, has_aborted=has_aborted)
+    return Segment(cache, stem, base, size, config.index_interval_bytes, gaps_allowed=gaps_allowed)
 
 
 def open_segments(
-    disk: Disk,
-    directory: str,
-    config: LogConfig,
-    cache: FileCache,
-    mark: LogMark,
-    report: RecoveryReport,
-    *,
-    gaps_allowed: bool,
+    disk: Disk, directory: str, config: LogConfig, cache: FileCache, known: Known, report: RecoveryReport
 ) -> OpenedLog:
-    """Load what is in ``directory``, creating it if it is not there."""
-    opened = OpenedLog([], mark.start_offset, EpochHistory(mark.epochs), report)
-    _Opening(disk, directory, mark, opened).run(config, cache, gaps_allowed=gaps_allowed)
-    return opened
-
-
-def producers_of(
-    disk: Disk, directory: str, segments: Sequence[Segment], mark: LogMark, offset: Offset
-) -> ProducerStates:
-    """The producers' state at ``offset``."""
-    if not mark.producerless:
-        return producers_at(disk, directory, segments, offset)
-    states = ProducerStates()
-    replay_headers(states, segments, mark.recovery_offset, offset)
-    return states
+    """Load what is in ``directory``. Raises CorruptLog when acknowledged records are missing."""
+    return _Opening(disk, directory, known, report).run(config, cache)
 
 
 class _Opening:
-    def __init__(self, disk: Disk, directory: str, mark: LogMark, opened: OpenedLog) -> None:
+    def __init__(self, disk: Disk, directory: str, known: Known, report: RecoveryReport) -> None:
         self.disk = disk
         self.directory = directory
-        self.mark = mark
-        self.opened = opened
+        self.known = known
+        self.mark = known.mark or LogMark(gaps=known.mark_lost)
+        self.flushed_end = max(self.mark.recovery_offset, known.flushed_end)
+        self.start = self.mark.start_offset
+        self.report = report
+        self.unsynced = known.mark is None
 
-    def run(self, config: LogConfig, cache: FileCache, *, gaps_allowed: bool) -> None:
-        opened = self.opened
+    def run(self, config: LogConfig, cache: FileCache) -> OpenedLog:
         files = self._files()
-        for base in sorted(Offset(int(name[:20])) for name in files if len(name) == 24 and name.endswith(".log")):
-            name = segment_name(base)
-            size = files[name + ".log"]
-            has_aborted = name + ".txn" in files
-            opened.segments.append(segment_in(self.directory, cache, config, base, size, has_aborted=has_aborted))
+        marked = marked_start(files)
+        self.start = max(self.start, marked)
+        segments = self._segments(config, cache, files)
         self._note_strangers(files)
-        if not opened.segments:
-            if self.mark.recovery_offset > self.mark.start_offset:
-                reason = f"offsets up to {self.mark.recovery_offset} were here and are gone"
-                raise CorruptLog(self.directory, 0, reason)
-            self._drop_snapshots_after(self.mark.recovery_offset, files)
-            return
-        self._recover(gaps_allowed)
-        if opened.start_offset < opened.segments[0].base_offset:
-            self._note_missing_start()
-        self._drop_snapshots_after(opened.segments[-1].next_offset, files)
+        if not segments:
+            self._check_nothing_was_here()
+            self._drop_snapshots_after(self.flushed_end, files)
+            epochs = EpochHistory(self.mark.epochs)
+            return OpenedLog([], self.start, marked, self.flushed_end, self.mark, epochs, self.report, None, True)
+        self._check_beginning(segments[0], files)
+        recovery = Recovery(
+            self.disk,
+            self.directory,
+            segments,
+            self.report,
+            mark=self.mark,
+            mark_lost=self.known.mark_lost,
+            flushed_end=self.flushed_end,
+        )
+        recovery.run()
+        end = segments[-1].next_offset
+        self._drop_snapshots_after(end, files)
+        unsynced = self.unsynced or recovery.unsynced
+        return OpenedLog(
+            segments, self.start, marked, end, self.mark, recovery.epochs, self.report, recovery.producers, unsynced
+        )
+
+    # What is there.
 
     def _files(self) -> dict[str, int]:
         if not self.disk.exists(self.directory):
-            self.disk.mkdir(self.directory)
+            if self.known.mark is not None and self.flushed_end == self.start:
+                self.report.add(Finding(Severity.WARNING, self.directory, "was missing; no records were in it"))
             return {}
         files = self.disk.list_files(self.directory)
-        return self.disk.list_files(self.directory) if complete_swaps(self.disk, self.directory, files) else files
+        if complete_swaps(self.disk, self.directory, files):
+            self.unsynced = True
+            files = self.disk.list_files(self.directory)
+        return files
 
-    def _recover(self, gaps_allowed: bool) -> None:
-        opened, mark = self.opened, self.mark
-        last = opened.segments[-1]
-        believed_bytes = mark.recovery_position if last.base_offset < mark.recovery_offset else 0
-        if last.base_offset <= mark.recovery_offset and last.size == believed_bytes:
-            load_believed(last, last.size)
-            check_believed(last, mark)
-            opened.files_shortened = last.aborted.keep_below(mark.recovery_offset)
-        else:
-            scan_unflushed(
-                self.disk,
-                opened.segments,
-                mark,
-                opened.report,
-                self._replay_believed,
-                self._replay,
-                gaps_allowed=gaps_allowed,
+    def _segments(self, config: LogConfig, cache: FileCache, files: dict[str, int]) -> list[Segment]:
+        gaps_allowed = config.cleanup_compact or self.mark.gaps
+        found = [
+            segment_in(
+                self.directory, cache, config, base, files[f"{segment_name(base)}.log"], gaps_allowed=gaps_allowed
             )
-            opened.files_shortened = True
-            for segment in opened.segments:
-                if segment.aborted.unwritten:
-                    segment.aborted.write()
-
-    def _replay_believed(self, segments: Sequence[Segment]) -> None:
-        mark = self.mark
-        self.opened.producers = producers_of(self.disk, self.directory, segments, mark, mark.recovery_offset)
-
-    def _replay(self, segment: Segment, batch: Batch) -> None:
-        self.opened.epochs.note(batch.leader_epoch, batch.base_offset)
-        assert self.opened.producers is not None
-        aborted = self.opened.producers.apply(batch)
-        if aborted is not None:
-            segment.aborted.add(aborted)
-
-    def _note_missing_start(self) -> None:
-        opened = self.opened
-        base = opened.segments[0].base_offset
-        if self.mark != LogMark():
-            reason = f"offsets {opened.start_offset} to {base - 1} were here and are gone"
-            opened.report.add(Finding(Severity.ERROR, self.directory, reason))
-        opened.start_offset = base
+            for base in segment_bases(files)
+        ]
+        for segment, following in pairwise(found):
+            segment.following_offset = following.base_offset
+        return found
 
     def _note_strangers(self, files: dict[str, int]) -> None:
-        report = self.opened.report
         for name in files:
             if not _OWN_FILE.fullmatch(name):
-                reason = "not headrace's; it is not changed"
-                report.add(Finding(Severity.INFO, f"{self.directory}/{name}", reason))
-            elif name.endswith((".index", ".txn")) and f"{name[:20]}.log" not in files:
-                # Removal takes the log first, so a companion may be left over; but not of what should still be here.
-                if self.mark.start_offset <= int(name[:20]) < self.mark.recovery_offset:
-                    path = f"{self.directory}/{name[:20]}.log"
-                    report.add(Finding(Severity.ERROR, path, "the segment was here and is gone"))
+                path = f"{self.directory}/{name}"
+                self.report.add(Finding(Severity.INFO, path, "not headrace's; it is not changed"))
 
-    def _drop_snapshots_after(self, offset: Offset, files: dict[str, int]) -> None:
+    # What must be there.
+
+    def _check_nothing_was_here(self) -> None:
+        if self.flushed_end > self.start:
+            reason = f"offsets {self.start} to {self.flushed_end - 1} were here and are gone"
+            raise CorruptLog(self.directory, 0, reason)
+
+    def _check_beginning(self, first: Segment, files: dict[str, int]) -> None:
+        """Segments are removed oldest first, and only when the start offset that allows it is durable."""
+        if self.start < first.base_offset:
+            if not self.known.mark_lost or self.start > 0:
+                reason = f"offsets {self.start} to {first.base_offset - 1} were before it and are gone"
+                raise CorruptLog(first.path, 0, reason)
+            self.start = first.base_offset
+        for name in files:
+            # A removal takes the log first, so a companion may be left over; but not of what must still be here.
+            if name.endswith((".index", ".txn")) and f"{name[:20]}.log" not in files:
+                if self.start <= int(name[:20]) < self.mark.recovery_offset:
+                    raise CorruptLog(f"{self.directory}/{name[:20]}.log", 0, "the segment was here and is gone")
+
+    # What must not be there.
+
+    def _drop_snapshots_after(self, end_offset: Offset, files: dict[str, int]) -> None:
         """Snapshots of what recovery cut off are wrong, not merely old."""
         for at in snapshot_offsets(files):
-            if at > offset:
+            if at > end_offset:
                 self.disk.unlink(snapshot_path(self.directory, at))
-                self.opened.files_shortened = True
+                self.unsynced = True

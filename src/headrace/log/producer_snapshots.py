@@ -14,14 +14,18 @@ from typing import Final
 import google_crc32c
 
 from headrace.batch import NO_PRODUCER_ID, Batch
+from headrace.log.checkpoint import LogMark
 from headrace.log.disk import replace_file
-from headrace.log.producers import ProducerStates
+from headrace.log.findings import Finding, OnFinding, Severity
+from headrace.log.producers import AbortedTransaction, ProducerStates
 from headrace.log.segment import Segment, segment_name
 from headrace.ports import Disk
-from headrace.vocabulary import Offset, Position
+from headrace.vocabulary import FILE_START, Offset
 
 __all__ = [
+    "adopt_snapshot",
     "decode_snapshot",
+    "derive_aborted",
     "encode_snapshot",
     "producers_at",
     "replay_headers",
@@ -58,18 +62,62 @@ def snapshot_offsets(names: Iterable[str]) -> list[Offset]:
     return sorted(Offset(int(name[:20])) for name in names if len(name) == 20 + len(_SUFFIX) and name.endswith(_SUFFIX))
 
 
-def producers_at(disk: Disk, directory: str, segments: Sequence[Segment], offset: Offset) -> ProducerStates:
+def producers_at(
+    disk: Disk,
+    directory: str,
+    segments: Sequence[Segment],
+    offset: Offset,
+    mark: LogMark,
+    on_finding: OnFinding = lambda _: None,
+) -> ProducerStates:
     """The state at ``offset``: the newest usable snapshot at or before it, and the batches between."""
+    if mark.producerless and offset >= mark.recovery_offset:
+        states = ProducerStates()
+        replay_headers(states, segments, mark.recovery_offset, offset)
+        return states
+    states, reached = _newest_snapshot(disk, directory, offset, on_finding)
+    if segments and reached < segments[0].base_offset and mark.recovery_offset > 0:
+        first = segments[0].base_offset
+        message = f"no producer snapshot after offset {reached}: producers are known from offset {first} on"
+        on_finding(Finding(Severity.WARNING, directory, message))
+    replay_headers(states, segments, reached, offset)
+    return states
+
+
+def _newest_snapshot(
+    disk: Disk, directory: str, offset: Offset, on_finding: OnFinding
+) -> tuple[ProducerStates, Offset]:
+    """The newest usable snapshot at or before ``offset``, or nothing at offset 0."""
     for at in reversed(snapshot_offsets(disk.listdir(directory))):
         if at <= offset:
-            found = decode_snapshot(_read(disk, snapshot_path(directory, at)))
+            path = snapshot_path(directory, at)
+            found = decode_snapshot(_read(disk, path))
             if found is not None:
-                states, reached = found
-                replay_headers(states, segments, reached, offset)
-                return states
-    states = ProducerStates()
-    replay_headers(states, segments, Offset(0), offset)
-    return states
+                return found
+            on_finding(Finding(Severity.WARNING, path, "the checksum is wrong; an older one or the log is used"))
+    return ProducerStates(), Offset(0)
+
+
+def adopt_snapshot(disk: Disk, directory: str, states: ProducerStates, end_offset: Offset) -> None:
+    """After a scan of the whole log: add the producers that only a snapshot knows, because retention has removed all
+    that they wrote."""
+    states.adopt(_newest_snapshot(disk, directory, end_offset, lambda _: None)[0])
+
+
+def derive_aborted(
+    disk: Disk, directory: str, segments: Sequence[Segment], segment: Segment
+) -> list[AbortedTransaction]:
+    """The aborted transactions whose markers stand in ``segment``, from the log; ``segments`` are it and those before
+    it."""
+    states, reached = _newest_snapshot(disk, directory, segment.base_offset, lambda _: None)
+    replay_headers(states, segments, reached, segment.base_offset)
+    found = []
+    for position, header in segment.headers(FILE_START, segment.size):
+        batch = Batch(header, b"")
+        if batch.producer_id != NO_PRODUCER_ID:
+            aborted = states.apply(segment.read_batch(position) if batch.is_control else batch)
+            found += [] if aborted is None else [aborted]
+    return found
 
 
 def _read(disk: Disk, path: str) -> bytes:
@@ -84,7 +132,8 @@ def replay_headers(states: ProducerStates, segments: Sequence[Segment], from_off
         is_before = number + 1 < len(segments) and segments[number + 1].base_offset <= from_offset
         if is_before or segment.base_offset >= to_offset or from_offset >= to_offset:
             continue
-        start = segment.position_of(from_offset) if from_offset > segment.base_offset else Position(0)
+        start = segment.position_of(from_offset) if from_offset > segment.base_offset else FILE_START
+        segment.check(start, segment.size)
         for position, header in segment.headers(start, segment.size):
             if header.base_offset >= to_offset:
                 return

@@ -8,8 +8,10 @@ to end and hands out the range of the file. No batch is decoded and no byte is c
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from headrace.batch import PREFIX_BYTES, Batch, parse_header
 from headrace.log.errors import CorruptLog, OffsetOutOfRange
 from headrace.log.producers import AbortedTransaction
 from headrace.log.segment import FileSlice, Segment, number_of_segment
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["LogReader"]
 
 _PLACES_MAX = 64
+_WALK_BYTES = 4 << 20
 
 
 class LogReader:
@@ -62,15 +65,18 @@ class LogReader:
         if offset >= offset_max:
             return []
         segment, position = self._places.get(offset) or self._locate(offset)
+        segment.summarise()
         while position >= segment.size:
             following = self._following(segment)
             if following is None:
                 return []
             self._check_joint(segment, following)
             segment, position = following, Position(0)
+            segment.summarise()
         end, end_offset = self._end(segment, position, bytes_max, offset_max, min_one_batch)
         if end <= position:
             return []
+        segment.check(position, end)
         self._remember(end_offset, segment, end)
         return [FileSlice(segment.file(), position, end - position, end_offset)]
 
@@ -114,12 +120,12 @@ class LogReader:
         return position, end_offset
 
     def _check_joint(self, segment: Segment, following: Segment) -> None:
-        """Refuse to step over a lost segment. In a log that is compacted, gaps are normal."""
-        if self._log.may_have_gaps:
-            return
+        """Refuse to step over lost bytes or a lost segment."""
         segment.summarise()
-        if segment.size and segment.next_offset < following.base_offset:
-            lost = f"offsets {segment.next_offset} to {following.base_offset - 1} are missing after it"
+        if segment.corruption is not None:
+            raise segment.corruption
+        if segment.end_offset != following.base_offset:
+            lost = f"offset {segment.end_offset} must follow it, and {following.base_offset} does"
             raise CorruptLog(segment.path, segment.size, lost)
 
     def _remember(self, offset: Offset, segment: Segment, position: Position) -> None:
@@ -130,6 +136,18 @@ class LogReader:
                 del places[next(iter(places))]
             places[offset] = (segment, position)
 
+    def batches(self, offset: Offset) -> Iterator[Batch]:
+        """Every batch from ``offset`` to the end, its checksum checked. Raises CorruptLog with file and position."""
+        end_offset = self._log.end_offset
+        while offset < end_offset:
+            slices = self.read(offset, bytes_max=_WALK_BYTES, offset_max=end_offset)
+            if not slices:
+                return
+            for piece in slices:
+                for batch in _checked(piece):
+                    yield batch
+                    offset = batch.next_offset
+
     # By transaction and by time.
 
     def aborted_transactions(self, from_offset: Offset, to_offset: Offset) -> list[AbortedTransaction]:
@@ -137,6 +155,7 @@ class LogReader:
         found = []
         segments = self._log.segments
         for segment in segments[number_of_segment(segments, from_offset) :]:
+            self._log.load_aborted(segment)
             for entry in segment.aborted.since(from_offset):
                 if entry.first_offset < to_offset:
                     found.append(entry)
@@ -164,3 +183,18 @@ class LogReader:
             segment.summarise()
             latest = max(latest, segment.max_timestamp)
         return None if latest < 0 else self.offset_for_timestamp(latest)
+
+
+def _checked(piece: FileSlice) -> Iterator[Batch]:
+    data = piece.read()
+    position = 0
+    while position < len(data):
+        header = parse_header(data, position)
+        if header is None or header.size > len(data) - position:
+            raise CorruptLog(piece.file.path, piece.position + position, "no batch begins here")
+        batch = Batch(header, data[position + PREFIX_BYTES : position + header.size])
+        if not batch.checksum_holds():
+            reason = f"the checksum of the batch at offset {batch.base_offset} is wrong"
+            raise CorruptLog(piece.file.path, piece.position + position, reason)
+        yield batch
+        position += header.size

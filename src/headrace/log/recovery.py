@@ -1,38 +1,43 @@
-"""Opening a log: what was safely on disk is believed, what follows it is scanned, and the torn end is cut.
+"""Recovering a log: what was safely on disk is believed, what follows it is scanned, and the torn end is cut.
 
 The *recovery point* (see ``checkpoint.py``) divides a log. Segments before it are believed and not even opened. From
-it on every batch is read and its checksum checked, in order. The first bytes that are not the next batch end the log:
-a crash tears the end of what was not yet flushed, and flushed means everything before it was flushed too, so nothing
-acknowledged can stand behind a torn batch.
+it on every batch is read and its checksum checked, in order. The first bytes that are not the next batch end the log.
 
-Disks also decay, and then something acknowledged *can* stand behind it. So when what would be cut holds a whole batch
-(valid, or complete but with a wrong checksum), it is copied to ``<segment>.log.cut-<position>`` before it is cut, and
-later segments are renamed to ``….log.cut-0``; the report names them. Only bytes that hold no complete batch are
-dropped.
+What comes after that end may be cut only if nobody was promised it. The *flushed end* (see ``flushed.py``) decides:
 
-One loss cannot be told from a crash: when somebody deletes a whole last segment that lies behind the recovery point,
-the log looks as if it had never been flushed.
+* The log reaches the flushed end: what follows is a write that a crash has torn. It is cut. If it holds a whole batch
+  all the same (valid, or complete but with a wrong checksum), it is first copied to ``<segment>.log.cut-<position>``,
+  and later segments are renamed to ``….log.cut-0``.
+* The log does not reach it: acknowledged records are missing or damaged. Nothing is cut, and CorruptLog says which
+  file, which byte and which offsets. ``headrace log repair`` is the way out.
 
-What is missing *before* the recovery point is never repaired by cutting: that raises CorruptLog with file and position.
+Files that can be derived from the log (indexes, aborted transactions, producer snapshots) are derived again when they
+are damaged or missing.
+
+When the checkpoint was lost there is no recovery point: every log is scanned from its first byte. That takes time and
+loses nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headrace.batch import HEADER_BYTES, MAGIC, PREFIX_BYTES, Batch, parse_header
+from headrace.batch import Batch
+from headrace.log.aborted import AbortedDamaged
 from headrace.log.checkpoint import LogMark
+from headrace.log.epochs import EpochHistory
 from headrace.log.errors import CorruptLog
 from headrace.log.findings import Finding, OnFinding, Severity
 from headrace.log.index import BlockSummary
+from headrace.log.producer_snapshots import adopt_snapshot, derive_aborted, producers_at
+from headrace.log.producers import ProducerStates
+from headrace.log.scanning import count_batches, scan_batches
 from headrace.log.segment import NO_TIMESTAMP, Segment
-from headrace.ports import Disk, File
+from headrace.ports import Disk
+from headrace.vocabulary import FILE_START, Offset, Position
 
-__all__ = ["Cut", "RecoveryReport", "check_believed", "load_believed", "scan_batches", "scan_unflushed"]
-
-_READ_BYTES = 1 << 20
-_MAGIC_POSITION = 16
+__all__ = ["Cut", "Recovery", "RecoveryReport", "unused_path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ class Cut:
     def finding(self) -> Finding:
         if self.saved_as is None:
             return Finding(Severity.INFO, self.path, f"cut a torn write of {self.size} bytes", self.position)
-        held = f"cut {self.size} bytes with {self.batches} batches and {self.records} records in them"
+        held = f"cut {self.size} unflushed bytes with {self.batches} batches and {self.records} records in them"
         return Finding(Severity.WARNING, self.path, f"{held}; kept as {self.saved_as}", self.position)
 
 
@@ -62,11 +67,6 @@ class RecoveryReport:
     findings: list[Finding] = field(default_factory=list)
     on_finding: OnFinding = lambda _: None
 
-    @property
-    def touched(self) -> bool:
-        """Whether the log on disk may now hold something that no sync has covered."""
-        return bool(self.scanned_bytes or self.cuts or self.findings)
-
     def add(self, finding: Finding) -> None:
         self.findings.append(finding)
         self.on_finding(finding)
@@ -76,126 +76,211 @@ class RecoveryReport:
         self.add(cut.finding())
 
 
-def scan_batches(
-    file: File, position: int, end: int, next_offset: int, *, gaps_allowed: bool = False
-) -> Iterator[tuple[int, Batch]]:
-    """(position, batch) of every valid batch from ``position`` on; ends at the first bytes that are not the next
-    one."""
-    chunk = b""
-    chunk_start = position
-    while True:
-        relative = position - chunk_start
-        header = parse_header(chunk, relative)
-        size = HEADER_BYTES if header is None else header.size
-        if relative + size > len(chunk):
-            if header is not None and position + size > end:
+class Recovery:
+    """One recovery of one log. ``segments`` are those in its directory, at least one; cutting removes some of them."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        segments: list[Segment],
+        report: RecoveryReport,
+        *,
+        mark: LogMark,
+        mark_lost: bool,
+        flushed_end: Offset,
+    ) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.segments = segments
+        self.report = report
+        self.mark = mark
+        self.mark_lost = mark_lost
+        self.flushed_end = flushed_end
+        self.epochs = EpochHistory(mark.epochs)
+        self.producers: ProducerStates | None = None
+        """None when nothing was scanned: they are loaded when somebody asks."""
+        self.unsynced = False
+        """Whether files hold something now that no sync has covered."""
+
+    def run(self) -> None:
+        """Leave the last segment ready to append. Raises CorruptLog when acknowledged records are missing; nothing was
+        changed then but files that can be derived from the log."""
+        self._seal_at_recovery_point()
+        last = self.segments[-1]
+        if last.base_offset <= self.mark.recovery_offset and last.size == self._believed_bytes(last):
+            self._load_believed(last)
+            self._check_end(last, last.next_offset)
+            self._write_aborted(last)
+        else:
+            self._scan()
+
+    def _check_end(self, segment: Segment, end_offset: Offset) -> None:
+        if end_offset < self.flushed_end:
+            reason = f"offsets {end_offset} to {self.flushed_end - 1} were flushed and are not here"
+            raise CorruptLog(segment.path, segment.size, reason)
+
+    # Believing.
+
+    def _believed_bytes(self, segment: Segment) -> int:
+        return self.mark.recovery_position if segment.base_offset < self.mark.recovery_offset else 0
+
+    def _load_believed(self, segment: Segment) -> None:
+        """Make the segment of the recovery point ready to append there, believing its bytes: from the index, and from
+        the headers where the index is short."""
+        end = self._believed_bytes(segment)
+        segment.gaps_allowed = self.mark_lost
+        if segment.size < end:
+            raise CorruptLog(segment.path, segment.size, f"{end - segment.size} flushed bytes are missing")
+        self._load_to(segment, end)
+        is_believed = segment.base_offset < self.mark.recovery_offset
+        if is_believed and segment.next_offset != self.mark.recovery_offset:
+            reason = f"the log reaches offset {segment.next_offset} here where {self.mark.recovery_offset} was flushed"
+            raise CorruptLog(segment.path, end, reason)
+        self._load_believed_aborted(segment, self.mark.aborted_count if is_believed else 0)
+
+    def _seal_at_recovery_point(self) -> None:
+        """If the recovery point lay at the end of a segment, that segment was sealed since. A crash may have undone the
+        seal in its index; the checkpoint knows what was sealed."""
+        bases = [segment.base_offset for segment in self.segments]
+        if self.mark.recovery_position == 0 or self.mark.recovery_offset not in bases[1:]:
+            return
+        segment = self.segments[bases.index(self.mark.recovery_offset) - 1]
+        known = segment.index.load_summary()
+        if known is None or not known.is_sealed:
+            self._load_believed(segment)
+            self._write_aborted(segment)
+            segment.seal(self.mark.recovery_offset)
+            self.unsynced = True
+
+    @staticmethod
+    def _load_to(segment: Segment, end: int) -> None:
+        known = segment.index.load_tail(end)
+        if known is not None:
+            try:
+                segment.load_from(known, end)
                 return
-            chunk = file.pread(min(max(_READ_BYTES, size), end - position), position)
-            chunk_start, relative = position, 0
-            header = parse_header(chunk)
-            size = 0 if header is None else header.size
-            if header is not None and len(chunk) < size <= end - position:
-                chunk = file.pread(size, position)
-        if header is None or relative + size > len(chunk):
-            return
-        if header.base_offset < next_offset or (header.base_offset > next_offset and not gaps_allowed):
-            return
-        batch = Batch(header, chunk[relative + PREFIX_BYTES : relative + size])
-        if not batch.checksum_holds():
-            return
-        yield position, batch
-        position += size
-        next_offset = batch.next_offset
+            except CorruptLog:
+                # The index leads nowhere, perhaps because it was copied here from another log. The log itself decides.
+                segment.index.reset()
+        segment.load_from(BlockSummary(0, segment.base_offset, NO_TIMESTAMP), end)
 
-
-def load_believed(segment: Segment, end: int) -> None:
-    """Make ``segment`` ready to append at ``end``, believing its bytes: from the index, and headers where it is
-    short."""
-    if segment.size < end:
-        raise CorruptLog(segment.path, segment.size, f"{end - segment.size} flushed bytes are missing")
-    known = segment.index.load_tail(end)
-    if known is not None:
+    def _load_believed_aborted(self, segment: Segment, count: int) -> None:
         try:
-            segment.load_from(known, end)
-            return
-        except CorruptLog:
-            # The index leads nowhere, perhaps because it was copied here from another log. The log itself decides.
-            segment.index.reset()
-    segment.load_from(BlockSummary(0, segment.base_offset, NO_TIMESTAMP), end)
+            segment.aborted.load_below(self.mark.recovery_offset, count)
+        except AbortedDamaged as damage:
+            before = [other for other in self.segments if other.base_offset <= segment.base_offset]
+            segment.aborted.replace(derive_aborted(self.disk, self.directory, before, segment))
+            message = f"{damage.reason}; derived again from the log"
+            self.report.add(Finding(Severity.WARNING, damage.path, message, damage.position))
 
+    def _write_aborted(self, segment: Segment) -> None:
+        if segment.aborted.unwritten:
+            segment.aborted.write()
+            self.unsynced = True
 
-def check_believed(segment: Segment, mark: LogMark) -> None:
-    """The bytes before the recovery point must lead exactly to its offset, or some of them are not ours."""
-    if segment.next_offset != mark.recovery_offset:
-        reason = f"the log reaches offset {segment.next_offset} here where {mark.recovery_offset} had been flushed"
-        raise CorruptLog(segment.path, segment.size, reason)
+    # Scanning.
 
+    def _scan(self) -> None:
+        """Scan from the recovery point to the first bytes that are not the next batch, and drop what follows them.
 
-def scan_unflushed(
-    disk: Disk,
-    segments: list[Segment],
-    mark: LogMark,
-    report: RecoveryReport,
-    on_believed: Callable[[list[Segment]], None],
-    on_batch: Callable[[Segment, Batch], None],
-    *,
-    gaps_allowed: bool,
-) -> None:
-    """Scan from the recovery point, drop the torn end, and leave the last segment ready for appending.
+        A gap between segments there is a lost end of the first of them: compaction keeps away from what is not flushed.
+        Only when the checkpoint was lost are gaps taken for compaction's.
+        """
+        self.unsynced = True
+        ends = [segment.size for segment in self.segments]
+        first = self._segment_of_recovery_point()
+        self._load_believed(self.segments[first])
+        self.producers = producers_at(
+            self.disk, self.directory, self.segments[: first + 1], self.mark.recovery_offset, self.mark, self.report.add
+        )
+        stopped_at = len(self.segments) - 1
+        next_offset = max(self.mark.recovery_offset, self.segments[first].base_offset)
+        for number in range(first, len(self.segments)):
+            segment = self.segments[number]
+            if number > first:
+                segment.gaps_allowed = self.mark_lost
+                segment.index.reset()
+                segment.load_from(BlockSummary(0, segment.base_offset, NO_TIMESTAMP), 0)
+                segment.aborted.replace([])
+            next_offset = self._scan_segment(segment, ends[number], next_offset)
+            is_last = number + 1 == len(self.segments)
+            if segment.size < ends[number] or (not is_last and not self._joins(next_offset, self.segments[number + 1])):
+                stopped_at = number
+                break
+        self._check_end(self.segments[stopped_at], next_offset)
+        if self.mark_lost:
+            adopt_snapshot(self.disk, self.directory, self.producers, next_offset)
+        for segment in self.segments[first : stopped_at + 1]:
+            self._write_aborted(segment)
+        for segment, following in zip(self.segments[first:stopped_at], self.segments[first + 1 :], strict=False):
+            segment.seal(following.base_offset)
+        self._cut(self.segments[stopped_at], ends[stopped_at])
+        self._set_aside(stopped_at + 1, ends)
 
-    ``on_believed`` is called once with the segments that hold what is believed, each ending where belief ends; then
-    ``on_batch`` sees every batch accepted. ``segments`` loses those that lie behind a cut, or behind a gap: compaction
-    keeps away from what is not flushed, so a gap there is a lost end of the segment before. Only when the checkpoint
-    itself was lost are gaps taken for compaction's.
-    """
-    first = len(segments) - 1
-    while first > 0 and segments[first].base_offset > mark.recovery_offset:
-        first -= 1
-    ends = [segment.size for segment in segments]
-    for number in range(first, len(segments)):
-        is_believed = number == first and segments[number].base_offset < mark.recovery_offset
-        load_believed(segments[number], mark.recovery_position if is_believed else 0)
-        if is_believed:
-            check_believed(segments[number], mark)
-        segments[number].aborted.keep_below(mark.recovery_offset)
-    on_believed(segments[: first + 1])
-    next_offset = max(mark.recovery_offset, segments[first].base_offset)
-    for number in range(first, len(segments)):
-        segment = segments[number]
-        for _, batch in scan_batches(
-            segment.file(), segment.size, ends[number], next_offset, gaps_allowed=gaps_allowed
-        ):
-            segment.admit(batch.base_offset, batch.size, batch.next_offset, batch.max_timestamp)
-            report.scanned_bytes += batch.size
+    def _segment_of_recovery_point(self) -> int:
+        number = len(self.segments) - 1
+        while number > 0 and self.segments[number].base_offset > self.mark.recovery_offset:
+            number -= 1
+        return number
+
+    def _joins(self, next_offset: Offset, following: Segment) -> bool:
+        return following.base_offset == next_offset or (self.mark_lost and following.base_offset > next_offset)
+
+    def _scan_segment(self, segment: Segment, end: int, next_offset: Offset) -> Offset:
+        assert self.producers is not None
+        limit = segment.following_offset if segment.following_offset >= 0 else None
+        batches = scan_batches(
+            segment.file(), Position(segment.size), end, next_offset, limit=limit, gaps_allowed=self.mark_lost
+        )
+        for _, batch in batches:
+            segment.admit(batch.prefix(), batch.base_offset, batch.size, batch.next_offset, batch.max_timestamp)
+            self.report.scanned_bytes += batch.size
+            self._replay(segment, batch)
             next_offset = batch.next_offset
-            on_batch(segment, batch)
-        if segment.size < ends[number]:
-            _cut(disk, segment, ends[number], report)
-            _set_aside(disk, segments, ends, number + 1, report)
+        return next_offset
+
+    def _replay(self, segment: Segment, batch: Batch) -> None:
+        assert self.producers is not None
+        self.epochs.note(batch.leader_epoch, batch.base_offset)
+        aborted = self.producers.apply(batch)
+        if aborted is not None:
+            segment.aborted.add(aborted)
+
+    # Cutting what nobody was promised.
+
+    def _cut(self, segment: Segment, end: int) -> None:
+        if end == segment.size:
             return
-        if number + 1 < len(segments):
-            if segments[number + 1].base_offset != next_offset and not gaps_allowed:
-                _set_aside(disk, segments, ends, number + 1, report)
-                return
-            segment.seal()
+        file = segment.file()
+        tail = file.pread(end - segment.size, segment.size)
+        saved_as = None
+        batches, records = count_batches(tail, segment.next_offset)
+        if batches:
+            saved_as = unused_path(self.disk, f"{segment.path}.cut-{segment.size}")
+            copy = self.disk.open(saved_as, create=True)
+            copy.write([tail], 0)
+            copy.datasync()
+            copy.close()
+        self.report.add_cut(Cut(segment.path, segment.size, len(tail), batches, records, saved_as))
+        file.truncate(segment.size)
+
+    def _set_aside(self, first: int, ends: Sequence[int]) -> None:
+        """Segments after a cut cannot be joined to the log; bytes with a batch in them are kept beside it."""
+        for segment, size in zip(self.segments[first:], ends[first:], strict=True):
+            data = segment.file().pread(size, FILE_START)
+            saved_as = None
+            batches, records = count_batches(data, segment.base_offset)
+            if batches:
+                saved_as = unused_path(self.disk, f"{segment.path}.cut-0")
+                self.disk.rename(segment.path, saved_as)
+            if size:
+                self.report.add_cut(Cut(segment.path, 0, size, batches, records, saved_as))
+            segment.remove(self.disk)
+        del self.segments[first:]
 
 
-def _cut(disk: Disk, segment: Segment, end: int, report: RecoveryReport) -> None:
-    file = segment.file()
-    tail = file.pread(end - segment.size, segment.size)
-    saved_as = None
-    batches, records = count_batches(tail, segment.next_offset)
-    if batches:
-        saved_as = _unused(disk, f"{segment.path}.cut-{segment.size}")
-        copy = disk.open(saved_as, create=True)
-        copy.write([tail], 0)
-        copy.datasync()
-        copy.close()
-    report.add_cut(Cut(segment.path, segment.size, len(tail), batches, records, saved_as))
-    file.truncate(segment.size)
-
-
-def _unused(disk: Disk, path: str) -> str:
+def unused_path(disk: Disk, path: str) -> str:
     """A name that overwrites nothing an earlier recovery kept."""
     number = 0
     candidate = path
@@ -203,41 +288,3 @@ def _unused(disk: Disk, path: str) -> str:
         number += 1
         candidate = f"{path}.{number}"
     return candidate
-
-
-def _set_aside(disk: Disk, segments: list[Segment], ends: list[int], first: int, report: RecoveryReport) -> None:
-    """Segments behind a cut cannot be joined to the log; bytes with a batch in them are kept beside it."""
-    for segment, size in zip(segments[first:], ends[first:], strict=True):
-        data = segment.file().pread(size, 0)
-        saved_as = None
-        batches, records = count_batches(data, segment.base_offset)
-        if batches:
-            saved_as = _unused(disk, f"{segment.path}.cut-0")
-            disk.rename(segment.path, saved_as)
-        if size:
-            report.add_cut(Cut(segment.path, 0, size, batches, records, saved_as))
-        segment.remove(disk)
-    del segments[first:]
-
-
-def count_batches(tail: bytes, next_offset: int) -> tuple[int, int]:
-    """(batches, records) that stand whole in these bytes: at their start with any checksum, or anywhere with the right
-    one.
-
-    A candidate must carry an offset that could follow here, which leaves few to check.
-    """
-    batches = records = 0
-    position = 0
-    offset_limit = next_offset + len(tail)
-    first = parse_header(tail)
-    if first is not None and first.base_offset >= next_offset and first.size <= len(tail):
-        batches, records, position = 1, first.record_count, first.size
-    while (place := tail.find(MAGIC, position + _MAGIC_POSITION)) >= 0:
-        start = place - _MAGIC_POSITION
-        header = parse_header(tail, start)
-        position = start + 1
-        if header is None or header.size > len(tail) - start or not next_offset <= header.base_offset <= offset_limit:
-            continue
-        if Batch(header, tail[start + PREFIX_BYTES : start + header.size]).checksum_holds():
-            batches, records, position = batches + 1, records + header.record_count, start + header.size
-    return batches, records

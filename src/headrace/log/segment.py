@@ -6,26 +6,32 @@ is where the next batch goes.
 
 The newest segment is *active*: its size, next offset and latest timestamp are kept in memory as batches arrive. The
 others are *sealed* and cost almost nothing until somebody reads them; what must be known about them comes from the last
-block of their index.
+block of their index, which says how long the file is and where the next segment begins.
+
+A batch's checksum does not cover its offset and its leader epoch, and nobody reads all headers of a large log at every
+start. So bytes that an earlier process wrote are *believed* until somebody reads them: then the headers of that stretch
+are compared, once, with the checksum in the index (``check``).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TypeVar
+
+import google_crc32c
 
 from headrace.batch import HEADER_BYTES, LENGTH_FIELD_END, PREFIX_BYTES, Batch, BatchHeader, parse_header
 from headrace.log.aborted import AbortedIndex
 from headrace.log.disk import FileCache
 from headrace.log.errors import CorruptLog
-from headrace.log.index import BlockSummary, Index, IndexDamaged
+from headrace.log.index import NOT_COUNTED, NOT_SEALED, BlockSummary, Index, IndexDamaged
 from headrace.ports import Disk, File
 from headrace.vocabulary import Offset, Position
 
-__all__ = ["FileSlice", "Segment", "number_of_segment", "segment_name"]
+__all__ = ["FileSlice", "Segment", "number_of_segment", "segment_bases", "segment_name"]
 
 NO_TIMESTAMP = -1
 OFFSET_DELTA_MAX = 2**31 - 1
@@ -33,10 +39,19 @@ _SCAN_BYTES = 1 << 20
 
 _T = TypeVar("_T")
 _BASE_OFFSET = attrgetter("base_offset")
+_START = itemgetter(0)
+_extend = google_crc32c.extend
 
 
 def segment_name(base_offset: int) -> str:
     return f"{base_offset:020d}"
+
+
+def segment_bases(names: Iterable[str]) -> list[Offset]:
+    """The base offsets of the segments among these names of files, in order."""
+    return sorted(
+        Offset(int(name[:20])) for name in names if len(name) == 24 and name.endswith(".log") and name[:20].isdecimal()
+    )
 
 
 def number_of_segment(segments: Sequence[Segment], offset: Offset) -> int:
@@ -77,13 +92,20 @@ class Segment:
     """A log file and its index. ``next_offset`` and ``max_timestamp`` are exact once ``summarise`` has run."""
 
     __slots__ = (
+        "_believed_bytes",
         "_cache",
+        "_checked",
         "_index_interval_bytes",
         "_indexed_position",
+        "_prefixes",
         "aborted",
+        "aborted_count",
         "base_offset",
         "corruption",
+        "end_offset",
         "first_timestamp",
+        "following_offset",
+        "gaps_allowed",
         "index",
         "max_timestamp",
         "next_offset",
@@ -101,7 +123,7 @@ class Segment:
         size: int,
         index_interval_bytes: int,
         *,
-        has_aborted: bool = False,
+        gaps_allowed: bool = False,
         suffix: str = "",
     ) -> None:
         self._cache = cache
@@ -113,10 +135,23 @@ class Segment:
         self.max_timestamp = NO_TIMESTAMP
         self.first_timestamp: int | None = None
         self.index = Index(cache, f"{stem}.index{suffix}", base_offset)
-        self.aborted = AbortedIndex(cache, f"{stem}.txn{suffix}", exists=has_aborted)
-        self.summarised = size == 0
+        self.aborted = AbortedIndex(cache, f"{stem}.txn{suffix}")
+        self.aborted_count = NOT_COUNTED
+        """Of a sealed segment: how many entries its .txn file must have."""
+        self.end_offset = NOT_SEALED
+        """Of a sealed segment: where the next one begins."""
+        self.following_offset = NOT_SEALED
+        """Where the next segment begins in the directory."""
+        self.gaps_allowed = gaps_allowed
+        """Whether offsets may be missing between batches without anything being lost."""
+        self.summarised = False
         self.corruption: CorruptLog | None = None
-        """Set when the headers could not be walked to the end; what lies before that place is still served."""
+        """Set when bytes are missing, or the headers could not be walked to the end; what lies before that place is
+        still served."""
+        self._believed_bytes = size
+        self._checked: list[tuple[int, int]] = []
+        """Ranges of the believed bytes that have been checked, in order and apart from each other."""
+        self._prefixes = 0
         self._index_interval_bytes = index_interval_bytes
         self._indexed_position = 0
 
@@ -126,25 +161,27 @@ class Segment:
     def file(self) -> File:
         return self._cache.open(self.path)
 
-    @property
-    def has_aborted_file(self) -> bool:
-        return self.aborted.on_disk
-
     # Writing.
 
     def write(self, chunks: Sequence[bytes]) -> int:
-        """Append bytes behind the end without counting them in; ``admit`` does that batch by batch."""
+        """Append bytes at the end without counting them in; ``admit`` does that batch by batch."""
         return self.file().write(chunks, self.size)
 
     def cut_back(self) -> None:
-        """Remove what a failed ``write`` may have left behind the end."""
+        """Remove what a failed ``write`` may have left after the end."""
         self.file().truncate(self.size)
 
-    def admit(self, base_offset: Offset, size: int, next_offset: Offset, max_timestamp: int) -> None:
-        """Count in a batch that stands at the end of what was counted so far."""
+    def begin(self) -> None:
+        """The segment is new and empty."""
+        self.summarised = True
+        self.aborted.begin()
+
+    def admit(self, prefix: bytes, base_offset: Offset, size: int, next_offset: Offset, max_timestamp: int) -> None:
+        """Count in a batch that stands at the end of what was counted so far; ``prefix`` are its first 21 bytes."""
         if self.size - self._indexed_position >= self._index_interval_bytes:
-            self.index.add(base_offset, Position(self.size), self.max_timestamp)
+            self.index.add(base_offset, Position(self.size), self.max_timestamp, self._prefixes)
             self._indexed_position = self.size
+        self._prefixes = _extend(self._prefixes, prefix)
         if self.size == 0:
             self.first_timestamp = max_timestamp
         if max_timestamp > self.max_timestamp:
@@ -153,18 +190,30 @@ class Segment:
         self.next_offset = next_offset
 
     def summary(self) -> BlockSummary:
-        return BlockSummary(self.size, self.next_offset, self.max_timestamp)
+        return BlockSummary(
+            self.size, self.next_offset, self.max_timestamp, self._prefixes, self.end_offset, self.aborted_count
+        )
 
-    def seal(self) -> None:
-        """No more batches will come: put the index where it costs no memory. Losing it is no loss."""
-        try:
+    def seal(self, end_offset: Offset) -> None:
+        """No more batches will come, and the next segment begins at ``end_offset``: put the index where it costs no
+        memory. On a full disk it is rebuilt when somebody asks."""
+        self.end_offset = end_offset
+        self.aborted_count = len(self.aborted.entries) if self.aborted.is_loaded else NOT_COUNTED
+        self.save_index()
+
+    def recount_aborted(self) -> None:
+        """The aborted transactions of a sealed segment were derived again. There may be fewer: of a transaction whose
+        records compaction has removed, nothing is left to skip."""
+        self.aborted_count = len(self.aborted.entries)
+        self.index.recount(self.aborted_count)
+
+    def save_index(self) -> None:
+        with suppress(OSError):
             self.index.save(self.summary())
-        except OSError:
-            return
-        self.index.unload()
+            self.index.unload()
 
     def forget(self) -> None:
-        """The files are leaving this place; open descriptors stay with whoever holds them."""
+        """The files are being removed or replaced; a reader that holds one keeps it open."""
         for path in (self.path, self.index.path, self.aborted.path):
             self._cache.forget(path)
 
@@ -178,19 +227,39 @@ class Segment:
     # Knowing.
 
     def summarise(self) -> None:
-        """Learn ``next_offset`` and ``max_timestamp`` of a sealed segment: one read if its index is good."""
+        """Learn ``next_offset`` and ``max_timestamp`` of a sealed segment: one read if its index is good.
+
+        The log's file may be shorter or longer than it was when it was sealed. If it is shorter, what is left is
+        served and then the loss is reported; if it is longer, the rest is not ours.
+        """
         if self.summarised:
             return
-        known = self.index.load_summary(self.size)
-        if known is None or known.covered_bytes != self.size:
+        known = self.index.load_summary()
+        if known is None or not known.is_sealed:
             self.rebuild_index()
             return
         self.next_offset = known.next_offset
         self.max_timestamp = known.max_timestamp
+        self._prefixes = known.prefixes
+        self.end_offset = known.end_offset
+        self.aborted_count = known.aborted_count
         self.summarised = True
+        if known.covered_bytes > self.size:
+            missing = known.covered_bytes - self.size
+            self.corruption = CorruptLog(self.path, self.size, f"{missing} bytes are missing at its end")
+            self.size = self._end_of_last_whole_batch()
+        else:
+            self.size = known.covered_bytes
+
+    def _end_of_last_whole_batch(self) -> int:
+        _, end = self.with_index(lambda index: index.floor_position(Position(self.size)))
+        with suppress(CorruptLog):
+            for position, header in self.headers(end, self.size, self._index_interval_bytes + HEADER_BYTES):
+                end = Position(position + header.size)
+        return end
 
     def rebuild_index(self) -> None:
-        """Walk the headers of the whole segment and write the index anew. Raises CorruptLog once: then the index
+        """Walk the headers of the whole segment and write the index again. Raises CorruptLog once: then the index
         reaches as far as the headers do, and nobody tries again."""
         size, next_offset, first_timestamp = self.size, self.next_offset, self.first_timestamp
         self.index.reset()
@@ -201,17 +270,27 @@ class Segment:
             self.corruption = error
             self.summarised = True
             raise
-        self.seal()
+        if self.end_offset == NOT_SEALED:
+            self.end_offset = self.following_offset if self.gaps_allowed else self.next_offset
+        self.save_index()
 
     def load_from(self, known: BlockSummary, end: int) -> None:
-        """Count in the batches between what is known and ``end``, by their headers."""
+        """Count in the batches between what is known and ``end``, by their headers. What is known stays believed."""
         self.size = known.covered_bytes
         self.next_offset = known.next_offset
         self.max_timestamp = known.max_timestamp
+        self._prefixes = known.prefixes
         self._indexed_position = known.covered_bytes
-        for _, header in self.headers(Position(known.covered_bytes), end):
-            self.admit(header.base_offset, header.size, header.next_offset, header.max_timestamp)
+        self._believed_bytes = known.covered_bytes
+        for position, header in self.headers(Position(known.covered_bytes), end):
+            if header.base_offset != self.next_offset and not self.gaps_allowed:
+                reason = f"offset {header.base_offset} stands where {self.next_offset} must"
+                raise CorruptLog(self.path, position, reason)
+            self.admit_header(header)
         self.summarised = True
+
+    def admit_header(self, header: BatchHeader) -> None:
+        self.admit(header.prefix(), header.base_offset, header.size, header.next_offset, header.max_timestamp)
 
     def with_index(self, ask: Callable[[Index], _T]) -> _T:
         """Ask the index, rebuilding it once if it turns out to be damaged."""
@@ -221,6 +300,52 @@ class Segment:
         except IndexDamaged:
             self.rebuild_index()
             return ask(self.index)
+
+    # Checking what an earlier process wrote.
+
+    def check(self, position: int, end: int) -> None:
+        """The headers in [position, end) must be those that were written. Each stretch is compared once."""
+        if position < self._believed_bytes:
+            self.summarise()
+        while position < min(end, self._believed_bytes):
+            number = bisect_right(self._checked, position, key=_START) - 1
+            if number >= 0 and self._checked[number][1] > position:
+                position = self._checked[number][1]
+                continue
+            try:
+                before, after = self.index.stretch(position)
+            except IndexDamaged:
+                self.rebuild_index()
+                return
+            if position >= after.covered_bytes or after.covered_bytes > self.size:
+                return
+            self._compare(before, after)
+            self._note_checked(before.covered_bytes, after.covered_bytes)
+            position = after.covered_bytes
+
+    def check_whole(self) -> None:
+        """The same for a whole sealed segment, without changing anything: for a process that does not own the log. An
+        index that is damaged is its owner's business."""
+        known = self.index.load_summary()
+        if known is not None and known.is_sealed and known.covered_bytes == self.size:
+            self._compare(BlockSummary(0, self.base_offset, NO_TIMESTAMP), known)
+
+    def _compare(self, before: BlockSummary, after: BlockSummary) -> None:
+        prefixes, next_offset = before.prefixes, before.next_offset
+        interval = self._index_interval_bytes + HEADER_BYTES
+        for _, header in self.headers(Position(before.covered_bytes), after.covered_bytes, interval):
+            prefixes, next_offset = _extend(prefixes, header.prefix()), header.next_offset
+        if (prefixes, next_offset) != (after.prefixes, after.next_offset):
+            reason = f"an offset, length or epoch before byte {after.covered_bytes} is not what was written"
+            raise CorruptLog(self.path, before.covered_bytes, reason)
+
+    def _note_checked(self, start: int, end: int) -> None:
+        """Ranges that touch become one, so that a sequential reader leaves a single one."""
+        touching = [each for each in self._checked if each[0] <= end and start <= each[1]]
+        merged = (min([start, *(each[0] for each in touching)]), max([end, *(each[1] for each in touching)]))
+        self._checked = sorted([each for each in self._checked if each not in touching] + [merged])
+        if self._checked == [(0, self._believed_bytes)]:
+            self._believed_bytes = 0
 
     # Reading.
 
@@ -265,6 +390,7 @@ class Segment:
 
     def _position_of(self, offset: Offset) -> Position:
         _, start = self.with_index(lambda index: index.floor_offset(offset))
+        self.check(start, start + 1)
         for position, header in self.headers(start, self.size, self._index_interval_bytes + HEADER_BYTES):
             if header.last_offset >= offset:
                 return position
@@ -297,6 +423,7 @@ class Segment:
 
     def read_batch(self, position: Position) -> Batch:
         """One whole batch, with its checksum checked."""
+        self.check(position, position + 1)
         file = self.file()
         header = parse_header(file.pread(HEADER_BYTES, position))
         if header is None or header.size > self.size - position:

@@ -15,7 +15,7 @@ in the data directory is reported and not changed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
@@ -25,7 +25,11 @@ from headrace.log.config import LogConfig
 from headrace.log.disk import FileCache
 from headrace.log.errors import CorruptLog, DataDirectoryInUse
 from headrace.log.findings import Finding, Severity, StoreReport
+from headrace.log.flushed import FlushedEnds
 from headrace.log.log import PartitionLog
+from headrace.log.opening import Known
+from headrace.log.start import write_start
+from headrace.log.unsynced import FlushMark
 from headrace.ports import Disk
 from headrace.vocabulary import Offset
 
@@ -47,21 +51,34 @@ class CheckpointJob:
 
     disk: Disk
     directory: str
+    flushed: FlushedEnds
     points: list[tuple[PartitionLog, LogMark]]
     ends: list[tuple[PartitionLog, Offset]]
+    starts: list[tuple[PartitionLog, Offset, Offset]]
+    """(log, what its start marker says, what it must say)."""
     before: dict[str, LogMark]
     moved: dict[str, LogMark]
+    start_error: OSError | None = None
 
     def run(self) -> None:
         self.sync()
         self.write()
 
     def sync(self) -> None:
-        """Flush everything."""
+        """Move the start markers and flush everything."""
+        for log, before, start in self.starts:
+            try:
+                write_start(self.disk, log.directory, before, start)
+            except OSError as error:
+                self.start_error = error
         self.disk.syncfs(self.directory)
+        self.flushed.note((log.flushed_end, end) for log, end in self.ends if log.flushed_end)
+        self.flushed.sync()
 
     def write(self) -> None:
         """Replace the checkpoint. Raises OSError; then the old one stands, and recovery scans a little more."""
+        if self.start_error is not None:
+            raise self.start_error
         write_checkpoint(self.disk, f"{self.directory}/checkpoint", Checkpoint(logs={**self.before, **self.moved}))
 
 
@@ -78,6 +95,7 @@ class LogStore:
         self.logs: dict[PartitionKey, PartitionLog] = {}
         self._marks: dict[str, LogMark] = {}
         self._checkpoint_lost = False
+        self._flushed: FlushedEnds
 
     @classmethod
     def open(
@@ -89,6 +107,7 @@ class LogStore:
         disk.mkdir(f"{directory}/deleted")
         store._take_lock()
         store._read_checkpoint()
+        store._check_flushed()
         store._note_strangers()
         return store
 
@@ -102,10 +121,22 @@ class LogStore:
         self._marks = checkpoint.logs
         if checkpoint.problem:
             self._checkpoint_lost = True
-            self.report.add(Finding(Severity.WARNING, path, checkpoint.problem))
+            self._add_warning(path, checkpoint.problem)
         elif checkpoint.clean or is_missing:
             # From here on a stop is unclean until we say otherwise, and a missing checkpoint is a lost one.
             write_checkpoint(self.disk, path, Checkpoint(logs=checkpoint.logs))
+
+    def _check_flushed(self) -> None:
+        """How far logs were flushed. Without it, an end that was lost cannot be told from a write that was torn."""
+        self._flushed = FlushedEnds(self.disk, f"{self.directory}/flushed")
+        if self._flushed.is_new and self._marks:
+            self._add_warning(self._flushed.path, "there was none: what a log has lost at its end may go unnoticed")
+        if self._flushed.damaged:
+            message = f"{self._flushed.damaged} entries are damaged: what a log has lost at its end may go unnoticed"
+            self._add_warning(self._flushed.path, message)
+
+    def _add_warning(self, path: str, message: str) -> None:
+        self.report.add(Finding(Severity.WARNING, path, message))
 
     def _take_lock(self) -> None:
         path = f"{self.directory}/lock"
@@ -116,7 +147,7 @@ class LogStore:
             raise DataDirectoryInUse(self.directory, file.pread(20, 0).decode().strip()) from None
 
     def _note_strangers(self) -> None:
-        known = {"lock", "checkpoint", "checkpoint.tmp", "topics", "deleted"}
+        known = {"lock", "checkpoint", "checkpoint.tmp", "flushed", "topics", "deleted"}
         for name in self.disk.listdir(self.directory):
             if name not in known:
                 self._note_stranger(f"{self.directory}/{name}", "not headrace's; it is not changed")
@@ -155,22 +186,19 @@ class LogStore:
         assert _TOPIC_DIRECTORY.fullmatch(f"{topic}~{topic_id.hex}"), "topic names are checked before they come here"
         name = self._name(topic, topic_id, partition)
         path = self.path(topic, topic_id, partition)
+        flushed_end = self._flushed.claim(name)
+        known = Known(mark=self._marks.get(name), mark_lost=self._checkpoint_lost, flushed_end=flushed_end.end_offset)
         try:
             log = PartitionLog.open(
-                self.disk,
-                path,
-                config,
-                cache=self.cache,
-                mark=self._marks.get(name),
-                sync=sync,
-                gaps_allowed=self._checkpoint_lost,
-                on_finding=self.report.add,
+                self.disk, path, config, cache=self.cache, known=known, sync=sync, on_finding=self.report.add
             )
         except CorruptLog as error:
             self.report.logs_damaged += 1
             self.report.add(Finding(Severity.ERROR, error.path, error.reason, error.position))
             raise
         self.logs[topic, topic_id, partition] = log
+        log.flushed_end = flushed_end
+        self._flushed.note([(flushed_end, log.flushed_offset)])
         self.report.logs += 1
         self.report.scanned_bytes += log.recovery.scanned_bytes
         self.report.cuts += len(log.recovery.cuts)
@@ -185,7 +213,13 @@ class LogStore:
         self.disk.syncfs(self.directory)
         for log in self.logs.values():
             log.flushed_to_end()
+        self._flushed.note((log.flushed_end, log.flushed_offset) for log in self.logs.values() if log.flushed_end)
+        self._flushed.settle()
         self.report.seconds = self.report.seconds or self._monotonic() - self._opened_at
+
+    def note_flushed(self, marks: Sequence[FlushMark]) -> None:
+        """A sync has returned that covers these; called on the flusher's thread."""
+        self._flushed.note((mark.log.flushed_end, mark.end_offset) for mark in marks if mark.log.flushed_end)
 
     # Checkpoints.
 
@@ -193,6 +227,7 @@ class LogStore:
         """Collect what a checkpoint will say; logs with little to recover keep their old recovery point."""
         points = []
         ends = []
+        starts = []
         # A log that could not be opened keeps its mark: without one, the next start would scan it from its first byte
         # and cut it at the very damage for which it was refused.
         before = dict(self._marks)
@@ -201,17 +236,22 @@ class LogStore:
             name = self._name(*key)
             before[name] = log.mark
             ends.append((log, log.end_offset))
+            start = log.start_to_mark()
+            if start is not None:
+                starts.append((log, *start))
             if everything or log.wants_checkpoint:
                 with suppress(OSError):
                     moved[name] = log.prepare_checkpoint()
                     points.append((log, moved[name]))
-        return CheckpointJob(self.disk, self.directory, points, ends, before, moved)
+        return CheckpointJob(self.disk, self.directory, self._flushed, points, ends, starts, before, moved)
 
     def finish_checkpoint(self, job: CheckpointJob) -> None:
         for log, prepared in job.points:
             log.checkpointed(prepared)
         for log, end_offset in job.ends:
             log.on_flushed(end_offset)
+        for log, _, start in job.starts:
+            log.start_marked(start)
         live = {self._name(*key) for key in self.logs} | self._marks.keys()
         self._marks = {name: mark for name, mark in {**job.before, **job.moved}.items() if name in live}
 
@@ -229,6 +269,7 @@ class LogStore:
             del self.logs[key]
         name = self._topic_name(topic, topic_id)
         self._marks = {key: mark for key, mark in self._marks.items() if not key.startswith(name + "/")}
+        self._flushed.forget(name + "/")
         path = f"{self.directory}/topics/{name}"
         if self.disk.exists(path):
             self.cache.forget_under(path)
@@ -270,8 +311,13 @@ class LogStore:
             name = self._name(*key)
             marks[name] = log.mark
             try:
+                start = log.start_to_mark()
+                if start is not None:
+                    write_start(self.disk, log.directory, *start)
                 marks[name] = log.close(sync=False)
             except OSError:
                 clean = False
         self.disk.syncfs(self.directory)
+        self._flushed.note((log.flushed_end, log.end_offset) for log in self.logs.values() if log.flushed_end)
+        self._flushed.sync()
         write_checkpoint(self.disk, f"{self.directory}/checkpoint", Checkpoint(clean=clean, logs=marks))

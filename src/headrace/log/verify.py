@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from headrace.batch import Batch
 from headrace.errors import HeadraceError
-from headrace.log.aborted import AbortedIndex
+from headrace.log.aborted import AbortedDamaged, decode_entries
 from headrace.log.disk import FileCache
 from headrace.log.dump import BadBytes, log_files, walk_file
 from headrace.log.errors import CorruptLog
@@ -127,7 +127,7 @@ class _Verifier:
             return
         index = Index(FileCache(self.disk, 2), path, Offset(base_offset))
         try:
-            summary = index.load_summary(size)
+            summary = index.load_summary()
             if summary is None and files[path.rsplit("/", 1)[1]]:
                 yield Problem(path, 0, "no block of the index is valid; it will be rebuilt", True)
             for number, (offset, position, _) in enumerate(index.entries()):
@@ -138,11 +138,12 @@ class _Verifier:
 
     def aborted(self, stem: str, files: dict[str, int], expected: list[AbortedTransaction]) -> Iterator[Problem]:
         path = stem + ".txn"
-        exists = path.rsplit("/", 1)[1] in files
+        name = path.rsplit("/", 1)[1]
+        data = self.disk.open(path, writable=False).pread(files[name], 0) if name in files else b""
         try:
-            found = AbortedIndex(FileCache(self.disk, 2), path, exists=exists).entries()
-        except CorruptLog as error:
-            yield Problem(error.path, error.position, error.reason)
+            found = decode_entries(path, data)
+        except AbortedDamaged as damage:
+            yield Problem(damage.path, damage.position, damage.reason)
             return
         known = {(entry.producer_id, entry.last_offset) for entry in found}
         for entry in expected:

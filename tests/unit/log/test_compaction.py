@@ -19,6 +19,7 @@ from headrace.log.config import LogConfig
 from headrace.log.disk import OsDisk, OsFile
 from headrace.log.errors import CorruptLog
 from headrace.log.log import PartitionLog
+from headrace.log.opening import Known
 from headrace.log.producers import Duplicate
 from headrace.record import Codec, Record, decode_records
 from headrace.testing.disk import SimulatedDisk
@@ -198,7 +199,7 @@ def test_the_last_batch_of_a_producer_stays_without_records_so_that_its_retry_is
             disk.unlink(f"{DIRECTORY}/{name}")
     disk.syncfs("/")
     disk.crash(0)
-    again = PartitionLog.open(disk, DIRECTORY, COMPACT, gaps_allowed=True)
+    again = PartitionLog.open(disk, DIRECTORY, COMPACT, known=Known(mark_lost=True))
     assert again.producers.check([produced(1, 1, key=b"a")]) == Duplicate(1, 1, 1000)
 
 

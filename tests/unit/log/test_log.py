@@ -12,6 +12,7 @@ from headrace.log.config import FlushMode, LogConfig
 from headrace.log.disk import FileCache, OsDisk
 from headrace.log.errors import DiskFull, OffsetOutOfRange, RecordListTooLarge, StorageError
 from headrace.log.log import PartitionLog
+from headrace.log.opening import Known
 from headrace.testing.disk import SimulatedDisk
 from tests.unit.log.builders import (
     DIRECTORY,
@@ -287,7 +288,7 @@ def test_an_epoch_ends_where_the_next_begins() -> None:
     assert log.epoch_end_offset(2) == (2, 2)
     assert log.epoch_end_offset(4) == (2, 2)
     assert log.epoch_end_offset(9) == (5, 3)
-    again = PartitionLog.open(log._disk, DIRECTORY, SMALL, mark=log.close())
+    again = PartitionLog.open(log._disk, DIRECTORY, SMALL, known=Known(mark=log.close()))
     assert again.epoch_end_offset(2) == (2, 2)
 
 

@@ -26,6 +26,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from headrace.batch import DELETE_HORIZON, Batch, control_type, reseal
+from headrace.log.aborted import AbortedDamaged
 from headrace.log.compaction.swap import SwapGroup
 from headrace.log.disk import FileCache
 from headrace.log.errors import CorruptLog
@@ -87,8 +88,8 @@ class CleaningJob:
     """All that a child process needs to know; plain values, so that it can be sent as JSON."""
 
     directory: str
-    segments: list[tuple[Offset, int, bool]]
-    """(base offset, size, has aborted transactions) of the segments to go over, oldest first."""
+    segments: list[tuple[Offset, int, int]]
+    """(base offset, size, number of aborted transactions) of the segments to go over, oldest first."""
     end_offset: Offset
     """Where the last of them ends: the base offset of the segment after it."""
     first_dirty_offset: Offset
@@ -145,7 +146,7 @@ class _Cleaner:
         self.cache = FileCache(disk, 16)
         self.map = OffsetMap(job.map_bytes_max)
         self.result = CleaningResult(cleaned_offset=job.end_offset)
-        self.segments = [self._segment(*entry) for entry in job.segments]
+        self.segments = [self._source(*entry) for entry in job.segments]
         self.last_batches = dict(job.last_batches)
         self.aborted: dict[int, list[tuple[int, int]]] = {}
         for producer_id, first, last in sorted(job.aborted):
@@ -153,10 +154,19 @@ class _Cleaner:
         self.producers_with_records: set[int] = set()
         """Producers of which a record was kept since their last marker: that marker must stay too."""
 
-    def _segment(self, base: Offset, size: int, has_aborted: bool, suffix: str = "") -> Segment:
+    def _source(self, base: Offset, size: int, aborted_count: int) -> Segment:
+        segment = self._segment(base, size)
+        segment.check_whole()
+        try:
+            segment.aborted.load(aborted_count)
+        except AbortedDamaged as damage:
+            raise CorruptLog(damage.path, damage.position, damage.reason) from damage
+        return segment
+
+    def _segment(self, base: Offset, size: int, suffix: str = "") -> Segment:
         stem = f"{self.job.directory}/{segment_name(base)}"
         interval = self.job.index_interval_bytes
-        return Segment(self.cache, stem, base, size, interval, has_aborted=has_aborted, suffix=suffix)
+        return Segment(self.cache, stem, base, size, interval, gaps_allowed=True, suffix=suffix)
 
     def batches(self, segment: Segment) -> Iterator[tuple[Position, Batch]]:
         for position, _ in segment.headers(FILE_START, segment.size):
@@ -224,7 +234,8 @@ class _Cleaner:
         return min(later, default=self.job.end_offset)
 
     def _new_target(self, base: Offset) -> Segment:
-        target = self._segment(base, 0, False, suffix=".cleaned")
+        target = self._segment(base, Offset(0), suffix=".cleaned")
+        target.begin()
         target.remove(self.disk)
         self.cache.open(target.path, create=True)
         self.cache.open(target.aborted.path, create=True)
@@ -239,8 +250,8 @@ class _Cleaner:
                 dropped.add(batch.base_offset)
                 continue
             target.write([kept.prefix(), kept.body])
-            target.admit(kept.base_offset, kept.size, kept.next_offset, kept.max_timestamp)
-        for entry in segment.aborted.entries():
+            target.admit(kept.prefix(), kept.base_offset, kept.size, kept.next_offset, kept.max_timestamp)
+        for entry in segment.aborted.entries:
             if entry.last_offset not in dropped:
                 target.aborted.add(entry)
 
@@ -248,7 +259,7 @@ class _Cleaner:
         if target is None:
             return
         target.aborted.write()
-        target.index.save(target.summary())
+        target.seal(self._end_of(group[-1]))
         for path in (target.path, target.index.path, target.aborted.path):
             self.cache.open(path).datasync()
         target.forget()

@@ -26,9 +26,11 @@ def plan(log: PartitionLog, now_ms: int, *, map_bytes_max: int = MAP_BYTES_MAX) 
     dirty = [segment for number, segment in enumerate(segments) if _end(segments, number, end_offset) > _clean_to(log)]
     if not dirty or not _is_due(log, segments, dirty, now_ms):
         return None
+    for segment in segments:
+        log.load_aborted(segment)
     return CleaningJob(
         directory=log.directory,
-        segments=[(segment.base_offset, segment.size, segment.has_aborted_file) for segment in segments],
+        segments=[(segment.base_offset, segment.size, len(segment.aborted.entries)) for segment in segments],
         end_offset=end_offset,
         first_dirty_offset=_clean_to(log),
         now_ms=now_ms,
@@ -58,6 +60,8 @@ def _settled(log: PartitionLog, now_ms: int) -> tuple[list[Segment], Offset]:
     for number, segment in enumerate(segments[:-1]):
         end = segments[number + 1].base_offset
         segment.summarise()
+        if segment.corruption is not None:
+            raise segment.corruption
         if end > limit or segment.max_timestamp > now_ms - log.config.min_compaction_lag_ms:
             break
         if end > log.start_offset:

@@ -1,0 +1,162 @@
+"""How far each log was flushed, known apart from the logs themselves: ``<data>/flushed``.
+
+A log that ends too early looks like a log whose last write was torn: after a crash, both are cut at the last whole
+batch. This file tells them apart. It says up to which offset a log was flushed, and so acknowledged; a log that ends
+before that has lost something, and is refused instead of cut.
+
+The file is a table of 32-byte slots, little-endian, one per log, in no order::
+
+    byte  field
+       0  checksum     uint32    CRC-32C of bytes 8 to 31
+       4  (zero)       uint32
+       8  log          16 bytes  BLAKE2b of the log's name, such as ``orders~6f1c…/0``
+      24  end offset   int64     everything below was flushed
+
+A slot of zeros is free. A slot whose checksum is wrong says nothing.
+
+The rule that makes it safe: *an entry is written after the sync that it speaks of has returned*. So it never claims
+more than was flushed, whatever happens. It may claim less. It is written without a sync of its own: a killed process
+leaves it in the page cache, up to date; after a power loss it is as old as the last checkpoint or the last ``syncfs``
+of the flusher, and a log that lost its end after that is cut as before. See docs/adr/0011.
+
+The flusher's thread and a checkpoint's thread write here; the event loop does not.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+import google_crc32c
+
+from headrace.ports import Disk
+from headrace.vocabulary import Offset
+
+__all__ = ["SLOT_BYTES", "FlushedEnd", "FlushedEnds", "decode_slots", "name_digest"]
+
+LOG = logging.getLogger("headrace.recovery")
+
+_SLOT = struct.Struct("<II16sq")
+_CHECKED_FROM: Final = 8
+SLOT_BYTES: Final = _SLOT.size
+assert SLOT_BYTES == 32
+
+
+def name_digest(name: str) -> bytes:
+    return blake2b(name.encode(), digest_size=16).digest()
+
+
+def encode_slot(digest: bytes, end_offset: Offset) -> bytes:
+    checked = _SLOT.pack(0, 0, digest, end_offset)[_CHECKED_FROM:]
+    return struct.pack("<II", google_crc32c.value(checked), 0) + checked
+
+
+def decode_slots(data: bytes) -> tuple[dict[int, tuple[bytes, Offset]], int]:
+    """({slot: (digest, end offset)}, number of slots that are neither free nor valid)."""
+    found: dict[int, tuple[bytes, Offset]] = {}
+    damaged = 0
+    for number in range(-(-len(data) // SLOT_BYTES)):
+        raw = data[number * SLOT_BYTES : (number + 1) * SLOT_BYTES]
+        if not any(raw):
+            continue
+        if len(raw) == SLOT_BYTES:
+            checksum, _, digest, end_offset = _SLOT.unpack(raw)
+            if checksum == google_crc32c.value(raw[_CHECKED_FROM:]):
+                found[number] = (digest, Offset(end_offset))
+                continue
+        damaged += 1
+    return found, damaged
+
+
+@dataclass(slots=True, eq=False)
+class FlushedEnd:
+    """What the table says of one log that is in use."""
+
+    number: int
+    digest: bytes
+    end_offset: Offset
+    in_use: bool = True
+
+
+class FlushedEnds:
+    """The table of one data directory."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self.path = path
+        self.is_new = not disk.exists(path)
+        self._file = disk.open(path, create=True)
+        data = self._file.pread(self._file.size(), 0)
+        found, self.damaged = decode_slots(data)
+        """``damaged`` slots could not be read; each may be of any log."""
+        self._table = bytearray(data[: len(data) // SLOT_BYTES * SLOT_BYTES])
+        self._found = {digest: FlushedEnd(number, digest, end) for number, (digest, end) in found.items()}
+        """What the file said and no log has claimed."""
+        self._claimed: dict[str, FlushedEnd] = {}
+        self._free: list[int] = []
+        self._lock = threading.Lock()
+        self._failed = False
+
+    def claim(self, name: str) -> FlushedEnd:
+        """The entry of a log that is being opened; its end offset is 0 when nothing is known."""
+        end = self._claimed.get(name)
+        if end is None:
+            digest = name_digest(name)
+            end = self._found.pop(digest, None) or FlushedEnd(self._unused_number(), digest, Offset(0))
+            self._claimed[name] = end
+        return end
+
+    def _unused_number(self) -> int:
+        if not self._free:
+            self._free.append(len(self._table) // SLOT_BYTES)
+            self._table += bytes(SLOT_BYTES)
+        return self._free.pop()
+
+    def settle(self) -> None:
+        """Every log there is has been opened: slots that none has claimed may be used again."""
+        self._found.clear()
+        used = {end.number for end in self._claimed.values()}
+        self._free = [number for number in range(len(self._table) // SLOT_BYTES) if number not in used]
+
+    def forget(self, prefix: str) -> None:
+        """The logs whose names begin so were deleted."""
+        for name in [name for name in self._claimed if name.startswith(prefix)]:
+            end = self._claimed.pop(name)
+            end.in_use = False
+            self._free.append(end.number)
+
+    def note(self, ends: Iterable[tuple[FlushedEnd, Offset]]) -> None:
+        """A sync has returned: these logs are flushed so far. One write, whatever their number.
+
+        A failure here costs knowledge, not data, so it is reported once and fails nothing.
+        """
+        with self._lock:
+            changed = [end.number for end, end_offset in ends if self._advance(end, end_offset)]
+            if not changed:
+                return
+            start, stop = min(changed) * SLOT_BYTES, (max(changed) + 1) * SLOT_BYTES
+            try:
+                self._file.write([bytes(self._table[start:stop])], start)
+            except OSError as error:
+                if not self._failed:
+                    LOG.warning("%s: not written: %s; damage at the end of a log may go unnoticed", self.path, error)
+                self._failed = True
+
+    def _advance(self, end: FlushedEnd, end_offset: Offset) -> bool:
+        if end_offset <= end.end_offset or not end.in_use:
+            return False
+        self._set(end, end_offset)
+        return True
+
+    def _set(self, end: FlushedEnd, end_offset: Offset) -> None:
+        end.end_offset = end_offset
+        position = end.number * SLOT_BYTES
+        self._table[position : position + SLOT_BYTES] = encode_slot(end.digest, end_offset)
+
+    def sync(self) -> None:
+        """Make what was noted durable."""
+        self._file.datasync()

@@ -1,0 +1,37 @@
+"""The start marker: ``<start offset, 20 digits>.start``, an empty file in a log's directory.
+
+Nothing below the start offset is served, whatever files are still there. The checkpoint says so too; the marker is what
+remains when the checkpoint is lost, so that deleted records stay deleted. All it says is in its name: there are no
+bytes that could decay, and moving it is one rename. A log that begins at offset 0 has none.
+
+It is made durable together with the checkpoint and before it: by the same ``syncfs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace.ports import Disk
+from headrace.vocabulary import Offset
+
+__all__ = ["marked_start", "start_path", "write_start"]
+
+_SUFFIX = ".start"
+
+
+def start_path(directory: str, offset: int) -> str:
+    return f"{directory}/{offset:020d}{_SUFFIX}"
+
+
+def marked_start(names: Iterable[str]) -> Offset:
+    """The start offset that these files tell; 0 without a marker."""
+    offsets = [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
+    return max((Offset(int(text)) for text in offsets if len(text) == 20 and text.isdecimal()), default=Offset(0))
+
+
+def write_start(disk: Disk, directory: str, before: Offset, offset: Offset) -> None:
+    """Move the marker from ``before`` to ``offset``, unsynced. Raises OSError with the old one in its place."""
+    if before > 0:
+        disk.rename(start_path(directory, before), start_path(directory, offset))
+    else:
+        disk.open(start_path(directory, offset), create=True).close()
