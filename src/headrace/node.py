@@ -1,7 +1,7 @@
 """A node: the data directory, the broker and its listeners, put together, run and taken apart again.
 
     start   raise the limit on open files, take the data directory, recover, listen
-    serve   until SIGTERM, SIGINT or a failure
+    serve   until SIGTERM, SIGINT or a failure; SIGHUP opens the log file again
     stop    accept no more, finish what is in flight, flush, mark the directory as cleanly closed
 
 A failed sync ends the process at once and with a non-zero status: the kernel may have dropped what it could not write,
@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from headrace.broker.broker import Broker
@@ -31,8 +32,10 @@ from headrace.log.disk import OsDisk
 from headrace.log.flush import Flusher
 from headrace.log.store import LogStore
 from headrace.log.sync_guard import SyncFailed, SyncGuard
+from headrace.node_messages import RecoveryWatch, log_recovery, log_start
+from headrace.operator_log import OperatorLog
 from headrace.ports import Clock, Disk
-from headrace.server import KafkaLimits, KafkaService, Listener, ListenerLimits, parse_address, refuse_public
+from headrace.server import KafkaLimits, KafkaService, Listener, ListenerLimits, bind, parse_address, refuse_public
 from headrace.server.descriptors import DescriptorPlan, raise_descriptor_limit
 from headrace.server.loop_watch import LoopWatch
 
@@ -69,13 +72,18 @@ class Address:
         return f"{host}:{self.port}"
 
 
-def end_process(error: BaseException) -> NoReturn:
+def end_process(error: BaseException, operator_log: OperatorLog | None = None) -> NoReturn:
     """The storage failed: say so, and stop without running anything that might acknowledge or write."""
-    sys.stderr.write(
-        f"headrace: writing to disk failed: {error}\n"
-        "headrace: stopped without acknowledging what was not flushed; check the disk and start again\n"
+    text = (
+        f"writing to disk failed: {error}; stopped without acknowledging what was not flushed: "
+        "check the disk and start again"
     )
-    sys.stderr.flush()
+    if operator_log is not None:
+        log.critical("%s", text)
+        operator_log.stop()
+    else:
+        sys.stderr.write(f"headrace: {text}\n")
+        sys.stderr.flush()
     os._exit(EXIT_STORAGE_FAILED)
 
 
@@ -89,12 +97,16 @@ class Node:
         clock: Clock | None = None,
         disk: Disk | None = None,
         on_failure: Callable[[BaseException], None] = end_process,
+        lines_dropped: Callable[[], int] = lambda: 0,
     ) -> None:
         self.settings = settings
         self.addresses: list[Address] = []
         self._clock = clock or SystemClock()
         self._disk = SyncGuard(disk or OsDisk(), self._storage_failed)
         self._on_failure = on_failure
+        self._lines_dropped = lines_dropped
+        self._sockets: dict[str, list[socket.socket]] = {}
+        """Addresses that are taken, and nobody accepts on them yet."""
         self._listeners: list[Listener] = []
         self._kafka: KafkaService | None = None
         self._loop_watch: LoopWatch | None = None
@@ -117,14 +129,17 @@ class Node:
         wanted = self._wanted_addresses()
         self._descriptors = DescriptorPlan.of(raise_descriptor_limit(), self.settings.integer("max.connections"))
         try:
+            # Addresses are taken first: a port that is not free should be said before a long recovery, not after it.
+            for name, address in wanted.items():
+                self._sockets[name] = bind(*address)
             self._open()
             self.broker.start()  # groups and transactions are loaded before the first request can come
             self._kafka = KafkaService(self.broker.handle, KafkaLimits.of(self.settings))
             self._loop_watch = LoopWatch(self._kafka, stall_s=self.settings.integer("slow.loop.ms") / 1000)
             if "kafka" in wanted:
-                await self._listen_for_kafka(*wanted["kafka"])
+                await self._listen_for_kafka()
             if "metrics" in wanted:
-                await self._listen_for_metrics(*wanted["metrics"])
+                await self._listen_for_metrics()
             self._loop_watch.start()
             self._serving = True
         except BaseException:
@@ -147,6 +162,7 @@ class Node:
     def _open(self) -> None:
         self._loop = loop = asyncio.get_running_loop()
         directory = os.path.abspath(self.settings.text("data"))
+        is_new = not self._disk.exists(f"{directory}/checkpoint") and not self._disk.exists(f"{directory}/topics")
         try:
             self._store = LogStore.open(
                 self._disk,
@@ -158,6 +174,9 @@ class Node:
             raise UsageError(
                 f"cannot use {directory}: {error.strerror}", "give another directory with --data"
             ) from None
+        log_start(self.settings, directory)
+        if not (is_new or self._store.report.clean):
+            log.warning("the last run did not stop in order: the ends of its logs are checked")
         self._flusher = Flusher(
             self._disk,
             directory,
@@ -165,19 +184,22 @@ class Node:
             monotonic=self._clock.monotonic,
             defer=loop.call_soon,
             note=self._store.note_flushed,
+            slow_s=self.settings.integer("slow.sync.ms") / 1000,
         )
         self._flusher.start()
-        self.broker = Broker(store=self._store, flusher=self._flusher, clock=self._clock, settings=self.settings)
+        with RecoveryWatch(self._store.report):
+            self.broker = Broker(store=self._store, flusher=self._flusher, clock=self._clock, settings=self.settings)
+        log_recovery(self._store.report)
 
-    async def _listen_for_kafka(self, host: str, port: int) -> None:
+    async def _listen_for_kafka(self) -> None:
         assert self._kafka is not None
         listener = Listener(self._kafka.session, self._listener_limits(), "kafka")
-        await listener.start(host, port)
+        await listener.start(self._sockets.pop("kafka"))
         self._listeners.append(listener)
         self.addresses.append(Address("kafka", listener.host, listener.port))
         self.broker.addresses["kafka"] = self._advertised("kafka", listener)
 
-    async def _listen_for_metrics(self, host: str, port: int) -> None:
+    async def _listen_for_metrics(self) -> None:
         assert self._kafka is not None
         assert self._loop_watch is not None
         from headrace.metrics import Collector, Endpoints, Sources  # loaded where it is wanted: 50 ms
@@ -190,13 +212,14 @@ class Node:
             disk=self._disk,
             is_ready=lambda: not self.reasons_not_ready(),
             loop_delay=self._loop_watch.delay,
+            lines_dropped=self._lines_dropped,
             topics_max=self.settings.integer("metrics.topics.max"),
             groups_max=self.settings.integer("metrics.groups.max"),
         )
         self._endpoints = Endpoints(Collector(sources), self.reasons_not_ready)
         service = HttpService(self._endpoints.routes())
         self._metrics = Listener(service.session, METRICS_LIMITS, "metrics")
-        await self._metrics.start(host, port)
+        await self._metrics.start(self._sockets.pop("metrics"))
         self.addresses.append(Address("metrics", self._metrics.host, self._metrics.port))
 
     def reasons_not_ready(self) -> list[str]:
@@ -234,10 +257,12 @@ class Node:
         """Called on the thread whose sync failed."""
         self._on_failure(error)
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self.request_stop)
+            self._loop.call_soon_threadsafe(self.request_stop, "writing to disk failed")
 
-    def request_stop(self) -> None:
-        self._stopping.set()
+    def request_stop(self, reason: str = "as asked") -> None:
+        if not self._stopping.is_set():
+            log.info("stopping: %s", reason)
+            self._stopping.set()
 
     async def run_until_stopped(self) -> None:
         await self._stopping.wait()
@@ -245,30 +270,61 @@ class Node:
 
     async def stop(self) -> None:
         """Undo ``start``, as far as it came. After a storage failure nothing is written any more."""
+        began = self._clock.monotonic()
         self._stopping.set()
-        drain_s = None if self.failed is None else 0.0  # what waits for the disk will not be answered
-        await asyncio.gather(*(listener.drain(drain_s) for listener in self._listeners))
-        self._listeners.clear()
-        if self._kafka is not None:
-            self._kafka.close()
+        await self._stop_serving()
+        if self._serving:
+            log.info("the last connection was closed after %.1f s", self._clock.monotonic() - began)
         if hasattr(self, "broker"):
             await self.broker.stop()
             # Cancelling a task does not end the thread it waits for: a checkpoint under way there would write its file
             # beside, or after, the one that closes the store.
             await asyncio.get_running_loop().shutdown_default_executor()
+        await self._stop_watching()
+        is_clean = self._close_storage()
+        if self._serving:
+            log.info(
+                "stopped %s after %.1f s",
+                "in order" if is_clean else "without closing",
+                self._clock.monotonic() - began,
+            )
+
+    async def _stop_serving(self) -> None:
+        drain_s = None if self.failed is None else 0.0  # what waits for the disk will not be answered
+        await asyncio.gather(*(listener.drain(drain_s) for listener in self._listeners))
+        self._listeners.clear()
+        for taken in self._sockets.values():
+            for each in taken:
+                each.close()
+        if self._kafka is not None:
+            self._kafka.close()
+
+    async def _stop_watching(self) -> None:
+        """Metrics are served almost to the end: an operator may ask why the node does not stop."""
         if self._loop_watch is not None:
             self._loop_watch.stop()
         if self._metrics is not None:
             await self._metrics.drain()
         if self._endpoints is not None:
             self._endpoints.close()
+
+    def _close_storage(self) -> bool:
+        """Whether everything is on disk and marked as cleanly closed. A start that was broken off has not looked at
+        every log, so it says nothing about them."""
         flusher, self._flusher = self._flusher, None
         store, self._store = self._store, None
         if flusher is not None:
             flusher.stop()
-        if store is not None:
-            with suppress(SyncFailed):  # which has been reported
-                store.close() if self.failed is None else store.abandon()
+        if store is None:
+            return False
+        if self.failed is not None or not self._serving:
+            store.abandon()
+            return False
+        try:
+            store.close()
+        except SyncFailed:  # which has been reported
+            return False
+        return True
 
 
 def keep_freed_memory() -> None:
@@ -293,27 +349,73 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
+class StartInterrupted(BaseException):
+    """A signal came during the start. Not an Exception: nothing on the way may take it for a failure."""
+
+
 def serve(settings: Settings, say: Callable[[str], None]) -> int:
     """Run a node in the foreground: one line per listener, then "ready"; returns the exit status."""
+    file = settings.text("log.file")
+    operator_log = OperatorLog(level=settings.text("log.level"), file=Path(file) if file else None)
+    operator_log.start()
+    try:
+        keep_freed_memory()
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            return runner.run(_serve(settings, say, operator_log))
+    finally:
+        operator_log.stop()
 
-    async def main() -> int:
-        node = Node(settings)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, node.request_stop)
+
+async def _serve(settings: Settings, say: Callable[[str], None], operator_log: OperatorLog) -> int:
+    node = Node(
+        settings,
+        on_failure=lambda error: end_process(error, operator_log),
+        lines_dropped=lambda: operator_log.lines_dropped,
+    )
+    _interrupt_start_on_signals()
+    try:
         await node.start()
-        # What is here now stays: the collector need not look at it again. With 1,000 partitions each look took 25 ms.
-        gc.collect()
-        gc.freeze()
-        for address in node.addresses:
-            say(f"{address.protocol:<7} {address}")
-        say("ready")
-        await node.run_until_stopped()
+    except StartInterrupted as interrupted:
+        log.info("stopped while starting: %s", interrupted)
         return 0
+    _stop_on_signals(node)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, operator_log.reopen)
+    # What is here now stays: the collector need not look at it again. With 1,000 partitions each look took 25 ms.
+    gc.collect()
+    gc.freeze()
+    log.info("ready: %s", ", ".join(f"{address.protocol} on {address}" for address in node.addresses))
+    operator_log.flush()  # what recovery found is read before "ready"
+    for address in node.addresses:
+        say(f"{address.protocol:<7} {address}")
+    say("ready")
+    await node.run_until_stopped()
+    return 0
 
-    keep_freed_memory()
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(main())
+
+def _interrupt_start_on_signals() -> None:
+    """Recovery keeps the event loop busy, so the loop's handlers would not be called before it ends."""
+
+    def interrupt(number: int, _: object) -> None:
+        raise StartInterrupted(signal.Signals(number).name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, interrupt)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the log file has just been opened
+
+
+def _stop_on_signals(node: Node) -> None:
+    """The first signal stops in order. The second one ends the process at once, whatever it waits for."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+
+    def stop(number: signal.Signals) -> None:
+        node.request_stop(f"{number.name}; a second signal ends the process at once")
+        for each in numbers:
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
+
+    for each in numbers:
+        loop.add_signal_handler(each, stop, each)
 
 
 def _say(line: str) -> None:

@@ -22,6 +22,7 @@ A failed sync is the end (``sync_guard.py``): nothing is reported as flushed any
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -34,6 +35,8 @@ from headrace.log.unsynced import FlushMark
 from headrace.measures import SYNC_SECONDS, Histogram
 
 __all__ = ["Flusher", "SyncCosts"]
+
+LOG = logging.getLogger("headrace.flush")
 
 _FADE_HALF_LIFE_S = 10.0
 _WEIGHT = 0.2
@@ -72,7 +75,8 @@ class Flusher:
     """Syncs marked logs on its own thread and reports back through ``post`` (such as ``loop.call_soon_threadsafe``).
 
     ``defer`` runs a function at the end of the owner's turn (such as ``loop.call_soon``). ``note`` is called after each
-    sync, on the thread that made it, before anybody learns of it (such as ``LogStore.note_flushed``).
+    sync, on the thread that made it, before anybody learns of it (such as ``LogStore.note_flushed``). A sync that takes
+    ``slow_s`` or longer is logged.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class Flusher:
         monotonic: Callable[[], float],
         defer: Callable[[Callable[[], None]], object] = lambda hand_over: hand_over(),
         note: Callable[[Sequence[FlushMark]], None] = lambda marks: None,
+        slow_s: float = 1.0,
     ) -> None:
         self.disk = disk
         self._directory = directory
@@ -91,6 +96,7 @@ class Flusher:
         self._defer = defer
         self._note = note
         self._monotonic = monotonic
+        self._slow_s = slow_s
         self._marked: dict[PartitionLog, None] = {}
         self._later: dict[PartitionLog, float] = {}
         """Logs that are synced some time after an append, and when each is due."""
@@ -209,3 +215,5 @@ class Flusher:
             self.costs.measured_files(count, ended - began)
         self.sync_seconds.observe(ended - began)
         self._note(marks)
+        if ended - began >= self._slow_s:
+            LOG.warning("a sync of %d files took %.2f s: every acknowledgement waits for it", count, ended - began)

@@ -46,6 +46,7 @@ class Sources:
     disk: Disk
     is_ready: Callable[[], bool]
     loop_delay: Histogram
+    lines_dropped: Callable[[], int]
     topics_max: int
     groups_max: int
 
@@ -68,6 +69,7 @@ class Collector:
         yield families.READY.of(self._sources.is_ready())
         yield from self._connections()
         yield from self._requests()
+        yield families.LINES_DROPPED.of(self._sources.lines_dropped())
         yield families.LOOP_DELAY.observed([((), self._sources.loop_delay)])
         yield from self._storage()
         yield from self._logs()

@@ -84,6 +84,7 @@ def _histogram(name: str, meaning: str, *labels: str) -> Family:
 
 
 INFO = _gauge("headrace_info", "1; the labels say which version runs", "version")
+LINES_DROPPED = _counter("headrace_log_lines_dropped_total", "messages not logged: too many of a kind, or too fast")
 READY = _gauge("headrace_ready", "1 while /ready answers 200")
 
 CONNECTIONS = _gauge("headrace_connections", "open connections", "listener")

@@ -20,6 +20,6 @@ from __future__ import annotations
 
 from headrace.server.kafka_service import KafkaLimits, KafkaService
 from headrace.server.limits import ListenerLimits
-from headrace.server.listener import Listener, parse_address, refuse_public
+from headrace.server.listener import Listener, bind, parse_address, refuse_public
 
-__all__ = ["KafkaLimits", "KafkaService", "Listener", "ListenerLimits", "parse_address", "refuse_public"]
+__all__ = ["KafkaLimits", "KafkaService", "Listener", "ListenerLimits", "bind", "parse_address", "refuse_public"]

@@ -205,7 +205,7 @@ class HttpSession(Session, asyncio.Protocol):
             self._deadline = None
 
     def _header_is_late(self) -> None:
-        log.info("%s closed: no request within %.0f s", self.address, self._service.header_s)
+        log.debug("%s closed: no request within %.0f s", self.address, self._service.header_s)
         self._transport.abort()
 
     def end(self) -> None:

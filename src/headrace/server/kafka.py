@@ -402,7 +402,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         silent_s = self._loop.time() - self.active_at
         if silent_s < idle_s or (self._pending and not self._output.blocked):
             return
-        log.info("%s closed: silent for %.0f s", self.address, silent_s)
+        log.debug("%s closed: silent for %.0f s", self.address, silent_s)
         self._transport.abort()
 
     def _handshake_is_late(self) -> None:
@@ -410,5 +410,5 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         self._handshake = self._loop.call_later(HANDSHAKE_GRACE_S, self._handshake_is_too_late)
 
     def _handshake_is_too_late(self) -> None:
-        log.info("%s closed: no request within %.0f s", self.address, self._listener.limits.handshake_s)
+        log.debug("%s closed: no request within %.0f s", self.address, self._listener.limits.handshake_s)
         self._transport.abort()

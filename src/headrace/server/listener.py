@@ -12,7 +12,7 @@ import logging
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import cast
 
@@ -21,7 +21,7 @@ from headrace.server.descriptors import is_scarce
 from headrace.server.limits import ListenerLimits
 from headrace.server.session import ProtocolFactory, Session
 
-__all__ = ["Listener", "Refusal", "parse_address", "refuse_public"]
+__all__ = ["Listener", "Refusal", "bind", "parse_address", "refuse_public"]
 
 log = logging.getLogger("headrace.server")
 
@@ -51,21 +51,26 @@ class Listener:
         self._protocol_factory = protocol_factory
         self._sessions: set[Session] = set()
         self._per_ip: Counter[str] = Counter()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._sweep: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
 
-    async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> None:
-        """Listen; ``host`` and ``port`` say afterwards where. Port 0 lets the system choose."""
+    async def start(self, sockets: Sequence[socket.socket], *, tls: ssl.SSLContext | None = None) -> None:
+        """Accept connections on what ``bind`` gave; ``host`` and ``port`` say where that is."""
         loop = asyncio.get_running_loop()
-        handshake_s = self.limits.handshake_s if tls is not None else None
-        try:
-            self._server = await loop.create_server(
-                self._new_session, host, port, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_s
-            )
-        except OSError as error:
-            raise _cannot_listen(host, port, error) from None
-        self.host, self.port = self._server.sockets[0].getsockname()[:2]
+        self.host, self.port = sockets[0].getsockname()[:2]
+        for each in sockets:
+            try:
+                server = await loop.create_server(
+                    self._new_session,
+                    sock=each,
+                    backlog=BACKLOG,
+                    ssl=tls,
+                    ssl_handshake_timeout=None if tls is None else self.limits.handshake_s,
+                )
+            except OSError as error:
+                raise _cannot_listen(self.host, self.port, error) from None
+            self._servers.append(server)
         self._schedule_sweep()
 
     def _new_session(self) -> asyncio.BaseProtocol:
@@ -75,8 +80,8 @@ class Listener:
         """Accept no more, finish what is in flight within ``drain_s`` (by default the limits'), close everything."""
         if drain_s is None:
             drain_s = self.limits.drain_s
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         if self._sweep is not None:
             self._sweep.cancel()
         for session in list(self._sessions):
@@ -158,11 +163,32 @@ def parse_address(text: str, setting: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Take an address without accepting anybody yet: one socket per address of the host, all with the same port. Port
+    0 lets the system choose one."""
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in _socket_addresses(host):
+            made = socket.socket(family, socket.SOCK_STREAM)
+            sockets.append(made)
+            made.setblocking(False)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            made.bind((address, port))
+            port = made.getsockname()[1]
+    except OSError as error:
+        for made in sockets:
+            made.close()
+        raise _cannot_listen(host, port, error) from None
+    return sockets
+
+
 def refuse_public(host: str, *, insecure: bool) -> None:
     """A public address without authentication is refused unless the user wrote that he wants it."""
     if insecure:
         return
-    for address in _addresses(host):
+    for _, address in _socket_addresses(host):
         if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
             raise UsageError(
                 f"{host} can be reached from other machines and there is no authentication",
@@ -170,12 +196,13 @@ def refuse_public(host: str, *, insecure: bool) -> None:
             )
 
 
-def _addresses(host: str) -> list[str]:
+def _socket_addresses(host: str) -> list[tuple[int, str]]:
+    """(family, address) of each address of a host, without repetition."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
         raise UsageError(f"cannot resolve {host}: {error.strerror}", "give an address of this machine") from None
-    return [str(entry[4][0]) for entry in found]
+    return list(dict.fromkeys((int(entry[0]), str(entry[4][0])) for entry in found))
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> UsageError:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from headrace.broker.replies import PendingReply
 from headrace.broker.request import Request
 from headrace.node import new_event_loop
-from headrace.server import KafkaLimits, KafkaService, Listener, ListenerLimits
+from headrace.server import KafkaLimits, KafkaService, Listener, ListenerLimits, bind
 from headrace.server.kafka_service import Authentication
 from headrace.wire.kafka.codec import read_message, write_message
 from headrace.wire.kafka.messages.fetch import FetchRequest
@@ -75,7 +75,7 @@ def serving(
     async def main() -> None:
         kafka = KafkaService(handle, kafka_limits, authentication)
         listener = Listener(kafka.session, limits)
-        await listener.start("127.0.0.1", 0, tls=tls)
+        await listener.start(bind("127.0.0.1", 0), tls=tls)
         stop = asyncio.Event()
         running = Serving(listener, kafka, asyncio.get_running_loop())
         running.stop = stop  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from http import HTTPStatus
 import pytest
 
 from headrace.node import new_event_loop
-from headrace.server import Listener, ListenerLimits
+from headrace.server import Listener, ListenerLimits, bind
 from headrace.server.http import HEADER_BYTES_MAX, HttpResponse, HttpService
 from tests.unit.server.harness import Client
 from tests.waiting import PATIENCE_S
@@ -65,7 +65,7 @@ def serving(*, header_s: float = 10.0, limits: ListenerLimits | None = None) -> 
         service = HttpService(routes, header_s=header_s)
         listener = Listener(service.session, limits or ListenerLimits(drain_s=1), "http")
         served = Served(listener, asyncio.get_running_loop())
-        await listener.start("127.0.0.1", 0)
+        await listener.start(bind("127.0.0.1", 0))
         started.set_result(served)
         await served.stopped.wait()
         await listener.drain()

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from headrace.errors import UsageError
-from headrace.server import Listener, ListenerLimits, parse_address, refuse_public
+from headrace.server import Listener, ListenerLimits, bind, parse_address, refuse_public
 from headrace.server.listener import Refusal
 from headrace.server.session import Session, peer_address
 from tests.unit.server.harness import Client, at_once, serving
@@ -51,7 +51,7 @@ class Echo(Session, asyncio.Protocol):
 def test_a_listener_serves_any_protocol_and_drains_it() -> None:
     async def run() -> None:
         listener = Listener(Echo, ListenerLimits(connections_max=1), "echo")
-        await listener.start("127.0.0.1", 0)
+        await listener.start(bind("127.0.0.1", 0))
         reader, writer = await asyncio.open_connection(listener.host, listener.port)
         writer.write(b"hello")
         assert await reader.readexactly(5) == b"hello"
@@ -71,7 +71,7 @@ def test_a_listener_serves_any_protocol_and_drains_it() -> None:
 def test_a_listener_closes_silent_connections_of_any_protocol() -> None:
     async def run() -> None:
         listener = Listener(Echo, ListenerLimits(idle_s=0.1))
-        await listener.start("127.0.0.1", 0)
+        await listener.start(bind("127.0.0.1", 0))
         reader, writer = await asyncio.open_connection(listener.host, listener.port)
         assert await reader.read() == b""
         writer.close()
@@ -134,15 +134,15 @@ def test_a_name_that_cannot_be_resolved_is_told_in_one_line() -> None:
 
 
 def test_a_port_that_is_taken_is_told_in_one_line() -> None:
-    async def listen(port: int) -> None:
-        listener = Listener(Echo)
-        try:
-            await listener.start("127.0.0.1", port)
-        finally:
-            await listener.drain()
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(UsageError, match="is taken by another program"):
-            asyncio.run(listen(taken.getsockname()[1]))
+            bind("127.0.0.1", taken.getsockname()[1])
+
+
+def test_a_name_with_several_addresses_has_one_port_for_all_of_them() -> None:
+    sockets = bind("localhost", 0)
+    assert len({each.getsockname()[1] for each in sockets}) == 1
+    for each in sockets:
+        each.close()

@@ -1,0 +1,219 @@
+"""The log of messages that an operator reads: on the terminal and, where ``log.file`` is set, in a file.
+
+Lines have a time, a level, the part that speaks and one sentence. Three rules hold for all of them:
+
+* Writing never waits. Records go through a bounded queue to a thread; when it is full they are dropped and counted.
+* A client cannot fill the disk. Of each kind of message (one call of the logger in the code) ``BURST`` are written at
+  once and then one in ``REFILL_S`` seconds, which says how many were left out. What recovery found is always written.
+* A client cannot forge lines: characters that move the cursor are escaped in what it sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import re
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from io import FileIO
+from pathlib import Path
+from time import monotonic
+from typing import TextIO
+
+from headrace.errors import UsageError
+
+__all__ = ["LEVELS", "LineFormatter", "OperatorLog", "RateLimit"]
+
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+BURST = 20
+REFILL_S = 30.0
+MESSAGE_CHARACTERS_MAX = 4_000
+QUEUE_LENGTH_MAX = 10_000
+FLUSH_S = 2.0
+
+_LOGGERS = ("headrace", "asyncio")
+_UNLIMITED = ("headrace.recovery", "headrace.node")
+"""What they say is bounded by itself: by the files of the data directory, or by starts and stops."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+class LineFormatter(logging.Formatter):
+    """``2026-11-20T14:03:22.123+01:00 WARNING server: …``; a traceback follows on lines of its own, indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+        part = record.name.removeprefix("headrace.")
+        message = _CONTROL.sub(_escaped, record.getMessage())
+        if len(message) > MESSAGE_CHARACTERS_MAX:
+            message = f"{message[:MESSAGE_CHARACTERS_MAX]}… ({len(message)} characters)"
+        line = f"{time} {record.levelname:<7} {part}: {message}"
+        if record.exc_info:
+            line += "\n" + "\n".join(f"    {each}" for each in self.formatException(record.exc_info).splitlines())
+        return line
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode("ascii")
+
+
+@dataclass(slots=True)
+class _Allowance:
+    tokens: float
+    since: float
+    left_out: int = 0
+
+
+class RateLimit(logging.Filter):
+    """Lets ``BURST`` messages of a kind pass, and then one in ``REFILL_S``."""
+
+    def __init__(self, now: Callable[[], float] = monotonic) -> None:
+        super().__init__()
+        self._now = now
+        self._allowances: dict[tuple[str, str], _Allowance] = {}
+        self.left_out = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.startswith(_UNLIMITED) or record.levelno >= logging.CRITICAL:
+            return True
+        now = self._now()
+        kind = record.name, record.msg
+        allowance = self._allowances.setdefault(kind, _Allowance(BURST, now))
+        allowance.tokens = min(BURST, allowance.tokens + (now - allowance.since) / REFILL_S)
+        allowance.since = now
+        if allowance.tokens < 1:
+            allowance.left_out += 1
+            self.left_out += 1
+            return False
+        allowance.tokens -= 1
+        if allowance.left_out:
+            record.msg = f"{record.getMessage()} (and {allowance.left_out} more like it)"
+            record.args = ()
+            allowance.left_out = 0
+        return True
+
+
+class _Enqueue(logging.Handler):
+    """Hands lines to the writing thread without waiting for it."""
+
+    def __init__(self, lines: queue.Queue[str | threading.Event | None]) -> None:
+        super().__init__()
+        self.setFormatter(LineFormatter())
+        self._lines = lines
+        self.dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self.dropped += 1
+        except Exception:
+            self.handleError(record)
+
+
+class OperatorLog:
+    """Catches what headrace logs, from ``start`` to ``stop``."""
+
+    def __init__(self, *, level: str = "INFO", file: Path | None = None, terminal: TextIO | None = None) -> None:
+        self._level = level
+        self._path = file
+        self._terminal = terminal or sys.stderr
+        self._file: FileIO | None = None
+        self._file_lock = threading.Lock()
+        self._queue: queue.Queue[str | threading.Event | None] = queue.Queue(QUEUE_LENGTH_MAX)
+        """Lines; an event is set when its turn comes; None ends the thread."""
+        self._limit = RateLimit()
+        self._handler = _Enqueue(self._queue)
+        self._handler.addFilter(self._limit)
+        self._thread = threading.Thread(target=self._write_all, name="headrace-operator-log", daemon=True)
+
+    @property
+    def lines_dropped(self) -> int:
+        """Lines that were not written: too many of a kind, or too many for the thread."""
+        return self._limit.left_out + self._handler.dropped
+
+    def start(self) -> None:
+        """Raises UsageError when the file cannot be written."""
+        if self._path is not None:
+            try:
+                self._file = self._opened(self._path)
+            except OSError as error:
+                raise UsageError(
+                    f"cannot write the log file {self._path}: {error.strerror}", "give another path with --log-file"
+                ) from None
+        for name in _LOGGERS:
+            logger = logging.getLogger(name)
+            logger.setLevel(self._level)
+            logger.addHandler(self._handler)
+            logger.propagate = False
+        self._thread.start()
+
+    def reopen(self) -> None:
+        """Open the file again by its path: logrotate has moved the old one."""
+        if self._path is None:
+            return
+        try:
+            file = self._opened(self._path)
+        except OSError as error:
+            logging.getLogger("headrace.node").error(
+                "the log file %s cannot be opened again: %s; the old one is written on", self._path, error.strerror
+            )
+            return
+        with self._file_lock:
+            old, self._file = self._file, file
+        if old is not None:
+            old.close()
+        logging.getLogger("headrace.node").info("the log file %s was opened again", self._path)
+
+    def flush(self) -> None:
+        """Wait until what was logged before is written, but not longer than ``FLUSH_S``."""
+        written = threading.Event()
+        with suppress(queue.Full):
+            self._queue.put(written, timeout=FLUSH_S)
+            written.wait(FLUSH_S)
+
+    def stop(self) -> None:
+        """Write what is queued, within ``FLUSH_S``, and let go of the loggers."""
+        for name in _LOGGERS:
+            logger = logging.getLogger(name)
+            logger.removeHandler(self._handler)
+            logger.propagate = True
+        if self._thread.is_alive():
+            with suppress(queue.Full):
+                self._queue.put(None, timeout=FLUSH_S)
+                self._thread.join(FLUSH_S)
+        if not self._thread.is_alive() and self._file is not None:
+            self._file.close()
+            self._file = None
+
+    @staticmethod
+    def _opened(path: Path) -> FileIO:
+        """Without a buffer: what could not be written is gone, and not tried again with the next line."""
+        return path.open("ab", buffering=0)
+
+    # On the writing thread.
+
+    def _write_all(self) -> None:
+        while (line := self._queue.get()) is not None:
+            if isinstance(line, threading.Event):
+                line.set()
+                continue
+            try:
+                self._terminal.write(f"{line}\n")
+                self._terminal.flush()
+            except (OSError, ValueError):  # nobody reads it any more
+                self._handler.dropped += 1
+            with self._file_lock:
+                self._write_to_file(f"{line}\n".encode(errors="backslashreplace"))
+
+    def _write_to_file(self, line: bytes) -> None:
+        if self._file is not None:
+            try:
+                self._file.write(line)
+            except OSError:  # the disk is full: there is no better place to say so
+                self._handler.dropped += 1
