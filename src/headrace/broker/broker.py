@@ -66,7 +66,7 @@ class Broker:
         self.clock = clock
         self.settings = settings
         self.addresses: dict[str, tuple[str, int]] = {}
-        self.state = StateStore(self._open_state(), flusher, clock)
+        self.state = StateStore(self._open_state(), flusher, clock, reclaim=lambda: self.upkeep.space_wanted())
         self._dynamic_settings = DynamicSettings(state=self.state, settings=settings)
         self._dynamic_settings.apply()
         cluster_id, leader_epoch = self._begin_run()

@@ -5,17 +5,17 @@ partition log like any other (its batches have checksums, a torn tail is cut, fl
 there is one recovery to get right and not two. A change is one record: key ``table/key``, value JSON or null. The
 changes of one ``put_many`` share one batch: after a crash all of them are there or none.
 
-The journal does not grow for ever. When it is much longer than what it says, every live row is written once more at
-its end, a few hundred at a time between other work; when the last of them is flushed, everything before the first is
-removed. A row that changes meanwhile is simply written again: the fold takes the last. There is no point at which a
-crash needs special care: a journal that begins anywhere up to the first rewritten row folds to the same tables.
+The journal does not grow for ever. When it is four times as long as the live rows (and longer than
+``REWRITE_BYTES_MIN``), every live row is written once more into a new segment, a few at a time between other work. When
+the last of them is flushed, everything before the first is removed and a checkpoint frees the files at once. A row that
+changes meanwhile is simply written again: the fold takes the last. A crash needs no special care: a journal that begins
+anywhere up to the first rewritten row folds to the same tables.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 from headrace.batch import build_batch
@@ -34,21 +34,40 @@ REWRITE_BYTES_MIN = 8 << 20
 """A journal shorter than this is never rewritten."""
 
 REWRITE_ROWS_PER_STEP = 500
+REWRITE_BYTES_PER_STEP = 128 << 10
+"""What one step may encode and write on the loop."""
+
+RECORD_OVERHEAD_BYTES = 12
+"""What a row takes in the journal beside its key and value, about."""
+
 LEADER_EPOCH = Epoch(0)
 BATCH_DECODED_BYTES_MAX = 256 << 20
 
 
 class StateStore:
-    """Durable keyed tables. Rows are read from ``tables`` freely and changed only through ``put``."""
+    """Durable keyed tables. Rows are read from ``tables`` freely and changed only through ``put``.
 
-    def __init__(self, log: PartitionLog, flusher: Flusher, clock: Clock) -> None:
+    ``reclaim`` is called when the beginning of the journal is dead and its files should go.
+    """
+
+    def __init__(
+        self, log: PartitionLog, flusher: Flusher, clock: Clock, *, reclaim: Callable[[], None] = lambda: None
+    ) -> None:
         self.tables: dict[str, dict[str, Any]] = {}
+        self.live_bytes = 0
+        """About what the live rows take in the journal."""
+        self.journal_bytes = 0
+        """The journal from its start offset on."""
+        self.rewrites = 0
+        self._row_bytes: dict[tuple[str, str], int] = {}
         self._log = log
         self._flusher = flusher
         self._clock = clock
+        self._reclaim = reclaim
         self._rewriting: Iterator[tuple[str, str]] | None = None
         self._pending_rows: list[tuple[str, str]] = []
         self._rewrite_from = log.start_offset
+        self._replaced_bytes = 0
         self._load()
 
     def table(self, name: str) -> dict[str, Any]:
@@ -77,10 +96,11 @@ class StateStore:
 
     def put_many(self, changes: Sequence[Change]) -> Offset:
         """Make several changes, all or none of which survive a crash. Raises, changing nothing, if the disk is full."""
-        offset = self._append(changes)
-        for change in changes:
-            self._fold(*change)
-        if self._rewriting is None and self._log.size_bytes > max(REWRITE_BYTES_MIN, 4 * self._live_estimate()):
+        records = self._records(changes)
+        offset = self._append(records)
+        for (table, key, value), record in zip(changes, records, strict=True):
+            self._fold(table, key, value, _bytes(record))
+        if self._rewriting is None and self.journal_bytes > max(REWRITE_BYTES_MIN, 4 * self.live_bytes):
             self._begin_rewrite()
         return offset
 
@@ -88,68 +108,94 @@ class StateStore:
         """Call once the journal is flushed up to and including ``offset``, which may be now."""
         self._log.when_acknowledged(Offset(offset), callback)
 
-    def _append(self, changes: Sequence[Change]) -> Offset:
+    def _records(self, changes: Sequence[Change]) -> list[Record]:
         now_ms = self._clock.wall_ms()
-        records = [
+        return [
             Record(key=f"{table}/{key}".encode(), value=_dump(value), timestamp=now_ms) for table, key, value in changes
         ]
-        result = self._log.append([build_batch(records)], leader_epoch=LEADER_EPOCH, now_ms=now_ms)
+
+    def _append(self, records: Sequence[Record]) -> Offset:
+        batch = build_batch(records)
+        result = self._log.append([batch], leader_epoch=LEADER_EPOCH, now_ms=records[0].timestamp)
+        self.journal_bytes += batch.size
         self._flusher.mark(self._log)
         return result.last_offset
 
-    def _fold(self, table: str, key: str, value: Any | None) -> None:
+    def _fold(self, table: str, key: str, value: Any | None, size: int) -> None:
         rows = self.tables.setdefault(table, {})
+        self.live_bytes -= self._row_bytes.pop((table, key), 0)
         if value is None:
             rows.pop(key, None)
         else:
             rows[key] = value
+            self._row_bytes[table, key] = size
+            self.live_bytes += size
 
     def _load(self) -> None:
         for batch in self._log.reader.batches(self._log.start_offset):
+            self.journal_bytes += batch.size
             for record in decode_records(batch, BATCH_DECODED_BYTES_MAX):
                 assert record.key is not None
                 table, _, key = record.key.decode().partition("/")
-                self._fold(table, key, None if record.value is None else json.loads(record.value))
+                self._fold(table, key, None if record.value is None else json.loads(record.value), _bytes(record))
 
     # ---- rewriting ----
 
-    def _live_estimate(self) -> int:
-        """Bytes the live rows would take, guessed from a sample: it only decides when rewriting is worth it."""
-        total = 0
-        for table, rows in self.tables.items():
-            sample = [len(table) + len(key) + len(_dump(rows[key]) or b"") for key in islice(rows, 20)]
-            if sample:
-                total += len(rows) * (sum(sample) // len(sample) + 20)
-        return total
-
     def _begin_rewrite(self) -> None:
-        self._rewriting = iter([(table, key) for table, found in self.tables.items() for key in found])
+        """The rewritten rows begin a segment: when they are flushed, all segments before it can go."""
+        try:
+            self._log.roll()
+        except HeadraceError:
+            return  # the disk is full; the next change tries again
+        self._rewriting = self._all_rows()
         self._rewrite_from = self._log.end_offset
+        self._replaced_bytes = self.journal_bytes
         self._clock.call_later(0.0, self._rewrite_some)
 
-    def _rewrite_some(self) -> None:
-        """Write the next rows; one that is gone by now needs none, its removal stands behind ``_rewrite_from``."""
+    def _all_rows(self) -> Iterator[tuple[str, str]]:
+        for table in list(self.tables):
+            for key in list(self.tables[table]):
+                yield table, key
+
+    def _next_rows(self) -> list[tuple[str, str]]:
         assert self._rewriting is not None
-        rows = self._pending_rows or list(islice(self._rewriting, REWRITE_ROWS_PER_STEP))
-        if rows:
-            changes = [
-                change
-                for change in ((table, key, self.tables[table].get(key)) for table, key in rows)
-                if change[2] is not None
-            ]
-            try:
-                if changes:
-                    self._append(changes)
-            except HeadraceError:
-                self._pending_rows = rows  # the disk is full: the same rows again when it may not be
-                self._clock.call_later(1.0, self._rewrite_some)
-                return
-            self._pending_rows = []
-            self._clock.call_later(0.001, self._rewrite_some)
+        rows: list[tuple[str, str]] = []
+        total = 0
+        while len(rows) < REWRITE_ROWS_PER_STEP and total < REWRITE_BYTES_PER_STEP:
+            row = next(self._rewriting, None)
+            if row is None:
+                break
+            rows.append(row)
+            total += self._row_bytes.get(row, 0)
+        return rows
+
+    def _rewrite_some(self) -> None:
+        """Write the next rows; one that is gone by now needs none, its removal comes after ``_rewrite_from``."""
+        rows = self._pending_rows or self._next_rows()
+        if not rows:
+            self._log.when_acknowledged(Offset(self._log.end_offset - 1), self._rewritten)
             return
+        live = [(table, key, self.tables[table][key]) for table, key in rows if key in self.tables[table]]
+        try:
+            if live:
+                self._append(self._records(live))
+        except HeadraceError:
+            self._pending_rows = rows  # the disk is full: the same rows again when it may not be
+            self._clock.call_later(1.0, self._rewrite_some)
+            return
+        self._pending_rows = []
+        self._clock.call_later(0.001, self._rewrite_some)
+
+    def _rewritten(self) -> None:
         self._rewriting = None
-        start = self._rewrite_from
-        self._log.when_acknowledged(Offset(self._log.end_offset - 1), lambda: self._log.advance_start(start))
+        self.rewrites += 1
+        self.journal_bytes -= self._replaced_bytes
+        self._log.advance_start(self._rewrite_from)
+        self._reclaim()
+
+
+def _bytes(record: Record) -> int:
+    return len(record.key or b"") + len(record.value or b"") + RECORD_OVERHEAD_BYTES
 
 
 def _dump(value: Any | None) -> bytes | None:

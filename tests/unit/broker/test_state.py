@@ -10,7 +10,9 @@ import pytest
 from headrace.broker import state as state_module
 from headrace.broker.broker import settled
 from headrace.broker.replies import once_flushed
-from tests.unit.broker.harness import running
+from headrace.broker.state import StateStore
+from headrace.log.store import LogStore
+from tests.unit.broker.harness import Harness, running
 from tests.waiting import eventually_on_loop
 
 
@@ -61,3 +63,63 @@ def test_the_journal_is_rewritten_when_it_is_much_longer_than_what_it_says(
 
     asyncio.run(churn())
     asyncio.run(after())
+
+
+def journal_bytes_on_disk(harness: Harness) -> int:
+    return harness.broker.state.size_bytes
+
+
+async def churn_rows(state: StateStore, puts: int) -> int:
+    """Change ten rows again and again; the bytes that the changes alone take in the journal."""
+    before = state.end_offset
+    for number in range(puts):
+        state.put("churned", f"k{number % 10}", {"turn": number, "padding": "x" * 100})
+        if number % 20 == 0:
+            await asyncio.sleep(0)
+    assert state.end_offset - before >= puts
+    return puts * 250
+
+
+def test_a_journal_is_rewritten_once_per_growth_and_its_files_go_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "REWRITE_BYTES_MIN", 50_000)
+
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            state = harness.broker.state
+            written_max = await churn_rows(state, 5_000)
+            await eventually_on_loop(lambda: state.rewriting, lambda rewriting: not rewriting)
+            # Rewriting adds the ten live rows once per 50 KB of changes.
+            assert harness.broker.state.rewrites <= 2 * written_max // 50_000
+            await eventually_on_loop(lambda: journal_bytes_on_disk(harness), lambda size: size < 150_000)
+
+    asyncio.run(scenario())
+
+
+def test_short_lives_do_not_make_the_journal_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "REWRITE_BYTES_MIN", 50_000)
+    monkeypatch.setattr(LogStore, "close", LogStore.abandon)  # every life ends like a kill
+
+    async def life() -> int:
+        async with running(tmp_path) as harness:
+            await churn_rows(harness.broker.state, 400)
+            await eventually_on_loop(lambda: harness.broker.state.rewriting, lambda rewriting: not rewriting)
+            return journal_bytes_on_disk(harness)
+
+    sizes = [asyncio.run(life()) for _ in range(12)]
+    assert max(sizes) < 300_000
+
+
+def test_the_size_of_the_live_rows_is_known_without_counting_them(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            state = harness.broker.state
+            before = state.live_bytes
+            state.put_many([("things", "a", "x" * 1000), ("things", "b", "y" * 1000)])
+            assert 2000 < state.live_bytes - before < 2100
+            state.put("things", "a", "x")
+            state.put("things", "b", None)
+            assert 0 < state.live_bytes - before < 100
+
+    asyncio.run(scenario())
