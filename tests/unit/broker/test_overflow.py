@@ -55,6 +55,19 @@ def test_drop_newest_refuses_with_an_error_and_keeps_what_was_acknowledged(tmp_p
     asyncio.run(scenario())
 
 
+def test_drop_oldest_takes_what_a_producer_has_in_flight_although_nothing_of_it_is_acknowledged(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            await harness.create("t", headrace_overflow="drop-oldest", headrace_overflow_bytes=str(BOUND))
+            answers = await asyncio.gather(*(harness.produce("t", [BIG * 6]) for _ in range(4)))
+            assert [answer.error_code for answer in answers] == [0, 0, 0, 0]
+            assert [answer.base_offset for answer in answers] == [0, 1, 2, 3]
+            await harness.produce("t", [BIG * 6])
+            assert len(await harness.values("t")) == 1
+
+    asyncio.run(scenario())
+
+
 def test_drop_oldest_takes_everything_and_counts_what_it_gave_up(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as harness:
