@@ -80,8 +80,8 @@ class Overflow:
         log = partition.log
         if log.size_bytes > keep_bytes:
             before = log.start_offset
-            # What pipelined producers wrote a moment ago is not acknowledged yet and cannot be given up: until it is, the
-            # partition may exceed its bound by what they have in flight.
+            # What producers have in flight is not acknowledged yet and cannot be given up. Until it is, the partition
+            # may exceed its bound by that much.
             log.delete_records(min(offset_keeping_bytes(log, max(0, keep_bytes)), log.high_watermark))
             self._upkeep.space_wanted()
             partition.dropped_records += log.start_offset - before

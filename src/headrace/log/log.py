@@ -469,7 +469,8 @@ class PartitionLog:
             self.roll()
         if regardless:
             self._mark_start_without_space()
-        limit = self._start if regardless else min(self._start, self._mark.recovery_offset)
+        # Not the start itself: it may have moved on while the checkpoint was being written.
+        limit = self._start if regardless else min(self._marked_start, self._mark.recovery_offset)
         freed = 0
         while len(self._segments) > 1 and self._segments[1].base_offset <= limit:
             dead = self._segments.pop(0)

@@ -358,3 +358,22 @@ def test_the_report_has_findings_and_totals_and_every_finding_is_logged(caplog: 
     assert [each.getMessage() for each in caplog.records if each.name == "headrace.recovery"] == [
         str(each) for each in report.findings if each.severity is not Severity.INFO
     ]
+
+
+def test_a_start_that_moves_while_a_checkpoint_is_written_takes_no_segment_with_it() -> None:
+    """The checkpoint speaks of the start of its beginning: what lies after that is still needed to open the log."""
+    disk = SimulatedDisk()
+    store = LogStore.open(disk, "/data")
+    log = store.open_log("t", ID, 0, SMALL)
+    fill(log, 60)
+    log.sync_all()
+    first, second = log.segments[1].base_offset, log.segments[3].base_offset
+    log.delete_records(first)
+    job = store.begin_checkpoint(everything=True)
+    log.delete_records(second)
+    job.run()
+    store.finish_checkpoint(job)
+    log.remove_dead_segments()
+    disk.kill()
+    reopened = LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL)
+    assert (reopened.start_offset, reopened.end_offset) == (first, 60)
