@@ -102,7 +102,7 @@ class Node:
         self.settings = settings
         self.addresses: list[Address] = []
         self._clock = clock or SystemClock()
-        self._disk = SyncGuard(disk or OsDisk(), self._storage_failed)
+        self._disk = SyncGuard(disk or OsDisk(), self._storage_failed, monotonic=self._clock.monotonic)
         self._on_failure = on_failure
         self._lines_dropped = lines_dropped
         self._sockets: dict[str, list[socket.socket]] = {}

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from headrace.log.disk_trouble import DiskTrouble
 from headrace.ports import Disk, File, Lock
 
 __all__ = ["SyncFailed", "SyncGuard"]
@@ -24,11 +25,22 @@ class SyncFailed(Exception):
 
 
 class SyncGuard:
-    """``headrace.ports.Disk`` around another disk, until a sync fails."""
+    """``headrace.ports.Disk`` around another disk, until a sync fails.
 
-    def __init__(self, disk: Disk, on_failure: Callable[[BaseException], None]) -> None:
+    It also notices when the disk refuses a write or a new file, which is no failure, and says so once.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        on_failure: Callable[[BaseException], None],
+        *,
+        monotonic: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._disk = disk
         self._on_failure = on_failure
+        self.writing = DiskTrouble("writing to disk", monotonic)
+        self.creating = DiskTrouble("making or opening files", monotonic)
         self.failed: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
@@ -72,11 +84,24 @@ class SyncGuard:
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
         if create:
             self.check()
-        return _GuardedFile(self._disk.open(path, create=create, writable=writable), self)
+        try:
+            file = self._disk.open(path, create=create, writable=writable)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            self.creating.refused(error, path)
+            raise
+        if self.creating.active:
+            self.creating.worked()
+        return _GuardedFile(file, self)
 
     def mkdir(self, path: str) -> None:
         self.check()
-        self._disk.mkdir(path)
+        try:
+            self._disk.mkdir(path)
+        except OSError as error:
+            self.creating.refused(error, path)
+            raise
 
     def rename(self, source: str, target: str) -> None:
         self.check()
@@ -132,9 +157,17 @@ class _GuardedFile:
         self.close = file.close
 
     def write(self, chunks: Sequence[bytes], position: int) -> int:
-        if self._guard.failed is not None:
-            self._guard.check()
-        return self._file.write(chunks, position)
+        guard = self._guard
+        if guard.failed is not None:
+            guard.check()
+        try:
+            written = self._file.write(chunks, position)
+        except OSError as error:
+            guard.writing.refused(error, self.path)
+            raise
+        if guard.writing.active:
+            guard.writing.worked()
+        return written
 
     def truncate(self, size: int) -> None:
         self._guard.check()

@@ -20,10 +20,10 @@ from headrace.broker.broker import Broker
 from headrace.broker.topics import Topic
 from headrace.errors import ErrorCode
 from headrace.log.findings import Severity
+from headrace.log.sync_guard import SyncGuard
 from headrace.measures import Histogram
 from headrace.metrics import families
 from headrace.metrics.families import Family
-from headrace.ports import Disk
 from headrace.server import KafkaService, Listener
 from headrace.server.kafka import KafkaSession
 from headrace.wire.kafka.apis import APIS
@@ -43,7 +43,7 @@ class Sources:
     listeners: list[Listener]
     kafka: KafkaService
     broker: Broker
-    disk: Disk
+    disk: SyncGuard
     is_ready: Callable[[], bool]
     loop_delay: Histogram
     lines_dropped: Callable[[], int]
@@ -116,9 +116,12 @@ class Collector:
     # ---- the log ----------------------------------------------------------------------------------------------------
 
     def _storage(self) -> Iterator[Metric]:
-        flusher = self._sources.broker.flusher
-        yield families.SYNC_SECONDS.observed([((), flusher.sync_seconds)])
-        yield families.STORAGE_FAILED.of(flusher.disk.failed is not None)
+        disk = self._sources.disk
+        yield families.SYNC_SECONDS.observed([((), self._sources.broker.flusher.sync_seconds)])
+        yield families.STORAGE_FAILED.of(disk.failed is not None)
+        troubles = {"write": disk.writing, "create": disk.creating}
+        yield families.DISK_REFUSING.filled([((name,), each.active) for name, each in troubles.items()])
+        yield families.DISK_REFUSED.filled([((name,), each.refused_total) for name, each in troubles.items()])
 
     def _logs(self) -> Iterator[Metric | None]:
         store = self._sources.broker.store

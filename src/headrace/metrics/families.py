@@ -109,6 +109,10 @@ LOOP_DELAY = _histogram("headrace_loop_delay_seconds", "how late the event loop 
 
 SYNC_SECONDS = _histogram("headrace_sync_seconds", "time of one sync; counts syncs")
 STORAGE_FAILED = _gauge("headrace_storage_failed", "1 after a failed sync, until the process has ended")
+DISK_REFUSING = _gauge(
+    "headrace_disk_refusing", "1 while the disk refuses: it is full, or no descriptors are left", "operation"
+)
+DISK_REFUSED = _counter("headrace_disk_refused_total", "operations that the disk refused", "operation")
 DISK_FREE = _gauge("headrace_disk_free_bytes", "free bytes of the data directory's filesystem")
 DISK_TOTAL = _gauge("headrace_disk_total_bytes", "size of the data directory's filesystem")
 LOGS = _gauge("headrace_logs", "logs that are open: partitions, and the journal")
