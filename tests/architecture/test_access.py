@@ -19,7 +19,7 @@ HANDLERS = [
     "positions.py",
     "produce.py",
     "groups/commits.py",
-    "groups/describe.py",
+    "groups/admin.py",
     "transactions/listing.py",
 ]
 """Modules that only answer requests."""
@@ -79,7 +79,10 @@ def test_a_coordinator_looks_up_nothing_for_a_request_but_through_the_gate(name:
 def test_the_module_of_every_handler_is_watched() -> None:
     """A module that takes requests is listed above, or belongs to a coordinator that was given what it needs."""
     inner = {"access.py", "broker.py", "request.py", "overflow.py"}
-    inner |= {f"groups/{name}" for name in ("heartbeats.py", "mixed.py", "rebalance.py")}
+    inner |= {
+        f"groups/{name}"
+        for name in ("classic.py", "consumer.py", "group.py", "heartbeats.py", "mixed.py", "rebalance.py")
+    }
     takes_requests = {
         str(path.relative_to(BROKER))
         for path in BROKER.rglob("*.py")

@@ -473,7 +473,7 @@ class Groups(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         for partition in range(PARTITIONS):
-            found = self.world.groups.committed_offset("g", TOPIC, partition) or 0
+            found = self.world.offsets.committed_offset("g", TOPIC, partition) or 0
             assert self.acknowledged[partition] <= found <= self.issued[partition]
 
     def teardown(self) -> None:

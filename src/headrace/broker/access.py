@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from headrace.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from headrace.broker.groups.registry import Group
+    from headrace.broker.groups.group import Group
     from headrace.broker.partition import Partition
     from headrace.broker.topics import Topic
     from headrace.broker.transactions.states import Transaction

@@ -17,6 +17,9 @@ from headrace.broker.configs import ConfigHandler
 from headrace.broker.dynamic_settings import DynamicSettings
 from headrace.broker.fetch import FetchHandler
 from headrace.broker.groups import GroupCoordinator
+from headrace.broker.groups.admin import GroupAdmin
+from headrace.broker.groups.commits import OffsetHandler
+from headrace.broker.groups.offsets import Offsets
 from headrace.broker.groups.registry import Groups
 from headrace.broker.identity import Identity
 from headrace.broker.metadata import MetadataHandler
@@ -77,22 +80,34 @@ class Broker:
             state=self.state, store=store, flusher=flusher, clock=clock, settings=settings, leader_epoch=leader_epoch
         )
         self.topics.load()
-        groups, transactions = Groups(), Transactions()
-        self._gate = Gate(topics=self.topics, groups=groups, transactions=transactions, authorizer=authorizer)
-        self.groups = GroupCoordinator(
-            state=self.state, clock=clock, settings=settings, topics=self.topics, groups=groups
+        self.groups, transactions = Groups(), Transactions()
+        self._gate = Gate(topics=self.topics, groups=self.groups, transactions=transactions, authorizer=authorizer)
+        offsets = Offsets(self.state)
+        self.group_coordinator = GroupCoordinator(
+            state=self.state, clock=clock, settings=settings, topics=self.topics, groups=self.groups, offsets=offsets
+        )
+        self.offsets = OffsetHandler(
+            state=self.state,
+            clock=clock,
+            settings=settings,
+            topics=self.topics,
+            groups=self.groups,
+            offsets=offsets,
+            ensure_group=self.group_coordinator.ensure,
         )
         self.transactions = TransactionCoordinator(
             state=self.state,
             clock=clock,
             settings=settings,
             topics=self.topics,
-            groups=self.groups,
+            groups=self.offsets,
             transactions=transactions,
         )
         self.upkeep = Upkeep(self)
         self.topics.on_deleted = self.upkeep.remove_deleted
-        self.overflow = Overflow(topics=self.topics, groups=self.groups, upkeep=self.upkeep, clock=clock)
+        self.overflow = Overflow(
+            topics=self.topics, groups=self.groups, offsets=self.offsets, upkeep=self.upkeep, clock=clock
+        )
         self.fetches = FetchHandler(clock=clock, settings=settings)
         self._handlers: dict[int, Handler] = dict(self._table().items())
         store.sync_recovered()
@@ -100,7 +115,7 @@ class Broker:
 
     def start(self) -> None:
         """Begin what happens by itself: timeouts, retention, compaction, checkpoints."""
-        self.groups.load()
+        self.group_coordinator.load()
         self.transactions.load()
         self.upkeep.start()
 
@@ -108,7 +123,7 @@ class Broker:
         """An orderly end; afterwards the store may be closed."""
         await self.upkeep.stop()
         self.transactions.close()
-        self.groups.close()
+        self.group_coordinator.close()
 
     def handle(self, request: Request[Any]) -> Reply:
         """Answer a request, now or later. A KafkaError that escapes here is a bug of ours, not the peer's."""
@@ -150,20 +165,21 @@ class Broker:
         }
 
     def _group_handlers(self) -> dict[ApiKey, Handler]:
-        groups = self.groups
+        groups, offsets = self.group_coordinator, self.offsets
+        admin = GroupAdmin(state=self.state, settings=self.settings, remove_groups=groups.remove)
         return {
-            ApiKey.OFFSET_COMMIT: groups.offset_commit,
-            ApiKey.OFFSET_FETCH: groups.offset_fetch,
-            ApiKey.OFFSET_DELETE: groups.offset_delete,
+            ApiKey.OFFSET_COMMIT: offsets.offset_commit,
+            ApiKey.OFFSET_FETCH: offsets.offset_fetch,
+            ApiKey.OFFSET_DELETE: offsets.offset_delete,
             ApiKey.JOIN_GROUP: groups.join_group,
             ApiKey.SYNC_GROUP: groups.sync_group,
             ApiKey.HEARTBEAT: groups.heartbeat,
             ApiKey.LEAVE_GROUP: groups.leave_group,
             ApiKey.CONSUMER_GROUP_HEARTBEAT: groups.consumer_group_heartbeat,
-            ApiKey.CONSUMER_GROUP_DESCRIBE: groups.consumer_group_describe,
-            ApiKey.DESCRIBE_GROUPS: groups.describe_groups,
-            ApiKey.LIST_GROUPS: groups.list_groups,
-            ApiKey.DELETE_GROUPS: groups.delete_groups,
+            ApiKey.CONSUMER_GROUP_DESCRIBE: admin.consumer_group_describe,
+            ApiKey.DESCRIBE_GROUPS: admin.describe_groups,
+            ApiKey.LIST_GROUPS: admin.list_groups,
+            ApiKey.DELETE_GROUPS: admin.delete_groups,
         }
 
     def _transaction_handlers(self) -> dict[ApiKey, Handler]:

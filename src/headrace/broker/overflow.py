@@ -41,20 +41,23 @@ class TopicFull(KafkaError):
         )
 
 
-class GroupProgress(Protocol):
-    """What is asked of the groups: how far each has read, and whether anybody reads."""
-
+class CommittedOffsets(Protocol):
     def committed_offset(self, group_id: str, topic: str, partition: int) -> int | None: ...
 
+
+class GroupMembers(Protocol):
     def has_members(self, group_id: str) -> bool: ...
 
 
 class Overflow:
     """Applies each topic's ``headrace.overflow`` before an append."""
 
-    def __init__(self, *, topics: Topics, groups: GroupProgress, upkeep: Upkeep, clock: Clock) -> None:
+    def __init__(
+        self, *, topics: Topics, groups: GroupMembers, offsets: CommittedOffsets, upkeep: Upkeep, clock: Clock
+    ) -> None:
         self._topics = topics
         self._groups = groups
+        self._offsets = offsets
         self._upkeep = upkeep
         self._clock = clock
         self._held: dict[Peer, set[tuple[str, int]]] = {}
@@ -107,7 +110,7 @@ class Overflow:
         """The groups that are further behind than the bound and still count."""
         slow = []
         for group in topic.config.get("headrace.overflow.groups"):
-            committed = self._groups.committed_offset(group, topic.name, partition.index)
+            committed = self._offsets.committed_offset(group, topic.name, partition.index)
             position = partition.log.start_offset if committed is None else committed
             if bytes_from(partition.log, Offset(position)) > bound and not self._given_up(topic, group):
                 slow.append(group)

@@ -26,9 +26,10 @@ from headrace.ports import Clock
 from headrace.record import Record, decode_records
 from headrace.vocabulary import Epoch, Offset
 
-__all__ = ["StateStore"]
+__all__ = ["Change", "StateStore"]
 
 Change = tuple[str, str, Any]
+"""Table, key, and the row's new value: None removes it."""
 
 REWRITE_BYTES_MIN = 8 << 20
 """A journal shorter than this is never rewritten."""

@@ -221,6 +221,9 @@ class Topics:
     def by_id(self, topic_id: bytes) -> Topic | None:
         return self._by_id.get(topic_id)
 
+    def exists(self, name: str) -> bool:
+        return name in self._by_name
+
     def all(self) -> list[Topic]:
         return [self._by_name[name] for name in sorted(self._by_name)]
 

@@ -170,15 +170,15 @@ class Collector:
 
     def _groups(self) -> Iterator[Metric | None]:
         broker = self._sources.broker
-        ids = broker.groups.ids()
+        ids = list(broker.groups)
         listed = ids[: self._sources.groups_max]
         yield families.GROUPS.of(len(ids))
         yield families.GROUPS_UNLISTED.of(len(ids) - len(listed))
         members: list[tuple[tuple[str, ...], float]] = []
         lags: list[tuple[tuple[str, ...], float]] = []
         for group_id in listed:
-            members.append(((group_id,), broker.groups.member_count(group_id)))
-            for topic_name, committed in broker.groups.committed_offsets(group_id).items():
+            members.append(((group_id,), len(broker.groups[group_id].member_ids())))
+            for topic_name, committed in broker.offsets.committed_offsets(group_id).items():
                 topic = broker.topics.get(topic_name)
                 if topic is not None and len(lags) < self._sources.groups_max:
                     lags.append(((group_id, topic_name), _lag(topic, committed)))

@@ -166,6 +166,9 @@ class FakeTopics:
     def by_id(self, topic_id: bytes) -> FakeTopic | None:
         return next((topic for topic in self._by_name.values() if topic.topic_id == topic_id), None)
 
+    def exists(self, name: str) -> bool:
+        return name in self._by_name
+
     def all(self) -> list[FakeTopic]:
         return [self._by_name[name] for name in sorted(self._by_name)]
 

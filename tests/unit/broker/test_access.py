@@ -56,7 +56,7 @@ def everything(harness: Harness) -> Any:
     return (
         json.dumps(broker.state.tables, sort_keys=True),
         [(each.name, [part.log.end_offset for part in each.partitions]) for each in broker.topics.all()],
-        [(group.group_id, sorted(group.members)) for group in broker.groups._groups.all()],
+        [(group.group_id, sorted(group.member_ids())) for group in broker.groups.all()],
     )
 
 

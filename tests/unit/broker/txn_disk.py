@@ -76,7 +76,7 @@ class DiskGroups:
         return self.world.state_end() - 1
 
     def committed(self, group: str) -> int | None:
-        return self.world.broker.groups.committed_offset(group, "a", 0)
+        return self.world.broker.offsets.committed_offset(group, "a", 0)
 
 
 class DiskWorld(Asking):
@@ -104,7 +104,7 @@ class DiskWorld(Asking):
         self.flusher = FlusherByHand(self.disk, "/data", monotonic=self.clock.monotonic)
         settings = Settings({"transaction.abort.timed.out.transaction.cleanup.interval.ms": 10_000})
         self.broker = Broker(store=store, flusher=self.flusher, clock=self.clock, settings=settings)
-        self.broker.groups.load()
+        self.broker.group_coordinator.load()
         self.broker.transactions.load()
         self.coordinator = self.broker.transactions
         self.gate = self.broker._gate
@@ -134,7 +134,7 @@ class DiskWorld(Asking):
 
     def crash(self, choose: Callable[[int, int], int]) -> DiskWorld:
         self.do(self.coordinator.close)
-        self.do(self.broker.groups.close)
+        self.do(self.broker.group_coordinator.close)
         self.disk.crash(choose(0, 1 << 30))
         return DiskWorld(self.disk, self.clock, self.runner)
 

@@ -17,18 +17,33 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from headrace.broker.groups.group import Committer, Group
 from headrace.broker.groups.timers import Deadline
-from headrace.broker.replies import PendingReply
+from headrace.broker.replies import PendingReply, Reply
+from headrace.broker.request import Request
+from headrace.broker.state import Change
 from headrace.errors import ErrorCode, KafkaError
 from headrace.ports import TimerHandle
 from headrace.wire.kafka.codec import MalformedMessage, read_message
 from headrace.wire.kafka.messages.consumer_protocol import ConsumerProtocolSubscription
-from headrace.wire.kafka.messages.groups import JoinGroupResponse, JoinGroupResponseMember, SyncGroupResponse
+from headrace.wire.kafka.messages.groups import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    JoinGroupResponseMember,
+    MemberIdentity,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+
+if TYPE_CHECKING:
+    from headrace.broker.groups.rebalance import Rebalancer
 
 __all__ = ["CONSUMER_PROTOCOL", "TRANSITIONS", "ClassicGroup", "ClassicMember", "ClassicState", "read_subscription"]
 
@@ -108,10 +123,11 @@ class ClassicMember:
 
 
 @dataclass(slots=True, eq=False)
-class ClassicGroup:
-    """The members and what they agreed on. It decides nothing by itself: see ``rebalance.Rebalancer``."""
+class ClassicGroup(Group):
+    """The members and what they agreed on. What moves it is the ``rebalancer``."""
 
     group_id: str
+    rebalancer: Rebalancer = field(repr=False)
     state: ClassicState = ClassicState.EMPTY
     previous_state: ClassicState = ClassicState.EMPTY
     since_ms: int | None = None
@@ -144,8 +160,18 @@ class ClassicGroup:
         self.state = state
         self.since_ms = now_ms
 
+    @property
+    def state_name(self) -> str:
+        return self.state.value
+
     def is_empty(self) -> bool:
         return self.state is ClassicState.EMPTY
+
+    def member_ids(self) -> Collection[str]:
+        return self.members.keys()
+
+    def is_removable(self) -> bool:
+        return self.is_empty() and not self.pending
 
     def is_current(self) -> bool:
         """False after a start that found a later generation announced: nobody is told the older number any more."""
@@ -259,6 +285,61 @@ class ClassicGroup:
             return self.protocol_type == CONSUMER_PROTOCOL
         return topic in self.subscribed_topics
 
+    # ---- requests ----
+
+    def join(self, request: Request[JoinGroupRequest]) -> Reply:
+        return self.rebalancer.join(self, request)
+
+    def sync(self, body: SyncGroupRequest) -> Reply:
+        return self.rebalancer.sync(self, body)
+
+    def heartbeat(self, body: HeartbeatRequest) -> HeartbeatResponse:
+        return self.rebalancer.heartbeat(self, body)
+
+    def leave(self, identity: MemberIdentity) -> ErrorCode:
+        return self.rebalancer.leave(self, identity)
+
+    def shut(self, code: ErrorCode) -> None:
+        self.rebalancer.shut(self, code)
+
+    def topics_changed(self) -> None:
+        """The leader notices by itself."""
+
+    # ---- offsets ----
+
+    def check_commit(self, committer: Committer) -> None:
+        """Members commit in their generation; others (tools, consumers that assign themselves) while nobody is in."""
+        generation, transactional = committer.epoch, committer.transactional
+        if generation < 0 and self.is_empty():
+            return
+        if generation >= 0 or committer.member_id or committer.instance_id is not None:
+            member = self.validate_member(committer.member_id, committer.instance_id)
+            if generation != self.generation:
+                raise KafkaError(ErrorCode.ILLEGAL_GENERATION, f"generation {generation} is not {self.generation}")
+            if not transactional and self.state in (ClassicState.STABLE, ClassicState.PREPARING):
+                member.session.move(member.session_timeout_ms)
+        elif not transactional:
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"group {self.group_id} has members; commit as one of them")
+        if not transactional and self.state is ClassicState.COMPLETING:
+            raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, f"group {self.group_id} is rebalancing")
+
+    def check_fetch(self, member_id: str | None, epoch: int) -> None:
+        """Anybody may ask."""
+
+    def check_offset_deletion(self) -> None:
+        """Only a consumers' group can say which topics its members read."""
+        if not self.is_empty() and self.protocol_type != CONSUMER_PROTOCOL:
+            raise KafkaError(ErrorCode.NON_EMPTY_GROUP)
+
+    def keeps_offsets(self) -> bool:
+        if self.protocol_type is None or self.is_empty():
+            return False
+        return self.state is not ClassicState.STABLE or self.subscribed_topics is None
+
+    @property
+    def empty_since_ms(self) -> int | None:
+        return self.since_ms if self.protocol_type is not None and self.is_empty() else None
+
     # ---- answers ----
 
     def member_list(self) -> list[JoinGroupResponseMember]:
@@ -281,7 +362,10 @@ class ClassicGroup:
             members=self.member_list() if member_id == self.leader else [],
         )
 
-    # ---- the row ----
+    # ---- rows ----
+
+    def removal(self) -> list[Change]:
+        return [("groups", self.group_id, None), ("group_generations", self.group_id, None)]
 
     def to_row(self) -> dict[str, Any]:
         return {

@@ -1,20 +1,23 @@
-"""Offset requests: who may commit and fetch, and the answers.
+"""Requests about the offsets of groups, and what transactions ask of them.
 
-Whether a member may commit is the group's rule: ``membership`` raises the error its protocol gives.
+Whether a member may commit, fetch or delete is the group's rule: ``Group.check_commit`` and its siblings raise the
+error that the group's protocol has for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.broker.access import Access, AccessDenied, Operation, denial_code
 from headrace.broker.errors import code_of, coordinator_code_of
-from headrace.broker.groups.classic import CONSUMER_PROTOCOL, ClassicGroup, ClassicState
-from headrace.broker.groups.consumer import ConsumerGroup
-from headrace.broker.groups.offsets import NO_OFFSET, Offsets, Place, Row
+from headrace.broker.groups.group import Committer, TopicIdPartition
+from headrace.broker.groups.offsets import NO_OFFSET, Offsets, Row, TopicPartition
+from headrace.broker.groups.registry import Groups
 from headrace.broker.replies import Reply, once_flushed
 from headrace.broker.request import Request
+from headrace.broker.state import Change, StateStore
+from headrace.broker.topics import Topic, Topics
 from headrace.config import Settings
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.ports import Clock
@@ -45,11 +48,9 @@ from headrace.wire.kafka.messages.transactions import (
     TxnOffsetCommitResponseTopic,
 )
 
-if TYPE_CHECKING:
-    from headrace.broker.state import StateStore
-    from headrace.broker.topics import Topic
+__all__ = ["CheckProducer", "OffsetHandler"]
 
-__all__ = ["Commits"]
+CheckProducer = Callable[[Request[TxnOffsetCommitRequest]], ErrorCode]
 
 TOPIC_IDS_SINCE = {ApiKey.OFFSET_COMMIT: 10, ApiKey.OFFSET_FETCH: 10, ApiKey.TXN_OFFSET_COMMIT: 6}
 """By API key: the version from which topics are named by their ids."""
@@ -62,7 +63,7 @@ TXN_STALE_SINCE = 6
 """The version of TxnOffsetCommit from which producers know STALE_MEMBER_EPOCH."""
 
 
-class Commits:
+class OffsetHandler:
     """Answers OffsetCommit, TxnOffsetCommit, OffsetFetch and OffsetDelete."""
 
     def __init__(
@@ -71,23 +72,38 @@ class Commits:
         state: StateStore,
         clock: Clock,
         settings: Settings,
+        topics: Topics,
+        groups: Groups,
         offsets: Offsets,
-        found: Callable[[str], None],
+        ensure_group: Callable[[str], None],
     ) -> None:
         self._state = state
         self._clock = clock
         self._settings = settings
+        self._topics = topics
+        self._groups = groups
         self._offsets = offsets
-        self._found = found
-        """Called when a group without members gets its first offset."""
+        self._ensure_group = ensure_group
+        """Makes a group for an id that only has offsets."""
+
+    def committed_offset(self, group_id: str, topic: str, partition: int) -> int | None:
+        row = self._offsets.get(group_id, topic, partition)
+        return None if row is None else int(row[0])
+
+    def committed_offsets(self, group_id: str) -> dict[str, dict[int, int]]:
+        """By topic and partition."""
+        return {
+            topic: {partition: int(row[0]) for partition, row in rows.items()}
+            for topic, rows in self._offsets.of_group(group_id).items()
+        }
 
     # ---- committing ----
 
-    def offset_commit(self, request: Request[OffsetCommitRequest], refused: ErrorCode) -> Reply:
+    def offset_commit(self, request: Request[OffsetCommitRequest]) -> Reply:
         body = request.body
         denied = denial_code(lambda: request.access.group(body.group_id, Operation.READ))
         expires_ms = self._clock.wall_ms() + body.retention_time_ms if body.retention_time_ms >= 0 else None
-        judged, rows = self._judge(request, denied, lambda: refused or self._commit_refusal(request), expires_ms)
+        judged, rows = self._judge(request, denied, lambda: self._commit_refusal(request), expires_ms)
         response = OffsetCommitResponse(
             topics=[
                 OffsetCommitResponseTopic(
@@ -102,15 +118,14 @@ class Commits:
         )
         return self._write(response, rows, lambda: self._offsets.commit(body.group_id, rows), body.group_id)
 
-    def txn_offset_commit(
-        self, request: Request[TxnOffsetCommitRequest], check_producer: Callable[[], ErrorCode]
-    ) -> Reply:
+    def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest], check_producer: CheckProducer) -> Reply:
+        """Keep offsets until their transaction ends. ``check_producer`` says whether the producer may add them."""
         body, access = request.body, request.access
         denied = denial_code(
             lambda: access.check_transactional_id(body.transactional_id, Operation.WRITE),
             lambda: access.group(body.group_id, Operation.READ),
         )
-        judged, rows = self._judge(request, denied, lambda: check_producer() or self._txn_refusal(request), None)
+        judged, rows = self._judge(request, denied, lambda: self._txn_refusal(request, check_producer), None)
         response = TxnOffsetCommitResponse(
             topics=[
                 TxnOffsetCommitResponseTopic(
@@ -134,7 +149,7 @@ class Commits:
         denied: ErrorCode,
         refusal: Callable[[], ErrorCode],
         expires_ms: int | None,
-    ) -> tuple[list[list[tuple[int, ErrorCode]]], dict[Place, Row]]:
+    ) -> tuple[list[list[tuple[int, ErrorCode]]], dict[TopicPartition, Row]]:
         """(partition, code) per topic of a commit, and the rows to write.
 
         As in Kafka, a topic that is unknown or denied is refused for that reason, and the group is asked only about
@@ -144,7 +159,7 @@ class Commits:
         refused = denied
         if not refused and any(topic is not None for topic, _ in found):
             refused = refusal()
-        rows: dict[Place, Row] = {}
+        rows: dict[TopicPartition, Row] = {}
         judged = [
             [
                 (each.partition_index, denied or unknown or refused or self._take(rows, topic, each, expires_ms))
@@ -154,7 +169,7 @@ class Commits:
         ]
         return judged, rows
 
-    def _write(self, response: Any, rows: dict[Place, Row], put: Callable[[], int], group_id: str) -> Reply:
+    def _write(self, response: Any, rows: dict[TopicPartition, Row], put: Callable[[], int], group_id: str) -> Reply:
         """One batch for the whole request; the answer leaves when it is flushed."""
         if not rows:
             return response
@@ -165,10 +180,12 @@ class Commits:
                 for partition in topic.partitions:
                     partition.error_code = partition.error_code or coordinator_code_of(error)
             return response
-        self._found(group_id)
+        self._ensure_group(group_id)
         return once_flushed(self._state, journal_offset, response)
 
-    def _take(self, rows: dict[Place, Row], topic: Topic | None, partition: Any, expires_ms: int | None) -> ErrorCode:
+    def _take(
+        self, rows: dict[TopicPartition, Row], topic: Topic | None, partition: Any, expires_ms: int | None
+    ) -> ErrorCode:
         """Note one offset to be committed, or why it cannot be."""
         assert topic is not None
         index = partition.partition_index
@@ -201,72 +218,61 @@ class Commits:
 
     def _commit_refusal(self, request: Request[OffsetCommitRequest]) -> ErrorCode:
         body = request.body
-        epoch = body.generation_id_or_member_epoch
-        group = request.access.group(body.group_id, Operation.READ)
+        if refused := self._groups.growth_refusal(body.group_id):
+            return refused
+        # A member of a group that is gone: from version 9 on it can be told so.
+        gone = ErrorCode.GROUP_ID_NOT_FOUND if request.version >= 9 else ErrorCode.ILLEGAL_GENERATION
         try:
-            if group is None:
-                # A member of a group that is gone: from version 9 on it can be told so.
-                if epoch >= 0:
-                    gone = ErrorCode.GROUP_ID_NOT_FOUND if request.version >= 9 else ErrorCode.ILLEGAL_GENERATION
-                    return gone
-            elif isinstance(group, ConsumerGroup):
-                group.validate_commit(body.member_id, epoch, request.version, self._places(request))
-            else:
-                self._validate_classic(group, body, transactional=False)
-        except HeadraceError as error:
-            return code_of(error)
+            self._check_committer(request, gone, transactional=False)
+        except KafkaError as error:
+            return error.code
         return ErrorCode.NONE
 
-    def _places(self, request: Request[Any]) -> list[tuple[bytes, int]]:
-        """The partitions a request names, by topic id; those of unknown topics are refused elsewhere."""
-        places = []
+    def _txn_refusal(self, request: Request[TxnOffsetCommitRequest], check_producer: CheckProducer) -> ErrorCode:
+        group_id = request.body.group_id
+        refused = self._groups.growth_refusal(group_id) if group_id else ErrorCode.INVALID_GROUP_ID
+        if refused := refused or check_producer(request):
+            return refused
+        try:
+            self._check_committer(request, ErrorCode.ILLEGAL_GENERATION, transactional=True)
+        except KafkaError as error:
+            stale = error.code is ErrorCode.STALE_MEMBER_EPOCH and request.version < TXN_STALE_SINCE
+            return ErrorCode.ILLEGAL_GENERATION if stale else error.code
+        return ErrorCode.NONE
+
+    def _check_committer(self, request: Request[Any], gone: ErrorCode, *, transactional: bool) -> None:
+        body = request.body
+        group = request.access.group(body.group_id, Operation.READ)
+        if group is not None:
+            group.check_commit(
+                Committer(
+                    member_id=body.member_id,
+                    instance_id=body.group_instance_id,
+                    epoch=body.generation_id_or_member_epoch,
+                    version=request.version,
+                    transactional=transactional,
+                    partitions=lambda: self._partitions(request),
+                )
+            )
+        elif body.generation_id_or_member_epoch >= 0:
+            raise KafkaError(gone)
+
+    def _partitions(self, request: Request[Any]) -> list[TopicIdPartition]:
+        """The partitions a request names; those of unknown topics are refused elsewhere."""
+        partitions = []
         for asked in request.body.topics:
             topic, _ = self._topic(request, asked.name, asked.topic_id)
             if topic is not None:
-                places += [(topic.topic_id, each.partition_index) for each in asked.partitions]
-        return places
-
-    def _txn_refusal(self, request: Request[TxnOffsetCommitRequest]) -> ErrorCode:
-        body = request.body
-        group = request.access.group(body.group_id, Operation.READ)
-        try:
-            if group is None:
-                return ErrorCode.ILLEGAL_GENERATION if body.generation_id_or_member_epoch >= 0 else ErrorCode.NONE
-            if isinstance(group, ConsumerGroup):
-                group.validate_txn_commit(
-                    body.member_id,
-                    body.group_instance_id,
-                    body.generation_id_or_member_epoch,
-                    self._places(request),
-                )
-            else:
-                self._validate_classic(group, body, transactional=True)
-        except HeadraceError as error:
-            stale = code_of(error) is ErrorCode.STALE_MEMBER_EPOCH and request.version < TXN_STALE_SINCE
-            return ErrorCode.ILLEGAL_GENERATION if stale else code_of(error)
-        return ErrorCode.NONE
-
-    def _validate_classic(
-        self, group: ClassicGroup, body: OffsetCommitRequest | TxnOffsetCommitRequest, *, transactional: bool
-    ) -> None:
-        """Members commit in their generation; others (tools, consumers that assign themselves) while nobody is in."""
-        generation = body.generation_id_or_member_epoch
-        if generation < 0 and group.is_empty():
-            return
-        if generation >= 0 or body.member_id or body.group_instance_id is not None:
-            member = group.validate_member(body.member_id, body.group_instance_id)
-            if generation != group.generation:
-                raise KafkaError(ErrorCode.ILLEGAL_GENERATION, f"generation {generation} is not {group.generation}")
-            if not transactional and group.state in (ClassicState.STABLE, ClassicState.PREPARING):
-                member.session.move(member.session_timeout_ms)
-        elif not transactional:
-            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"group {group.group_id} has members; commit as one of them")
-        if not transactional and group.state is ClassicState.COMPLETING:
-            raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, f"group {group.group_id} is rebalancing")
+                partitions += [(topic.topic_id, each.partition_index) for each in asked.partitions]
+        return partitions
 
     # ---- fetching ----
 
-    def offset_fetch(self, request: Request[OffsetFetchRequest]) -> OffsetFetchResponse:
+    def offset_fetch(self, request: Request[OffsetFetchRequest]) -> Reply:
+        """What is told is durable: an offset that a power failure could take back would be seen to go back."""
+        return once_flushed(self._state, self._state.end_offset - 1, self._fetched(request))
+
+    def _fetched(self, request: Request[OffsetFetchRequest]) -> OffsetFetchResponse:
         body = request.body
         if request.version >= 8:
             groups = [self._fetch_group(request, asked) for asked in body.groups]
@@ -291,8 +297,8 @@ class Commits:
         response = OffsetFetchResponseGroup(group_id=asked.group_id)
         try:
             group = request.access.group(asked.group_id, Operation.DESCRIBE)
-            if isinstance(group, ConsumerGroup):
-                group.validate_fetch(asked.member_id, asked.member_epoch)
+            if group is not None:
+                group.check_fetch(asked.member_id, asked.member_epoch)
         except HeadraceError as error:
             response.error_code = code_of(error)
             return response
@@ -348,14 +354,13 @@ class Commits:
         body, access = request.body, request.access
         try:
             group = access.group(body.group_id, Operation.DELETE)
-        except AccessDenied as denied:
-            return OffsetDeleteResponse(error_code=denied.code)
-        if group is None:
-            return OffsetDeleteResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND)
-        if isinstance(group, ClassicGroup) and not group.is_empty() and group.protocol_type != CONSUMER_PROTOCOL:
-            return OffsetDeleteResponse(error_code=ErrorCode.NON_EMPTY_GROUP)
+            if group is None:
+                raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
+            group.check_offset_deletion()
+        except KafkaError as error:
+            return OffsetDeleteResponse(error_code=error.code)
         response = OffsetDeleteResponse()
-        gone: list[Place] = []
+        gone: list[TopicPartition] = []
         for asked in body.topics:
             try:
                 topic, denial = access.topic(asked.name, Operation.READ), ErrorCode.NONE
@@ -380,6 +385,21 @@ class Commits:
             return OffsetDeleteResponse(error_code=coordinator_code_of(error))
         self._offsets.apply_removal(body.group_id, gone)
         return once_flushed(self._state, journal_offset, response)
+
+    # ---- transactions ----
+
+    def complete_transaction(self, producer_id: int, commit: bool) -> list[Change]:
+        """The changes that turn the producer's pending offsets into committed ones, or drop them.
+
+        The transaction coordinator writes them with its own decision in one ``put_many`` and then calls
+        ``apply_transaction``, with nothing in between.
+        """
+        return self._offsets.completion(producer_id, commit, self._topics.exists)
+
+    def apply_transaction(self, producer_id: int, commit: bool) -> None:
+        for group_id in self._offsets.apply_completion(producer_id, commit, self._topics.exists):
+            if self._offsets.has_any(group_id):
+                self._ensure_group(group_id)
 
 
 def _all_failed(asked: OffsetFetchRequestTopics, code: int) -> OffsetFetchResponseTopics:

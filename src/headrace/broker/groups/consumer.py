@@ -1,8 +1,8 @@
 """A group of the consumer protocol (KIP-848): its members, what each should have, and what each has.
 
-Three numbers turn the wheel. The *group epoch* grows when members or topics change. The *target assignment* says who
-should have what, and is made for a group epoch. A *member's epoch* says which target it has been brought to. A member
-moves alone, with its heartbeats:
+The *group epoch* grows when members or topics change. The *target assignment* says which member should have which
+partitions; it is made for a group epoch, which is then the target epoch. A *member's epoch* is the target epoch that
+the member has reached. Each member moves by itself, with its heartbeats:
 
     Stable ──a newer target──▶ UnrevokedPartitions ──it no longer owns what it must give──▶ Stable
                                                      └─ its new partitions are still with others ─▶ UnreleasedPartitions
@@ -17,13 +17,27 @@ that moves one member writes one row. An answer leaves when what it says is flus
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from headrace.broker.groups.group import Committer, Group, TopicIdPartition
 from headrace.broker.groups.timers import Deadline
+from headrace.broker.replies import Reply
+from headrace.broker.request import Request
+from headrace.broker.state import Change
 from headrace.errors import ErrorCode, KafkaError
+from headrace.wire.kafka.messages.groups import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    MemberIdentity,
+    SyncGroupRequest,
+)
+
+if TYPE_CHECKING:
+    from headrace.broker.groups.mixed import Mixed
 
 __all__ = [
     "LEFT_STATIC",
@@ -33,7 +47,6 @@ __all__ = [
     "ConsumerState",
     "MemberState",
     "Owned",
-    "Place",
     "Target",
     "member_key",
     "reconcile",
@@ -46,9 +59,6 @@ Owned = Mapping[bytes, Mapping[int, int]]
 """Topic id → partition → the member epoch in which it was assigned."""
 
 Target = Mapping[bytes, frozenset[int]]
-
-Place = tuple[bytes, int]
-"""A topic id and a partition."""
 
 COMMITS_SINCE = 9
 """The version of OffsetCommit in which members of this protocol can commit."""
@@ -107,11 +117,11 @@ class ConsumerMember:
     def at_epoch(self, epoch: int) -> ConsumerMember:
         return self if epoch == self.epoch else replace(self, epoch=epoch, previous_epoch=self.epoch)
 
-    def has_had(self, place: Place, epoch: int) -> bool:
+    def has_had(self, partition: TopicIdPartition, epoch: int) -> bool:
         """Whether it has held the partition since ``epoch`` or longer, though it may have to give it up."""
-        topic_id, partition = place
+        topic_id, index = partition
         for owned in (self.assigned, self.revoking):
-            since = owned.get(topic_id, {}).get(partition)
+            since = owned.get(topic_id, {}).get(index)
             if since is not None:
                 return since <= epoch
         return False
@@ -172,10 +182,12 @@ def member_key(group_id: str, member_id: str) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class ConsumerGroup:
+class ConsumerGroup(Group):
     """The group as it is. ``heartbeats.Heartbeats`` changes it, after the change is in the journal."""
 
     group_id: str
+    classic_members: Mixed = field(repr=False)
+    """Answers members that speak the classic protocol."""
     epoch: int = 1
     """The first member makes it 2, as in Apache Kafka."""
     target_epoch: int = 0
@@ -187,7 +199,7 @@ class ConsumerGroup:
     members: dict[str, ConsumerMember] = field(default_factory=dict)
     static_ids: dict[str, str] = field(default_factory=dict)
     targets: dict[str, Target] = field(default_factory=dict)
-    owners: dict[Place, str] = field(default_factory=dict)
+    owners: dict[TopicIdPartition, str] = field(default_factory=dict)
     matches: dict[str, frozenset[str]] = field(default_factory=dict)
     """Pattern → the topics it matches."""
     sessions: dict[str, Deadline] = field(default_factory=dict)
@@ -209,8 +221,32 @@ class ConsumerGroup:
                 return ConsumerState.RECONCILING
         return ConsumerState.STABLE
 
+    @property
+    def state_name(self) -> str:
+        return self.state.value
+
     def is_empty(self) -> bool:
         return not self.members
+
+    def member_ids(self) -> Collection[str]:
+        return self.members.keys()
+
+    def is_removable(self) -> bool:
+        return self.is_empty()
+
+    def removal(self) -> list[Change]:
+        members = [("group_members", member_key(self.group_id, each), None) for each in self.members]
+        return [("groups", self.group_id, None), *members]
+
+    def shut(self, code: ErrorCode) -> None:
+        """No answer of this protocol waits for other members, so there is none to refuse."""
+        for deadlines in (self.sessions, self.revocations):
+            for deadline in deadlines.values():
+                deadline.stop()
+            deadlines.clear()
+
+    def topics_changed(self) -> None:
+        self.topics_stale = True
 
     def to_row(self, **changed: Any) -> dict[str, Any]:
         row = {
@@ -269,37 +305,60 @@ class ConsumerGroup:
     def is_subscribed_to(self, topic: str) -> bool:
         return any(topic in self.topics_of(member) for member in self.members.values())
 
-    # ---- who may commit and fetch ----
+    # ---- classic requests ----
 
-    def validate_commit(self, member_id: str, epoch: int, version: int, places: Iterable[Place]) -> None:
-        """Members commit with their epoch; a tool with none, while nobody is in."""
-        if epoch < 0 and not self.members:
+    def join(self, request: Request[JoinGroupRequest]) -> Reply:
+        return self.classic_members.join(self, request)
+
+    def sync(self, body: SyncGroupRequest) -> Reply:
+        return self.classic_members.sync(self, body)
+
+    def heartbeat(self, body: HeartbeatRequest) -> HeartbeatResponse:
+        return self.classic_members.heartbeat(self, body)
+
+    def leave(self, identity: MemberIdentity) -> ErrorCode:
+        return self.classic_members.leave(self, identity)
+
+    # ---- offsets ----
+
+    def check_commit(self, committer: Committer) -> None:
+        """Members commit with their epoch; a tool with none, while nobody is in.
+
+        A producer that does not say for which member it commits is not held to one.
+        """
+        of_nobody = committer.transactional and committer.member_id == "" and committer.instance_id is None
+        if committer.epoch < 0 and (not self.members or of_nobody):
             return
-        member = self.member(member_id)
-        if version < COMMITS_SINCE and member.classic is None:
+        member = self.member(committer.member_id)
+        if not committer.transactional and committer.version < COMMITS_SINCE and member.classic is None:
             raise KafkaError(
                 ErrorCode.UNSUPPORTED_VERSION,
                 "OffsetCommit version 9 or above must be used by members using the consumer group protocol",
             )
-        self._validate_epoch(member, epoch, places)
+        self._check_epoch(member, committer)
 
-    def validate_txn_commit(self, member_id: str, instance_id: str | None, epoch: int, places: Iterable[Place]) -> None:
-        """As above; a producer that does not say for which member it commits is not held to one."""
-        if epoch < 0 and (not self.members or (member_id == "" and instance_id is None)):
-            return
-        self._validate_epoch(self.member(member_id), epoch, places)
-
-    def _validate_epoch(self, member: ConsumerMember, epoch: int, places: Iterable[Place]) -> None:
+    def _check_epoch(self, member: ConsumerMember, committer: Committer) -> None:
         """The member's epoch, or (KIP-1251) an older one for partitions that it has had all the time since.
 
         Nobody else can have moved their offsets, and a commit that crosses a heartbeat on the wire need not fail.
         """
+        epoch = committer.epoch
         if epoch == member.epoch:
             return
-        if epoch > member.epoch or not all(member.has_had(place, epoch) for place in places):
+        if epoch > member.epoch or not all(member.has_had(each, epoch) for each in committer.partitions()):
             raise self._stale(epoch, member)
 
-    def validate_fetch(self, member_id: str | None, epoch: int) -> None:
+    def check_offset_deletion(self) -> None:
+        """``is_subscribed_to`` decides per topic."""
+
+    def keeps_offsets(self) -> bool:
+        return False
+
+    @property
+    def empty_since_ms(self) -> int | None:
+        return None
+
+    def check_fetch(self, member_id: str | None, epoch: int) -> None:
         if member_id is None and epoch < 0:
             return
         member = self.member(member_id or "")
@@ -326,7 +385,7 @@ def reconcile(
     *,
     target_epoch: int,
     target: Target,
-    owners: Mapping[Place, str],
+    owners: Mapping[TopicIdPartition, str],
     owned: Owned | None,
 ) -> ConsumerMember:
     """The member's next state on its way to the target. Pure; ``owned`` is what it says it has (None: not said)."""

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import re2
-
 from headrace.broker.access import Access
 from headrace.broker.groups.assignors import ASSIGNORS, Subscriber
 from headrace.broker.groups.consumer import (
@@ -28,6 +26,7 @@ from headrace.broker.groups.consumer import (
     member_key,
     reconcile,
 )
+from headrace.broker.groups.heartbeat_checks import JOIN, check_epoch, check_instance, compile_pattern
 from headrace.broker.groups.timers import Deadline
 from headrace.broker.replies import Reply, once_flushed
 from headrace.broker.request import Request
@@ -43,20 +42,13 @@ from headrace.wire.kafka.messages.consumer_groups import (
 )
 
 if TYPE_CHECKING:
-    from headrace.broker.groups.offsets import Change
-    from headrace.broker.state import StateStore
+    from headrace.broker.state import Change, StateStore
     from headrace.broker.topics import Topic, Topics
 
-__all__ = ["Heartbeats", "check_heartbeat"]
+__all__ = ["LEAVE", "Heartbeats"]
 
-JOIN = 0
 LEAVE = -1
 STORAGE_RETRY_MS = 1000
-PATTERN_CHARS_MAX = 10_000
-MEMBER_CHARS_MAX = 1 << 20
-"""Ids and topic names of one member, all together: they are kept for as long as it is a member."""
-
-MEMBER_ID_REQUIRED_SINCE = 1
 
 
 @dataclass(slots=True)
@@ -157,14 +149,14 @@ class Heartbeats:
                 member_id = body.member_id or self._new_id()
                 return group.members.get(member_id) or ConsumerMember(member_id=member_id), None
             member = group.member(body.member_id)
-            _check_epoch(member, body.member_epoch, owned)
+            check_epoch(member, body.member_epoch, owned)
             return member, None
         known = group.members.get(group.static_ids.get(body.instance_id, ""))
         if not joins:
             if known is None:
                 raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {body.instance_id} is unknown.")
-            _check_instance(known, body)
-            _check_epoch(known, body.member_epoch, owned)
+            check_instance(known, body)
+            check_epoch(known, body.member_epoch, owned)
             return known, None
         member_id = body.member_id or self._new_id()
         if known is None:
@@ -309,7 +301,7 @@ class Heartbeats:
             known = group.members.get(group.static_ids.get(body.instance_id, ""))
             if known is None:
                 raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {body.instance_id} is unknown.")
-            _check_instance(known, body)
+            check_instance(known, body)
             member = known
         if body.member_epoch == LEFT_STATIC and body.instance_id is not None:
             self._park(group, member)
@@ -403,15 +395,10 @@ class Heartbeats:
 
     # ---- starting and stopping ----
 
-    def restore(self, group_id: str, row: dict[str, Any], member_rows: Sequence[dict[str, Any]]) -> ConsumerGroup:
-        """A group as it was written down; its members have a whole session to find us again."""
-        group = ConsumerGroup(
-            group_id,
-            epoch=row["epoch"],
-            target_epoch=row["target_epoch"],
-            assignor=row["assignor"],
-            topics_digest=row["topics_digest"],
-        )
+    def restore(self, group: ConsumerGroup, row: dict[str, Any], member_rows: Sequence[dict[str, Any]]) -> None:
+        """Give a new group what was written down; its members have a whole session to find us again."""
+        group.epoch, group.target_epoch = row["epoch"], row["target_epoch"]
+        group.assignor, group.topics_digest = row["assignor"], row["topics_digest"]
         for member_row in member_rows:
             member, target = ConsumerMember.from_row(member_row)
             group.set_member(member)
@@ -419,105 +406,11 @@ class Heartbeats:
             if member.pattern:
                 group.matches[member.pattern] = _matching(member.pattern, self._topics.all())
             self.watch(group, member)
-        return group
-
-    def shut(self, group: ConsumerGroup) -> None:
-        for deadlines in (group.sessions, group.revocations):
-            for deadline in deadlines.values():
-                deadline.stop()
-            deadlines.clear()
-
-
-def check_heartbeat(body: ConsumerGroupHeartbeatRequest, version: int, assignors: Sequence[str]) -> None:
-    """Refuse what no member may send."""
-
-    def refuse(condition: bool, message: str) -> None:
-        if condition:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, message)
-
-    joins = body.member_epoch == JOIN
-    given = [body.member_id, body.instance_id, body.rack_id, *(body.subscribed_topic_names or ())]
-    refuse(sum(len(text or "") for text in given) > MEMBER_CHARS_MAX, "The member's names are too long.")
-    refuse(not body.group_id.strip(), "GroupId can't be empty.")
-    refuse(body.instance_id == "", "InstanceId can't be empty.")
-    refuse(body.rack_id == "", "RackId can't be empty.")
-    refuse(
-        (version >= MEMBER_ID_REQUIRED_SINCE or not joins) and not body.member_id.strip(), "MemberId can't be empty."
-    )
-    refuse(body.member_epoch < LEFT_STATIC, f"MemberEpoch is invalid: {body.member_epoch}.")
-    refuse(body.member_epoch == LEFT_STATIC and body.instance_id is None, "InstanceId can't be null.")
-    if joins:
-        refuse(body.rebalance_timeout_ms == -1, "RebalanceTimeoutMs must be provided in first request.")
-        refuse(
-            body.topic_partitions is None or len(body.topic_partitions) > 0,
-            "TopicPartitions must be empty when (re-)joining.",
-        )
-        refuse(
-            body.subscribed_topic_names is None and body.subscribed_topic_regex is None,
-            "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining.",
-        )
-    if body.server_assignor is not None and body.server_assignor not in assignors:
-        raise KafkaError(
-            ErrorCode.UNSUPPORTED_ASSIGNOR,
-            f"ServerAssignor {body.server_assignor} is not supported. Supported assignors: {', '.join(assignors)}.",
-        )
-    if body.subscribed_topic_regex:
-        _compile(body.subscribed_topic_regex)
 
 
 def _matching(pattern: str, topics: Iterable[Topic]) -> frozenset[str]:
-    compiled = _compile(pattern)
+    compiled = compile_pattern(pattern)
     return frozenset(each.name for each in topics if compiled.fullmatch(each.name) and not each.internal)
-
-
-def _compile(pattern: str) -> Any:
-    """RE2, because the pattern comes from a stranger: no pattern makes it slow."""
-    options = re2.Options()
-    options.log_errors = False
-    try:
-        if len(pattern) > PATTERN_CHARS_MAX:
-            raise KafkaError(
-                ErrorCode.INVALID_REGULAR_EXPRESSION,
-                f"SubscribedTopicRegex has {len(pattern)} characters, more than {PATTERN_CHARS_MAX}.",
-            )
-        return re2.compile(pattern, options)
-    except re2.error as error:
-        raise KafkaError(
-            ErrorCode.INVALID_REGULAR_EXPRESSION,
-            f"SubscribedTopicRegex `{pattern}` is not a valid regular expression: {_text(error)}.",
-        ) from None
-
-
-def _text(error: Exception) -> str:
-    reason = error.args[0] if error.args else ""
-    return reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-
-
-def _check_instance(member: ConsumerMember, body: ConsumerGroupHeartbeatRequest) -> None:
-    if member.member_id != body.member_id:
-        raise KafkaError(
-            ErrorCode.FENCED_INSTANCE_ID,
-            f"Static member {body.member_id} with instance id {body.instance_id} was fenced by member "
-            f"{member.member_id}.",
-        )
-
-
-def _check_epoch(member: ConsumerMember, epoch: int, owned: Owned | None) -> None:
-    """The member's epoch, or the one before when its answer may have been lost and it owns nothing it should not."""
-    lost_answer = epoch == member.previous_epoch and _is_within(owned, member.assigned)
-    if epoch > member.epoch or (epoch < member.epoch and not lost_answer):
-        size = "greater" if epoch > member.epoch else "smaller"
-        raise KafkaError(
-            ErrorCode.FENCED_MEMBER_EPOCH,
-            f"The consumer group member has a {size} member epoch ({epoch}) than the one known by the group "
-            f"coordinator ({member.epoch}). The member must abandon all its partitions and rejoin.",
-        )
-
-
-def _is_within(owned: Owned | None, assigned: Owned) -> bool:
-    if owned is None:
-        return False
-    return all(partition in assigned.get(topic_id, {}) for topic_id, each in owned.items() for partition in each)
 
 
 def _is_full(body: ConsumerGroupHeartbeatRequest) -> bool:

@@ -35,6 +35,7 @@ from headrace.wire.kafka.messages.groups import (
     HeartbeatResponse,
     JoinGroupRequest,
     JoinGroupResponse,
+    MemberIdentity,
     SyncGroupRequest,
     SyncGroupResponse,
 )
@@ -131,6 +132,18 @@ class Mixed:
             raise KafkaError(ErrorCode.ILLEGAL_GENERATION, f"generation {generation} is not the epoch {member.epoch}")
         return member, member.classic
 
+    def leave(self, group: ConsumerGroup, identity: MemberIdentity) -> ErrorCode:
+        """Take out a classic member, or, for an administrator, any member."""
+        member_id: str | None = identity.member_id
+        if identity.group_instance_id is not None:
+            member_id = group.static_ids.get(identity.group_instance_id)
+            if member_id is not None and identity.member_id not in ("", member_id):
+                return ErrorCode.FENCED_INSTANCE_ID
+        if member_id is None or member_id not in group.members:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        self._heartbeats.remove(group, [member_id])
+        return ErrorCode.NONE
+
     def sync(self, group: ConsumerGroup, body: SyncGroupRequest) -> Reply:
         member, classic = self._classic(group, body.member_id, body.group_instance_id, body.generation_id)
         name, metadata = classic.protocols[0]
@@ -158,10 +171,10 @@ class Mixed:
         return HeartbeatResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
 
 
-def to_consumer(group: ClassicGroup, topics: Topics) -> ConsumerGroup:
+def to_consumer(group: ClassicGroup, topics: Topics, mixed: Mixed) -> ConsumerGroup:
     """The consumer group that a classic group becomes; its members have what they had. Nothing is written yet."""
     epoch = max(group.generation, group.generation_told_max, 1)
-    consumer = ConsumerGroup(group.group_id, epoch=epoch, target_epoch=epoch)
+    consumer = ConsumerGroup(group.group_id, mixed, epoch=epoch, target_epoch=epoch)
     for member in group.members.values():
         metadata = member.metadata(group.protocol) or member.protocols[0][1]
         subscription = _read(ConsumerProtocolSubscription, metadata)
@@ -207,7 +220,8 @@ def cannot_upgrade(group_id: str, why: str) -> KafkaError:
 
 def to_classic(group: ConsumerGroup, topics: Topics, rebalancer: Rebalancer, now_ms: int) -> ClassicGroup:
     """The classic group that is left when all members are classic. It still has to be written, and to rebalance."""
-    classic = ClassicGroup(group.group_id, generation=group.epoch, generation_told_max=group.epoch)
+    classic = rebalancer.new(group.group_id)
+    classic.generation = classic.generation_told_max = group.epoch
     for member in group.members.values():
         assert member.classic is not None
         version = _version(member.classic.protocols[0][1])

@@ -14,19 +14,16 @@ memory after the store took it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from headrace.broker.state import StateStore
+from headrace.broker.state import Change, StateStore
 
-__all__ = ["NO_OFFSET", "Change", "Offsets", "Row"]
+__all__ = ["NO_OFFSET", "Offsets", "Row", "TopicPartition"]
 
 NO_OFFSET = -1
 
 Row = list[Any]
-Change = tuple[str, str, Any]
-Place = tuple[str, int]
-"""A topic and a partition."""
+TopicPartition = tuple[str, int]
 
 
 def key_of(group_id: str, topic: str, partition: int) -> str:
@@ -48,7 +45,7 @@ class Offsets:
         self._committed: dict[str, dict[str, dict[int, Row]]] = {}
         self._groups_of_topic: dict[str, set[str]] = {}
         self._pending: dict[int, dict[tuple[str, str, int], Row]] = {}
-        self._open: dict[str, dict[Place, set[int]]] = {}
+        self._open: dict[str, dict[TopicPartition, set[int]]] = {}
         """Per group: places with offsets that wait, and the producers they wait for."""
         self._sequence = 0
 
@@ -85,17 +82,13 @@ class Offsets:
         """Whether a transaction that is not finished would change this offset."""
         return (topic, partition) in self._open.get(group_id, {})
 
-    def has_pending(self, producer_id: int, group_id: str | None = None) -> bool:
-        pending = self._pending.get(producer_id, {})
-        return any(group_id is None or group_id == each for each, _, _ in pending)
-
     # ---- committing ----
 
     def row(self, offset: int, leader_epoch: int, metadata: str, now_ms: int, expires_ms: int | None) -> Row:
         self._sequence += 1
         return [offset, leader_epoch, metadata, now_ms, expires_ms, self._sequence]
 
-    def commit(self, group_id: str, rows: dict[Place, Row]) -> int:
+    def commit(self, group_id: str, rows: dict[TopicPartition, Row]) -> int:
         """Write the offsets in one batch; the journal offset to wait for."""
         changes = [("offsets", key_of(group_id, *place), row) for place, row in rows.items()]
         journal_offset = self._state.put_many(changes)
@@ -103,7 +96,7 @@ class Offsets:
             self._set(group_id, topic, partition, row)
         return journal_offset
 
-    def commit_pending(self, producer_id: int, group_id: str, rows: dict[Place, Row]) -> int:
+    def commit_pending(self, producer_id: int, group_id: str, rows: dict[TopicPartition, Row]) -> int:
         changes = [("txn_offsets", f"{producer_id}:{key_of(group_id, *place)}", row) for place, row in rows.items()]
         journal_offset = self._state.put_many(changes)
         for (topic, partition), row in rows.items():
@@ -135,10 +128,10 @@ class Offsets:
 
     # ---- removing ----
 
-    def removal(self, group_id: str, places: Iterable[Place]) -> list[Change]:
+    def removal(self, group_id: str, places: Iterable[TopicPartition]) -> list[Change]:
         return [("offsets", key_of(group_id, *place), None) for place in places]
 
-    def apply_removal(self, group_id: str, places: Iterable[Place]) -> None:
+    def apply_removal(self, group_id: str, places: Iterable[TopicPartition]) -> None:
         for topic, partition in places:
             self._unset(group_id, topic, partition)
 
@@ -169,7 +162,7 @@ class Offsets:
 
     def expired(
         self, group_id: str, now_ms: int, retention_ms: int, since_ms: int | None, is_subscribed: Callable[[str], bool]
-    ) -> list[Place]:
+    ) -> list[TopicPartition]:
         """Offsets past their time: ``retention_ms`` after ``since_ms`` (the group became empty) or after the commit.
 
         A topic that members read is never touched, nor an offset that a transaction is about to replace.

@@ -60,6 +60,9 @@ class Rebalancer:
         self._settings = settings
         self._new_id = new_id
 
+    def new(self, group_id: str) -> ClassicGroup:
+        return ClassicGroup(group_id, self)
+
     # ---- joining ----
 
     def join(self, group: ClassicGroup, request: Request[JoinGroupRequest]) -> Reply:
@@ -457,7 +460,7 @@ class Rebalancer:
 
     def restore(self, group_id: str, row: dict[str, Any] | None, told: int) -> ClassicGroup:
         """A group as it was written down. Its members get a whole session: they could not reach us meanwhile."""
-        group = ClassicGroup(group_id)
+        group = self.new(group_id)
         group.generation_told_max = told
         if row is None:
             return group

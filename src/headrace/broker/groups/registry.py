@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headrace.broker.groups.classic import ClassicGroup
-from headrace.broker.groups.consumer import ConsumerGroup
+from headrace.broker.groups.group import Group
+from headrace.errors import ErrorCode
 
-__all__ = ["Group", "Groups"]
+__all__ = ["GROUP_ID_CHARS_MAX", "Groups"]
 
-Group = ClassicGroup | ConsumerGroup
+GROUP_ID_CHARS_MAX = 10_000
+GROUPS_MAX = 100_000
 
 
 class Groups(dict[str, Group]):
@@ -20,3 +21,14 @@ class Groups(dict[str, Group]):
 
     def all(self) -> Iterable[Group]:
         return self.values()
+
+    def has_members(self, group_id: str) -> bool:
+        group = self.get(group_id)
+        return group is not None and not group.is_empty()
+
+    def growth_refusal(self, group_id: str) -> ErrorCode:
+        """Why there may be no group with this id: ids and the number of groups have a limit."""
+        if len(group_id) > GROUP_ID_CHARS_MAX:
+            return ErrorCode.INVALID_GROUP_ID
+        full = group_id not in self and len(self) >= GROUPS_MAX
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE if full else ErrorCode.NONE

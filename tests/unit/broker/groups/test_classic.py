@@ -7,15 +7,20 @@ import itertools
 import pytest
 
 from headrace.broker.groups.classic import TRANSITIONS, ClassicGroup, ClassicState
+from headrace.broker.groups.rebalance import Rebalancer
+from headrace.config import Settings
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.messages.groups import DescribeGroupsRequest, LeaveGroupRequest
-from tests.unit.broker.fakes import settle
+from tests.unit.broker.fakes import FakeClock, FakeState, settle
 from tests.unit.broker.groups.world import SESSION_MS, World, run, subscription
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(ClassicState, ClassicState)))
 def test_a_group_enters_only_the_states_of_the_table(old: ClassicState, new: ClassicState) -> None:
-    group = ClassicGroup("g", state=old)
+    settings = Settings({})
+    state = FakeState()
+    rebalancer = Rebalancer(state=state, clock=FakeClock(), settings=settings, new_id=str)  # type: ignore[arg-type]
+    group = ClassicGroup("g", rebalancer, state=old)
     if new in TRANSITIONS[old]:
         group.enter(new, 0)
         assert group.state is new
@@ -138,7 +143,7 @@ async def test_a_member_of_an_unknown_group_is_unknown() -> None:
     assert (await world.sync("m", 1)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
     assert await world.beat("m", 1) == ErrorCode.UNKNOWN_MEMBER_ID
     assert await world.leave(("m", None)) == [ErrorCode.UNKNOWN_MEMBER_ID]
-    assert world.groups._groups == {}, "asking leaves nothing behind"
+    assert world.registry == {}, "asking leaves nothing behind"
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ async def settle_all(*consumers: Consumer) -> None:
 
 
 def group_of(world: World) -> ConsumerGroup:
-    group = world.groups._groups["g"]
+    group = world.registry["g"]
     assert isinstance(group, ConsumerGroup)
     return group
 
@@ -235,7 +235,7 @@ async def test_a_pattern_that_re2_does_not_take_is_refused(pattern: str) -> None
     answer = await world.consumer_beat("one", 0, subscribed_topic_regex=pattern)
     assert answer.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
     assert answer.error_message
-    assert world.groups._groups == {}
+    assert world.registry == {}
 
 
 @pytest.mark.parametrize(

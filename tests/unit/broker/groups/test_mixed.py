@@ -49,7 +49,7 @@ async def classic_group(world: World, assignment: bytes | None = None, **join: o
 
 
 def group_of(world: World) -> object:
-    return world.groups._groups["g"]
+    return world.registry["g"]
 
 
 @run

@@ -159,7 +159,7 @@ async def test_a_group_id_that_is_far_too_long_is_refused() -> None:
 
 @run
 async def test_there_is_a_most_of_groups_and_those_that_are_there_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.broker.groups.coordinator.GROUPS_MAX", 1)
+    monkeypatch.setattr("headrace.broker.groups.registry.GROUPS_MAX", 1)
     world = World()
     refused = ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert await world.commit({("orders", 0): 1}) == [ErrorCode.NONE]

@@ -11,6 +11,9 @@ from typing import Any
 
 from headrace.broker.access import Gate
 from headrace.broker.groups import GroupCoordinator
+from headrace.broker.groups.admin import GroupAdmin
+from headrace.broker.groups.commits import OffsetHandler
+from headrace.broker.groups.offsets import Offsets
 from headrace.broker.groups.registry import Groups
 from headrace.broker.replies import PendingReply
 from headrace.broker.request import Request
@@ -81,15 +84,32 @@ class World:
     def _coordinator(self) -> GroupCoordinator:
         registry = Groups()
         self.gate = Gate(topics=self.topics, groups=registry, transactions=Transactions(), authorizer=None)
+        offsets = Offsets(self.state)  # type: ignore[arg-type]
         groups = GroupCoordinator(
             state=self.state,  # type: ignore[arg-type]
             clock=self.clock,
             settings=self.settings,
             topics=self.topics,  # type: ignore[arg-type]
             groups=registry,
+            offsets=offsets,
             new_id=lambda: f"id{next(self._ids)}",
         )
         groups.load()
+        self.registry = registry
+        self.offsets = OffsetHandler(
+            state=self.state,  # type: ignore[arg-type]
+            clock=self.clock,
+            settings=self.settings,
+            topics=self.topics,  # type: ignore[arg-type]
+            groups=registry,
+            offsets=offsets,
+            ensure_group=groups.ensure,
+        )
+        self.admin = GroupAdmin(
+            state=self.state,  # type: ignore[arg-type]
+            settings=self.settings,
+            remove_groups=groups.remove,
+        )
         return groups
 
     def crash(self) -> None:
@@ -107,9 +127,10 @@ class World:
         asked = request(body, version, **who)
         asked.access = self.gate.access(asked.peer.principal)
         if method == "txn_offset_commit":
-            reply = self.groups.txn_offset_commit(asked, self.check_producer)
+            reply = self.offsets.txn_offset_commit(asked, self.check_producer)
         else:
-            reply = getattr(self.groups, method)(asked)
+            handler = next(each for each in (self.groups, self.offsets, self.admin) if hasattr(each, method))
+            reply = getattr(handler, method)(asked)
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if not isinstance(reply, PendingReply):
             answered.set_result(over_wire(reply, version))

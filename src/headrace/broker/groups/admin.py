@@ -1,45 +1,110 @@
-"""Looking at groups: list, describe."""
+"""Groups listed, described and deleted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from headrace.broker.access import Access, AccessDenied, Operation, ResourceType
+from headrace.broker.errors import coordinator_code_of
 from headrace.broker.groups.classic import ClassicGroup, ClassicMember, ClassicState
 from headrace.broker.groups.consumer import ConsumerGroup, ConsumerMember
-from headrace.broker.groups.registry import Group
-from headrace.errors import ErrorCode
+from headrace.broker.groups.group import Group, require
+from headrace.broker.replies import Reply, once_flushed
+from headrace.broker.request import Request
+from headrace.broker.state import StateStore
+from headrace.config import Settings
+from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.wire.kafka.messages import consumer_groups as consumer_messages
 from headrace.wire.kafka.messages import groups as classic_messages
 
-__all__ = ["describe_classic", "describe_consumer", "list_groups"]
+__all__ = ["GroupAdmin"]
 
 MEMBER_TYPE_CLASSIC = 0
 MEMBER_TYPE_CONSUMER = 1
 
 NOT_ASKED = -(2**31)
+NOT_FOUND_SINCE = 6
+"""The version of DescribeGroups from which a group that is not there is an error; before, it is Dead."""
 
 
-def list_groups(
-    groups: Iterable[Group], body: classic_messages.ListGroupsRequest
-) -> classic_messages.ListGroupsResponse:
-    """Both filters are Kafka's words in any case; an empty filter takes all."""
-    states = {state.lower() for state in body.states_filter}
-    types = {kind.lower() for kind in body.types_filter}
-    listed = [
-        classic_messages.ListedGroup(
-            group_id=group.group_id,
-            protocol_type=group.protocol_type or "",
-            group_state=group.state.value,
-            group_type=group.type_name,
+class GroupAdmin:
+    """Answers ListGroups, DescribeGroups, ConsumerGroupDescribe and DeleteGroups."""
+
+    def __init__(
+        self, *, state: StateStore, settings: Settings, remove_groups: Callable[[Sequence[Group]], int]
+    ) -> None:
+        self._state = state
+        self._settings = settings
+        self._remove_groups = remove_groups
+        """Removes groups with their offsets; the journal offset to wait for."""
+
+    def list_groups(self, request: Request[classic_messages.ListGroupsRequest]) -> classic_messages.ListGroupsResponse:
+        """Both filters are Kafka's words in any case; an empty filter takes all."""
+        states = {state.lower() for state in request.body.states_filter}
+        types = {kind.lower() for kind in request.body.types_filter}
+        listed = [
+            classic_messages.ListedGroup(
+                group_id=group.group_id,
+                protocol_type=group.protocol_type or "",
+                group_state=group.state_name,
+                group_type=group.type_name,
+            )
+            for group in request.access.visible_groups()
+            if (not states or group.state_name.lower() in states) and (not types or group.type_name in types)
+        ]
+        return classic_messages.ListGroupsResponse(groups=listed)
+
+    def describe_groups(self, request: Request[classic_messages.DescribeGroupsRequest]) -> Reply:
+        with_operations = request.body.include_authorized_operations
+        return classic_messages.DescribeGroupsResponse(
+            groups=[
+                _described_classic(request.access, group_id, request.version, with_operations)
+                for group_id in request.body.groups
+            ]
         )
-        for group in groups
-        if (not states or group.state.value.lower() in states) and (not types or group.type_name in types)
-    ]
-    return classic_messages.ListGroupsResponse(groups=listed)
+
+    def consumer_group_describe(self, request: Request[consumer_messages.ConsumerGroupDescribeRequest]) -> Reply:
+        default_assignor = self._settings.items("group.consumer.assignors")[0]
+        with_operations = request.body.include_authorized_operations
+        return consumer_messages.ConsumerGroupDescribeResponse(
+            groups=[
+                _described_consumer(request.access, group_id, default_assignor, with_operations)
+                for group_id in request.body.group_ids
+            ]
+        )
+
+    def delete_groups(self, request: Request[classic_messages.DeleteGroupsRequest]) -> Reply:
+        results: list[classic_messages.DeletableGroupResult] = []
+        gone: list[Group] = []
+        for group_id in dict.fromkeys(request.body.groups_names):
+            result = classic_messages.DeletableGroupResult(group_id=group_id)
+            results.append(result)
+            try:
+                gone.append(_deletable(request.access, group_id))
+            except KafkaError as error:
+                result.error_code = error.code
+        response = classic_messages.DeleteGroupsResponse(results=results)
+        if not gone:
+            return response
+        try:
+            offset = self._remove_groups(gone)
+        except HeadraceError as error:
+            for result in results:
+                result.error_code = result.error_code or coordinator_code_of(error)
+            return response
+        return once_flushed(self._state, offset, response)
 
 
-def describe_classic(
+def _deletable(access: Access, group_id: str) -> Group:
+    group = access.group(group_id, Operation.DELETE)
+    if group is None:
+        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
+    if not group.is_empty():
+        raise KafkaError(ErrorCode.NON_EMPTY_GROUP)
+    return group
+
+
+def _described_classic(
     access: Access, group_id: str, version: int, with_operations: bool
 ) -> classic_messages.DescribedGroup:
     try:
@@ -52,13 +117,14 @@ def describe_classic(
     return described
 
 
-def _describe_classic(group_id: str, group: Group | None, version: int) -> classic_messages.DescribedGroup:
-    if not isinstance(group, ClassicGroup):
+def _describe_classic(group_id: str, found: Group | None, version: int) -> classic_messages.DescribedGroup:
+    try:
+        group = require(found, ClassicGroup, group_id)
+    except KafkaError as error:
         described = classic_messages.DescribedGroup(group_id=group_id, group_state=ClassicState.DEAD.value)
-        if version >= 6:
-            why = "not found" if group is None else "is not a classic group"
-            described.error_code = ErrorCode.GROUP_ID_NOT_FOUND
-            described.error_message = f"Group {group_id} {why}."
+        if version >= NOT_FOUND_SINCE:
+            described.error_code = error.code
+            described.error_message = error.message
         return described
     stable = group.state is ClassicState.STABLE
     return classic_messages.DescribedGroup(
@@ -82,26 +148,24 @@ def _classic_member(group: ClassicGroup, member: ClassicMember, stable: bool) ->
     )
 
 
-def describe_consumer(
+def _described_consumer(
     access: Access, group_id: str, default_assignor: str, with_operations: bool
 ) -> consumer_messages.DescribedGroup:
     try:
         return _describe_consumer(access, group_id, default_assignor, with_operations)
     except AccessDenied as denied:
         return consumer_messages.DescribedGroup(group_id=group_id, error_code=denied.code)
+    except KafkaError as error:
+        return consumer_messages.DescribedGroup(group_id=group_id, error_code=error.code, error_message=error.message)
 
 
 def _describe_consumer(
     access: Access, group_id: str, default_assignor: str, with_operations: bool
 ) -> consumer_messages.DescribedGroup:
-    group = access.group(group_id, Operation.DESCRIBE)
+    found = access.group(group_id, Operation.DESCRIBE)
     if group_id == "":
         return consumer_messages.DescribedGroup(group_id=group_id, error_code=ErrorCode.INVALID_GROUP_ID)
-    if not isinstance(group, ConsumerGroup):
-        why = "not found" if group is None else "is not a consumer group"
-        return consumer_messages.DescribedGroup(
-            group_id=group_id, error_code=ErrorCode.GROUP_ID_NOT_FOUND, error_message=f"Group {group_id} {why}."
-        )
+    group = require(found, ConsumerGroup, group_id)
     return consumer_messages.DescribedGroup(
         group_id=group_id,
         group_state=group.state.value,
