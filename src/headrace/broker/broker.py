@@ -207,7 +207,6 @@ class Broker:
             topics=self.topics,
             state=self.state,
             store=self.store,
-            overflow=self.overflow,
             settings=self.settings,
             dynamic_settings=self._dynamic_settings,
             identity=self._identity,

@@ -15,7 +15,6 @@ from headrace.broker.access import Access, AccessDenied, Operation
 from headrace.broker.dynamic_settings import DynamicSettings
 from headrace.broker.errors import code_of
 from headrace.broker.identity import Identity
-from headrace.broker.overflow import Overflow
 from headrace.broker.replies import Reply, once_flushed
 from headrace.broker.request import Request
 from headrace.broker.state import StateStore
@@ -69,7 +68,6 @@ class ConfigHandler:
         topics: Topics,
         state: StateStore,
         store: LogStore,
-        overflow: Overflow,
         settings: Settings,
         dynamic_settings: DynamicSettings,
         identity: Identity,
@@ -77,7 +75,6 @@ class ConfigHandler:
         self._topics = topics
         self._state = state
         self._store = store
-        self._overflow = overflow
         self._settings = settings
         self._dynamic_settings = dynamic_settings
         self._identity = identity
@@ -120,10 +117,7 @@ class ConfigHandler:
                     documentation=setting.doc if body.include_documentation else None,
                 )
             )
-        if asked.resource_type == TOPIC:
-            topic = _topic(access, asked.resource_name, Operation.DESCRIBE_CONFIGS)
-            described += _facts(asked, self._overflow.counters(topic), Kind.LONG, Source.DYNAMIC_BROKER)
-        elif asked.resource_type == BROKER:
+        if asked.resource_type == BROKER:
             described += _facts(asked, self._addresses(), Kind.LIST, Source.STATIC)
         return described
 

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Protocol
 
 from headrace.batch import Batch
@@ -72,6 +73,8 @@ class Overflow:
         bound = topic.config.get("headrace.overflow.bytes")
         if choice == "drop-newest":
             if partition.log.size_bytes + batch.size > bound:
+                if not partition.refused_batches:
+                    LOG.warning("%s-%d is full and refuses the newest records", partition.topic, partition.index)
                 partition.refused_batches += 1
                 raise TopicFull(partition, bound)
         elif choice == "drop-oldest":
@@ -87,24 +90,16 @@ class Overflow:
             # may exceed its bound by that much.
             log.delete_records(min(offset_keeping_bytes(log, max(0, keep_bytes)), log.high_watermark))
             self._upkeep.space_wanted()
-            partition.dropped_records += log.start_offset - before
+            dropped = log.start_offset - before
+            if dropped and not partition.dropped_records:
+                LOG.warning("%s-%d is full and drops its oldest records", partition.topic, partition.index)
+            partition.dropped_records += dropped
 
     # ---- backpressure ----
 
-    def counters(self, topic: Topic) -> dict[str, int]:
-        """What the topic's policy has cost since the start, by the names under which DescribeConfigs tells them."""
-        if topic.config.get("headrace.overflow") == "buffer":
-            return {}
-        held = [keys for keys in self._held.values() if any(name == topic.name for name, _ in keys)]
-        return {
-            "headrace.overflow.dropped.records": sum(each.dropped_records for each in topic.partitions),
-            "headrace.overflow.refused.batches": sum(each.refused_batches for each in topic.partitions),
-            "headrace.overflow.held.connections": len(held),
-        }
-
-    @property
-    def held_connections(self) -> int:
-        return len(self._held)
+    def held_connections(self) -> Counter[str]:
+        """How many producers each topic holds back."""
+        return Counter(topic for places in self._held.values() for topic in {name for name, _ in places})
 
     def _behind(self, topic: Topic, partition: Partition, bound: int) -> list[str]:
         """The groups that are further behind than the bound and still count."""

@@ -167,6 +167,8 @@ class Collector:
                     samples[family].append(((topic.name,), value))
         for family, found in samples.items():
             yield family.filled(found)
+        held = self._sources.broker.overflow.held_connections().most_common(self._sources.topics_max)
+        yield families.HELD_BY_TOPIC.filled([((topic,), count) for topic, count in held])
 
     def _groups(self) -> Iterator[Metric | None]:
         broker = self._sources.broker

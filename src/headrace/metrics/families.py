@@ -136,6 +136,7 @@ TOPIC_BYTES = _gauge("headrace_topic_bytes", "bytes on disk", "topic")
 TOPIC_HIGH_WATERMARK = _gauge("headrace_topic_high_watermark", "sum of the partitions' high watermarks", "topic")
 TOPIC_LOG_START = _gauge("headrace_topic_log_start", "sum of the partitions' first offsets", "topic")
 DROPPED_RECORDS = _counter("headrace_overflow_dropped_records_total", "records removed by drop-oldest", "topic")
+HELD_BY_TOPIC = _gauge("headrace_overflow_held_connections", "producers held back by backpressure", "topic")
 REFUSED_BATCHES = _counter("headrace_overflow_refused_batches_total", "batches refused by drop-newest", "topic")
 
 GROUPS = _gauge("headrace_groups", "consumer groups")

@@ -8,7 +8,6 @@ from pathlib import Path
 from headrace.broker.request import Peer
 from headrace.errors import ErrorCode
 from headrace.testing import VirtualClock
-from headrace.wire.kafka.messages.configs import DescribeConfigsRequest, DescribeConfigsResource
 from headrace.wire.kafka.messages.group_offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -32,15 +31,6 @@ async def commit(harness: Harness, group: str, topic: str, offset: int) -> None:
     assert answer.topics[0].partitions[0].error_code == 0
 
 
-async def counter(harness: Harness, topic: str, name: str) -> int:
-    """As any admin tool sees it."""
-    resource = DescribeConfigsResource(resource_type=2, resource_name=topic, configuration_keys=[name])
-    answer = await harness.ask(DescribeConfigsRequest(resources=[resource]))
-    (entry,) = answer.results[0].configs
-    assert entry.read_only
-    return int(entry.value)
-
-
 def test_drop_newest_refuses_with_an_error_and_keeps_what_was_acknowledged(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as harness:
@@ -50,7 +40,7 @@ def test_drop_newest_refuses_with_an_error_and_keeps_what_was_acknowledged(tmp_p
             assert 8 <= kept <= 9
             assert codes[kept:] == [ErrorCode.POLICY_VIOLATION] * (15 - kept)
             assert len(await harness.values("t")) == kept
-            assert await counter(harness, "t", "headrace.overflow.refused.batches") == 15 - kept
+            assert harness.partition("t", 0).refused_batches == 15 - kept
 
     asyncio.run(scenario())
 
@@ -78,7 +68,7 @@ def test_drop_oldest_takes_everything_and_counts_what_it_gave_up(tmp_path: Path)
                 assert (await harness.produce("t", [b"%04d" % index + BIG])).error_code == 0
             partition = harness.partition("t", 0)
             assert partition.log.start_offset > 15
-            assert await counter(harness, "t", "headrace.overflow.dropped.records") == partition.log.start_offset
+            assert partition.dropped_records == partition.log.start_offset
             values = await harness.values("t", partition.log.start_offset)
             assert [int(value[:4]) for value in values if value] == list(range(partition.log.start_offset, 30))
             assert sum(len(value or b"") for value in values) <= BOUND
@@ -103,11 +93,11 @@ def test_backpressure_holds_the_producers_connection_until_the_group_has_caught_
             for _ in range(10):
                 await harness.produce("t", [BIG], peer=producer)
             assert held == [True], "told once, however often it is over the bound"
-            assert await counter(harness, "t", "headrace.overflow.held.connections") == 1
+            assert harness.broker.overflow.held_connections() == {"t": 1}
             await commit(harness, "readers", "t", 14)
             await eventually_on_loop(lambda: held, lambda told: len(told) > 1)
             assert held == [True, False]
-            assert harness.broker.overflow.held_connections == 0
+            assert harness.broker.overflow.held_connections() == {}
 
     asyncio.run(scenario())
 
