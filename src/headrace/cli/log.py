@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from headrace.errors import KafkaError, UsageError
 if TYPE_CHECKING:
     from headrace.batch import Batch
     from headrace.log.dump import BadBytes, StoredBatch
+    from headrace.log.findings import Finding
 
 __all__ = ["command"]
 
@@ -70,36 +72,45 @@ def dump(
 @click.option("--headers-only", is_flag=True, help="Check batches but do not decode their records.")
 @output_option
 def verify(path: Path, headers_only: bool, output: str) -> int:
-    """Check every checksum, offset, sequence and index in a data directory or a partition's folder.
+    """Check a whole data directory, or one partition's folder, without changing anything.
 
-    PATH is headrace-data where it is left out. Warnings are about what the broker rebuilds by itself; errors are about
-    records, and make it exit 1.
+    PATH is headrace-data where it is left out. Of a data directory, checkpoint, journal and directories are checked
+    too. Warnings are about what the broker derives again by itself; errors are about records, and make it exit 1. A
+    broker may be running.
     """
-    from headrace.log.disk import OsDisk
-    from headrace.log.verify import verify_directory
+    from headrace.log.findings import Severity
 
-    problems = []
-    folders = _folders(path)
-    for name, folder in folders:
-        for problem in verify_directory(OsDisk(), str(folder), check_records=not headers_only):
-            problems.append(problem)
-            if output == "table":
-                click.echo(f"{name}: {problem}")
-    errors = sum(not problem.is_warning for problem in problems)
+    decompressed_bytes_max = 0 if headers_only else DECOMPRESSED_BYTES_MAX
+    partitions, found = _verified(path, decompressed_bytes_max)
+    findings = []
+    for finding in found:
+        findings.append(finding)
+        if output == "table":
+            click.echo(f"{finding.severity}: {finding}")
+    errors, warnings = (sum(each.severity is kind for each in findings) for kind in (Severity.ERROR, Severity.WARNING))
     if output == "json":
         rows = [
-            {
-                "file": problem.path,
-                "position": problem.position,
-                "kind": "warning" if problem.is_warning else "error",
-                "message": problem.message,
-            }
-            for problem in problems
+            {"file": each.path, "position": each.position, "kind": str(each.severity), "message": each.message}
+            for each in findings
         ]
-        click.echo(json.dumps({"partitions": len(folders), "errors": errors, "problems": rows}, indent=2))
+        click.echo(json.dumps({"partitions": partitions(), "errors": errors, "problems": rows}, indent=2))
     else:
-        click.echo(f"{len(folders)} partitions checked: {errors} errors, {len(problems) - errors} warnings")
+        click.echo(f"{partitions()} partitions checked: {errors} errors, {warnings} warnings")
     return 1 if errors else 0
+
+
+def _verified(path: Path, decompressed_bytes_max: int) -> tuple[Callable[[], int], Iterator[Finding]]:
+    """(how many partitions were checked, asked at the end; what is found)."""
+    from headrace.broker.verify import DataVerifier
+    from headrace.log.disk import OsDisk
+    from headrace.log.verify import verify_log
+
+    if (path / "topics").is_dir():
+        verifier = DataVerifier(OsDisk(), str(path.absolute()), decompressed_bytes_max=decompressed_bytes_max)
+        return lambda: len(verifier.checked), verifier.run()
+    folders = [str(folder) for _, folder in _folders(path)]
+    checks = (verify_log(OsDisk(), folder, decompressed_bytes_max=decompressed_bytes_max) for folder in folders)
+    return lambda: len(folders), chain.from_iterable(checks)
 
 
 # ---- finding --------------------------------------------------------------------------------------------------------

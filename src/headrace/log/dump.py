@@ -47,9 +47,10 @@ def walk_directory(disk: Disk, directory: str) -> Iterator[StoredBatch | BadByte
         yield from walk_file(disk, f"{directory}/{segment_name(base_offset)}.log")
 
 
-def walk_file(disk: Disk, path: str) -> Iterator[StoredBatch | BadBytes]:
+def walk_file(disk: Disk, path: str, size: int | None = None) -> Iterator[StoredBatch | BadBytes]:
+    """Every batch of one file, or of its first ``size`` bytes."""
     file = disk.open(path, writable=False)
-    end = file.size()
+    end = file.size() if size is None else size
     position = 0
     while position < end:
         found = _read(file, path, position, end)

@@ -1,0 +1,135 @@
+"""Checking a whole data directory without changing it: for ``headrace log verify DATA``.
+
+The checkpoint and the table of flushed ends must be readable. The journal must fold into rows. Every topic among the
+rows must have its directories, and every log is checked with all that is known of it (``log/verify.py``). A directory
+that no row names is a warning.
+
+Checkpoint and flushed ends are read before the logs: logs only grow, so a running broker causes no false error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.broker.broker import STATE_ID, STATE_NAME
+from headrace.errors import HeadraceError
+from headrace.log.checkpoint import Checkpoint, LogMark, read_checkpoint
+from headrace.log.dump import BadBytes, walk_directory
+from headrace.log.findings import Finding, Severity
+from headrace.log.flushed import decode_slots, name_digest
+from headrace.log.opening import Known
+from headrace.log.store import NAME_CHARACTERS_MAX
+from headrace.log.verify import verify_log
+from headrace.ports import Disk
+from headrace.record import decode_records
+from headrace.vocabulary import FIRST_OFFSET, Offset
+
+__all__ = ["DataVerifier"]
+
+_JOURNAL = f"{STATE_NAME}~{STATE_ID.hex}/0"
+_DECODED_BYTES_MAX = 256 << 20
+
+
+class DataVerifier:
+    """One check of one data directory."""
+
+    def __init__(self, disk: Disk, directory: str, *, decompressed_bytes_max: int = 128 << 20) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.decompressed_bytes_max = decompressed_bytes_max
+        self.checkpoint = Checkpoint()
+        self.flushed: dict[bytes, Offset] = {}
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.checked: list[str] = []
+        """The names of the logs that were checked."""
+        self.on_disk = [
+            f"{topic}/{partition}"
+            for topic in disk.listdir(f"{directory}/topics")
+            if disk.is_directory(f"{directory}/topics/{topic}")
+            for partition in disk.listdir(f"{directory}/topics/{topic}")
+            if partition.isdecimal()
+        ]
+
+    def run(self) -> Iterator[Finding]:
+        yield from self._checkpoint()
+        yield from self._flushed()
+        yield from self._journal()
+        claimed = self._claimed()
+        self.checked = sorted({*self.on_disk, *claimed})
+        for name in self.checked:
+            path = f"{self.directory}/topics/{name}"
+            known = self.known(name)
+            yield from verify_log(self.disk, path, known, decompressed_bytes_max=self.decompressed_bytes_max)
+            if name not in self.on_disk:
+                yield Finding(Severity.WARNING, path, "the directory of this partition is missing")
+            elif name not in claimed:
+                yield Finding(Severity.WARNING, path, "no topic of the journal has this directory")
+
+    def known(self, name: str) -> Known:
+        flushed_end = self.flushed.get(name_digest(name), FIRST_OFFSET)
+        if self.checkpoint.problem is not None:
+            return Known(mark_lost=True, flushed_end=flushed_end)
+        return Known(mark=self.checkpoint.logs.get(name, LogMark()), flushed_end=flushed_end)
+
+    # The files beside the logs.
+
+    def _checkpoint(self) -> Iterator[Finding]:
+        path = f"{self.directory}/checkpoint"
+        self.checkpoint = read_checkpoint(self.disk, path)
+        if not self.disk.exists(path) and self.on_disk:
+            self.checkpoint.problem = "it is missing: every log will be scanned from its first byte"
+        if self.checkpoint.problem is not None:
+            yield Finding(Severity.WARNING, path, self.checkpoint.problem)
+
+    def _flushed(self) -> Iterator[Finding]:
+        path = f"{self.directory}/flushed"
+        if not self.disk.exists(path):
+            if self.on_disk:
+                yield Finding(Severity.WARNING, path, "it is missing: a lost end of a log may go unnoticed")
+            return
+        file = self.disk.open(path, writable=False)
+        found, damaged = decode_slots(file.pread(file.size(), 0))
+        self.flushed = dict(found.values())
+        if damaged:
+            message = f"{damaged} entries are damaged: a lost end of a log may go unnoticed"
+            yield Finding(Severity.WARNING, path, message)
+
+    # The journal.
+
+    def _journal(self) -> Iterator[Finding]:
+        path = f"{self.directory}/topics/{_JOURNAL}"
+        if not self.disk.exists(path):
+            if self.on_disk:
+                yield Finding(Severity.ERROR, path, "the journal is missing: topics and groups are in it")
+            return
+        for found in walk_directory(self.disk, path):
+            if isinstance(found, BadBytes) or not found.checksum_holds:
+                continue  # told by the check of its log
+            try:
+                for record in decode_records(found.batch, _DECODED_BYTES_MAX):
+                    self._fold(record.key or b"", record.value)
+            except (HeadraceError, ValueError) as error:
+                yield Finding(Severity.ERROR, found.path, f"no row of the journal: {error}", found.position)
+
+    def _fold(self, key: bytes, value: bytes | None) -> None:
+        table, _, row = key.decode().partition("/")
+        if value is None:
+            self.rows.get(table, {}).pop(row, None)
+        else:
+            self.rows.setdefault(table, {})[row] = json.loads(value)
+
+    def _claimed(self) -> set[str]:
+        """The directories that the rows name."""
+        found = {_JOURNAL}
+        for name, row in self.rows.get("topics", {}).items():
+            found |= {f"{_topic_directory(name, row['id'])}/{index}" for index in range(row["partitions"])}
+        for key in self.rows.get("deleted", {}):
+            name, _, topic_id = key.rpartition("~")
+            found |= {each for each in self.on_disk if each.startswith(_topic_directory(name, topic_id) + "/")}
+        return found
+
+
+def _topic_directory(name: str, topic_id: str) -> str:
+    return f"{name[:NAME_CHARACTERS_MAX]}~{topic_id}"
