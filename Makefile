@@ -6,25 +6,30 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.headrace-stamp
 PYTEST := $(BIN)/python -m pytest
 
-# How often `make chaos` kills the broker, and Spark with what it runs on; tests run the same loops a few times.
+# How often `make chaos` kills the broker, does other things to it, damages its files, and kills Spark with what it runs
+# on; tests do the same a few times.
 KILLS ?= 200
-SPARK_KILLS ?= 50
 FAULTS ?= 60
 DAMAGES ?= 1000
+SPARK_KILLS ?= 50
 
-# `make test` runs these with several at a time, the second kind file by file, since their databases take a while to
-# start. The others measure or fill the machine, and each has it for itself.
+# `make test` runs these several at a time: the first kind test by test, the second file by file, since their servers
+# take a while to start. What is left, the tests on Spark, has the machine for itself.
 WORKERS      ?= 2
-SIDE_BY_SIDE := tests/architecture tests/unit tests/properties
-BY_FILE      := tests/capture tests/sinks
+BY_TEST      := tests/architecture tests/unit tests/properties
+BY_FILE      := tests/capture tests/sinks tests/docs tests/differential tests/interop tests/servers
 SHORT        := "not (spark and slow)"
+
+# `make check` looks at a fifth of the examples of each property; `make test` at all of them.
+EXAMPLES_PART := 5
+CHECKS        := check-format check-lint check-types check-contracts check-tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check format test test-spark test-cluster demo bench nexmark chaos docs clean
+.PHONY: help setup check $(CHECKS) format test test-spark test-cluster explore demo bench nexmark chaos docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## build .venv from requirements.lock (other targets do it on first use)
 
@@ -38,31 +43,44 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-check: $(STAMP) ## format, lint, types, import contracts and unit tests, in under a minute
+check: $(STAMP) ## format, lint, types, import contracts and unit tests without the slow ones, in under a minute
+	@$(MAKE) --no-print-directory --jobs --output-sync $(CHECKS)
+
+$(CHECKS): $(STAMP)
+
+check-format:
 	$(BIN)/ruff format --check .
+
+check-lint:
 	$(BIN)/ruff check .
+
+check-types:
 	$(BIN)/mypy
+
+check-contracts:
 	$(BIN)/lint-imports
-	$(PYTEST) tests/architecture tests/unit -m "not slow and not servers"
+
+check-tests:
+	$(PYTEST) tests/architecture tests/unit -m "not slow and not servers" --examples-part $(EXAMPLES_PART) -n $(WORKERS) --dist worksteal
 
 format: $(STAMP) ## let ruff format the code and mend what it can
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-test: $(STAMP) ## every test, fast ones first
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(PYTEST) $(SIDE_BY_SIDE) -m $(SHORT) -n $(WORKERS) --dist worksteal
+test: $(STAMP) ## every test but the long ones on Spark and those of a cluster, fast ones first
+	@$(MAKE) --no-print-directory --jobs --output-sync check-format check-lint check-types check-contracts
+	$(PYTEST) $(BY_TEST) -m $(SHORT) -n $(WORKERS) --dist worksteal
 	$(PYTEST) $(BY_FILE) -m $(SHORT) -n $(WORKERS) --dist loadfile
-	$(PYTEST) tests $(addprefix --ignore ,$(SIDE_BY_SIDE) $(BY_FILE) tests/cluster) -m $(SHORT)
+	$(PYTEST) tests $(addprefix --ignore ,$(BY_TEST) $(BY_FILE) tests/cluster) -m $(SHORT)
 
-test-spark: $(STAMP) ## all tests of Spark, also the long ones: kills, restarts, clusters (an hour)
+test-spark: $(STAMP) ## all tests on Spark, also the long ones: kills, restarts, clusters (an hour)
 	$(PYTEST) tests/spark tests/demo tests/docs tests/unit/spark -m spark
 
 test-cluster: $(STAMP) ## client, source and sink on Apache Kafka with three brokers, whose leaders are killed
 	$(PYTEST) tests/cluster --timeout=1800
+
+explore: $(STAMP) ## properties with examples that nobody has looked at yet; a failure prints what repeats it
+	HEADRACE_EXPLORE=1 $(PYTEST) tests/unit tests/properties -m "not servers" -n $(WORKERS) --dist worksteal
 
 demo: $(STAMP) ## real events through real clients, on this machine
 	$(BIN)/headrace demo
@@ -73,7 +91,7 @@ bench: $(STAMP) ## benchmarks, as ratios measured in one run
 nexmark: $(STAMP) ## nineteen questions to an auction house, checked by DuckDB, timed beside Flink (which comes on first use)
 	$(BIN)/python -m benchmarks.nexmark
 
-chaos: $(STAMP) ## kill -9 under load with a checker: the broker KILLS times (200), Spark SPARK_KILLS times (50), capture with each database, sinks with each target
+chaos: $(STAMP) ## for hours: kill -9 under load with a checker (the broker KILLS times, then Spark, capture, sinks), other faults, damaged files
 	$(BIN)/python -m tests.chaos.run --kills $(KILLS)
 	$(BIN)/python -m tests.chaos.run --kills $(FAULTS) --faults all --session-ms 45000
 	$(BIN)/python -m tests.chaos.damage --cases $(DAMAGES)

@@ -26,6 +26,7 @@ pytest_plugins = ["tests.skips", "tests.servers.fixtures"]
 
 FOLDERS_FAST_FIRST = ("architecture", "unit", "properties", "docs", "differential", "interop", "chaos", "spark")
 TESTS = Path(__file__).parent
+EXAMPLES_MIN = 3
 
 
 def pytest_configure() -> None:
@@ -34,11 +35,31 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--examples-part",
+        type=int,
+        default=1,
+        metavar="N",
+        help="look at one in N of each property's examples: `make check` has to be quick",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank(item.path))
     for item in items:
+        thin_out(item, config.getoption("--examples-part"))
         if item.path.is_relative_to(TESTS / "spark"):
             item.add_marker("spark")
+
+
+def thin_out(item: pytest.Item, part: int) -> None:
+    """A test that states its own number of examples has its settings in this attribute; hypothesis has no other way."""
+    test = getattr(item, "obj", None)
+    own: settings | None = getattr(test, "_hypothesis_internal_use_settings", None)
+    if part > 1 and own is not None:
+        fewer = settings(own, max_examples=max(EXAMPLES_MIN, own.max_examples // part))
+        getattr(test, "__func__", test)._hypothesis_internal_use_settings = fewer
 
 
 def rank(path: Path) -> int:
