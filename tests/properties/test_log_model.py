@@ -25,6 +25,7 @@ from headrace.log.store import LogStore
 from headrace.record import Record, decode_records
 from headrace.testing.disk import PowerLoss, SimulatedDisk
 from tests.flushing import FlusherByHand
+from tests.unit.log.builders import swap_in
 
 TOPIC = ("orders", UUID(int=7), 0)
 BATCH_BYTES_MAX = 1 << 20
@@ -152,7 +153,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(map_bytes_max=st.sampled_from([300, 1 << 16]))
     def compact(self, map_bytes_max: int) -> None:
         self.checkpoint()
-        job = plan(self.log, 5000, map_bytes_max=map_bytes_max)
+        job = plan(self.log, 5000, token="t", map_bytes_max=map_bytes_max)
         if job is None:
             return
         result = clean(self.disk, job)
@@ -161,7 +162,7 @@ class LogMachine(RuleBasedStateMachine):
         touched = [entry for entry in self.history if self.is_in(result, entry.original.base_offset)]
         for entry in touched:
             entry.allowed |= {new.get(entry.original.base_offset)}
-        self.log.swap_in(result.groups, result.cleaned_offset)
+        swap_in(self.log, result)
         for entry in touched:
             entry.allowed = {new.get(entry.original.base_offset)}
 
@@ -172,7 +173,7 @@ class LogMachine(RuleBasedStateMachine):
     def cleaned_batches(self, result: CleaningResult) -> dict[int, bytes]:
         found = {}
         for group in result.groups:
-            data = self.disk.contents(f"{self.log.directory}/{group.base:020d}.log.cleaned")
+            data = self.disk.contents(f"{self.log.directory}/{group.base:020d}.log.cleaned-t")
             batches = read_batches(data, batch_bytes_max=BATCH_BYTES_MAX, from_client=False) if data else []
             found.update({batch.base_offset: batch.data for batch in batches})
         return found

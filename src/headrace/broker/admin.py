@@ -13,9 +13,9 @@ from headrace.broker.replies import PendingReply, Reply, once_flushed
 from headrace.broker.request import Request
 from headrace.broker.state import StateStore
 from headrace.broker.topics import PARTITIONS_PER_TOPIC_MAX, Topic, Topics, check_name, new_id
-from headrace.broker.upkeep import Upkeep
 from headrace.config import TOPIC_SETTINGS, Settings, show_value
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
+from headrace.log.maintenance import Maintenance
 from headrace.log.store import LogStore
 from headrace.vocabulary import Offset
 from headrace.wire.kafka.messages.configs import (
@@ -74,14 +74,14 @@ class TopicAdmin:
         topics: Topics,
         state: StateStore,
         store: LogStore,
-        upkeep: Upkeep,
+        maintenance: Maintenance,
         settings: Settings,
         identity: Identity,
     ) -> None:
         self._topics = topics
         self._state = state
         self._store = store
-        self._upkeep = upkeep
+        self._maintenance = maintenance
         self._settings = settings
         self._identity = identity
 
@@ -287,7 +287,7 @@ class TopicAdmin:
             ]
         )
         reply = PendingReply(response)
-        self._upkeep.checkpointed().add_done_callback(lambda done: None if done.cancelled() else reply.one_done())
+        self._maintenance.checkpointed().add_done_callback(lambda done: None if done.cancelled() else reply.one_done())
         return reply
 
     def _delete_records(self, access: Access, name: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:

@@ -32,11 +32,11 @@ from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import TransactionCoordinator
 from headrace.broker.transactions.registry import Transactions
-from headrace.broker.upkeep import Upkeep
 from headrace.config import Settings
 from headrace.log.config import FlushMode, LogConfig
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
+from headrace.log.maintenance import Maintenance, MaintenanceSettings
 from headrace.log.store import LogStore
 from headrace.ports import Clock
 from headrace.vocabulary import Epoch
@@ -69,7 +69,7 @@ class Broker:
         self.clock = clock
         self.settings = settings
         self.addresses: dict[str, tuple[str, int]] = {}
-        self.state = StateStore(self._open_state(), flusher, clock, reclaim=lambda: self.upkeep.space_wanted())
+        self.state = StateStore(self._open_state(), flusher, clock, reclaim=lambda: self.maintenance.space_wanted())
         self._dynamic_settings = DynamicSettings(state=self.state, settings=settings)
         self._dynamic_settings.apply()
         cluster_id, leader_epoch = self._begin_run()
@@ -103,10 +103,16 @@ class Broker:
             groups=self.offsets,
             transactions=transactions,
         )
-        self.upkeep = Upkeep(self)
-        self.topics.on_deleted = self.upkeep.remove_deleted
+        self.maintenance = Maintenance(
+            store=store,
+            flusher=flusher,
+            clock=clock,
+            settings=self._maintenance_settings,
+            on_damaged=self.topics.set_damaged,
+        )
+        self.topics.remove_files = self.maintenance.delete_topic
         self.overflow = Overflow(
-            topics=self.topics, groups=self.groups, offsets=self.offsets, upkeep=self.upkeep, clock=clock
+            topics=self.topics, groups=self.groups, offsets=self.offsets, maintenance=self.maintenance, clock=clock
         )
         self.fetches = FetchHandler(clock=clock, settings=settings)
         self._handlers: dict[int, Handler] = dict(self._table().items())
@@ -117,11 +123,11 @@ class Broker:
         """Begin what happens by itself: timeouts, retention, compaction, checkpoints."""
         self.group_coordinator.load()
         self.transactions.load()
-        self.upkeep.start()
+        self.maintenance.start()
 
     async def stop(self) -> None:
         """An orderly end; afterwards the store may be closed."""
-        await self.upkeep.stop()
+        await self.maintenance.stop()
         self.transactions.close()
         self.group_coordinator.close()
 
@@ -199,7 +205,7 @@ class Broker:
             topics=self.topics,
             state=self.state,
             store=self.store,
-            upkeep=self.upkeep,
+            maintenance=self.maintenance,
             settings=self.settings,
             identity=self._identity,
         )
@@ -230,6 +236,15 @@ class Broker:
             ApiKey.DESCRIBE_QUORUM: cluster.describe_quorum,
             ApiKey.UPDATE_FEATURES: cluster.update_features,
         }
+
+    def _maintenance_settings(self) -> MaintenanceSettings:
+        settings = self.settings
+        return MaintenanceSettings(
+            retention_interval_s=settings.integer("log.retention.check.interval.ms") / 1000,
+            compaction_interval_s=max(0.05, settings.integer("log.cleaner.backoff.ms") / 1000),
+            compaction_enabled=settings.boolean("log.cleaner.enable"),
+            compaction_memory_bytes=settings.integer("compaction.memory.bytes"),
+        )
 
     def _open_state(self) -> PartitionLog:
         config = LogConfig(

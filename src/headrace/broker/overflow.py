@@ -18,9 +18,9 @@ from headrace.batch import Batch
 from headrace.broker.partition import Partition
 from headrace.broker.request import Peer
 from headrace.broker.topics import Topic, Topics
-from headrace.broker.upkeep import Upkeep
 from headrace.errors import ErrorCode, KafkaError
 from headrace.log.backlog import bytes_from, offset_keeping_bytes
+from headrace.log.maintenance import Maintenance
 from headrace.ports import Clock
 from headrace.vocabulary import Offset
 
@@ -54,12 +54,12 @@ class Overflow:
     """Applies each topic's ``headrace.overflow`` before an append."""
 
     def __init__(
-        self, *, topics: Topics, groups: GroupMembers, offsets: CommittedOffsets, upkeep: Upkeep, clock: Clock
+        self, *, topics: Topics, groups: GroupMembers, offsets: CommittedOffsets, maintenance: Maintenance, clock: Clock
     ) -> None:
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
-        self._upkeep = upkeep
+        self._maintenance = maintenance
         self._clock = clock
         self._held: dict[Peer, set[tuple[str, int]]] = {}
         self._gone_since: dict[str, float] = {}
@@ -89,7 +89,7 @@ class Overflow:
             # What producers have in flight is not acknowledged yet and cannot be given up. Until it is, the partition
             # may exceed its bound by that much.
             log.delete_records(min(offset_keeping_bytes(log, max(0, keep_bytes)), log.high_watermark))
-            self._upkeep.space_wanted()
+            self._maintenance.space_wanted()
             dropped = log.start_offset - before
             if dropped and not partition.dropped_records:
                 LOG.warning("%s-%d is full and drops its oldest records", partition.topic, partition.index)

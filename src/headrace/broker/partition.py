@@ -98,12 +98,18 @@ class Partition:
             watcher.partition_advanced(self)
 
     def remove(self) -> None:
-        """The topic is gone: whoever waits is released and finds that out by asking again."""
-        self.removed = True
-        for watcher in list(self.watchers):
-            watcher.partition_advanced(self)
+        """The topic is gone: those who wait are released and find that out by asking again."""
+        self.retire()
         if self.fault is None:
             self.log.release_waiters()
+
+    def retire(self) -> None:
+        """This object stands for the partition no longer: fetchers look for the one that does."""
+        self.removed = True
+        if self.fault is None:
+            self.log.is_retired = True
+        for watcher in list(self.watchers):
+            watcher.partition_advanced(self)
 
 
 class DamagedPartition(Partition):

@@ -22,8 +22,9 @@ from headrace.broker.state import StateStore
 from headrace.config import TOPIC_SETTINGS, Settings, parse_value
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.log.config import FlushMode, LogConfig
-from headrace.log.errors import CorruptLog, storage_error
+from headrace.log.errors import CorruptLog, LogError, storage_error
 from headrace.log.flush import Flusher
+from headrace.log.log import PartitionLog
 from headrace.log.store import LogStore
 from headrace.ports import Clock
 from headrace.record import Codec
@@ -203,8 +204,8 @@ class Topics:
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
         self._listeners: list[Callable[[], None]] = []
-        self.on_deleted: Callable[[], None] = lambda: None
-        """Called when a deleted topic's files wait to be removed."""
+        self.remove_files: Callable[[str, UUID, Callable[[], None]], None]
+        """Moves a deleted topic's files away and calls back when that is durable: ``Maintenance.delete_topic``."""
 
     def load(self) -> None:
         """Open every topic of the state; finish deletions that a crash interrupted."""
@@ -213,7 +214,10 @@ class Topics:
             self._open_partitions(topic, int(row["partitions"]), sync=False)
             self._register(topic)
         for key in list(self._state.table("deleted")):
-            self._remove_files(key)
+            name, topic_id = _name_and_id(key)
+            self._store.forget_topic(name, topic_id)
+            self._store.move_deleted(name, topic_id)
+            self._forget_deleted(key)
 
     def get(self, name: str) -> Topic | None:
         return self._by_name.get(name)
@@ -300,7 +304,9 @@ class Topics:
             partition.remove()
         for partition in topic.served:
             self._flusher.forget(partition.log)
-        self._state.when_flushed(offset, lambda: self._remove_files(key))
+        self._state.when_flushed(
+            offset, lambda: self.remove_files(*_name_and_id(key), lambda: self._forget_deleted(key))
+        )
         self._notify()
         return offset
 
@@ -367,12 +373,25 @@ class Topics:
         for listener in self._listeners:
             listener()
 
-    def _remove_files(self, key: str) -> None:
-        name, _, topic_id = key.rpartition("~")
-        self._store.delete_topic(name, UUID(topic_id))
+    def _forget_deleted(self, key: str) -> None:
         with suppress(HeadraceError):  # a full disk: the row stays, and the next start finds nothing left to move
             self._state.put("deleted", key, None)
-        self.on_deleted()
+
+    def set_damaged(self, log: PartitionLog, fault: LogError) -> None:
+        """The log can no longer be served: its partition says so from now on, and the others go on."""
+        for topic in self._by_name.values():
+            for partition in topic.served:
+                if partition.log is log:
+                    self._store.set_aside(log)
+                    topic.partitions[partition.index] = DamagedPartition(
+                        topic=topic.name, index=partition.index, fault=fault, leader_epoch=self._leader_epoch
+                    )
+                    partition.retire()
+
+
+def _name_and_id(key: str) -> tuple[str, UUID]:
+    name, _, topic_id = key.rpartition("~")
+    return name, UUID(topic_id)
 
 
 def new_id() -> bytes:

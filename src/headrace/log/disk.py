@@ -201,30 +201,37 @@ class FileCache:
     goes with its last reference.
     """
 
-    __slots__ = ("_disk", "_files", "files_max")
+    __slots__ = ("_disk", "_files", "_pinned", "files_max")
 
     def __init__(self, disk: Disk, files_max: int = 512) -> None:
         self._disk = disk
         self._files: OrderedDict[str, File] = OrderedDict()
+        self._pinned: dict[str, File] = {}
         self.files_max = files_max
 
     def open(self, path: str, *, create: bool = False) -> File:
         file = self._files.get(path)
         if file is None:
-            file = self._files[path] = self._disk.open(path, create=create)
+            file = self._pinned.get(path) or self._disk.open(path, create=create)
+            self._files[path] = file
             if len(self._files) > self.files_max:
                 self._files.popitem(last=False)
         else:
             self._files.move_to_end(path)
         return file
 
+    def pin(self, path: str) -> None:
+        """Until it is forgotten, ``open`` gives the file that is there now, even if the path is replaced meanwhile."""
+        self._pinned[path] = self.open(path)
+
     def forget(self, path: str) -> None:
         """The path will be unlinked, renamed or replaced; whoever holds the old file keeps it."""
         self._files.pop(path, None)
+        self._pinned.pop(path, None)
 
     def forget_under(self, directory: str) -> None:
-        for path in [path for path in self._files if path.startswith(directory + "/")]:
-            del self._files[path]
+        for path in [path for path in [*self._files, *self._pinned] if path.startswith(directory + "/")]:
+            self.forget(path)
 
     def __len__(self) -> int:
         return len(self._files)

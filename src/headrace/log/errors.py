@@ -4,7 +4,8 @@ LogError
 ├── OffsetOutOfRange          a read outside [start, end)
 ├── StorageError              the disk refused; nothing changed, a retry may help
 │   ├── DiskFull              … for want of space
-│   └── CorruptLog            bytes on disk are not what was written: file and position; a retry does not help
+│   ├── CorruptLog            bytes on disk are not what was written: file and position; a retry does not help
+│   └── SwapUnfinished        files were replaced in part; the next start completes it
 ├── RecordListTooLarge        one append larger than a segment
 ├── OutOfOrderSequence        a gap in a producer's sequence numbers
 ├── InvalidProducerEpoch      a producer that has been fenced
@@ -32,6 +33,7 @@ __all__ = [
     "OutOfOrderSequence",
     "RecordListTooLarge",
     "StorageError",
+    "SwapUnfinished",
     "storage_error",
 ]
 
@@ -70,6 +72,16 @@ class CorruptLog(StorageError):
         self.path = path
         self.position = position
         self.reason = reason
+
+
+class SwapUnfinished(StorageError):
+    retriable = False
+
+    def __init__(self, directory: str, error: OSError) -> None:
+        super().__init__(
+            f"compacted segments could not be put in place in {directory}: {error.strerror or error}; "
+            "check the disk and restart: that completes it"
+        )
 
 
 class RecordListTooLarge(LogError):

@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from headrace.batch import NO_PRODUCER_ID, Batch, stamp
 from headrace.log.aborted import AbortedDamaged
 from headrace.log.checkpoint import LogMark
-from headrace.log.compaction.swap import SwapGroup, discard_cleaned, swap_files
+from headrace.log.compaction.swap import SwapGroup, SwapJob
 from headrace.log.config import FlushPolicy, LogConfig
 from headrace.log.disk import FileCache
 from headrace.log.epochs import EpochHistory
@@ -41,6 +42,9 @@ from headrace.log.unsynced import FlushMark, Unsynced
 from headrace.log.waiters import Waiters
 from headrace.ports import Disk
 from headrace.vocabulary import Epoch, Offset, Position
+
+if TYPE_CHECKING:
+    from headrace.log.compaction.cleaner import CleaningResult
 
 __all__ = ["AppendResult", "PartitionLog"]
 
@@ -85,6 +89,9 @@ class PartitionLog:
         self._waiters: Waiters[Offset] = Waiters()
         self.reader = LogReader(self)
         self._closed = False
+        self._swapping = False
+        self.is_retired = False
+        """Removed, or no longer served: maintenance keeps away from it."""
         self._advance()
 
     # Opening and closing.
@@ -231,6 +238,11 @@ class PartitionLog:
         if counted != NOT_COUNTED:
             message = f"{damage.reason}; derived again from the log"
             self.recovery.add(Finding(Severity.WARNING, damage.path, message, damage.position))
+
+    def expire_producers(self, now_ms: int) -> None:
+        """Forget idle producers. Those that nobody has loaded are forgotten when they are."""
+        if self._producers is not None:
+            self._producers.expire(now_ms, self._config.producer_expiration_ms)
 
     @property
     def last_stable_offset(self) -> Offset:
@@ -454,6 +466,8 @@ class PartitionLog:
     @property
     def has_dead_segments(self) -> bool:
         """Whether ``remove_dead_segments`` would free anything."""
+        if self._swapping:
+            return False
         if len(self._segments) > 1:
             return self._segments[1].base_offset <= self._start
         return self._start == self._end and self._active.size > 0
@@ -465,6 +479,8 @@ class PartitionLog:
         records back, and what producers wrote there is remembered only by the snapshot. The oldest goes first, so that
         whatever remains is the end of the log. ``regardless`` is for a disk so full that no checkpoint can be written.
         """
+        if self._swapping:
+            return 0
         if self._start == self._end and self._active.size:
             self.roll()
         if regardless:
@@ -504,33 +520,40 @@ class PartitionLog:
 
     # Compaction.
 
-    def swap_in(self, groups: Sequence[SwapGroup], cleaned_offset: Offset) -> int:
-        """Put cleaned segments in the place of those they were made from; returns the bytes saved.
+    def begin_swap(self, result: CleaningResult) -> SwapJob:
+        """Prepare to put cleaned segments in the place of those they were made from; see swap.py.
 
-        Readers that hold slices of the old files keep them. A group whose segments retention has touched meanwhile is
-        thrown away. See swap.py for why a crash at any point leaves either the old or the new.
+        Until ``finish_swap`` readers are served from the old files and no segment is removed. A group whose segments
+        retention has removed meanwhile is thrown away.
         """
-        usable = []
-        for group in groups:
-            present = [segment.base_offset for segment in self._segments[:-1]]
-            if all(base in present for base in group.replaces) and group.base == group.replaces[0]:
-                usable.append(group)
-            else:
-                discard_cleaned(self._disk, self.directory, group.base)
-        before = self.size_bytes
-        swap_files(self._disk, self.directory, usable)
+        sealed = {segment.base_offset: segment for segment in self._segments[:-1]}
+        usable = [group for group in result.groups if sealed.keys() >= set(group.replaces)]
         for group in usable:
+            for base in group.replaces:
+                sealed[base].pin()
+        self._swapping = True
+        whole = len(usable) == len(result.groups)
+        return SwapJob(self._disk, self.directory, result.token, usable, result.cleaned_offset, whole)
+
+    def finish_swap(self, job: SwapJob) -> int:
+        """Serve what ``job`` has put in place, also when it failed; returns the bytes saved."""
+        before = self.size_bytes
+        for group in job.groups:
+            for segment in self._segments:
+                if segment.base_offset in group.replaces:
+                    segment.forget()
+        for group in job.swapped:
             self._replace_segments(group)
+        self._swapping = False
         self.reader.forget_places()
-        if len(usable) == len(groups):
-            self._mark = replace(self._mark, cleaned_offset=max(cleaned_offset, self._mark.cleaned_offset))
-        self._mark = replace(self._mark, gaps=self._mark.gaps or bool(usable))
+        if job.whole and len(job.swapped) == len(job.groups):
+            self._mark = replace(self._mark, cleaned_offset=max(job.cleaned_offset, self._mark.cleaned_offset))
+        self._mark = replace(self._mark, gaps=self._mark.gaps or bool(job.swapped))
         return before - self.size_bytes
 
     def _replace_segments(self, group: SwapGroup) -> None:
         first = next(n for n, segment in enumerate(self._segments) if segment.base_offset == group.base)
         for segment in self._segments[first : first + len(group.replaces)]:
-            segment.forget()
             self._unsynced.files.pop(segment.path, None)
         cleaned = self._segment(group.base, group.size, gaps_allowed=True)
         cleaned.following_offset = group.end_offset

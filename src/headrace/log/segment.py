@@ -212,6 +212,13 @@ class Segment:
             self.index.save(self.summary())
             self.index.unload()
 
+    def pin(self) -> None:
+        """Keep to the files that are there now while another thread replaces them."""
+        self.summarise()  # which makes an index where there is none
+        for path in (self.path, self.index.path, self.aborted.path):
+            with suppress(FileNotFoundError):
+                self._cache.pin(path)
+
     def forget(self) -> None:
         """The files are being removed or replaced; a reader that holds one keeps it open."""
         for path in (self.path, self.index.path, self.aborted.path):

@@ -205,6 +205,12 @@ class LogStore:
         self.report.cut_bytes += sum(cut.size for cut in log.recovery.cuts)
         return log
 
+    def set_aside(self, log: PartitionLog) -> None:
+        """The log can no longer be served. Its mark stays, for the next start."""
+        for key in [key for key, other in self.logs.items() if other is log]:
+            self._marks[self._name(*key)] = log.mark
+            del self.logs[key]
+
     def sync_recovered(self) -> None:
         """One sync for all that recovery accepted, before any of it is served. The report is complete after the
         first."""
@@ -263,16 +269,21 @@ class LogStore:
 
     # Removing.
 
-    def delete_topic(self, topic: str, topic_id: UUID) -> None:
-        """Take the topic out of the tree in one durable step; ``remove_deleted`` frees the space."""
+    def forget_topic(self, topic: str, topic_id: UUID) -> None:
+        """The topic is being deleted; ``move_deleted`` follows."""
         for key in [key for key in self.logs if key[0] == topic and key[1] == topic_id]:
             del self.logs[key]
         name = self._topic_name(topic, topic_id)
         self._marks = {key: mark for key, mark in self._marks.items() if not key.startswith(name + "/")}
         self._flushed.forget(name + "/")
+        self.cache.forget_under(f"{self.directory}/topics/{name}")
+
+    def move_deleted(self, topic: str, topic_id: UUID) -> None:
+        """Take the topic out of the tree in one durable step; ``remove_deleted`` frees the space. This syncs, so call
+        it on another thread than the owner's."""
+        name = self._topic_name(topic, topic_id)
         path = f"{self.directory}/topics/{name}"
         if self.disk.exists(path):
-            self.cache.forget_under(path)
             self.disk.rename(path, f"{self.directory}/deleted/{name}")
             self.disk.sync_dir(f"{self.directory}/topics")
             self.disk.sync_dir(f"{self.directory}/deleted")

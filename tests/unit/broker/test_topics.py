@@ -210,7 +210,7 @@ def test_a_damaged_partition_is_not_served_and_the_others_are(tmp_path: Path) ->
             metadata = await harness.ask(MetadataRequest(topics=[MetadataRequestTopic(name="t")]))
             codes = [each.error_code for each in metadata.topics[0].partitions]
             assert codes == [0, ErrorCode.LEADER_NOT_AVAILABLE]
-            harness.broker.upkeep.apply_retention()
+            await harness.broker.maintenance.apply_retention()
         assert damaged.stat().st_size == 20, "nothing was cut, nothing was repaired by guesswork"
         async with running(tmp_path) as harness:
             assert (await harness.fetch("t", 0, 1)).error_code == ErrorCode.KAFKA_STORAGE_ERROR

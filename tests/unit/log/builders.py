@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.batch import Batch, build_batch, control_batch, read_batches
+from headrace.log.compaction.cleaner import CleaningResult
 from headrace.log.config import LogConfig
 from headrace.log.log import PartitionLog
 from headrace.log.retention import advance_by_retention
@@ -83,3 +84,13 @@ def apply_retention(store: LogStore, now_ms: int) -> int:
     except OSError:
         full = True
     return sum(log.remove_dead_segments(regardless=full) for log in doomed)
+
+
+def swap_in(log: PartitionLog, result: CleaningResult) -> int:
+    """Put cleaned segments in their places, as maintenance does; returns the bytes saved."""
+    swap = log.begin_swap(result)
+    try:
+        swap.run()
+    finally:
+        saved_bytes = log.finish_swap(swap)
+    return saved_bytes

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import errno
-import io
-import json
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from headrace.batch import build_batch, read_batches
-from headrace.log.compaction.child import command, job_from_json, job_to_json, main
 from headrace.log.compaction.cleaner import CleaningResult, OffsetMap, clean
 from headrace.log.compaction.planning import plan
 from headrace.log.config import LogConfig
-from headrace.log.disk import OsDisk, OsFile
 from headrace.log.errors import CorruptLog
 from headrace.log.log import PartitionLog
 from headrace.log.opening import Known
 from headrace.log.producers import Duplicate
 from headrace.record import Codec, Record, decode_records
 from headrace.testing.disk import SimulatedDisk
-from tests.unit.log.builders import DIRECTORY, append, batches_in, marker, new_log, plain, produced
+from tests.unit.log.builders import DIRECTORY, append, batches_in, marker, new_log, plain, produced, swap_in
 
 COMPACT = LogConfig(
     segment_bytes_max=4000,
@@ -54,10 +47,10 @@ def settle(log: PartitionLog) -> None:
 
 def compact(log: PartitionLog, now_ms: int = NOW, **options: int) -> CleaningResult:
     settle(log)
-    job = plan(log, now_ms, **options)
+    job = plan(log, now_ms, token="t", **options)
     assert job is not None
     result = clean(log._disk, job)
-    log.swap_in(result.groups, result.cleaned_offset)
+    swap_in(log, result)
     return result
 
 
@@ -152,11 +145,11 @@ def test_an_abort_marker_behind_the_job_still_counts() -> None:
     append(log, marker(1, commit=False))
     log.checkpointed(log.prepare_checkpoint())
     log.sync_all()
-    job = plan(log, NOW)
+    job = plan(log, NOW, token="t")
     assert job is not None
     assert job.end_offset == 2
     result = clean(log._disk, job)
-    log.swap_in(result.groups, result.cleaned_offset)
+    swap_in(log, result)
     assert records(log) == [(0, b"a", b"committed")]
 
 
@@ -166,7 +159,7 @@ def test_an_open_transaction_is_not_touched() -> None:
     log.roll()
     append(log, produced(1, 0, transactional=True, key=b"a"))
     settle(log)
-    job = plan(log, NOW)
+    job = plan(log, NOW, token="t")
     assert job is not None
     assert job.end_offset == 1
 
@@ -224,20 +217,20 @@ def test_nothing_is_due_below_the_dirty_ratio_unless_a_record_is_too_old() -> No
     for turn in range(200):
         put(log, b"key%d" % turn, b"x" * 50)
     settle(log)
-    assert plan(log, 2000) is not None
+    assert plan(log, 2000, token="t") is not None
     compact(log)
     put(log, b"new", b"x")
     settle(log)
-    assert plan(log, 2000) is None
-    assert plan(log, 1000 + 5001) is not None
+    assert plan(log, 2000, token="t") is None
+    assert plan(log, 1000 + 5001, token="t") is not None
 
 
 def test_young_records_wait() -> None:
     log = compacted_log(config=replace(COMPACT, min_compaction_lag_ms=500))
     put(log, b"a", b"1")
     settle(log)
-    assert plan(log, 1499) is None
-    assert plan(log, 1500) is not None
+    assert plan(log, 1499, token="t") is None
+    assert plan(log, 1500, token="t") is not None
 
 
 def test_what_a_crash_could_still_cut_is_not_compacted() -> None:
@@ -245,7 +238,7 @@ def test_what_a_crash_could_still_cut_is_not_compacted() -> None:
     put(log, b"a", b"1")
     log.roll()
     log.sync_all()
-    assert plan(log, NOW) is None
+    assert plan(log, NOW, token="t") is None
 
 
 def test_a_group_that_retention_has_touched_is_thrown_away() -> None:
@@ -253,15 +246,15 @@ def test_a_group_that_retention_has_touched_is_thrown_away() -> None:
     for turn in range(200):
         put(log, b"k%d" % turn, b"x" * 50)
     settle(log)
-    job = plan(log, NOW)
+    job = plan(log, NOW, token="t")
     assert job is not None
     result = clean(log._disk, job)
     log.delete_records(120)
     log.checkpointed(log.prepare_checkpoint())
     log.remove_dead_segments()
-    log.swap_in(result.groups, result.cleaned_offset)
+    swap_in(log, result)
     assert [offset for offset, _, _ in records(log) if offset >= 120] == list(range(120, 200))
-    assert not [name for name in log._disk.listdir(DIRECTORY) if name.endswith(".cleaned")]
+    assert not [name for name in log._disk.listdir(DIRECTORY) if ".cleaned" in name]
 
 
 def test_slices_of_replaced_files_stay_readable() -> None:
@@ -282,7 +275,7 @@ def test_corruption_is_told_with_its_place_and_nothing_is_swapped() -> None:
         put(log, b"k", b"%d" % turn)
     settle(log)
     disk.damage(log.segments[0].path, lambda content: content.__setitem__(75, content[75] ^ 1))
-    job = plan(log, NOW)
+    job = plan(log, NOW, token="t")
     assert job is not None
     with pytest.raises(CorruptLog):
         clean(disk, job)
@@ -299,49 +292,6 @@ def test_compact_and_delete_work_together() -> None:
 
     assert advance_by_retention(log, 20_000)
     assert log.start_offset == log.end_offset
-
-
-def test_a_job_runs_in_a_child_process(tmp_path: Path) -> None:
-    log = PartitionLog.open(OsDisk(), str(tmp_path / "log"), COMPACT)
-    for turn in range(300):
-        put(log, b"k%d" % (turn % 10), b"%d" % turn)
-    settle(log)
-    job = plan(log, NOW)
-    assert job is not None
-    assert job_from_json(job_to_json(job)) == job
-    child = subprocess.run(command(), input=job_to_json(job), capture_output=True, text=True, check=True, timeout=60)
-    result = CleaningResult.from_json(json.loads(child.stdout))
-    saved = log.swap_in(result.groups, result.cleaned_offset)
-    assert saved > 0
-    assert [offset for offset, _, _ in records(log)] == list(range(290, 300))
-
-
-def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
-    log = PartitionLog.open(OsDisk(), str(tmp_path / "log"), COMPACT)
-    put(log, b"k", b"v")
-    settle(log)
-    job = plan(log, NOW)
-    assert job is not None
-    job.segments = [(77, 100, False)]
-    child = subprocess.run(command(), input=job_to_json(job), capture_output=True, text=True, check=False, timeout=60)
-    assert child.returncode == 1
-    assert "No such file" in json.loads(child.stdout)["error"]
-
-
-def test_a_child_whose_sync_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = PartitionLog.open(OsDisk(), str(tmp_path / "log"), COMPACT)
-    put(log, b"k", b"v")
-    settle(log)
-    job = plan(log, NOW)
-    assert job is not None
-
-    def failing(_: OsFile) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(OsFile, "datasync", failing)
-    answer = io.StringIO()
-    assert main(io.StringIO(job_to_json(job)), answer) == 1
-    assert "Input/output error" in json.loads(answer.getvalue())["sync_failed"]
 
 
 def test_the_key_table_keeps_its_size() -> None:

@@ -20,22 +20,24 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final
 
 from headrace.batch import DELETE_HORIZON, Batch, control_type, reseal
 from headrace.log.aborted import AbortedDamaged
-from headrace.log.compaction.swap import SwapGroup
+from headrace.log.compaction.swap import SwapGroup, cleaned_suffix, discard_cleaned
 from headrace.log.disk import FileCache
 from headrace.log.errors import CorruptLog
 from headrace.log.segment import OFFSET_DELTA_MAX, Segment, segment_name
+from headrace.log.sync_guard import SyncFailed
 from headrace.ports import Disk
 from headrace.record import CorruptRecords, Record, compress, decode_records, encode_records, record_keys
 from headrace.vocabulary import FILE_START, FIRST_OFFSET, Offset, Position
 
-__all__ = ["CleaningJob", "CleaningResult", "OffsetMap", "clean"]
+__all__ = ["CleaningJob", "CleaningResult", "NotWanted", "OffsetMap", "clean"]
 
 _DIGEST_BYTES: Final = 16
 _SLOT_BYTES: Final = _DIGEST_BYTES + 8
@@ -88,6 +90,8 @@ class CleaningJob:
     """All that a child process needs to know; plain values, so that it can be sent as JSON."""
 
     directory: str
+    token: str
+    """Names the files of this attempt."""
     segments: list[tuple[Offset, int, int]]
     """(base offset, size, number of aborted transactions) of the segments to go over, oldest first."""
     end_offset: Offset
@@ -107,6 +111,7 @@ class CleaningJob:
 
 @dataclass(slots=True, kw_only=True)
 class CleaningResult:
+    token: str
     groups: list[SwapGroup] = field(default_factory=list)
     cleaned_offset: Offset = FIRST_OFFSET
     bytes_read: int = 0
@@ -117,6 +122,7 @@ class CleaningResult:
     def to_json(self) -> dict[str, Any]:
         groups = [[group.base, group.end_offset, list(group.replaces), group.size] for group in self.groups]
         return {
+            "token": self.token,
             "groups": groups,
             "cleaned_offset": self.cleaned_offset,
             "bytes_read": self.bytes_read,
@@ -131,21 +137,34 @@ class CleaningResult:
         return cls(**{**content, "groups": groups})
 
 
-def clean(disk: Disk, job: CleaningJob) -> CleaningResult:
-    """Run both passes; the result's files are synced and wait to be swapped in."""
-    cleaner = _Cleaner(disk, job)
-    cleaner.read_keys()
-    cleaner.rewrite()
+class NotWanted(Exception):
+    """Nobody waits for the result any more."""
+
+
+def clean(disk: Disk, job: CleaningJob, *, check_wanted: Callable[[], None] = lambda: None) -> CleaningResult:
+    """Run both passes; the result's files are synced and wait to be swapped in.
+
+    ``check_wanted`` is called before every batch and may raise NotWanted. After any error no file is left.
+    """
+    try:
+        cleaner = _Cleaner(disk, job, check_wanted)
+        cleaner.read_keys()
+        cleaner.rewrite()
+    except BaseException:
+        with suppress(OSError, SyncFailed):
+            discard_cleaned(disk, job.directory, job.token)
+        raise
     return cleaner.result
 
 
 class _Cleaner:
-    def __init__(self, disk: Disk, job: CleaningJob) -> None:
+    def __init__(self, disk: Disk, job: CleaningJob, check_wanted: Callable[[], None]) -> None:
         self.job = job
         self.disk = disk
+        self.check_wanted = check_wanted
         self.cache = FileCache(disk, 16)
         self.map = OffsetMap(job.map_bytes_max)
-        self.result = CleaningResult(cleaned_offset=job.end_offset)
+        self.result = CleaningResult(token=job.token, cleaned_offset=job.end_offset)
         self.segments = [self._source(*entry) for entry in job.segments]
         self.last_batches = dict(job.last_batches)
         self.aborted: dict[int, list[tuple[int, int]]] = {}
@@ -170,6 +189,7 @@ class _Cleaner:
 
     def batches(self, segment: Segment) -> Iterator[tuple[Position, Batch]]:
         for position, _ in segment.headers(FILE_START, segment.size):
+            self.check_wanted()
             yield position, segment.read_batch(position)
 
     def is_aborted(self, batch: Batch) -> bool:
@@ -234,7 +254,7 @@ class _Cleaner:
         return min(later, default=self.job.end_offset)
 
     def _new_target(self, base: Offset) -> Segment:
-        target = self._segment(base, Offset(0), suffix=".cleaned")
+        target = self._segment(base, Offset(0), suffix=cleaned_suffix(self.job.token))
         target.begin()
         target.remove(self.disk)
         self.cache.open(target.path, create=True)

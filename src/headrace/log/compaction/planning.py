@@ -17,8 +17,8 @@ __all__ = ["MAP_BYTES_MAX", "plan"]
 MAP_BYTES_MAX = 64 << 20
 
 
-def plan(log: PartitionLog, now_ms: int, *, map_bytes_max: int = MAP_BYTES_MAX) -> CleaningJob | None:
-    """The job that is due for this log, or None."""
+def plan(log: PartitionLog, now_ms: int, *, token: str, map_bytes_max: int = MAP_BYTES_MAX) -> CleaningJob | None:
+    """The job that is due for this log, or None. ``token`` names its files: it must be new."""
     config = log.config
     if not config.cleanup_compact:
         return None
@@ -30,6 +30,7 @@ def plan(log: PartitionLog, now_ms: int, *, map_bytes_max: int = MAP_BYTES_MAX) 
         log.load_aborted(segment)
     return CleaningJob(
         directory=log.directory,
+        token=token,
         segments=[(segment.base_offset, segment.size, len(segment.aborted.entries)) for segment in segments],
         end_offset=end_offset,
         first_dirty_offset=_clean_to(log),

@@ -47,8 +47,8 @@ def test_compaction_in_a_child_keeps_the_last_record_of_each_key_and_its_offset(
             before = {each.key: each for each in await everything(harness, "t")}
             log = harness.partition("t", 0).log
             size_before = log.size_bytes
-            await harness.broker.upkeep.compact_once()
-            assert harness.broker.upkeep.compactions == 1
+            await harness.broker.maintenance.compact()
+            assert harness.broker.maintenance.compactions == 1
             after = await everything(harness, "t")
             assert {each.key: each for each in after} == before
             assert [each.offset for each in after] == sorted(each.offset for each in after)
@@ -67,8 +67,8 @@ def test_retention_by_bytes_and_by_time_removes_whole_segments(tmp_path: Path) -
             await fill(harness, "bytes", rounds=30, keys=10)
             await fill(harness, "time", rounds=10, keys=10)
             await asyncio.sleep(1.1)
-            harness.broker.upkeep.apply_retention()
-            await harness.broker.upkeep.checkpointed()
+            await harness.broker.maintenance.apply_retention()
+            await harness.broker.maintenance.checkpointed()
             by_bytes = harness.partition("bytes", 0).log
             assert 2_000_000 <= by_bytes.size_bytes <= 4_000_000
             assert by_bytes.start_offset > 0

@@ -1,0 +1,298 @@
+"""What a store does by itself: interval flushes, checkpoints, retention, removal, compaction.
+
+Everything that touches the disk for long runs elsewhere: a checkpoint's sync and the removal of files in a thread, a
+compaction in a child process with low priority. The work that remains for the event loop is cut into slices.
+
+Records are removed in three steps: a log's start offset moves (at once, for readers), a checkpoint makes that durable,
+and only then do files go. Whoever must not answer before the second step waits for ``checkpointed()``.
+
+No error ends this work for the life of the process. What a disk refuses is logged and tried again at the next
+interval, and one log's error does not concern another. Only a failed sync is the end, and that is the guard's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from uuid import UUID
+
+from headrace.errors import HeadraceError
+from headrace.log.compaction.cleaner import CleaningJob, CleaningResult
+from headrace.log.compaction.owner import clean_in_child
+from headrace.log.compaction.planning import plan
+from headrace.log.errors import StorageError, SwapUnfinished
+from headrace.log.flush import Flusher
+from headrace.log.log import PartitionLog
+from headrace.log.retention import advance_by_retention
+from headrace.log.store import LogStore
+from headrace.log.sync_guard import SyncFailed, SyncGuard
+from headrace.log.waiters import Waiters
+from headrace.ports import Clock, TimerHandle
+
+__all__ = ["Maintenance", "MaintenanceSettings"]
+
+LOG = logging.getLogger("headrace.maintenance")
+CHECKPOINT_INTERVAL_S = 5.0
+RETRY_S = 1.0
+FILES_REMOVED_PER_STEP = 50
+LOGS_PER_SLICE = 100
+
+_EXPECTED = (OSError, HeadraceError)
+"""What a disk, or a file on it, can cause."""
+
+Work = Callable[[], Coroutine[None, None, None]]
+Cleaner = Callable[[CleaningJob, SyncGuard], Awaitable[CleaningResult]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenanceSettings:
+    """How often, and with how much memory. They are asked for before each use, so they may change."""
+
+    retention_interval_s: float
+    compaction_interval_s: float
+    compaction_enabled: bool
+    compaction_memory_bytes: int
+
+
+class Maintenance:
+    """Looks after all logs of a store. Everything here is called on the owner's event loop."""
+
+    def __init__(
+        self,
+        *,
+        store: LogStore,
+        flusher: Flusher,
+        clock: Clock,
+        settings: Callable[[], MaintenanceSettings],
+        on_damaged: Callable[[PartitionLog, StorageError], None],
+        clean: Cleaner = clean_in_child,
+    ) -> None:
+        """``on_damaged`` is called with a log that can no longer be served."""
+        self._store = store
+        self._flusher = flusher
+        self._clock = clock
+        self._settings = settings
+        self._on_damaged = on_damaged
+        self._clean = clean
+        self._timers: dict[str, TimerHandle] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._checkpoints_begun = 0
+        self._checkpoint_waiters: Waiters[int] = Waiters()
+        self._to_move: dict[tuple[str, UUID], Callable[[], None]] = {}
+        self._reported: dict[str, str] = {}
+        self._stopping = False
+        self.compactions = 0
+
+    def start(self) -> None:
+        self._flusher.on_waiting = self._tick_later
+        self._every("checkpoint", lambda: CHECKPOINT_INTERVAL_S, self._checkpoints)
+        self._every("retention", lambda: self._settings().retention_interval_s, self.apply_retention)
+        self._every("removal", lambda: self._settings().retention_interval_s, self._remove_deleted)
+        self._every("compaction", lambda: self._settings().compaction_interval_s, self._compact_if_enabled)
+        self._spawn("removal", self._remove_deleted)
+
+    async def stop(self) -> None:
+        self._stopping = True
+        for timer in self._timers.values():
+            timer.cancel()
+        checkpoint = self._tasks.pop("checkpoint", None)
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if checkpoint is not None:
+            await asyncio.gather(checkpoint, return_exceptions=True)  # its thread writes a file: let it end
+
+    # Timers and tasks.
+
+    def _every(self, name: str, interval_s: Callable[[], float], work: Work) -> None:
+        def run() -> None:
+            self._timers[name] = self._clock.call_later(interval_s(), run)
+            self._spawn(name, work)
+
+        self._timers[name] = self._clock.call_later(interval_s(), run)
+
+    def _spawn(self, name: str, work: Work) -> None:
+        """Run ``work`` unless the same work is under way."""
+        if name in self._tasks or self._stopping:
+            return
+        task = asyncio.get_running_loop().create_task(work(), name=name)
+        self._tasks[name] = task
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        name = task.get_name()
+        self._tasks.pop(name, None)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            self._reported.pop(name, None)
+            if name == "checkpoint" and len(self._checkpoint_waiters):
+                self._spawn("checkpoint", self._checkpoints)
+            if name == "removal" and self._to_move:
+                self._spawn("removal", self._remove_deleted)
+        elif isinstance(error, _EXPECTED):
+            self._report(name, f"{name}: {error}; it is tried again")
+        elif not isinstance(error, SyncFailed):  # which has been reported
+            LOG.error("%s failed: %s", name, error, exc_info=error)
+
+    def _report(self, subject: str, message: str) -> None:
+        """Say the same thing about the same subject once."""
+        if self._reported.get(subject) != message:
+            self._reported[subject] = message
+            LOG.error("%s", message)
+
+    async def _pause(self, delay_s: float) -> None:
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        timer = self._clock.call_later(delay_s, lambda: None if woken.done() else woken.set_result(None))
+        try:
+            await woken
+        finally:
+            timer.cancel()
+
+    # Interval flushes.
+
+    def _tick_later(self, delay_s: float) -> None:
+        """Logs with headrace.flush=interval are synced when they are due; nothing ticks while none waits."""
+        if "flush" not in self._timers and not self._stopping:
+            self._timers["flush"] = self._clock.call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timers.pop("flush", None)
+        delay_s = self._flusher.tick()
+        if delay_s is not None:
+            self._tick_later(delay_s)
+
+    # Checkpoints.
+
+    def checkpointed(self) -> asyncio.Future[None]:
+        """Done when a checkpoint that began after this call is on disk."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        number = self._checkpoints_begun
+        self._checkpoint_waiters.add(number, lambda: None if future.done() else future.set_result(None))
+        self._spawn("checkpoint", self._checkpoints)
+        return future
+
+    def space_wanted(self) -> None:
+        """Records were dropped: their files go with a checkpoint, soon."""
+        self._spawn("checkpoint", self._checkpoints)
+
+    async def _checkpoints(self) -> None:
+        """One checkpoint, and more while somebody waits for one that began later."""
+        await self._checkpoint()
+        while len(self._checkpoint_waiters) and not self._stopping:
+            await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
+        self._checkpoints_begun += 1
+        number = self._checkpoints_begun
+        store = self._store
+        shrunk = [log for log in store.logs.values() if log.has_dead_segments]
+        job = store.begin_checkpoint()
+        if not (len(self._checkpoint_waiters) or shrunk or job.points):
+            return
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, job.sync)
+        try:
+            await loop.run_in_executor(None, job.write)
+        except OSError as error:
+            self._report("checkpoint", f"the checkpoint could not be written: {error}; the older one stands")
+            self._remove_dead_segments(shrunk, regardless=True)  # the only way out of a full disk
+            await self._pause(RETRY_S)
+            return
+        store.finish_checkpoint(job)
+        self._remove_dead_segments(shrunk)
+        self._checkpoint_waiters.release_below(number)
+
+    def _remove_dead_segments(self, logs: list[PartitionLog], *, regardless: bool = False) -> None:
+        for log in logs:
+            try:
+                log.remove_dead_segments(regardless=regardless)
+            except _EXPECTED as error:
+                self._report(log.directory, f"{log.directory}: removing old segments: {error}; it is tried again")
+
+    # Retention and deletion.
+
+    async def apply_retention(self) -> None:
+        """Move the start offsets that retention asks for; the next checkpoint removes the files."""
+        moved = False
+        for number, log in enumerate(list(self._store.logs.values())):
+            if number % LOGS_PER_SLICE == LOGS_PER_SLICE - 1:
+                await asyncio.sleep(0)
+            if log.is_retired:
+                continue
+            now_ms = self._clock.wall_ms()
+            try:
+                log.expire_producers(now_ms)
+                moved = advance_by_retention(log, now_ms) or moved
+            except _EXPECTED as error:
+                self._report(log.directory, f"{log.directory}: retention: {error}; it is tried again")
+        if moved:
+            self.space_wanted()
+
+    def delete_topic(self, topic: str, topic_id: UUID, on_moved: Callable[[], None]) -> None:
+        """Take a topic out of the tree, call ``on_moved`` when that is durable, then free its space."""
+        self._store.forget_topic(topic, topic_id)
+        self._to_move[topic, topic_id] = on_moved
+        self._spawn("removal", self._remove_deleted)
+
+    async def _remove_deleted(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._to_move:
+            key = next(iter(self._to_move))
+            await loop.run_in_executor(None, self._store.move_deleted, *key)
+            self._to_move.pop(key)()
+        more = True
+        while more:
+            more = await loop.run_in_executor(None, self._store.remove_deleted, FILES_REMOVED_PER_STEP)
+
+    # Compaction.
+
+    async def _compact_if_enabled(self) -> None:
+        if self._settings().compaction_enabled:
+            await self.compact()
+
+    async def compact(self) -> None:
+        """Compact the logs that are due, one after the other."""
+        logs = [log for log in self._store.logs.values() if log.config.cleanup_compact]
+        if any(log.segments[-1].base_offset > log.mark.recovery_offset for log in logs):
+            await self.checkpointed()  # only what no recovery can cut any more is rewritten
+        for log in logs:
+            if not log.is_retired:
+                await self._compact(log)
+
+    async def _compact(self, log: PartitionLog) -> None:
+        try:
+            job = plan(
+                log,
+                self._clock.wall_ms(),
+                token=os.urandom(8).hex(),
+                map_bytes_max=self._settings().compaction_memory_bytes,
+            )
+            if job is None:
+                return
+            result = await self._clean(job, self._flusher.disk)
+            saved_bytes = await self._swap(log, result)
+        except _EXPECTED as error:
+            if log.is_retired:
+                return
+            if isinstance(error, SwapUnfinished):
+                LOG.error("%s", error)
+                self._on_damaged(log, error)
+                return
+            self._report(log.directory, f"compaction of {log.directory}: {error}; it is tried again")
+            return
+        self._reported.pop(log.directory, None)
+        self.compactions += 1
+        LOG.info("compacted %s: %d keys, %d bytes saved", log.directory, result.keys, saved_bytes)
+
+    async def _swap(self, log: PartitionLog, result: CleaningResult) -> int:
+        swap = log.begin_swap(result)
+        under_way = asyncio.get_running_loop().run_in_executor(None, swap.run)
+        try:
+            await asyncio.shield(under_way)
+        finally:
+            await asyncio.wait({under_way})  # who cancels us does not stop the thread
+            saved_bytes = log.finish_swap(swap)
+        return saved_bytes

@@ -1,0 +1,284 @@
+"""What a store does by itself, and that no error of the disk ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Awaitable, Callable
+from uuid import UUID
+
+import pytest
+
+from headrace.log.compaction.cleaner import CleaningJob, CleaningResult, clean
+from headrace.log.compaction.planning import plan
+from headrace.log.config import LogConfig
+from headrace.log.errors import StorageError
+from headrace.log.log import PartitionLog
+from headrace.log.maintenance import Maintenance, MaintenanceSettings
+from headrace.log.store import LogStore
+from headrace.log.sync_guard import SyncGuard
+from headrace.record import decode_records
+from headrace.testing.disk import SimulatedDisk
+from tests.flushing import FlusherByHand
+from tests.unit.broker.fakes import FakeClock
+from tests.unit.log.builders import append, batches_in, fill, plain
+from tests.waiting import eventually_on_loop
+
+ID = UUID(int=1)
+SMALL = LogConfig(segment_bytes_max=1000, index_interval_bytes=200, retention_ms=10)
+FOREVER = LogConfig(segment_bytes_max=1000, index_interval_bytes=200, retention_ms=-1)
+COMPACT = LogConfig(
+    segment_bytes_max=4000, retention_ms=-1, cleanup_delete=False, cleanup_compact=True, min_cleanable_dirty_ratio=0.0
+)
+HOUR_S = 3600.0
+
+
+async def clean_here(job: CleaningJob, guard: SyncGuard) -> CleaningResult:
+    return clean(guard, job)
+
+
+class World:
+    """A store under maintenance. Time moves when a test says so."""
+
+    def __init__(self, disk: SimulatedDisk | None = None) -> None:
+        self.disk = disk or SimulatedDisk()
+        self.failures: list[BaseException] = []
+        self.guard = SyncGuard(self.disk, self.failures.append)
+        self.store = LogStore.open(self.guard, "/data")
+        self.clock = FakeClock()
+        self.damaged: list[PartitionLog] = []
+        settings = MaintenanceSettings(
+            retention_interval_s=60.0,
+            compaction_interval_s=HOUR_S,
+            compaction_enabled=True,
+            compaction_memory_bytes=1 << 20,
+        )
+        self.maintenance = Maintenance(
+            store=self.store,
+            flusher=FlusherByHand(self.guard, "/data"),
+            clock=self.clock,
+            settings=lambda: settings,
+            on_damaged=self.set_damaged,
+            clean=clean_here,
+        )
+
+    def set_damaged(self, log: PartitionLog, fault: StorageError) -> None:
+        self.damaged.append(log)
+
+    def log(self, name: str, config: LogConfig) -> PartitionLog:
+        return self.store.open_log(name, ID, 0, config)
+
+    def compacted_log(self, name: str = "compacted") -> PartitionLog:
+        """200 records of 10 keys."""
+        log = self.log(name, COMPACT)
+        for turn in range(200):
+            append(log, plain(b"%d" % turn, key=b"k%d" % (turn % 10)))
+        log.roll()
+        log.sync_all()
+        return log
+
+    async def moves(self, seconds: float) -> None:
+        await self.clock.advance(seconds)
+
+
+def run(scenario: Callable[[World], Awaitable[None]], disk: SimulatedDisk | None = None) -> World:
+    async def main() -> World:
+        world = World(disk)
+        await scenario(world)
+        await world.maintenance.stop()
+        return world
+
+    return asyncio.run(main())
+
+
+def values(log: PartitionLog) -> list[bytes | None]:
+    return [record.value for batch in batches_in(log) for record in decode_records(batch, 1 << 20)]
+
+
+LAST_OF_EACH_KEY = [b"%d" % number for number in range(190, 200)]
+
+
+def test_retention_goes_on_at_the_next_interval_after_an_error_of_the_disk(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        log = world.log("t", SMALL)
+        fill(log, 20)
+        log.sync_all()
+        for segment in log.segments:
+            segment.summarised = False
+        world.maintenance.start()
+        world.disk.fail_next("pread", errno.EIO, ".index")
+        await world.moves(60.0)
+        assert "retention" in caplog.text
+        assert log.start_offset == 0
+        await world.moves(60.0)
+        await eventually_on_loop(lambda: log.size_bytes == 0)
+        assert not world.failures
+
+    caplog.set_level(logging.ERROR)
+    run(scenario)
+
+
+def test_a_log_that_cannot_be_read_keeps_no_other_from_its_retention() -> None:
+    async def scenario(world: World) -> None:
+        logs = [world.log(name, SMALL) for name in ("a", "b", "c")]
+        for log in logs:
+            fill(log, 20)
+            log.sync_all()
+        for segment in logs[1].segments:
+            segment.summarised = False
+            world.disk.fail_next("pread", errno.EIO, segment.index.path)
+        await world.maintenance.apply_retention()
+        assert [log.start_offset for log in logs] == [20, 0, 20]
+
+    run(scenario)
+
+
+def test_the_same_error_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        log = world.log("t", SMALL)
+        fill(log, 20)
+        log.sync_all()
+        for _ in range(3):
+            for segment in log.segments:
+                segment.summarised = False
+            world.disk.fail_next("pread", errno.EIO, ".index")
+            await world.maintenance.apply_retention()
+
+    caplog.set_level(logging.ERROR)
+    run(scenario)
+    assert caplog.text.count("retention") == 1
+
+
+def test_no_inode_for_a_new_segment_ends_nothing_and_it_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    """All records of a log were deleted, so that its active segment must be rolled before it can go."""
+
+    async def scenario(world: World) -> None:
+        log, other = world.log("t", FOREVER), world.log("other", FOREVER)
+        for each in (log, other):
+            fill(each, 5)
+            each.sync_all()
+            each.delete_records(5)
+        world.disk.fail_next("open", errno.ENOSPC, f"t~{ID.hex}/0/{5:020d}.log")
+        await world.maintenance.checkpointed()
+        assert "removing old segments" in caplog.text
+        assert (log.size_bytes > 0, other.size_bytes) == (True, 0)
+        await world.maintenance.checkpointed()
+        assert log.size_bytes == 0
+        assert not world.failures
+
+    caplog.set_level(logging.ERROR)
+    run(scenario)
+
+
+def test_those_who_wait_for_a_checkpoint_wait_until_one_could_be_written() -> None:
+    async def scenario(world: World) -> None:
+        log = world.log("t", FOREVER)
+        fill(log, 3)
+        world.disk.fail_next("write", errno.ENOSPC, "checkpoint.tmp")
+        waiting = world.maintenance.checkpointed()
+        await eventually_on_loop(lambda: world.clock.pending() > 0)
+        assert not waiting.done()
+        await world.moves(1.0)
+        await waiting
+
+    run(scenario)
+
+
+def test_a_deleted_topic_that_cannot_be_moved_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        fill(world.log("t", FOREVER), 3)
+        world.maintenance.start()
+        moved: list[bool] = []
+        world.disk.fail_next("rename", errno.EIO, "t~")
+        world.maintenance.delete_topic("t", ID, lambda: moved.append(True))
+        await eventually_on_loop(lambda: "removal" in caplog.text)
+        assert not moved
+        await world.moves(60.0)
+        await eventually_on_loop(lambda: world.disk.listdir("/data/deleted") == [] and bool(moved))
+        assert world.disk.listdir("/data/topics") == []
+
+    caplog.set_level(logging.ERROR)
+    run(scenario)
+
+
+def test_a_compaction_that_fails_keeps_no_other_log_from_its_own() -> None:
+    async def scenario(world: World) -> None:
+        logs = [world.compacted_log(name) for name in ("a", "b", "c")]
+        world.disk.fail_next("open", errno.EMFILE, f"b~{ID.hex}/0/00000000000000000000.log.cleaned")
+        await world.maintenance.compact()
+        assert world.maintenance.compactions == 2
+        assert [len(values(log)) for log in logs] == [10, 200, 10]
+        await world.maintenance.compact()
+        assert [len(values(log)) for log in logs] == [10, 10, 10]
+
+    run(scenario)
+
+
+class DiskThatRefuses(SimulatedDisk):
+    """From the ``first``-th rename or unlink of a compacted segment on it refuses ``count`` of them."""
+
+    def __init__(self, first: int, count: int) -> None:
+        super().__init__()
+        self.first = first
+        self.count = count
+        self.changes = 0
+        self.armed = False
+
+    def maybe_fail(self, operation: str, path: str) -> None:
+        if self.armed and operation in ("rename", "unlink") and "/topics/" in path:
+            self.changes += 1
+            if self.first <= self.changes < self.first + self.count:
+                raise OSError(errno.EIO, "Input/output error", path)
+        super().maybe_fail(operation, path)
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_wherever_a_swap_is_refused_the_log_is_whole_or_no_longer_served_and_whole_after_a_restart(count: int) -> None:
+    damaged = 0
+    for first in range(1, 100):
+        disk = DiskThatRefuses(first, count)
+
+        async def scenario(world: World, disk: DiskThatRefuses = disk) -> None:
+            log = world.compacted_log()
+            other = world.compacted_log("other")
+            disk.armed = True
+            await world.maintenance.compact()
+            disk.armed = False
+            for each in (log, other):
+                if each not in world.damaged:
+                    assert values(each)[-10:] == LAST_OF_EACH_KEY
+                    fill(each, 1)
+
+        world = run(scenario, disk)
+        damaged += len(world.damaged)
+        disk.kill()
+        store = LogStore.open(disk, "/data")
+        for name in ("compacted", "other"):
+            again = store.open_log(name, ID, 0, COMPACT)
+            kept = [value for value in values(again) if value is not None and b"." not in value]
+            assert kept[-10:] == LAST_OF_EACH_KEY
+            assert not [each for each in disk.listdir(again.directory) if "swap" in each or "cleaned" in each]
+        if disk.changes < first:
+            break
+    else:
+        pytest.fail("the swaps did not end")
+    assert bool(damaged) == (count > 1), "a disk that refuses once is asked again"
+
+
+def test_what_is_being_swapped_is_served_from_the_old_files_and_not_removed() -> None:
+    world = World()
+    log = world.compacted_log()
+    world.store.checkpoint(everything=True)
+    before = values(log)
+    job = plan(log, world.clock.wall_ms(), token="t")
+    assert job is not None
+    swap = log.begin_swap(clean(world.guard, job))
+    world.store.cache.files_max = 1
+    swap.run()
+    assert values(log) == before, "the old segments and their files still fit together"
+    log.delete_records(log.segments[1].base_offset)
+    assert not log.has_dead_segments
+    assert log.remove_dead_segments(regardless=True) == 0
+    log.finish_swap(swap)
+    assert values(log) == LAST_OF_EACH_KEY
