@@ -15,7 +15,7 @@ import headrace
 from headrace.config import BROKER_SETTINGS, Kind, Settings, Source, show_value
 from headrace.log.findings import Severity, StoreReport
 
-__all__ = ["RecoveryWatch", "log_recovery", "log_start", "size_text"]
+__all__ = ["RecoveryWatch", "count_text", "log_recovery", "log_start", "size_text"]
 
 LOG = logging.getLogger("headrace.node")
 
@@ -45,21 +45,21 @@ def _shown(name: str, settings: Settings) -> str:
 
 def log_recovery(report: StoreReport) -> None:
     """The totals; each finding was logged when it was found."""
-    cuts = f", {report.cuts} torn ends cut ({size_text(report.cut_bytes)})" if report.cuts else ""
+    cuts = f", {count_text(report.cuts, 'torn end')} cut ({size_text(report.cut_bytes)})" if report.cuts else ""
     LOG.info(
-        "%d logs opened in %.1f s: %s read and checked%s",
-        report.logs,
+        "%s opened in %.1f s: %s read and checked%s",
+        count_text(report.logs, "log"),
         report.seconds,
         size_text(report.scanned_bytes),
         cuts,
     )
     if report.logs_damaged:
         LOG.error(
-            "%d logs are damaged and not served; the lines above name the files; see docs/operations.md",
-            report.logs_damaged,
+            "%s damaged and not served: the lines above name the files, docs/operations.md says what to do",
+            count_text(report.logs_damaged, "log is", "logs are"),
         )
     elif report.count(Severity.ERROR):
-        LOG.error("%d findings are errors; the lines above name the files", report.count(Severity.ERROR))
+        LOG.error("%s above", count_text(report.count(Severity.ERROR), "error"))
 
 
 class RecoveryWatch:
@@ -88,11 +88,16 @@ class RecoveryWatch:
         began = self._now()
         while not self._ended.wait(self._interval_s):
             LOG.info(
-                "still opening the data directory after %.0f s: %d logs open, %s read and checked",
+                "still opening the data directory after %.0f s: %s open, %s read and checked",
                 self._now() - began,
-                self._report.logs,
+                count_text(self._report.logs, "log"),
                 size_text(self._report.scanned_bytes),
             )
+
+
+def count_text(count: int, one: str, many: str = "") -> str:
+    """``1 log``, ``2 logs``."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 def size_text(count: float) -> str:

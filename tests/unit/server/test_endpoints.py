@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace import testing
-from headrace.client import Admin, Client, Producer
+from headrace.client import Admin, Client, Groups, Producer, TopicPartition, init_producer_id
 from headrace.config import Settings
 from headrace.errors import UsageError
 from headrace.metrics.families import FAMILIES
@@ -93,6 +93,21 @@ def test_an_error_in_an_answer_is_counted_by_its_name() -> None:
             Admin(client).create_topic("orders", partitions=1)
         of = Samples(broker)
     assert of("headrace_response_errors_total", api="CreateTopics", error="TOPIC_ALREADY_EXISTS") == 1
+
+
+def test_metrics_tell_how_far_groups_are_behind_and_which_transactions_are_open() -> None:
+    with testing.broker(settings=METRICS) as broker, Client(broker.bootstrap) as client:
+        Admin(client).create_topic("orders", partitions=2)
+        with Producer(client) as producer:
+            for number in range(10):
+                producer.send("orders", b"%d" % number, partition=number % 2)
+        Groups(client).commit("readers", {TopicPartition("orders", 0): 2, TopicPartition("orders", 1): 4})
+        init_producer_id(client, "writer", timeout_ms=60_000)
+        of = Samples(broker)
+    assert of("headrace_groups") == 1
+    assert of("headrace_group_members", group="readers") == 0
+    assert of("headrace_group_lag_records", group="readers", topic="orders") == 4
+    assert of("headrace_transactions", state="Empty") == 1
 
 
 def test_topics_above_the_limit_have_no_metrics_and_are_counted() -> None:

@@ -104,7 +104,7 @@ def test_a_start_after_a_kill_says_so_before_it_is_ready(tmp_path: Path) -> None
         text = (tmp_path / "stderr").read_text()
     assert "WARNING node: the last run did not stop in order" in text
     assert str(segment) in text
-    assert "1 torn ends cut (100 bytes)" in text
+    assert "1 torn end cut (100 bytes)" in text
 
 
 def test_sighup_opens_the_log_file_again(tmp_path: Path) -> None:
