@@ -21,10 +21,12 @@ HANDLERS = [
     "groups/commits.py",
     "groups/admin.py",
     "transactions/listing.py",
+    "transactions/additions.py",
+    "transactions/producers.py",
 ]
 """Modules that only answer requests."""
 
-COORDINATORS = ["groups/coordinator.py", "transactions/coordinator.py"]
+COORDINATORS = ["groups/coordinator.py", "transactions/coordinator.py", "transactions/endings.py"]
 """Modules that own what they look up, and also answer requests: in those, functions that are given a request."""
 
 REGISTRIES = {"_topics", "_groups", "_transactions"}

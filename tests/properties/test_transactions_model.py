@@ -116,15 +116,7 @@ class Client:
         assert self.open is not None
         where = (partition.topic, partition.index)
         version = 12 if self.bumps else 11
-        code = world.do(
-            lambda: world.coordinator.check_produce(
-                self.name,
-                self.producer.id,
-                self.producer.epoch,
-                *where,
-                version,  # type: ignore[union-attr]
-            )
-        )
+        code = world.check_produce(self.producer, partition, version)
         if code is ErrorCode.NONE:
             sequence, offset = self.producer.append(partition, value, sequence)
             self.open.unacknowledged.append((where, value, sequence, offset))

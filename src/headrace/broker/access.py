@@ -216,13 +216,12 @@ class Access:
 
     # ---- transactional ids ----
 
-    def transaction(self, transactional_id: str, operation: Operation) -> Transaction | None:
-        self.check_transactional_id(transactional_id, operation)
-        return self._transactions.find(transactional_id)
-
-    def check_transactional_id(self, transactional_id: str, operation: Operation) -> None:
+    def transaction(
+        self, transactional_id: str, operation: Operation, *, or_on_cluster: Operation | None = None
+    ) -> Transaction | None:
         if self._authorizer is not None:
-            self._check(operation, ResourceType.TRANSACTIONAL_ID, transactional_id)
+            self._check(operation, ResourceType.TRANSACTIONAL_ID, transactional_id, or_on_cluster)
+        return self._transactions.find(transactional_id)
 
     def visible_transactions(self) -> list[Transaction]:
         transactions = list(self._transactions.all())

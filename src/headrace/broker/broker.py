@@ -80,8 +80,9 @@ class Broker:
             state=self.state, store=store, flusher=flusher, clock=clock, settings=settings, leader_epoch=leader_epoch
         )
         self.topics.load()
-        self.groups, transactions = Groups(), Transactions()
-        self._gate = Gate(topics=self.topics, groups=self.groups, transactions=transactions, authorizer=authorizer)
+        self.groups = Groups()
+        self.transactions = Transactions(state=self.state, clock=clock)
+        self._gate = Gate(topics=self.topics, groups=self.groups, transactions=self.transactions, authorizer=authorizer)
         offsets = Offsets(self.state)
         self.group_coordinator = GroupCoordinator(
             state=self.state, clock=clock, settings=settings, topics=self.topics, groups=self.groups, offsets=offsets
@@ -95,13 +96,13 @@ class Broker:
             offsets=offsets,
             ensure_group=self.group_coordinator.ensure,
         )
-        self.transactions = TransactionCoordinator(
+        self.transaction_coordinator = TransactionCoordinator(
             state=self.state,
             clock=clock,
             settings=settings,
             topics=self.topics,
-            groups=self.offsets,
-            transactions=transactions,
+            offsets=self.offsets,
+            transactions=self.transactions,
         )
         self.maintenance = Maintenance(
             store=store,
@@ -122,13 +123,13 @@ class Broker:
     def start(self) -> None:
         """Begin what happens by itself: timeouts, retention, compaction, checkpoints."""
         self.group_coordinator.load()
-        self.transactions.load()
+        self.transaction_coordinator.load()
         self.maintenance.start()
 
     async def stop(self) -> None:
         """An orderly end; afterwards the store may be closed."""
         await self.maintenance.stop()
-        self.transactions.close()
+        self.transaction_coordinator.close()
         self.group_coordinator.close()
 
     def handle(self, request: Request[Any]) -> Reply:
@@ -150,7 +151,7 @@ class Broker:
 
     def _data_handlers(self) -> dict[ApiKey, Handler]:
         produce = ProduceHandler(
-            transactions=self.transactions,
+            transactions=self.transaction_coordinator.additions,
             overflow=self.overflow,
             clock=self.clock,
         )
@@ -189,13 +190,13 @@ class Broker:
         }
 
     def _transaction_handlers(self) -> dict[ApiKey, Handler]:
-        transactions = self.transactions
+        transactions = self.transaction_coordinator
         return {
-            ApiKey.INIT_PRODUCER_ID: transactions.init_producer_id,
-            ApiKey.ADD_PARTITIONS_TO_TXN: transactions.add_partitions_to_txn,
-            ApiKey.ADD_OFFSETS_TO_TXN: transactions.add_offsets_to_txn,
-            ApiKey.TXN_OFFSET_COMMIT: transactions.txn_offset_commit,
-            ApiKey.END_TXN: transactions.end_txn,
+            ApiKey.INIT_PRODUCER_ID: transactions.producers.init_producer_id,
+            ApiKey.ADD_PARTITIONS_TO_TXN: transactions.additions.add_partitions_to_txn,
+            ApiKey.ADD_OFFSETS_TO_TXN: transactions.additions.add_offsets_to_txn,
+            ApiKey.TXN_OFFSET_COMMIT: transactions.additions.txn_offset_commit,
+            ApiKey.END_TXN: transactions.endings.end_txn,
             ApiKey.DESCRIBE_TRANSACTIONS: transactions.describe_transactions,
             ApiKey.LIST_TRANSACTIONS: transactions.list_transactions,
         }

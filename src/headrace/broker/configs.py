@@ -55,7 +55,7 @@ __all__ = ["ConfigHandler"]
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 
-Change = tuple[str, int, str | None]
+Alteration = tuple[str, int, str | None]
 """Setting, operation, value."""
 
 
@@ -210,7 +210,7 @@ class ConfigHandler:
         return once_flushed(self._state, offset, IncrementalAlterConfigsResponse(responses=answers))
 
     def _alter_all(
-        self, access: Access, asked: Sequence[tuple[int, str, list[Change]]], validate_only: bool, replace: bool
+        self, access: Access, asked: Sequence[tuple[int, str, list[Alteration]]], validate_only: bool, replace: bool
     ) -> tuple[list[tuple[int, str, int, str | None]], int]:
         times = Counter((kind, name) for kind, name, _ in asked)
         outcome: list[tuple[int, str, int, str | None]] = []
@@ -228,7 +228,7 @@ class ConfigHandler:
         return outcome, durable_after
 
     def _alter(
-        self, access: Access, kind: int, name: str, changes: list[Change], validate_only: bool, replace: bool
+        self, access: Access, kind: int, name: str, changes: list[Alteration], validate_only: bool, replace: bool
     ) -> int:
         if kind == TOPIC:
             topic = _topic(access, name, Operation.ALTER_CONFIGS)
@@ -249,7 +249,7 @@ class ConfigHandler:
             ErrorCode.INVALID_REQUEST, f"resource type {kind} has no settings here; use topic, broker or group"
         )
 
-    def _alter_broker(self, changes: list[Change], validate_only: bool, replace: bool) -> int:
+    def _alter_broker(self, changes: list[Alteration], validate_only: bool, replace: bool) -> int:
         table = self._state.table("broker_config")
         before = {} if replace else {key: row["value"] for key, row in table.items()}
         given = _changed(before, changes, BROKER_SETTINGS, self._settings.get)
@@ -313,7 +313,7 @@ def _facts(
 
 def _changed(
     before: Mapping[str, str],
-    changes: Iterable[Change],
+    changes: Iterable[Alteration],
     declared: Mapping[str, Setting],
     effective: Callable[[str], Any],
 ) -> dict[str, str]:

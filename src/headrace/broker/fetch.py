@@ -21,7 +21,7 @@ from typing import Any
 
 from headrace.broker.access import Access, AccessDenied, Operation
 from headrace.broker.errors import code_of
-from headrace.broker.fetch_sessions import INITIAL_EPOCH, FetchSessions, Key, Session, Wanted
+from headrace.broker.fetch_sessions import INITIAL_EPOCH, FetchSession, FetchSessions, Key, Wanted
 from headrace.broker.partition import Partition
 from headrace.broker.replies import PendingReply, Reply
 from headrace.broker.request import Request
@@ -191,7 +191,7 @@ class PendingFetch:
         handler: FetchHandler,
         request: Request[FetchRequest],
         wanted: OrderedDict[Key, Wanted],
-        session: Session | None,
+        session: FetchSession | None,
     ) -> None:
         self._handler = handler
         self._request = request

@@ -20,7 +20,7 @@ from headrace.errors import ErrorCode, KafkaError
 from headrace.ports import Clock
 from headrace.wire.kafka.messages.fetch import FetchPartition, FetchRequest, PartitionData
 
-__all__ = ["INITIAL_EPOCH", "FetchSessions", "Key", "Session", "Wanted"]
+__all__ = ["INITIAL_EPOCH", "FetchSession", "FetchSessions", "Key", "Wanted"]
 
 FINAL_EPOCH = -1
 INITIAL_EPOCH = 0
@@ -45,7 +45,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Session:
+class FetchSession:
     id: int
     wanted: OrderedDict[Key, Wanted]
     created_s: float
@@ -61,15 +61,15 @@ class FetchSessions:
     def __init__(self, *, clock: Clock, settings: Settings) -> None:
         self._clock = clock
         self._settings = settings
-        self._sessions: OrderedDict[int, Session] = OrderedDict()  # the least recently used first
+        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()  # the least recently used first
         self._evictable: list[tuple[int, int]] = []
         """A heap of (partitions, session id) of sessions old enough to give way. Entries that are out of date are
-        recognised by ``Session.evictable_size`` and dropped when they come to the top."""
+        recognised by ``FetchSession.evictable_size`` and dropped when they come to the top."""
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def wanted(self, body: FetchRequest) -> tuple[Session | None, OrderedDict[Key, Wanted]]:
+    def wanted(self, body: FetchRequest) -> tuple[FetchSession | None, OrderedDict[Key, Wanted]]:
         """The session of a request, if it has one, and all partitions that it asks for."""
         if body.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             self._sessions.pop(body.session_id, None)
@@ -87,7 +87,7 @@ class FetchSessions:
         self._touch(session)
         return session, session.wanted
 
-    def _change(self, session: Session, body: FetchRequest) -> None:
+    def _change(self, session: FetchSession, body: FetchRequest) -> None:
         for key, ask in _asked(body):
             known = session.wanted.get(key)
             if known is None:
@@ -102,17 +102,17 @@ class FetchSessions:
             del self._sessions[session.id]
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
 
-    def _new(self, wanted: OrderedDict[Key, Wanted]) -> Session | None:
+    def _new(self, wanted: OrderedDict[Key, Wanted]) -> FetchSession | None:
         slots = self._settings.integer("max.incremental.fetch.session.cache.slots")
         if len(self._sessions) >= slots and (slots == 0 or not self._evict_for(len(wanted))):
             return None
         while (number := random.randint(1, 2**31 - 1)) in self._sessions:
             pass
         now_s = self._clock.monotonic()
-        session = self._sessions[number] = Session(number, wanted, now_s, now_s)
+        session = self._sessions[number] = FetchSession(number, wanted, now_s, now_s)
         return session
 
-    def _touch(self, session: Session) -> None:
+    def _touch(self, session: FetchSession) -> None:
         now_s = session.used_s = self._clock.monotonic()
         self._sessions.move_to_end(session.id)
         size = len(session.wanted)

@@ -35,7 +35,7 @@ from headrace.broker.partition import Partition
 from headrace.broker.replies import PendingReply, Reply
 from headrace.broker.request import Request
 from headrace.broker.topics import ProducePolicy, Topic
-from headrace.broker.transactions import TransactionCoordinator
+from headrace.broker.transactions.additions import AdditionHandler
 from headrace.config import INT_MAX
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.log.errors import InvalidProducerEpoch, OutOfOrderSequence
@@ -70,7 +70,7 @@ class ProduceHandler:
     def __init__(
         self,
         *,
-        transactions: TransactionCoordinator,
+        transactions: AdditionHandler,
         overflow: Overflow,
         clock: Clock,
     ) -> None:
@@ -224,8 +224,8 @@ class ProduceHandler:
             raise KafkaError(
                 ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch needs a transactional id"
             )
-        request.access.check_transactional_id(request.body.transactional_id, WRITE)
         code = self._transactions.check_produce(
+            request.access.transaction(request.body.transactional_id, WRITE),
             request.body.transactional_id,
             batch.producer_id,
             batch.producer_epoch,

@@ -25,10 +25,6 @@ from headrace.wire.kafka.messages.group_offsets import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
-    OffsetDeleteRequest,
-    OffsetDeleteRequestPartition,
-    OffsetDeleteRequestTopic,
-    OffsetDeleteResponse,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
@@ -221,25 +217,6 @@ class Groups:
             for each in topic.partitions:
                 partition = TopicPartition(topic.name, each.partition_index)
                 check(each.error_code, None, f"setting the offset of group {name!r} in {partition}")
-
-    def forget_offsets(self, name: str, partitions: Iterable[TopicPartition]) -> None:
-        """Remove committed offsets of topics that no member of the group is subscribed to."""
-        topics = [
-            OffsetDeleteRequestTopic(
-                name=topic, partitions=[OffsetDeleteRequestPartition(partition_index=index) for index in indexes]
-            )
-            for topic, indexes in _by_topic(partitions).items()
-        ]
-        request = OffsetDeleteRequest(group_id=name, topics=topics)
-
-        def attempt() -> None:
-            answer = self._client.call(self._client.group_coordinator(name), request, OffsetDeleteResponse)
-            check(answer.error_code, None, f"removing offsets of group {name!r}")
-            for topic in answer.topics:
-                for each in topic.partitions:
-                    check(each.error_code, None, f"removing the offset of {topic.name}[{each.partition_index}]")
-
-        self._client.retrying(attempt)
 
     def lag(self, name: str) -> list[PartitionLag]:
         """One entry per partition that the group has committed or is assigned, by topic and partition."""

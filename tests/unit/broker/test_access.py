@@ -18,11 +18,15 @@ from headrace.wire.kafka.api_key import ApiKey
 from headrace.wire.kafka.apis import APIS
 from tests.differential.client import MESSAGES, Answer, from_dict, to_dict
 from tests.differential.denials import CASES, RECORDED, essence, key_of, prepare, with_id
-from tests.unit.broker.fakes import FakeTopics
+from tests.unit.broker.fakes import FakeClock, FakeState, FakeTopics
 from tests.unit.broker.harness import Harness, running
 
 KAFKAS_ANSWERS: dict[str, Any] = json.loads(RECORDED.read_text())
 ALWAYS_ALLOWED = {ApiKey.API_VERSIONS}
+
+
+def no_transactions() -> Transactions:
+    return Transactions(state=FakeState(), clock=FakeClock())  # type: ignore[arg-type]
 
 
 class Denying:
@@ -107,7 +111,7 @@ def codes(answer: Any) -> list[int]:
 
 
 def test_without_an_authorizer_all_requests_share_one_access() -> None:
-    gate = Gate(topics=FakeTopics(), groups=Groups(), transactions=Transactions(), authorizer=None)
+    gate = Gate(topics=FakeTopics(), groups=Groups(), transactions=no_transactions(), authorizer=None)
     assert gate.access("User:alice") is gate.access("User:bob")
 
 
@@ -132,7 +136,9 @@ def test_a_denial_says_what_was_denied() -> None:
     topics = FakeTopics(closed=1)
     authorizer = Denying()
     authorizer.closed = True
-    access = Gate(topics=topics, groups=Groups(), transactions=Transactions(), authorizer=authorizer).access("User:a")
+    access = Gate(topics=topics, groups=Groups(), transactions=no_transactions(), authorizer=authorizer).access(
+        "User:a"
+    )
     with pytest.raises(AccessDenied, match="READ on TOPIC 'closed' is not authorized") as raised:
         access.topic("closed", Operation.READ)
     assert raised.value.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -140,5 +146,5 @@ def test_a_denial_says_what_was_denied() -> None:
 
 
 def open_operations() -> int:
-    gate = Gate(topics=FakeTopics(), groups=Groups(), transactions=Transactions(), authorizer=None)
+    gate = Gate(topics=FakeTopics(), groups=Groups(), transactions=no_transactions(), authorizer=None)
     return gate.access("User:a").operations(ResourceType.TOPIC, "open")

@@ -245,9 +245,10 @@ def test_a_decision_found_after_a_restart_is_carried_out_where_that_is_possible(
 
     async def decided(harness: Harness) -> None:
         """The decision is written; the process ends before the first marker."""
-        transactions = harness.broker.transactions
-        transactions._decide(transactions._transactions["tx"], commit=True, bump=False)
-        transactions.close()
+        transaction = harness.broker.transactions.find("tx")
+        assert transaction is not None
+        harness.broker.transaction_coordinator.endings.decide(transaction, commit=True, bump=False)
+        harness.broker.transaction_coordinator.close()
 
     run(tmp_path, decided)
 

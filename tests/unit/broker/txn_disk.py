@@ -62,7 +62,7 @@ class DiskGroups:
 
     def pend(self, producer_id: int, group: str, offset: int) -> int:
         name = group.removeprefix("group-of-")
-        epoch = self.world.coordinator._transactions[name].producer_epoch
+        epoch = self.world.broker.transactions.find(name).producer_epoch
         place = messages.TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
         body = messages.TxnOffsetCommitRequest(
             transactional_id=name,
@@ -105,8 +105,8 @@ class DiskWorld(Asking):
         settings = Settings({"transaction.abort.timed.out.transaction.cleanup.interval.ms": 10_000})
         self.broker = Broker(store=store, flusher=self.flusher, clock=self.clock, settings=settings)
         self.broker.group_coordinator.load()
-        self.broker.transactions.load()
-        self.coordinator = self.broker.transactions
+        self.broker.transaction_coordinator.load()
+        self.coordinator = self.broker.transaction_coordinator
         self.gate = self.broker._gate
 
     @property

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from headrace.batch import Batch, build_batch, control_batch, control_type, stamp
-from headrace.broker.access import Gate
+from headrace.broker.access import Gate, Operation
 from headrace.broker.groups.registry import Groups
 from headrace.broker.replies import PendingReply
 from headrace.broker.request import Peer, Request
@@ -264,7 +264,10 @@ class Asking:
         """The reply: a response, or a future that gives one."""
         request = Request(api_key=0, version=version, body=body, peer=peer or Peer(id=1))
         request.access = self.gate.access(request.peer.principal)
-        return self.do(lambda: getattr(self.coordinator, name)(request))
+        coordinator = self.coordinator
+        parts = (coordinator, coordinator.producers, coordinator.additions, coordinator.endings)
+        handler = next(each for each in parts if hasattr(each, name))
+        return self.do(lambda: getattr(handler, name)(request))
 
     def init(
         self, transactional_id: str | None = "t", *, version: int = 4, peer: Peer | None = None, **fields: Any
@@ -301,13 +304,24 @@ class Asking:
         )
         return self.ask("end_txn", version, body, peer)
 
+    def check_produce(self, producer: Producer, partition: FakePartition, version: int) -> ErrorCode:
+        def check() -> ErrorCode:
+            return self.coordinator.additions.check_produce(
+                self.gate.access("").transaction(producer.name, Operation.WRITE),
+                producer.name,
+                producer.id,
+                producer.epoch,
+                partition.topic,
+                partition.index,
+                version,
+            )
+
+        code: ErrorCode = self.do(check)
+        return code
+
     def produce(self, producer: Producer, partition: FakePartition, value: str, *, version: int = 11) -> ErrorCode:
         """What the produce path does with a transactional batch."""
-        code: ErrorCode = self.do(
-            lambda: self.coordinator.check_produce(
-                producer.name, producer.id, producer.epoch, partition.topic, partition.index, version
-            )
-        )
+        code = self.check_produce(producer, partition, version)
         if code is ErrorCode.NONE:
             producer.append(partition, value)
         return code
@@ -329,7 +343,7 @@ class World(Asking):
         self.partitions = list(partitions or [FakePartition("a", 0), FakePartition("a", 1), FakePartition("b", 0)])
         self.topics = FakeTopics(self.partitions)
         self.groups = FakeGroups(self.state)
-        transactions = Transactions()
+        transactions = Transactions(state=self.state, clock=self.clock)  # type: ignore[arg-type]
         self.gate = Gate(
             topics=self.topics,  # type: ignore[arg-type]
             groups=Groups(),
@@ -341,7 +355,7 @@ class World(Asking):
             clock=self.clock,
             settings=FakeSettings(),  # type: ignore[arg-type]
             topics=self.topics,  # type: ignore[arg-type]
-            groups=self.groups,
+            offsets=self.groups,
             transactions=transactions,
         )
         self.do(self.coordinator.load)

@@ -146,7 +146,7 @@ def test_lag_names_the_member_that_is_behind(
         assert {each.member.member_id for each in lags if each.member} == {member.member_id}
 
 
-def test_offsets_of_a_group_without_members_can_be_set_and_forgotten(
+def test_offsets_of_a_group_without_members_can_be_set(
     client: Client, make_topic: MakeTopic, unique: Callable[[str], str]
 ) -> None:
     (partition,), group = make_topic(), unique("g")
@@ -156,8 +156,6 @@ def test_offsets_of_a_group_without_members_can_be_set_and_forgotten(
     assert groups.committed(group, [partition]) == {partition: 4}
     assert groups.describe(group).kind == "classic"
     assert [each.name for each in groups.list_all() if each.name == group] == [group]
-    groups.forget_offsets(group, [partition])
-    assert groups.committed(group, [partition]) == {}
 
 
 def test_offsets_of_a_topic_that_was_deleted_are_no_lag(

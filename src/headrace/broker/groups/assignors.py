@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from headrace.broker.groups.consumer import Target
+from headrace.broker.groups.group import TopicIdPartition
 
 __all__ = ["ASSIGNORS", "Subscriber", "assign_range", "assign_uniform"]
 
@@ -28,7 +29,6 @@ class Subscriber:
 
 Subscribers = Mapping[str, Subscriber]
 Counts = Mapping[bytes, int]
-Place = tuple[bytes, int]
 
 
 def assign_uniform(members: Subscribers, counts: Counts) -> dict[str, Target]:
@@ -41,13 +41,13 @@ def assign_uniform(members: Subscribers, counts: Counts) -> dict[str, Target]:
     else:
         _fill_unlike(members, counts, shares)
         _even_out(members, counts, shares)
-    return {member_id: _as_target(places) for member_id, places in shares.items()}
+    return {member_id: _as_target(partitions) for member_id, partitions in shares.items()}
 
 
-def _kept(members: Subscribers, counts: Counts) -> dict[str, set[Place]]:
+def _kept(members: Subscribers, counts: Counts) -> dict[str, set[TopicIdPartition]]:
     """What each member had and may still have."""
-    taken: set[Place] = set()
-    shares: dict[str, set[Place]] = {}
+    taken: set[TopicIdPartition] = set()
+    shares: dict[str, set[TopicIdPartition]] = {}
     for member_id in sorted(members):
         member = members[member_id]
         mine = {
@@ -62,13 +62,15 @@ def _kept(members: Subscribers, counts: Counts) -> dict[str, set[Place]]:
     return shares
 
 
-def _unassigned(topics: Iterable[bytes], counts: Counts, shares: Mapping[str, set[Place]]) -> list[Place]:
+def _unassigned(
+    topics: Iterable[bytes], counts: Counts, shares: Mapping[str, set[TopicIdPartition]]
+) -> list[TopicIdPartition]:
     taken = set().union(*shares.values())
-    places = ((topic_id, partition) for topic_id in sorted(topics) for partition in range(counts.get(topic_id, 0)))
-    return [place for place in places if place not in taken]
+    partitions = ((topic_id, partition) for topic_id in sorted(topics) for partition in range(counts.get(topic_id, 0)))
+    return [place for place in partitions if place not in taken]
 
 
-def _fill_alike(members: Subscribers, counts: Counts, shares: dict[str, set[Place]]) -> None:
+def _fill_alike(members: Subscribers, counts: Counts, shares: dict[str, set[TopicIdPartition]]) -> None:
     """All subscribe to the same: everybody has a quota, and those who hold the most get the odd ones."""
     topics = next(iter(members.values())).topics
     total = sum(counts.get(topic_id, 0) for topic_id in topics)
@@ -85,7 +87,7 @@ def _fill_alike(members: Subscribers, counts: Counts, shares: dict[str, set[Plac
         wanting.rotate(-1)
 
 
-def _fill_unlike(members: Subscribers, counts: Counts, shares: dict[str, set[Place]]) -> None:
+def _fill_unlike(members: Subscribers, counts: Counts, shares: dict[str, set[TopicIdPartition]]) -> None:
     """Topics with the fewest takers first; each partition to the taker that holds the least."""
     takers = _takers(members, counts)
     for topic_id in sorted(takers, key=lambda each: (len(takers[each]), each)):
@@ -97,7 +99,7 @@ def _fill_unlike(members: Subscribers, counts: Counts, shares: dict[str, set[Pla
             heappush(heap, (held + 1, member_id))
 
 
-def _even_out(members: Subscribers, counts: Counts, shares: dict[str, set[Place]]) -> None:
+def _even_out(members: Subscribers, counts: Counts, shares: dict[str, set[TopicIdPartition]]) -> None:
     """Move partitions while one holder has at least two more than another taker of the same topic.
 
     Each move makes the sum of squared shares smaller, so this ends.
@@ -145,9 +147,9 @@ def assign_range(members: Subscribers, counts: Counts) -> dict[str, Target]:
     return {**shares}
 
 
-def _as_target(places: Iterable[Place]) -> Target:
+def _as_target(partitions: Iterable[TopicIdPartition]) -> Target:
     target: dict[bytes, set[int]] = {}
-    for topic_id, partition in places:
+    for topic_id, partition in partitions:
         target.setdefault(topic_id, set()).add(partition)
     return {topic_id: frozenset(partitions) for topic_id, partitions in sorted(target.items())}
 

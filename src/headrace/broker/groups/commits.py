@@ -122,7 +122,7 @@ class OffsetHandler:
         """Keep offsets until their transaction ends. ``check_producer`` says whether the producer may add them."""
         body, access = request.body, request.access
         denied = denial_code(
-            lambda: access.check_transactional_id(body.transactional_id, Operation.WRITE),
+            lambda: access.transaction(body.transactional_id, Operation.WRITE),
             lambda: access.group(body.group_id, Operation.READ),
         )
         judged, rows = self._judge(request, denied, lambda: self._txn_refusal(request, check_producer), None)

@@ -1,11 +1,15 @@
 """Transactions: who may write in whose name, and how a transaction ends everywhere or nowhere.
 
-coordinator.py    the requests, and the order of writes that survives a crash
+coordinator.py    how all of it survives a crash; its parts put together, timeouts, expiry
+registry.py       the present state of each transactional id
 states.py         what may follow what, as a table
-markers.py        the control batches that end a transaction in its partitions
-owed_markers.py   the markers that damaged partitions lack
+producers.py      InitProducerId; producer_ids.py hands out ids in durable blocks
+additions.py      partitions and offsets that become part of a transaction
+endings.py        EndTxn, and carrying out the decision
+markers.py        the control batches that end a transaction in its partitions; owed_markers.py those of damaged ones
+recovery.py       what a start finds
+connections.py    which connection may still speak for a producer
 listing.py        DescribeTransactions and ListTransactions
-producer_ids.py   ids handed out in durable blocks
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class MarkerWriter:
             refused = []
             for where in left:
                 try:
-                    flushes += self._mark(where, decided, only_where_open)
+                    flushes += self._write_one(where, decided, only_where_open)
                 except HeadraceError as error:
                     if self._is_damaged(where, error):
                         owed.append(OwedMarker.of(decided, *where))
@@ -113,7 +113,9 @@ class MarkerWriter:
             await flushed
         return owed
 
-    def _mark(self, where: tuple[str, int], decided: Transaction, only_where_open: bool) -> list[asyncio.Future[None]]:
+    def _write_one(
+        self, where: tuple[str, int], decided: Transaction, only_where_open: bool
+    ) -> list[asyncio.Future[None]]:
         """Write one marker; its flush to wait for. A partition that was deleted meanwhile needs none."""
         partition = self._find(where)
         if partition is None:

@@ -83,7 +83,8 @@ class World:
 
     def _coordinator(self) -> GroupCoordinator:
         registry = Groups()
-        self.gate = Gate(topics=self.topics, groups=registry, transactions=Transactions(), authorizer=None)
+        transactions = Transactions(state=self.state, clock=self.clock)  # type: ignore[arg-type]
+        self.gate = Gate(topics=self.topics, groups=registry, transactions=transactions, authorizer=None)
         offsets = Offsets(self.state)  # type: ignore[arg-type]
         groups = GroupCoordinator(
             state=self.state,  # type: ignore[arg-type]

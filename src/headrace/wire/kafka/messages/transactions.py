@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.wire.kafka.schema import array, boolean, i8, i16, i32, i64, message, string, struct, structs, uuid
+from headrace.wire.kafka.schema import array, boolean, i16, i32, i64, message, string, struct, structs, uuid
 
 __all__ = [
     "AddOffsetsToTxnRequest",
@@ -37,13 +37,6 @@ __all__ = [
     "TxnOffsetCommitResponse",
     "TxnOffsetCommitResponsePartition",
     "TxnOffsetCommitResponseTopic",
-    "WritableTxnMarker",
-    "WritableTxnMarkerPartitionResult",
-    "WritableTxnMarkerResult",
-    "WritableTxnMarkerTopic",
-    "WritableTxnMarkerTopicResult",
-    "WriteTxnMarkersRequest",
-    "WriteTxnMarkersResponse",
 ]
 
 
@@ -191,50 +184,6 @@ class TxnOffsetCommitResponseTopic:
 class TxnOffsetCommitResponse:
     throttle_time_ms: int = i32()
     topics: list[TxnOffsetCommitResponseTopic] = structs(TxnOffsetCommitResponseTopic)
-
-
-@struct
-class WritableTxnMarkerTopic:
-    name: str = string()
-    partition_indexes: list[int] = array("int32")
-
-
-@struct
-class WritableTxnMarker:
-    producer_id: int = i64()
-    producer_epoch: int = i16()
-    transaction_result: bool = boolean()
-    topics: list[WritableTxnMarkerTopic] = structs(WritableTxnMarkerTopic)
-    coordinator_epoch: int = i32()
-    transaction_version: int = i8(since=2)
-
-
-@message(api_key=27, versions=(1, 2), flexible=1)
-class WriteTxnMarkersRequest:
-    markers: list[WritableTxnMarker] = structs(WritableTxnMarker)
-
-
-@struct
-class WritableTxnMarkerPartitionResult:
-    partition_index: int = i32()
-    error_code: int = i16()
-
-
-@struct
-class WritableTxnMarkerTopicResult:
-    name: str = string()
-    partitions: list[WritableTxnMarkerPartitionResult] = structs(WritableTxnMarkerPartitionResult)
-
-
-@struct
-class WritableTxnMarkerResult:
-    producer_id: int = i64()
-    topics: list[WritableTxnMarkerTopicResult] = structs(WritableTxnMarkerTopicResult)
-
-
-@message(api_key=27, versions=(1, 2), flexible=1)
-class WriteTxnMarkersResponse:
-    markers: list[WritableTxnMarkerResult] = structs(WritableTxnMarkerResult)
 
 
 @struct

@@ -1,0 +1,189 @@
+"""What becomes part of a transaction: partitions and the offsets of groups.
+
+Older clients add them with requests of their own. Newer ones add a partition with the first batch (Produce 12) and a
+group with its first offsets (TxnOffsetCommit 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from headrace.broker.access import Operation
+from headrace.broker.errors import code_of
+from headrace.broker.replies import Reply, once_flushed
+from headrace.broker.request import Request
+from headrace.broker.state import StateStore
+from headrace.broker.transactions.answers import (
+    fenced_as_known,
+    for_produce,
+    partition_results,
+    refused_partitions,
+)
+from headrace.broker.transactions.connections import Connections
+from headrace.broker.transactions.registry import Transactions, require_producer
+from headrace.broker.transactions.states import State, Transaction
+from headrace.errors import ErrorCode, HeadraceError, KafkaError
+from headrace.wire.kafka.messages.transactions import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopicResult,
+    AddPartitionsToTxnTransaction,
+    TxnOffsetCommitRequest,
+)
+
+__all__ = ["AdditionHandler", "PendingOffsets"]
+
+# The version of each API from which its clients know PRODUCER_FENCED; before, they get INVALID_PRODUCER_EPOCH.
+FENCED_SINCE_ADD_PARTITIONS = 2
+FENCED_SINCE_ADD_OFFSETS = 2
+
+ADD_PARTITIONS_BATCHED_SINCE = 4
+PRODUCE_ABORTABLE_SINCE = 11
+PRODUCE_JOINS_SINCE = 12
+OFFSETS_ABORTABLE_SINCE = 4
+OFFSETS_JOIN_SINCE = 5
+
+
+class PendingOffsets(Protocol):
+    """Keeps offsets of groups until the producer's transaction ends."""
+
+    def txn_offset_commit(
+        self,
+        request: Request[TxnOffsetCommitRequest],
+        check_producer: Callable[[Request[TxnOffsetCommitRequest]], ErrorCode],
+    ) -> Reply: ...
+
+
+class AdditionHandler:
+    """Answers AddPartitionsToTxn, AddOffsetsToTxn and TxnOffsetCommit, and checks transactional batches."""
+
+    def __init__(
+        self, *, state: StateStore, transactions: Transactions, connections: Connections, offsets: PendingOffsets
+    ) -> None:
+        self._state = state
+        self._transactions = transactions
+        self._connections = connections
+        self._offsets = offsets
+
+    def add_partitions_to_txn(self, request: Request[AddPartitionsToTxnRequest]) -> Reply:
+        body = request.body
+        if request.version >= ADD_PARTITIONS_BATCHED_SINCE:
+            # Only brokers send these versions, and Kafka checks nothing but that it is one.
+            if not request.access.may_cluster(Operation.CLUSTER_ACTION):
+                return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+            added = [self._add_partitions(request, each) for each in body.transactions]
+            results = [
+                AddPartitionsToTxnResult(transactional_id=each.transactional_id, topic_results=topics)
+                for each, (topics, _) in zip(body.transactions, added, strict=True)
+            ]
+            response = AddPartitionsToTxnResponse(results_by_transaction=results)
+            offset = max((stored_at for _, stored_at in added), default=-1)
+        else:
+            single = AddPartitionsToTxnTransaction(
+                transactional_id=body.v3_and_below_transactional_id,
+                producer_id=body.v3_and_below_producer_id,
+                producer_epoch=body.v3_and_below_producer_epoch,
+                topics=body.v3_and_below_topics,
+            )
+            topics, offset = self._add_partitions(request, single)
+            response = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
+        return once_flushed(self._state, offset, response)
+
+    def _add_partitions(
+        self, request: Request[AddPartitionsToTxnRequest], asked: AddPartitionsToTxnTransaction
+    ) -> tuple[list[AddPartitionsToTxnTopicResult], int]:
+        """The results, and the journal offset that must be flushed before they are told (-1: none)."""
+        wanted = frozenset((topic.name, index) for topic in asked.topics for index in topic.partitions)
+        batched = request.version >= ADD_PARTITIONS_BATCHED_SINCE
+        or_on_cluster = Operation.CLUSTER_ACTION if batched else None
+        try:
+            known = request.access.transaction(asked.transactional_id, Operation.WRITE, or_on_cluster=or_on_cluster)
+            refused = refused_partitions(request.access, wanted, or_on_cluster)
+            if refused:
+                codes = {each: refused.get(each, ErrorCode.OPERATION_NOT_ATTEMPTED) for each in wanted}
+                return partition_results(asked.topics, codes), -1
+            current = require_producer(known, asked.transactional_id, asked.producer_id, asked.producer_epoch)
+            if asked.verify_only:
+                missing = wanted - current.partitions
+                codes = {
+                    each: ErrorCode.TRANSACTION_ABORTABLE if each in missing else ErrorCode.NONE for each in wanted
+                }
+                return partition_results(asked.topics, codes), -1
+            self._connections.check(current, request.peer)
+            self._transactions.add(current, partitions=wanted)
+        except HeadraceError as error:
+            code = fenced_as_known(code_of(error), request.version, FENCED_SINCE_ADD_PARTITIONS)
+            return partition_results(asked.topics, dict.fromkeys(wanted, code)), -1
+        stored_at = self._transactions.stored_at(asked.transactional_id)
+        return partition_results(asked.topics, dict.fromkeys(wanted, ErrorCode.NONE)), stored_at
+
+    def add_offsets_to_txn(self, request: Request[AddOffsetsToTxnRequest]) -> Reply:
+        body = request.body
+        try:
+            known = request.access.transaction(body.transactional_id, Operation.WRITE)
+            request.access.group(body.group_id, Operation.READ)
+            current = require_producer(known, body.transactional_id, body.producer_id, body.producer_epoch)
+            self._connections.check(current, request.peer)
+            self._transactions.add(current, groups=frozenset([body.group_id]))
+        except HeadraceError as error:
+            return AddOffsetsToTxnResponse(
+                error_code=fenced_as_known(code_of(error), request.version, FENCED_SINCE_ADD_OFFSETS)
+            )
+        return self._transactions.once_durable(body.transactional_id, AddOffsetsToTxnResponse())
+
+    def check_produce(
+        self,
+        current: Transaction | None,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        topic: str,
+        partition: int,
+        version: int,
+    ) -> ErrorCode:
+        """Whether a transactional batch may be appended; from Produce 12 on its partition joins by it."""
+        where = (topic, partition)
+        if (
+            current is not None
+            and current.state is State.ONGOING
+            and current.producer_id == producer_id
+            and current.producer_epoch == epoch
+            and where in current.partitions
+        ):
+            return ErrorCode.NONE
+        joins = version >= PRODUCE_JOINS_SINCE
+        try:
+            if not transactional_id:
+                raise KafkaError(ErrorCode.INVALID_TXN_STATE)
+            current = require_producer(current, transactional_id, producer_id, epoch)
+            if not joins:
+                abortable = version >= PRODUCE_ABORTABLE_SINCE
+                return ErrorCode.TRANSACTION_ABORTABLE if abortable else ErrorCode.INVALID_TXN_STATE
+            self._transactions.add(current, partitions=frozenset([where]))
+        except HeadraceError as error:
+            return for_produce(code_of(error), joins)
+        return ErrorCode.NONE
+
+    def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest]) -> Reply:
+        """The producer is checked here, the member and the topics by the groups."""
+        return self._offsets.txn_offset_commit(request, self._offsets_refusal)
+
+    def _offsets_refusal(self, request: Request[TxnOffsetCommitRequest]) -> ErrorCode:
+        """Whether a group's offsets may be part of a transaction; from TxnOffsetCommit 5 on the group joins by them."""
+        body = request.body
+        try:
+            known = request.access.transaction(body.transactional_id, Operation.WRITE)
+            current = require_producer(known, body.transactional_id, body.producer_id, body.producer_epoch)
+            if request.version >= OFFSETS_JOIN_SINCE:
+                self._transactions.add(current, groups=frozenset([body.group_id]))
+            elif body.group_id not in current.groups:
+                abortable = request.version >= OFFSETS_ABORTABLE_SINCE
+                return ErrorCode.TRANSACTION_ABORTABLE if abortable else ErrorCode.INVALID_TXN_STATE
+        except HeadraceError as error:
+            fenced = code_of(error) is ErrorCode.PRODUCER_FENCED
+            return ErrorCode.INVALID_PRODUCER_EPOCH if fenced else code_of(error)
+        return ErrorCode.NONE
