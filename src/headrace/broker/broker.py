@@ -34,6 +34,7 @@ from headrace.broker.transactions import TransactionCoordinator
 from headrace.broker.transactions.registry import Transactions
 from headrace.config import Settings
 from headrace.log.config import FlushMode, LogConfig
+from headrace.log.errors import LogError
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
 from headrace.log.maintenance import Maintenance, MaintenanceSettings
@@ -69,7 +70,14 @@ class Broker:
         self.clock = clock
         self.settings = settings
         self.addresses: dict[str, tuple[str, int]] = {}
-        self.state = StateStore(self._open_state(), flusher, clock, reclaim=lambda: self.maintenance.space_wanted())
+        self.maintenance = Maintenance(
+            store=store,
+            flusher=flusher,
+            clock=clock,
+            settings=self._maintenance_settings,
+            on_damaged=self._set_damaged,
+        )
+        self.state = StateStore(self._open_state(), flusher, clock, reclaim=self.maintenance.space_wanted)
         self._dynamic_settings = DynamicSettings(state=self.state, settings=settings)
         self._dynamic_settings.apply()
         cluster_id, leader_epoch = self._begin_run()
@@ -77,7 +85,13 @@ class Broker:
             node_id=settings.integer("broker.id"), cluster_id=cluster_id, addresses=self.addresses
         )
         self.topics = Topics(
-            state=self.state, store=store, flusher=flusher, clock=clock, settings=settings, leader_epoch=leader_epoch
+            state=self.state,
+            store=store,
+            flusher=flusher,
+            clock=clock,
+            settings=settings,
+            leader_epoch=leader_epoch,
+            remove_files=self.maintenance.delete_topic,
         )
         self.topics.load()
         self.groups = Groups()
@@ -104,14 +118,6 @@ class Broker:
             offsets=self.offsets,
             transactions=self.transactions,
         )
-        self.maintenance = Maintenance(
-            store=store,
-            flusher=flusher,
-            clock=clock,
-            settings=self._maintenance_settings,
-            on_damaged=self.topics.set_damaged,
-        )
-        self.topics.remove_files = self.maintenance.delete_topic
         self.overflow = Overflow(
             topics=self.topics, groups=self.groups, offsets=self.offsets, maintenance=self.maintenance, clock=clock
         )
@@ -237,6 +243,10 @@ class Broker:
             ApiKey.DESCRIBE_QUORUM: cluster.describe_quorum,
             ApiKey.UPDATE_FEATURES: cluster.update_features,
         }
+
+    def _set_damaged(self, log: PartitionLog, fault: LogError) -> None:
+        """Maintenance found a log that cannot be served any more."""
+        self.topics.set_damaged(log, fault)
 
     def _maintenance_settings(self) -> MaintenanceSettings:
         settings = self.settings

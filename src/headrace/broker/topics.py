@@ -194,7 +194,9 @@ class Topics:
         clock: Clock,
         settings: Settings,
         leader_epoch: Epoch,
+        remove_files: Callable[[str, UUID, Callable[[], None]], None],
     ) -> None:
+        """``remove_files`` moves a deleted topic's files away and calls back when that is durable."""
         self._state = state
         self._store = store
         self._flusher = flusher
@@ -204,8 +206,7 @@ class Topics:
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
         self._listeners: list[Callable[[], None]] = []
-        self.remove_files: Callable[[str, UUID, Callable[[], None]], None]
-        """Moves a deleted topic's files away and calls back when that is durable: ``Maintenance.delete_topic``."""
+        self._remove_files = remove_files
 
     def load(self) -> None:
         """Open every topic of the state; finish deletions that a crash interrupted."""
@@ -305,7 +306,7 @@ class Topics:
         for partition in topic.served:
             self._flusher.forget(partition.log)
         self._state.when_flushed(
-            offset, lambda: self.remove_files(*_name_and_id(key), lambda: self._forget_deleted(key))
+            offset, lambda: self._remove_files(*_name_and_id(key), lambda: self._forget_deleted(key))
         )
         self._notify()
         return offset
