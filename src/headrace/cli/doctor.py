@@ -30,7 +30,6 @@ GIB = 1 << 30
 MIB = 1 << 20
 DISK_FREE_BYTES_MIN = 1 * GIB
 MEMORY_BYTES_MIN = 512 * MIB
-FILES_MIN = 4096
 SYNC_MS_MAX = 25.0
 PORT_TIMEOUT_MS = 1_000
 JAVA_TIMEOUT_S = 60
@@ -91,11 +90,12 @@ def examine(settings: Settings) -> list[Finding]:
         check_packages,
         check_java,
         lambda: check_port(settings.text("kafka")),
+        lambda: check_metrics(settings.text("metrics")),
         lambda: check_folder(folder),
         lambda: check_space(folder),
         lambda: check_sync(folder),
         check_memory,
-        check_files,
+        lambda: check_files(settings.integer("max.connections")),
     ]
     return [check() for check in checks]
 
@@ -149,14 +149,53 @@ def check_port(address: str) -> Finding:
         return Finding("kafka", "ok", "off")
     from headrace.server import parse_address
 
-    host, port = parse_address(address, "kafka")
+    error = _bind_error(*parse_address(address, "kafka"))
+    return Finding("kafka", "ok", f"{address} is free") if error is None else _port_taken(address, error)
+
+
+def _bind_error(host: str, port: int) -> OSError | None:
+    """Why the address cannot be taken, or None."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as error:
-        return _port_taken(address, error)
-    return Finding("kafka", "ok", f"{address} is free")
+        return error
+    return None
+
+
+def check_metrics(address: str) -> Finding:
+    if address == "off":
+        return Finding("metrics", "ok", "off; headrace up --metrics HOST:PORT serves /metrics, /health and /ready")
+    from headrace.server import parse_address
+
+    error = _bind_error(*parse_address(address, "metrics"))
+    if error is None:
+        return Finding("metrics", "ok", f"{address} is free")
+    ready = _readiness(address)
+    if ready is None:
+        reason = (error.strerror or str(error)).lower()
+        mend = "headrace up --metrics 127.0.0.1:0 (a spare port), or stop what uses it"
+        return Finding("metrics", "wrong", f"{address} cannot be used: {reason}", mend)
+    if ready:
+        return Finding("metrics", "note", f"{address} is served, and not ready: {ready}", "read the broker's log")
+    return Finding("metrics", "ok", f"{address} is served by a broker that is ready")
+
+
+def _readiness(address: str) -> str | None:
+    """Why the broker there is not ready, nothing if it is, or None where none answers."""
+    import json
+    from http.client import HTTPConnection, HTTPException
+
+    connection = HTTPConnection(address, timeout=PORT_TIMEOUT_MS / 1000)
+    try:
+        connection.request("GET", "/ready")
+        answer = json.loads(connection.getresponse().read())
+        return "" if answer["status"] == "ready" else ", ".join(answer["reasons"])
+    except (OSError, HTTPException, ValueError, KeyError, TypeError):
+        return None
+    finally:
+        connection.close()
 
 
 def _port_taken(address: str, error: OSError) -> Finding:
@@ -260,12 +299,20 @@ def check_memory() -> Finding:
     return Finding("memory", "ok", found)
 
 
-def check_files() -> Finding:
+def check_files(connections: int) -> Finding:
     """Connections and segments are open files; the broker raises its own limit as far as it may."""
     import resource
 
+    from headrace.server.descriptors import DESCRIPTORS_MIN, DescriptorPlan, descriptors_for
+
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < FILES_MIN:
-        mend = f"ulimit -Hn {FILES_MIN * 16} as root, or LimitNOFILE= in the service file"
-        return Finding("files", "wrong", f"at most {hard} open files", mend)
-    return Finding("files", "ok", f"up to {'any number of' if hard == resource.RLIM_INFINITY else hard} open files")
+    if hard == resource.RLIM_INFINITY:
+        return Finding("files", "ok", "any number of open files")
+    mend = f"ulimit -Hn {descriptors_for(connections)} as root, or LimitNOFILE= in the service file"
+    if hard < DESCRIPTORS_MIN:
+        return Finding("files", "wrong", f"at most {hard} open files; the broker needs {DESCRIPTORS_MIN}", mend)
+    room = DescriptorPlan.of(hard, connections).connections_max
+    if room < connections:
+        found = f"at most {hard} open files: room for {room} connections, not for max.connections={connections}"
+        return Finding("files", "note", found, mend)
+    return Finding("files", "ok", f"up to {hard} open files: room for {connections} connections")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 from pathlib import Path
 
@@ -11,7 +12,17 @@ import pytest
 
 from headrace import testing
 from headrace.cli import doctor
-from headrace.cli.doctor import Finding, check_folder, check_port, check_space, check_sync, examine, java_version
+from headrace.cli.doctor import (
+    Finding,
+    check_files,
+    check_folder,
+    check_metrics,
+    check_port,
+    check_space,
+    check_sync,
+    examine,
+    java_version,
+)
 from headrace.cli.main import run
 from headrace.config import Settings
 
@@ -19,7 +30,7 @@ from headrace.config import Settings
 def test_a_sound_machine_gets_a_finding_per_check_and_exit_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for limit in ("DISK_FREE_BYTES_MIN", "MEMORY_BYTES_MIN", "FILES_MIN"):
+    for limit in ("DISK_FREE_BYTES_MIN", "MEMORY_BYTES_MIN"):
         monkeypatch.setattr(doctor, limit, 0)  # what others leave of this machine is not what is claimed
     assert run(["doctor", "--data", str(tmp_path / "data"), "--kafka", "127.0.0.1:0", "--output", "json"]) == 0
     findings = json.loads(capsys.readouterr().out)
@@ -28,6 +39,7 @@ def test_a_sound_machine_gets_a_finding_per_check_and_exit_0(
         "packages",
         "java",
         "kafka",
+        "metrics",
         "data",
         "space",
         "sync",
@@ -39,7 +51,7 @@ def test_a_sound_machine_gets_a_finding_per_check_and_exit_0(
 
 
 def test_whatever_is_not_fine_names_what_mends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("DISK_FREE_BYTES_MIN", "MEMORY_BYTES_MIN", "FILES_MIN"):
+    for limit in ("DISK_FREE_BYTES_MIN", "MEMORY_BYTES_MIN"):
         monkeypatch.setattr(doctor, limit, 1 << 60)
     monkeypatch.setattr(doctor, "SYNC_MS_MAX", 0.0)
     monkeypatch.setattr(doctor, "JAVA_GOOD", ())
@@ -70,6 +82,33 @@ def test_a_port_where_a_broker_serves_is_fine(monkeypatch: pytest.MonkeyPatch) -
         finding = check_port(broker.bootstrap)
     assert finding.status == "ok"
     assert "served by cluster" in finding.found
+
+
+def test_an_address_for_metrics_is_free_served_or_somebody_elses() -> None:
+    assert check_metrics("off").status == "ok"
+    assert check_metrics("127.0.0.1:0").found == "127.0.0.1:0 is free"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        finding = check_metrics(f"127.0.0.1:{taken.getsockname()[1]}")
+    assert (finding.status, "already in use" in finding.found) == ("wrong", True)
+
+
+def test_metrics_that_a_broker_serves_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "PORT_TIMEOUT_MS", 60_000)
+    with testing.broker(settings={"metrics": "127.0.0.1:0"}) as broker:
+        finding = check_metrics(broker.addresses["metrics"])
+    assert (finding.status, "that is ready" in finding.found) == ("ok", True)
+
+
+@pytest.mark.parametrize(
+    ("limit", "status"), [(64, "wrong"), (1024, "note"), (8192, "ok"), (resource.RLIM_INFINITY, "ok")]
+)
+def test_open_files_are_compared_with_what_the_broker_needs(
+    monkeypatch: pytest.MonkeyPatch, limit: int, status: str
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    finding = check_files(4000)
+    assert finding.status == status
+    assert ("8192" in finding.mend) == (status != "ok")
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
