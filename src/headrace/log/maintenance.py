@@ -84,7 +84,12 @@ class Maintenance:
         self._to_move: dict[tuple[str, UUID], Callable[[], None]] = {}
         self._reported: dict[str, str] = {}
         self._stopping = False
+        self.checkpoints = 0
         self.compactions = 0
+        self.compaction_saved_bytes = 0
+        self.removed_bytes = 0
+        """Of segments that retention, deleted records or a full partition have made superfluous."""
+        self.errors = 0
 
     def start(self) -> None:
         self._flusher.on_waiting = self._tick_later
@@ -139,6 +144,7 @@ class Maintenance:
 
     def _report(self, subject: str, message: str) -> None:
         """Say the same thing about the same subject once."""
+        self.errors += 1
         if self._reported.get(subject) != message:
             self._reported[subject] = message
             LOG.error("%s", message)
@@ -202,13 +208,14 @@ class Maintenance:
             await self._pause(RETRY_S)
             return
         store.finish_checkpoint(job)
+        self.checkpoints += 1
         self._remove_dead_segments(shrunk)
         self._checkpoint_waiters.release_below(number)
 
     def _remove_dead_segments(self, logs: list[PartitionLog], *, regardless: bool = False) -> None:
         for log in logs:
             try:
-                log.remove_dead_segments(regardless=regardless)
+                self.removed_bytes += log.remove_dead_segments(regardless=regardless)
             except _EXPECTED as error:
                 self._report(log.directory, f"{log.directory}: removing old segments: {error}; it is tried again")
 
@@ -285,6 +292,7 @@ class Maintenance:
             return
         self._reported.pop(log.directory, None)
         self.compactions += 1
+        self.compaction_saved_bytes += saved_bytes
         LOG.info("compacted %s: %d keys, %d bytes saved", log.directory, result.keys, saved_bytes)
 
     async def _swap(self, log: PartitionLog, result: CleaningResult) -> int:

@@ -73,6 +73,7 @@ class Collector:
         yield families.LOOP_DELAY.observed([((), self._sources.loop_delay)])
         yield from self._storage()
         yield from self._logs()
+        yield from self._maintenance()
         yield from self._recovery()
         yield from self._topics()
         yield from self._groups()
@@ -138,6 +139,14 @@ class Collector:
         yield families.LOG_SEGMENTS.of(segments)
         yield families.SEGMENT_FILES.of(len(store.cache))
         yield families.JOURNAL_BYTES.of(self._sources.broker.state.size_bytes)
+
+    def _maintenance(self) -> Iterator[Metric]:
+        maintenance = self._sources.broker.maintenance
+        yield families.CHECKPOINTS.of(maintenance.checkpoints)
+        yield families.COMPACTIONS.of(maintenance.compactions)
+        yield families.COMPACTION_SAVED.of(maintenance.compaction_saved_bytes)
+        yield families.REMOVED_BYTES.of(maintenance.removed_bytes)
+        yield families.MAINTENANCE_ERRORS.of(maintenance.errors)
 
     def _recovery(self) -> Iterator[Metric]:
         report = self._sources.broker.store.report
