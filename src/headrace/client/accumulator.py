@@ -73,7 +73,7 @@ class PreparedRecords:
 
 
 class OpenBatch:
-    """Records for one partition. After ``identify`` it keeps its producer and sequence, however often it is resent."""
+    """Records for one partition. Once it has an ``identity`` it keeps it, however often it is sent again."""
 
     __slots__ = (
         "base_timestamp",

@@ -1,0 +1,102 @@
+"""No function or class of the package is without a caller.
+
+Judged by names: one that occurs nowhere in the package but where it is defined is dead. Offered to users are the
+modules of ``PUBLIC``; called by others are methods that a base class of theirs declares, and what a decorator
+registers.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.architecture.test_tidy import SOURCE_FILES, module_name
+
+PUBLIC = ("headrace.testing", "headrace.client", "headrace.spark.testing")
+REGISTERING = ("command", "pipeline")
+"""Decorators with one of these in their name hand the function to somebody who calls it."""
+
+CALLED_BY_OTHERS = {
+    "headrace.broker.state.StateStore.rewriting": "tests wait for the end of a rewrite",
+    "headrace.log.log.PartitionLog.sync_all": "tests make a log durable without a flusher",
+    "headrace.spark.pipelines.registered": "tests look at what a file has registered",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    module: str
+    owner: tuple[str, ...]
+    name: str
+    decorators: tuple[str, ...]
+
+    @property
+    def qualified(self) -> str:
+        return ".".join((self.module, *self.owner, self.name))
+
+
+def definitions(tree: ast.AST, module: str, owner: tuple[str, ...] = ()) -> Iterator[Definition]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield Definition(module, owner, node.name, tuple(ast.unparse(each) for each in node.decorator_list))
+            yield from definitions(node, module, (*owner, node.name))
+        else:
+            yield from definitions(node, module, owner)
+
+
+def uses(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.keyword) and node.arg:
+            yield node.arg
+        elif isinstance(node, ast.alias):
+            yield node.name.rpartition(".")[2]
+
+
+def dead(sources: dict[str, str]) -> list[Definition]:
+    trees = {module: ast.parse(source) for module, source in sources.items()}
+    used = Counter(name for tree in trees.values() for name in uses(tree))
+    return [
+        each
+        for module, tree in trees.items()
+        for each in definitions(tree, module)
+        if not used[each.name] and not (each.name.startswith("__") and each.name.endswith("__"))
+    ]
+
+
+def is_registered(definition: Definition) -> bool:
+    return any(word in each for each in definition.decorators for word in REGISTERING)
+
+
+def overrides_anothers(definition: Definition) -> bool:
+    """Whether a base class that is not ours has a method of the name: then others call it."""
+    found: object = importlib.import_module(definition.module)
+    for name in definition.owner:
+        found = getattr(found, name, None)
+    if not isinstance(found, type):
+        return False
+    return any(
+        hasattr(base, definition.name) for base in found.__mro__[1:] if not base.__module__.startswith("headrace")
+    )
+
+
+def test_every_function_and_class_has_a_caller() -> None:
+    sources = {module_name(path): path.read_text() for path in SOURCE_FILES}
+    found = {
+        each.qualified
+        for each in dead(sources)
+        if not each.module.startswith(PUBLIC) and not is_registered(each) and not overrides_anothers(each)
+    }
+    assert found - CALLED_BY_OTHERS.keys() == set(), "nobody in the package calls these"
+    assert CALLED_BY_OTHERS.keys() - found == set(), "these are called, or gone"
+
+
+def test_a_function_without_a_caller_is_found() -> None:
+    sources = {"m": "def used():\n    pass\nclass Kept:\n    def lost(self):\n        used()\nKept()\n"}
+    assert [each.qualified for each in dead(sources)] == ["m.Kept.lost"]
