@@ -101,8 +101,7 @@ class StateStore:
         offset = self._append(records)
         for (table, key, value), record in zip(changes, records, strict=True):
             self._fold(table, key, value, _bytes(record))
-        if self._rewriting is None and self.journal_bytes > max(REWRITE_BYTES_MIN, 4 * self.live_bytes):
-            self._begin_rewrite()
+        self._rewrite_if_long()
         return offset
 
     def when_flushed(self, offset: int, callback: Callable[[], None]) -> None:
@@ -141,6 +140,10 @@ class StateStore:
                 self._fold(table, key, None if record.value is None else json.loads(record.value), _bytes(record))
 
     # ---- rewriting ----
+
+    def _rewrite_if_long(self) -> None:
+        if self._rewriting is None and self.journal_bytes > max(REWRITE_BYTES_MIN, 4 * self.live_bytes):
+            self._begin_rewrite()
 
     def _begin_rewrite(self) -> None:
         """The rewritten rows begin a segment: when they are flushed, all segments before it can go."""
@@ -193,6 +196,7 @@ class StateStore:
         self.journal_bytes -= self._replaced_bytes
         self._log.advance_start(self._rewrite_from)
         self._reclaim()
+        self._rewrite_if_long()  # much may have changed meanwhile
 
 
 def _bytes(record: Record) -> int:

@@ -175,13 +175,15 @@ class Maintenance:
     def checkpointed(self) -> asyncio.Future[None]:
         """Done when a checkpoint that began after this call is on disk."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        number = self._checkpoints_begun
-        self._checkpoint_waiters.add(number, lambda: None if future.done() else future.set_result(None))
-        self._spawn("checkpoint", self._checkpoints)
+        self._when_checkpointed(lambda: None if future.done() else future.set_result(None))
         return future
 
     def space_wanted(self) -> None:
-        """Records were dropped: their files go with a checkpoint, soon."""
+        """Records were dropped: their files go with a checkpoint that begins now, or after the one under way."""
+        self._when_checkpointed(lambda: None)
+
+    def _when_checkpointed(self, callback: Callable[[], None]) -> None:
+        self._checkpoint_waiters.add(self._checkpoints_begun, callback)
         self._spawn("checkpoint", self._checkpoints)
 
     async def _checkpoints(self) -> None:
