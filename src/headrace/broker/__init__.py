@@ -1,1 +1,2 @@
-"""What requests mean: topics, produce, fetch, groups, transactions. No sockets here; what must wait is a future."""
+"""What requests mean: topics, produce, fetch, groups, transactions. No sockets here; an answer that must wait is a
+``PendingReply``."""

@@ -1,4 +1,4 @@
-"""Topics made, widened and removed; records deleted; producers, directories and leaders described."""
+"""Administration of topics: create, grow, delete, delete records; describe producers and log directories."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class TopicAdmin:
         return self._settings.get(setting.synonym) if setting.synonym else setting.default
 
     def _partition_count(self, asked: CreatableTopic, known: Topic | None) -> int:
-        """How many partitions, from the number or from an explicit assignment; replicas other than one are refused."""
+        """The number of partitions, given as a number or by an explicit assignment. Only one replica is accepted."""
         check_name(asked.name)
         if known is not None:
             raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{asked.name}' already exists.")
@@ -381,7 +381,7 @@ class TopicAdmin:
         )
 
     def elect_leaders(self, request: Request[ElectLeadersRequest]) -> Reply:
-        """There is one node and it leads everything, so every election is superfluous."""
+        """One node leads every partition, so no election is needed."""
         return ElectLeadersResponse(
             error_code=denial_code(lambda: request.access.check_cluster(Operation.ALTER)),
             replica_election_results=[

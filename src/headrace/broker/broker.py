@@ -127,13 +127,13 @@ class Broker:
         self._report_unclaimed()
 
     def start(self) -> None:
-        """Begin what happens by itself: timeouts, retention, compaction, checkpoints."""
+        """Load groups and transactions, and start timeouts, retention, compaction and checkpoints."""
         self.group_coordinator.load()
         self.transaction_coordinator.load()
         self.maintenance.start()
 
     async def stop(self) -> None:
-        """An orderly end; afterwards the store may be closed."""
+        """Stop in good order. Afterwards the store may be closed."""
         await self.maintenance.stop()
         self.transaction_coordinator.close()
         self.group_coordinator.close()
@@ -264,8 +264,8 @@ class Broker:
         return self.store.open_log(STATE_NAME, STATE_ID, 0, config)
 
     def _begin_run(self) -> tuple[str, Epoch]:
-        """The cluster's id, made once, and this run's leader epoch: it rises at each start, so a client that read what
-        a crash took back can tell (OffsetForLeaderEpoch)."""
+        """The cluster id, made at the first start, and the leader epoch of this run. The epoch rises at each start, so
+        that a client can find out that a crash took back what it has read (OffsetForLeaderEpoch)."""
         row = self.state.table("node").get("identity")
         if row is None:
             row = {"cluster_id": base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("="), "starts": 0}
@@ -275,7 +275,7 @@ class Broker:
         return str(row["cluster_id"]), Epoch(row["starts"])
 
     def _report_unclaimed(self) -> None:
-        """Directories that no topic claims are somebody's data: said, never removed."""
+        """Warn of directories that belong to no topic. They may be somebody's data and are not removed."""
         claimed = {topic.topic_id for topic in self.topics.all()}
         unclaimed = {
             f"{name}~{topic_id.hex}"
@@ -283,11 +283,11 @@ class Broker:
             if topic_id != STATE_ID and topic_id.bytes not in claimed
         } - set(self.state.table("deleted"))
         for key in sorted(unclaimed):
-            LOG.warning("%s/topics/%s belongs to no topic; it is left as it is", self.store.directory, key)
+            LOG.warning("%s/topics/%s belongs to no topic; it is not changed", self.store.directory, key)
 
 
 async def settled(reply: Reply) -> Any:
-    """The response itself, waited for if need be: for tests and for callers inside the process."""
+    """The response of a reply, waiting for it if needed. For tests and for callers inside the process."""
     if not isinstance(reply, PendingReply):
         return reply
     if not reply.ready:

@@ -1,4 +1,4 @@
-"""Requests about many brokers, answered by the only one: nothing can be moved, and everything is where it belongs."""
+"""Requests that make sense with several brokers, answered by the only one. Nothing can be moved."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ClusterHandler:
         return ListPartitionReassignmentsResponse(error_code=code, error_message=None)
 
     def alter_replica_log_dirs(self, request: Request[AlterReplicaLogDirsRequest]) -> Reply:
-        """There is one log directory: naming it changes nothing, naming another is refused."""
+        """There is one log directory. Moving to it changes nothing; moving to another is refused."""
         denied = denial_code(lambda: request.access.check_cluster(Operation.ALTER))
         results: dict[str, AlterReplicaLogDirTopicResult] = {}
         for directory in request.body.dirs:
@@ -103,7 +103,7 @@ class ClusterHandler:
         return AlterReplicaLogDirsResponse(results=list(results.values()))
 
     def update_features(self, request: Request[UpdateFeaturesRequest]) -> Reply:
-        """The levels are part of the release: asking for what is there is fine, anything else is not."""
+        """Feature levels are fixed by the release. Setting the present level succeeds, any other fails."""
         if (denied := denial_code(lambda: request.access.check_cluster(Operation.ALTER))) is not ErrorCode.NONE:
             return UpdateFeaturesResponse(error_code=denied, error_message=None)
         wrong = [

@@ -122,7 +122,7 @@ class ConfigHandler:
         return described
 
     def _addresses(self) -> dict[str, str]:
-        """Where the broker is, by the names under which Kafka's tools look for it."""
+        """The broker's addresses and directory, under the names that Kafka's tools look for."""
         found = [f"PLAINTEXT://{host}:{port}" for host, port in self._identity.addresses.values()]
         return {"advertised.listeners": ",".join(found), "log.dirs": self._store.directory}
 
@@ -149,7 +149,7 @@ class ConfigHandler:
     def _layers(
         self, setting: Setting, given: Mapping[str, str], own: Source
     ) -> tuple[str | None, int, list[DescribeConfigsSynonym]]:
-        """The effective value, its source, and every layer below it, the strongest first."""
+        """The effective value, its source, and all layers from the one with the highest precedence down."""
         layers: list[tuple[str, str | None, int]] = []
         if setting.name in given:
             layers.append((setting.name, given[setting.name], int(own)))
@@ -177,7 +177,7 @@ class ConfigHandler:
     # ---- altering ----
 
     def alter_configs(self, request: Request[AlterConfigsRequest]) -> Reply:
-        """The older way: what is not named goes back to its default."""
+        """The older API: settings that are not named return to their defaults."""
         body = request.body
         asked = [
             (each.resource_type, each.resource_name, [(one.name, SET, one.value) for one in each.configs])
@@ -301,7 +301,7 @@ def _topic(access: Access, name: str, operation: Operation) -> Topic:
 def _facts(
     asked: DescribeConfigsResource, facts: Mapping[str, object], kind: Kind, source: Source
 ) -> list[DescribeConfigsResourceResult]:
-    """Read-only entries: what is so rather than what was set, where any admin tool can see it."""
+    """Read-only entries that show facts instead of settings, so that any admin tool can see them."""
     return [
         DescribeConfigsResourceResult(
             name=name, value=str(value), read_only=True, config_source=source, config_type=kind, documentation=None
@@ -317,7 +317,7 @@ def _changed(
     declared: Mapping[str, Setting],
     effective: Callable[[str], Any],
 ) -> dict[str, str]:
-    """The settings after the changes; refused as a whole if one does not fit."""
+    """The settings after the changes. If one of them is invalid, none is made."""
     given = dict(before)
     for name, operation, raw in changes:
         if operation == DELETE:

@@ -1,4 +1,4 @@
-"""Which of Kafka's codes stands for an error: the only place that knows it for the log's errors."""
+"""Kafka's code for each error. The log's errors carry none; this is the only place that maps them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOG_ERROR_CODES: dict[type[LogError], ErrorCode] = {
 
 
 def code_of(error: HeadraceError) -> ErrorCode:
-    """What the peer is told."""
+    """The code that is sent to the client."""
     if isinstance(error, KafkaError):
         return error.code
     for kind in type(error).__mro__:
@@ -37,7 +37,7 @@ def code_of(error: HeadraceError) -> ErrorCode:
 
 
 def coordinator_code_of(error: HeadraceError) -> ErrorCode:
-    """What a coordinator tells when it cannot write its state, on a full disk for example.
+    """The code that a coordinator sends when it cannot write its state, for example on a full disk.
 
     Clients take KAFKA_STORAGE_ERROR from a coordinator as fatal. This code makes them look for the coordinator and try
     again.

@@ -1,12 +1,12 @@
 """Fetch: from offsets to file ranges.
 
-An answer is made of slices of segment files; no record is read here. What bounds it: the request's ``max_bytes`` over
-all partitions, ``partition_max_bytes`` for each, and the last offset that this reader may see (the high watermark, or
-the last stable offset for read_committed). The first partition that has anything gives at least one whole batch, so
-that a batch larger than every bound still gets through.
+An answer is made of slices of segment files; no record is read here. It is bounded by the request's ``max_bytes`` over
+all partitions, by ``partition_max_bytes`` for each, and by the last offset that this reader may see (the high
+watermark, or the last stable offset for read_committed). The first partition that has records gives at least one whole
+batch, so that a batch larger than every bound can be read.
 
-A request that finds fewer than ``min_bytes`` waits up to ``max_wait_ms``. It then holds no data, only its place among
-the watchers of its partitions; when one of them advances, the whole request is answered afresh.
+A request that finds fewer than ``min_bytes`` waits up to ``max_wait_ms``. While it waits it holds no data; it is a
+watcher of its partitions, and is answered from the beginning when one of them advances.
 
 A read_committed answer lists the aborted transactions that have records in it, and no others. Sessions (KIP-227) are in
 ``fetch_sessions``.
@@ -60,8 +60,8 @@ ABORTED_PER_ANSWER_MAX = 10_000
 """Aborted transactions listed in one answer. The reader fetches the rest with the records they belong to."""
 
 ABORTED_READ_BYTES = 1 << 20
-"""Where a read meets more aborted transactions than that, it is repeated with so many bytes. An aborted transaction
-takes 140 bytes at least, so fewer than 10,000 can lie inside; those that merely overlap are as many as are open."""
+"""A read that meets more aborted transactions than that is repeated with this many bytes. An aborted transaction takes
+at least 140 bytes, so fewer than 10,000 can lie inside; those that only overlap are as many as were open at once."""
 
 
 class FetchHandler:
@@ -149,7 +149,7 @@ class FetchHandler:
         ]
 
     def _nothing_new(self, partition: Partition, high_watermark: int, stable: int, committed: bool) -> PartitionData:
-        """The answer to a reader at the end: most partitions of most fetches, so it is made once and kept."""
+        """The answer to a reader at the end. Most partitions of most fetches get it, so it is made once and kept."""
         known = partition.nothing_new.get(committed)
         start = partition.log.start_offset
         if known is None or (known.high_watermark, known.last_stable_offset, known.log_start_offset) != (
@@ -171,7 +171,7 @@ class FetchHandler:
         return known
 
     def _diverges(self, partition: Partition, ask: FetchPartition, answer: PartitionData) -> bool:
-        """Whether the reader has records that a crash took from this log; acks that wait for the disk rule it out."""
+        """Whether the reader has records that a crash took from this log. It cannot happen with headrace.flush=ack."""
         epoch, end = partition.log.epoch_end_offset(Epoch(ask.last_fetched_epoch)) or (-1, -1)
         if epoch < ask.last_fetched_epoch or end < ask.fetch_offset:
             answer.diverging_epoch = EpochEndOffset(epoch=epoch, end_offset=end)
@@ -180,10 +180,10 @@ class FetchHandler:
 
 
 class PendingFetch:
-    """A fetch that may have to wait. It watches its partitions; whoever wakes it first wins, and it cleans up once.
+    """A fetch that may have to wait for a partition to advance, for its time to run out, or for its connection to end.
 
-    A reader of a thousand partitions waits for the one that advances: what was found out about the others stays true
-    until they advance too (``_idle``), so a wake looks at one partition and not at a thousand.
+    What was read of a partition stays true until that partition advances (``_idle``). So when one of a thousand
+    partitions advances, only that one is read again.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class PendingFetch:
         self._woken = False
 
     def attempt(self, *, final: bool = False) -> FetchResponse | None:
-        """The answer, if there is enough to say or no time left to wait."""
+        """The answer, if there is enough data, an error, or no time left to wait."""
         body = self._request.body
         answers, total, urgent = self._read_all()
         if not (final or urgent or total >= body.min_bytes or body.max_wait_ms <= 0 or not self._wanted):
@@ -274,7 +274,7 @@ class PendingFetch:
         return reply
 
     def partition_advanced(self, partition: Partition) -> None:
-        """Several partitions advance in one flush: look once, after all of them have."""
+        """One flush may advance several partitions: read once, after all of them."""
         self._idle.pop(partition, None)
         if not self._woken:
             self._woken = True
@@ -310,14 +310,15 @@ def _missing(index: int, code: ErrorCode) -> PartitionData:
 
 
 def _failed(index: int, code: ErrorCode) -> PartitionData:
-    """Kafka tells the two apart: what is not there has no aborted transactions, what failed has null."""
+    """In Kafka's answers the list of aborted transactions is empty for a partition that is not there, and null for one
+    that failed."""
     answer = _missing(index, code)
     answer.aborted_transactions = None
     return answer
 
 
 def _is_up_to_date(partition: Partition, ask: FetchPartition) -> bool:
-    """Whether the reader knows this leader, and no earlier one whose records could have been lost."""
+    """Whether the reader last read from this leader epoch, so that it has no records of an earlier one to lose."""
     epoch = partition.leader_epoch
     return ask.current_leader_epoch in (-1, epoch) and ask.last_fetched_epoch in (-1, epoch)
 

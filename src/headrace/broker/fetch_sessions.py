@@ -98,7 +98,7 @@ class FetchSessions:
             for index in topic.partitions:
                 session.wanted.pop((topic.topic, topic.topic_id, index), None)
         if len(session.wanted) > self._settings.integer("request.elements.max"):
-            # It names in pieces more than one request may name. Without its session the reader must ask in one piece.
+            # In pieces it named more than one request may name. Without its session the reader must name all in one.
             del self._sessions[session.id]
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
 
@@ -129,7 +129,7 @@ class FetchSessions:
         heapq.heapify(self._evictable)
 
     def _evict_for(self, size: int) -> bool:
-        """Make room for a session of ``size`` partitions; False if every session has a better right to its place."""
+        """Make room for a session of ``size`` partitions; False if no session may be evicted for it."""
         oldest = next(iter(self._sessions.values()))
         if self._clock.monotonic() - oldest.used_s > self._eviction_s:
             del self._sessions[oldest.id]

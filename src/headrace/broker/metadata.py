@@ -1,4 +1,4 @@
-"""What a client asks first: which versions, brokers, topics and coordinators. One node answers for all."""
+"""Metadata: versions, brokers, topics and coordinators. One node is all of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from headrace.wire.kafka.schema import NO_ID
 __all__ = ["FEATURES", "MetadataHandler"]
 
 FEATURES = {"group.version": 1, "transaction.version": 2}
-"""Finalised features: they steer what Java clients use (KIP-848 groups, KIP-890 transactions)."""
+"""Finalised features. Java clients choose protocols by them (KIP-848 groups, KIP-890 transactions)."""
 
 GROUP_KEY, TRANSACTION_KEY, SHARE_KEY = 0, 1, 2
 OPERATIONS_UNKNOWN = -(2**31)
@@ -266,7 +266,7 @@ class MetadataHandler:
 
 
 def _leaderless(partition: Partition) -> ErrorCode:
-    """A damaged partition has nobody to lead it."""
+    """A damaged partition has no leader."""
     return ErrorCode.NONE if partition.fault is None else ErrorCode.LEADER_NOT_AVAILABLE
 
 
@@ -276,7 +276,7 @@ def _software(text: str) -> bool:
 
 
 def _unanswerable(body: MetadataRequest, version: int) -> ErrorCode:
-    """Topics by id came with version 12; before, and without name and id, Kafka fails the whole request."""
+    """Kafka fails the whole request for an id before version 12, and for a topic with neither name nor id."""
     for each in body.topics or []:
         if version < 12 and (each.name is None or each.topic_id != NO_ID):
             return ErrorCode.INVALID_REQUEST

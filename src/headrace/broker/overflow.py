@@ -28,11 +28,11 @@ __all__ = ["Overflow", "TopicFull"]
 
 LOG = logging.getLogger("headrace.overflow")
 RECHECK_S = 0.05
-"""How often held producers are looked at again."""
+"""How often it is checked whether held producers may go on."""
 
 
 class TopicFull(KafkaError):
-    """``headrace.overflow=drop-newest``: there is no room, and what was acknowledged is kept."""
+    """``headrace.overflow=drop-newest``: the batch is refused, and what was acknowledged is kept."""
 
     def __init__(self, partition: Partition, bound: int) -> None:
         super().__init__(
@@ -66,7 +66,7 @@ class Overflow:
         self._checking = False
 
     def admit(self, topic: Topic, partition: Partition, batch: Batch, peer: Peer) -> None:
-        """Called before an append: refuse it, make room for it, or let it be the last for a while."""
+        """Called before an append: refuse it, make room for it, or hold the producer after it."""
         choice = topic.config.get("headrace.overflow")
         if choice == "buffer":
             return

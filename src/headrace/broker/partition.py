@@ -92,8 +92,8 @@ class Partition:
         return future
 
     def _advanced(self) -> None:
-        """The high watermark has moved: fetchers hear of it before producers. The record is what somebody waits for;
-        its acknowledgement only lets the producer forget it."""
+        """The high watermark has moved. Fetchers come before producers: a reader waits for the record, while the
+        acknowledgement only lets the producer forget it."""
         for watcher in list(self.watchers):
             watcher.partition_advanced(self)
 

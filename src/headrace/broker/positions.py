@@ -1,4 +1,4 @@
-"""Where a partition begins, ends, and stood at a time or an epoch: ListOffsets and OffsetForLeaderEpoch."""
+"""Offsets of a partition: its start, its end, at a timestamp, and at the end of a leader epoch."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class OffsetLookup:
 
 
 def check_epoch(partition: Partition, current: int) -> None:
-    """A client that knows of another leader than this one is told which of the two is behind."""
+    """Refuse a client that knows an older leader epoch than this one, or a newer one."""
     if 0 <= current < partition.leader_epoch:
         raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
     if current > partition.leader_epoch:

@@ -1,16 +1,16 @@
 """Produce: where a batch becomes an offset.
 
-The way of a batch, each step once:
+The steps of a batch:
 
 1. its topic and partition are found, through the access gate;
 2. it is checked by its header (``batch.read_batches``: length, magic, CRC, counts), and by its records only where the
    topic asks for that (compaction needs keys, ``headrace.validate=records``, a codec of the topic's own);
-3. a transactional batch must belong to a transaction that is open here (``transactions.check_produce``);
+3. a transactional batch must belong to an open transaction of its producer (``AdditionHandler.check_produce``);
 4. an idempotent batch is compared with what its producer wrote before: a repeated one is answered with the offset it
    got the first time, a gap is refused;
 5. the log appends it, and the answer waits until it is flushed.
 
-A failure at any step concerns its partition alone; the others of the same request go on.
+A failure at any step concerns its partition only; the other partitions of the request are written.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ProduceHandler:
 
     @staticmethod
     def _without_answer(request: Request[ProduceRequest], responses: list[TopicProduceResponse]) -> None:
-        """acks=0: the only way to tell a producer that something went wrong is to hang up."""
+        """With acks=0 there is no answer. An error is reported by closing the connection, as in Kafka."""
         codes = {each.error_code for topic in responses for each in topic.partition_responses} - {0}
         if codes:
             names = ", ".join(ErrorCode(code).name for code in sorted(codes))
@@ -160,7 +160,7 @@ class ProduceHandler:
         return self._accepted(partition, result.base_offset, append_time)
 
     def _append_time_ms(self) -> int:
-        """The wall clock, which may be set back; timestamps that we give never are."""
+        """The wall time, but never earlier than the last one given: the clock may be set back."""
         self._last_append_ms = max(self._last_append_ms, self._clock.wall_ms())
         return self._last_append_ms
 
@@ -238,7 +238,7 @@ class ProduceHandler:
 
 
 def _recompress(batch: Batch, codec: Codec, decoded_bytes_max: int) -> None:
-    """The topic's ``compression.type`` is not the producer's: the records are unpacked and packed again."""
+    """Compress the records again with the topic's ``compression.type``."""
     records = decompress(batch.codec, batch.body[HEADER_BYTES - PREFIX_BYTES :], decoded_bytes_max)
     batch.attributes = batch.attributes & ~CODEC_MASK | codec
     reseal(batch, compress(codec, records))
@@ -259,7 +259,7 @@ def _check_keys(batch: Batch, decoded_bytes_max: int) -> None:
 
 
 TELLS_START = (InvalidBatch, RefusedRecords, OutOfOrderSequence, InvalidProducerEpoch)
-"""Errors found when the batch met its log: Kafka then tells where the log starts."""
+"""Errors found in the log. With these Kafka also sends the log start offset."""
 
 
 def _refused(index: int, error: HeadraceError, partition: Partition | None = None) -> PartitionProduceResponse:

@@ -27,9 +27,8 @@ class PendingReply(Generic[T]):
         self.response = response
         self.waits = waits
         self.prompt = prompt
-        """Whether the taker may send it, and execute what comes next, before ``deliver`` returns. Then somebody who
-        waits for a record has it before the loop runs whatever else has come in. Whoever delivers such a reply does
-        nothing afterwards that could be disturbed."""
+        """Whether the taker may send it, and execute the next request, before ``deliver`` returns. A fetch is prompt:
+        its records are sent before the loop runs other work. Code that delivers such a reply must do nothing more."""
         self.taker: Callable[[], None] | None = None
         """Called when the reply is ready, if it was set by then."""
         self.abandoned: Callable[[], None] | None = None

@@ -1,4 +1,4 @@
-"""A request as the broker sees it: who asks, in which version, and what."""
+"""A request as the broker sees it: its connection, its version, its body, and what its caller may see."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Peer:
-    """The connection a request came over. ``closed`` turns true when it is gone: what it had queued is not executed."""
+    """The connection of a request. Requests of a ``closed`` connection that are still queued are not executed."""
 
     id: int
     host: str = "127.0.0.1"
@@ -28,12 +28,12 @@ class Peer:
     on_hang_up: Callable[[str], None] | None = None
 
     def hold(self, held: bool) -> None:
-        """Stop reading this connection, or go on: how a producer that outruns its consumers is held back."""
+        """Stop reading the connection, or continue: backpressure on a producer that outruns its consumers."""
         if self.on_hold is not None:
             self.on_hold(held)
 
     def hang_up(self, reason: str) -> None:
-        """Close the connection: what Kafka does where a request has no answer to put an error into."""
+        """Close the connection, as Kafka does when a request without an answer fails."""
         if self.on_hang_up is not None:
             self.on_hang_up(reason)
 

@@ -67,7 +67,7 @@ def check_name(name: str) -> None:
 
 
 def check_not_reserved(name: str) -> None:
-    """Names that mean something to Kafka's tools, or to us, are not for users' topics."""
+    """Refuse names that Kafka's tools or headrace use themselves."""
     if name in ("__consumer_offsets", "__transaction_state", "__share_group_state"):
         raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' is internal.")
     if name in ("__cluster_metadata", "__headrace_state"):
@@ -117,7 +117,7 @@ class TopicConfig:
         return self._cache[name]
 
     def forget(self) -> None:
-        """Something changed: ask again."""
+        """Drop cached values, because a setting has changed."""
         self._cache.clear()
         self._produce_policy = None
 
@@ -236,7 +236,7 @@ class Topics:
         return len(self._by_name)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """Be called after topics or partitions came or went."""
+        """Call ``listener`` after topics or partitions were created or deleted."""
         self._listeners.append(listener)
 
     def check_new(self, name: str, partitions: int, config: Mapping[str, str | None]) -> dict[str, str]:
@@ -296,7 +296,7 @@ class Topics:
         return offset
 
     def delete(self, topic: Topic) -> int:
-        """The topic is gone at once; its files follow when that is durable."""
+        """Delete a topic. It is gone at once; its files are removed when that is flushed."""
         key = f"{topic.name}~{topic.topic_id.hex()}"
         offset = self._state.put_many([("topics", topic.name, None), ("deleted", key, True)])
         del self._by_name[topic.name]
@@ -329,12 +329,12 @@ class Topics:
             config = topic.config.log_config()
             for partition in topic.served:
                 partition.log.config = config
-                self._flusher.mark(partition.log)  # an ack topic now, perhaps: what is written must become flushed
+                self._flusher.mark(partition.log)  # it may be an ack topic now, so what is written must be flushed
 
     # ---- inside ----
 
     def delete_row(self, topic: Topic) -> None:
-        """Undo a creation that the disk refused; what it made of directories goes with the deleted."""
+        """Undo a creation that the disk refused. Its directories are removed like those of deleted topics."""
         key = f"{topic.name}~{topic.topic_id.hex()}"
         with suppress(HeadraceError):
             self._state.put_many([("topics", topic.name, None), ("deleted", key, True)])
@@ -396,7 +396,7 @@ def _name_and_id(key: str) -> tuple[str, UUID]:
 
 
 def new_id() -> bytes:
-    """A random id, not one of the reserved 0 and 1, and not beginning with '-' in base64: it may be an argument."""
+    """A random id. Not the reserved 0 or 1, and not starting with '-' in base64, so that it can be an argument."""
     while True:
         topic_id = os.urandom(16)
         if topic_id[0] >> 2 != 62 and any(topic_id[:15]):

@@ -1,4 +1,4 @@
-"""Groups listed, described and deleted."""
+"""Administration of groups: list, describe, delete."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GroupAdmin:
         """Removes groups with their offsets; the journal offset to wait for."""
 
     def list_groups(self, request: Request[classic_messages.ListGroupsRequest]) -> classic_messages.ListGroupsResponse:
-        """Both filters are Kafka's words in any case; an empty filter takes all."""
+        """Filters are compared without regard to case; an empty filter passes all."""
         states = {state.lower() for state in request.body.states_filter}
         types = {kind.lower() for kind in request.body.types_filter}
         listed = [
@@ -137,7 +137,7 @@ def _describe_classic(group_id: str, found: Group | None, version: int) -> class
 
 
 def _classic_member(group: ClassicGroup, member: ClassicMember, stable: bool) -> classic_messages.DescribedGroupMember:
-    """While a group rebalances no protocol is chosen, and so there is no metadata to show."""
+    """While a group rebalances no protocol is chosen, so there is no metadata."""
     return classic_messages.DescribedGroupMember(
         member_id=member.member_id,
         group_instance_id=member.instance_id,
@@ -178,7 +178,7 @@ def _describe_consumer(
 
 
 def _consumer_member(group: ConsumerGroup, member: ConsumerMember, access: Access) -> consumer_messages.Member:
-    """Raises AccessDenied for a topic that the caller may not describe: then nothing of the group is shown."""
+    """Raises AccessDenied if the caller may not describe one of the member's topics."""
     for name in member.topics:
         access.topic(name, Operation.DESCRIBE)
     target = group.targets.get(member.member_id, {})
@@ -200,7 +200,7 @@ def _consumer_member(group: ConsumerGroup, member: ConsumerMember, access: Acces
 def _assignment(
     partitions: Iterable[tuple[bytes, Iterable[int]]], access: Access
 ) -> consumer_messages.ConsumerGroupDescribeAssignment:
-    """Topics that are gone are left out: they have no name to show."""
+    """Deleted topics are left out, because their names are not known."""
     shown = []
     for topic_id, indexes in partitions:
         topic = access.topic_by_id(topic_id, Operation.DESCRIBE)
@@ -214,5 +214,5 @@ def _assignment(
 
 
 def _host(host: str) -> str:
-    """Kafka shows an address as Java prints it, with a slash before it, and tools cut that off."""
+    """Kafka sends an address as Java prints it, with a slash in front, and tools remove the slash."""
     return host if host.startswith("/") else f"/{host}"

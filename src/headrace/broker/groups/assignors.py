@@ -2,7 +2,7 @@
 
 *uniform* (the default) gives every member the same number of partitions, one more or less, and moves as few as that
 allows. *range* gives each member a contiguous run of every topic, so that equal partitions of different topics meet in
-one member, which joins need; its result depends on the members alone, so there is nothing for it to stick to.
+one member, which joins need. Its result depends on the members alone and not on what they had.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def _unassigned(
 
 
 def _fill_alike(members: Subscribers, counts: Counts, shares: dict[str, set[TopicIdPartition]]) -> None:
-    """All subscribe to the same: everybody has a quota, and those who hold the most get the odd ones."""
+    """All members subscribe to the same topics: each gets a quota, and those that hold the most get one more if any is
+    left over."""
     topics = next(iter(members.values())).topics
     total = sum(counts.get(topic_id, 0) for topic_id in topics)
     quota, odd = divmod(total, len(members))
@@ -88,7 +89,7 @@ def _fill_alike(members: Subscribers, counts: Counts, shares: dict[str, set[Topi
 
 
 def _fill_unlike(members: Subscribers, counts: Counts, shares: dict[str, set[TopicIdPartition]]) -> None:
-    """Topics with the fewest takers first; each partition to the taker that holds the least."""
+    """Topics with the fewest subscribers first; each partition goes to the subscriber that holds the least."""
     takers = _takers(members, counts)
     for topic_id in sorted(takers, key=lambda each: (len(takers[each]), each)):
         heap = [(len(shares[member_id]), member_id) for member_id in takers[topic_id]]
@@ -100,7 +101,7 @@ def _fill_unlike(members: Subscribers, counts: Counts, shares: dict[str, set[Top
 
 
 def _even_out(members: Subscribers, counts: Counts, shares: dict[str, set[TopicIdPartition]]) -> None:
-    """Move partitions while one holder has at least two more than another taker of the same topic.
+    """Move partitions while one member has at least two more than another subscriber of the same topic.
 
     Each move makes the sum of squared shares smaller, so this ends.
     """

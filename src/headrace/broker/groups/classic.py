@@ -1,16 +1,16 @@
-"""A classic group: who is in it, which state it is in, and what of it is written down.
+"""A classic group: its members, its state, and its rows.
 
-The group goes round this table (``TRANSITIONS``); ``rebalance.py`` says what moves it:
+The group moves through these states (``TRANSITIONS``); ``rebalance.py`` moves it:
 
     Empty ──join──▶ PreparingRebalance ──all joined──▶ CompletingRebalance ──leader's sync──▶ Stable
       ▲                │      ▲                              │                                  │
       └──nobody left───┘      └───────────a join, a leave or an expiry──────────────────────────┘
 
-Written down are two things. The row ``group_generations[group]`` holds the newest generation that any member was told
-of; it is flushed before the JoinGroup answers leave, so a generation number is never used twice, however often the
-broker is killed. The row ``groups[group]`` holds the last generation whose assignment is complete; it is flushed before
-the SyncGroup answers leave. A broker that starts again therefore knows every assignment that a member may be working
-with, and goes on from there: members heartbeat as before, and one that was told of a later generation joins again.
+It has two rows. ``group_generations[group]`` holds the newest generation that any member knows of. It is flushed before
+the JoinGroup answers are sent, so a generation number is never used twice, however often the broker is killed.
+``groups[group]`` holds the last generation whose assignment is complete. It is flushed before the SyncGroup answers are
+sent. So after a restart the broker knows every assignment that a member may be working with: members heartbeat as
+before, and a member that knows of a later generation joins again.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class ClassicGroup(Group):
     """When the state was entered; None for a group that only ever committed offsets."""
     generation: int = 0
     generation_told_max: int = 0
-    """The newest generation any member was ever told of, also one that never completed."""
+    """The newest generation that any member knows of, even if it was never completed."""
     protocol_type: str | None = None
     protocol: str | None = None
     leader: str | None = None
@@ -174,7 +174,7 @@ class ClassicGroup(Group):
         return self.is_empty() and not self.pending
 
     def is_current(self) -> bool:
-        """False after a start that found a later generation announced: nobody is told the older number any more."""
+        """False after a restart that found a later generation announced: the older number is not given out any more."""
         return self.generation == self.generation_told_max
 
     def can_rebalance(self) -> bool:
@@ -215,7 +215,7 @@ class ClassicGroup(Group):
         return True
 
     def validate_member(self, member_id: str, instance_id: str | None) -> ClassicMember:
-        """The member that speaks, or why it may not: another process took over its instance id, or it is not known."""
+        """The member that sent a request. Raises if it is not known or another process took over its instance id."""
         if instance_id is not None:
             known_id = self.static_ids.get(instance_id)
             if known_id is None:
@@ -249,7 +249,7 @@ class ClassicGroup(Group):
     # ---- protocols ----
 
     def supports(self, protocol_type: str, names: Iterable[str]) -> bool:
-        """Whether a member with these protocols can work with those that are here."""
+        """Whether a member with these protocols fits the present members."""
         if self.state is ClassicState.EMPTY:
             return bool(protocol_type) and any(True for _ in names)
         if self.protocol_type != protocol_type:
@@ -280,7 +280,7 @@ class ClassicGroup(Group):
         return frozenset(topics)
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """When the topics are not known, a consumers' group counts as subscribed: its offsets are not to be removed."""
+        """If the topics are not known, a group of consumers counts as subscribed, so that its offsets are kept."""
         if self.subscribed_topics is None:
             return self.protocol_type == CONSUMER_PROTOCOL
         return topic in self.subscribed_topics
@@ -303,12 +303,12 @@ class ClassicGroup(Group):
         self.rebalancer.shut(self, code)
 
     def topics_changed(self) -> None:
-        """The leader notices by itself."""
+        """Nothing to do: the leader of a classic group watches the topics."""
 
     # ---- offsets ----
 
     def check_commit(self, committer: Committer) -> None:
-        """Members commit in their generation; others (tools, consumers that assign themselves) while nobody is in."""
+        """Members commit in their generation. Tools and consumers with assigned partitions commit while it is empty."""
         generation, transactional = committer.epoch, committer.transactional
         if generation < 0 and self.is_empty():
             return
@@ -324,10 +324,10 @@ class ClassicGroup(Group):
             raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, f"group {self.group_id} is rebalancing")
 
     def check_fetch(self, member_id: str | None, epoch: int) -> None:
-        """Anybody may ask."""
+        """No restriction."""
 
     def check_offset_deletion(self) -> None:
-        """Only a consumers' group can say which topics its members read."""
+        """Of the groups that have members, only one of consumers can say which topics they read."""
         if not self.is_empty() and self.protocol_type != CONSUMER_PROTOCOL:
             raise KafkaError(ErrorCode.NON_EMPTY_GROUP)
 
@@ -380,7 +380,7 @@ class ClassicGroup(Group):
 
 
 def read_subscription(metadata: bytes) -> ConsumerProtocolSubscription | None:
-    """What a consumer subscribes to, read as version 0, the prefix that all versions share; None if it is not that."""
+    """A consumer's subscription, read as version 0, which is a prefix of all versions; None if it is something else."""
     try:
         if len(metadata) < 2:
             return None

@@ -170,7 +170,7 @@ class OffsetHandler:
         return judged, rows
 
     def _write(self, response: Any, rows: dict[TopicPartition, Row], put: Callable[[], int], group_id: str) -> Reply:
-        """One batch for the whole request; the answer leaves when it is flushed."""
+        """Write one batch for the whole request. The answer waits until it is flushed."""
         if not rows:
             return response
         try:
@@ -186,7 +186,7 @@ class OffsetHandler:
     def _take(
         self, rows: dict[TopicPartition, Row], topic: Topic | None, partition: Any, expires_ms: int | None
     ) -> ErrorCode:
-        """Note one offset to be committed, or why it cannot be."""
+        """Add one offset to the rows to be written, or return why it cannot be committed."""
         assert topic is not None
         index = partition.partition_index
         if not 0 <= index < len(topic.partitions):
@@ -220,7 +220,7 @@ class OffsetHandler:
         body = request.body
         if refused := self._groups.growth_refusal(body.group_id):
             return refused
-        # A member of a group that is gone: from version 9 on it can be told so.
+        # Version 9 and later can say that the group of a member is gone.
         gone = ErrorCode.GROUP_ID_NOT_FOUND if request.version >= 9 else ErrorCode.ILLEGAL_GENERATION
         try:
             self._check_committer(request, gone, transactional=False)
@@ -258,7 +258,7 @@ class OffsetHandler:
             raise KafkaError(gone)
 
     def _partitions(self, request: Request[Any]) -> list[TopicIdPartition]:
-        """The partitions a request names; those of unknown topics are refused elsewhere."""
+        """The partitions that a request names, without those of unknown topics."""
         partitions = []
         for asked in request.body.topics:
             topic, _ = self._topic(request, asked.name, asked.topic_id)
@@ -269,7 +269,8 @@ class OffsetHandler:
     # ---- fetching ----
 
     def offset_fetch(self, request: Request[OffsetFetchRequest]) -> Reply:
-        """What is told is durable: an offset that a power failure could take back would be seen to go back."""
+        """The answer waits until the journal is flushed. Otherwise a power failure could take back an offset that a
+        client has seen."""
         return once_flushed(self._state, self._state.end_offset - 1, self._fetched(request))
 
     def _fetched(self, request: Request[OffsetFetchRequest]) -> OffsetFetchResponse:
@@ -310,7 +311,7 @@ class OffsetHandler:
         for wanted in asked_topics:
             topic, unknown = self._topic(request, wanted.name, wanted.topic_id)
             if unknown is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                unknown = ErrorCode.NONE  # a name without a topic has no offset, and that is no error
+                unknown = ErrorCode.NONE  # a name without a topic has no offset; that is not an error
             name = wanted.name if topic is None else topic.name
             partitions = [
                 self._fetch_one(asked.group_id, name, index, request.body.require_stable, unknown)
@@ -411,7 +412,7 @@ def _all_failed(asked: OffsetFetchRequestTopics, code: int) -> OffsetFetchRespon
 
 
 def _as_single(group: OffsetFetchResponseGroup) -> OffsetFetchResponse:
-    """The form that versions below 8 have: one group, not named."""
+    """The answer of versions below 8: one group, without its name."""
     topics = [
         OffsetFetchResponseTopic(
             name=topic.name,

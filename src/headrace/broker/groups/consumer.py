@@ -7,11 +7,11 @@ the member has reached. Each member moves by itself, with its heartbeats:
     Stable ──a newer target──▶ UnrevokedPartitions ──it no longer owns what it must give──▶ Stable
                                                      └─ its new partitions are still with others ─▶ UnreleasedPartitions
 
-A partition belongs to at most one member: from the moment it is assigned until the member has said that it gave it up,
-or is gone. ``owners`` is that fact as a map, and the reason why no two members ever hold the same partition.
+A partition belongs to at most one member, from its assignment until the member reports that it has given it up, or is
+removed. The map ``owners`` enforces this: no two members ever hold the same partition.
 
-Written down: ``groups[group]`` with the epochs, and ``group_members[key]`` with one row per member, so that a heartbeat
-that moves one member writes one row. An answer leaves when what it says is flushed: after a crash everybody goes on.
+Rows: ``groups[group]`` has the epochs, and ``group_members[key]`` is one row per member, so that a heartbeat that moves
+one member writes one row. An answer is sent when what it says is flushed, so after a crash all members continue.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 LEFT_STATIC = -2
-"""The epoch of a static member whose process said that it will be back."""
+"""The epoch of a static member whose process has announced that it will return."""
 
 Owned = Mapping[bytes, Mapping[int, int]]
 """Topic id → partition → the member epoch in which it was assigned."""
@@ -61,7 +61,7 @@ Owned = Mapping[bytes, Mapping[int, int]]
 Target = Mapping[bytes, frozenset[int]]
 
 COMMITS_SINCE = 9
-"""The version of OffsetCommit in which members of this protocol can commit."""
+"""The first version of OffsetCommit that members of this protocol may use."""
 
 
 class ConsumerState(StrEnum):
@@ -193,9 +193,9 @@ class ConsumerGroup(Group):
     target_epoch: int = 0
     assignor: str = ""
     topics_digest: str = ""
-    """What the subscribed topics looked like when the epoch was last raised: a difference raises it again."""
+    """A digest of the subscribed topics when the epoch was last raised. When it differs, the epoch is raised again."""
     topics_stale: bool = True
-    """Topics came or went since somebody looked."""
+    """Whether topics were created or deleted since the digest was made."""
     members: dict[str, ConsumerMember] = field(default_factory=dict)
     static_ids: dict[str, str] = field(default_factory=dict)
     targets: dict[str, Target] = field(default_factory=dict)
@@ -239,7 +239,7 @@ class ConsumerGroup(Group):
         return [("groups", self.group_id, None), *members]
 
     def shut(self, code: ErrorCode) -> None:
-        """No answer of this protocol waits for other members, so there is none to refuse."""
+        """Stops the timers. No answer of this protocol waits for other members, so ``code`` is not used."""
         for deadlines in (self.sessions, self.revocations):
             for deadline in deadlines.values():
                 deadline.stop()
@@ -322,9 +322,9 @@ class ConsumerGroup(Group):
     # ---- offsets ----
 
     def check_commit(self, committer: Committer) -> None:
-        """Members commit with their epoch; a tool with none, while nobody is in.
+        """Members commit with their epoch. A tool commits without one, while the group is empty.
 
-        A producer that does not say for which member it commits is not held to one.
+        A producer that names no member is not checked against one.
         """
         of_nobody = committer.transactional and committer.member_id == "" and committer.instance_id is None
         if committer.epoch < 0 and (not self.members or of_nobody):
@@ -338,9 +338,9 @@ class ConsumerGroup(Group):
         self._check_epoch(member, committer)
 
     def _check_epoch(self, member: ConsumerMember, committer: Committer) -> None:
-        """The member's epoch, or (KIP-1251) an older one for partitions that it has had all the time since.
+        """Accepts the member's epoch, and (KIP-1251) an older one for partitions that it has owned ever since.
 
-        Nobody else can have moved their offsets, and a commit that crosses a heartbeat on the wire need not fail.
+        No other member can have moved their offsets, so a commit that crosses a heartbeat on the wire need not fail.
         """
         epoch = committer.epoch
         if epoch == member.epoch:
@@ -366,7 +366,7 @@ class ConsumerGroup(Group):
             raise self._stale(epoch, member)
 
     def waits_for_others(self, member: ConsumerMember) -> bool:
-        """Whether some of what the member should have is still with others."""
+        """Whether other members still own some of what this member should have."""
         return any(
             self.owners.get((topic_id, partition), member.member_id) != member.member_id
             for topic_id, partitions in self.targets.get(member.member_id, {}).items()
@@ -388,7 +388,7 @@ def reconcile(
     owners: Mapping[TopicIdPartition, str],
     owned: Owned | None,
 ) -> ConsumerMember:
-    """The member's next state on its way to the target. Pure; ``owned`` is what it says it has (None: not said)."""
+    """The member's next state on its way to the target. ``owned`` is what it reported to own; None if it did not."""
     if member.state is MemberState.STABLE and member.epoch == target_epoch:
         return member
     if member.state is MemberState.UNREVOKED and _still_owns(owned, member.revoking):
@@ -416,7 +416,7 @@ def reconcile(
 
 
 def _still_owns(owned: Owned | None, given_up: Owned) -> bool:
-    """Whether the member still has some of what it must give up; a member that does not say may have all."""
+    """Whether the member still owns some of what it must give up. One that does not report may own all of it."""
     if owned is None:
         return True
     return any(

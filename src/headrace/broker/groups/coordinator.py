@@ -1,4 +1,4 @@
-"""The group coordinator: members that join, stay and leave, groups that change their protocol, and what time does.
+"""The group coordinator: membership, groups that change their protocol, and expiry.
 
 It finds the group and hands on: classic groups to ``rebalance``, consumer groups to ``heartbeats``, classic members of
 consumer groups to ``mixed``. A group without members takes the protocol of the member that joins it next. A group with
@@ -95,7 +95,7 @@ class GroupCoordinator:
     # ---- starting and stopping ----
 
     def load(self) -> None:
-        """Rebuild everything from the state; to be called when the topics are there."""
+        """Rebuild all groups from the state. The topics must be loaded."""
         self._offsets.load()
         members: dict[str, list[dict[str, Any]]] = {}
         for row in self._state.table("group_members").values():
@@ -117,7 +117,7 @@ class GroupCoordinator:
         self._set_sweep_timer()
 
     def close(self) -> None:
-        """Stop the timers. Requests that wait are answered: look for the coordinator again."""
+        """Stop the timers, and answer requests that wait with COORDINATOR_NOT_AVAILABLE."""
         self._closed = True
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
@@ -226,7 +226,7 @@ class GroupCoordinator:
             raise KafkaError(ErrorCode.INVALID_GROUP_ID)
 
     def _member_group(self, request: Request[Any], group_id: str) -> Group:
-        """The group of a request that only a member sends."""
+        """The group of a request that only members send."""
         group = request.access.group(group_id, Operation.READ)
         self._check_open(group_id)
         if group is None:
@@ -290,7 +290,7 @@ class GroupCoordinator:
             raise cannot_upgrade(group.group_id, "the embedded consumer protocol is malformed") from None
 
     def _downgrade(self, group: ConsumerGroup) -> None:
-        """Only classic members are left: if they may, they become a classic group again, and rebalance."""
+        """Only classic members are left. If the policy allows it, they become a classic group again and rebalance."""
         allowed = self._settings.text("group.consumer.migration.policy") in ("downgrade", "bidirectional")
         if not allowed or len(group.members) > self._settings.integer("group.max.size"):
             return
@@ -299,7 +299,7 @@ class GroupCoordinator:
         try:
             classic.journal_offset = self._state.put_many(changes)
         except HeadraceError:
-            return  # The disk is full: it stays a consumer group of classic members, which works as well.
+            return  # The disk is full. It stays a consumer group of classic members, which works too.
         group.shut(ErrorCode.REBALANCE_IN_PROGRESS)
         self._groups[group.group_id] = classic
         for member in classic.members.values():
@@ -313,12 +313,12 @@ class GroupCoordinator:
         self._sweep_timer = self._clock.call_later(interval_ms / 1000, self._sweep)
 
     def _sweep(self) -> None:
-        """Remove offsets that are past their time, and groups of which nothing is left."""
+        """Remove expired offsets, and groups without members and offsets."""
         try:
             for group in list(self._groups.values()):
                 self._expire(group)
         except HeadraceError:
-            pass  # The disk is full: what could not be written down now is found again by the next sweep.
+            pass  # The disk is full. The next sweep tries again.
         self._set_sweep_timer()
 
     def _expire(self, group: Group) -> None:
@@ -348,7 +348,7 @@ class GroupCoordinator:
                 try:
                     self._state.put_many(changes)
                 except HeadraceError:
-                    return  # The disk is full: a start, or the next change of topics, finds them again.
+                    return  # The disk is full. The next start, or the next change of topics, tries again.
                 for group_id, partition in gone:
                     self._offsets.apply_removal(group_id, [(topic, partition)])
 

@@ -1,4 +1,4 @@
-"""What a heartbeat of the consumer protocol may say, and what not."""
+"""Checks of heartbeats of the consumer protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEMBER_ID_REQUIRED_SINCE = 1
 
 
 def check_heartbeat(body: ConsumerGroupHeartbeatRequest, version: int, assignors: Sequence[str]) -> None:
-    """Refuse what no member may send."""
+    """Refuse a request that no member may send."""
 
     def refuse(condition: bool, message: str) -> None:
         if condition:
@@ -59,7 +59,7 @@ def check_heartbeat(body: ConsumerGroupHeartbeatRequest, version: int, assignors
 
 
 def compile_pattern(pattern: str) -> Any:
-    """RE2, because the pattern comes from a stranger: no pattern makes it slow."""
+    """Compile with RE2, which is fast for every pattern: patterns come from clients."""
     options = re2.Options()
     options.log_errors = False
     try:
@@ -91,7 +91,8 @@ def check_instance(member: ConsumerMember, body: ConsumerGroupHeartbeatRequest) 
 
 
 def check_epoch(member: ConsumerMember, epoch: int, owned: Owned | None) -> None:
-    """The member's epoch, or the one before when its answer may have been lost and it owns nothing it should not."""
+    """Accept the member's epoch, or the one before it: the answer may have been lost. Then it must own no more than it
+    was assigned."""
     lost_answer = epoch == member.previous_epoch and _is_within(owned, member.assigned)
     if epoch > member.epoch or (epoch < member.epoch and not lost_answer):
         size = "greater" if epoch > member.epoch else "smaller"

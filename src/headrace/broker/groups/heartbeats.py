@@ -1,8 +1,8 @@
-"""The consumer protocol (KIP-848): one request does everything.
+"""The consumer protocol (KIP-848), in which one request does everything.
 
-A heartbeat joins, subscribes, reports what the member owns, and brings back what it should own. The code works on
-values: it finds the member's next state, the group's next epoch and target, writes all of it as one change, and only
-then lets the group have it. If the disk is full nothing has happened.
+With a heartbeat a member joins, subscribes and reports what it owns; the answer says what it should own. The code works
+on values: it computes the member's next state and the group's next epoch and target, writes all of it as one change,
+and then applies it to the group. If the disk is full nothing has changed.
 """
 
 from __future__ import annotations
@@ -118,7 +118,10 @@ class Heartbeats:
         owned: Owned | None,
         first: Sequence[Change] = (),
     ) -> ConsumerMember:
-        """Bring a member that said ``owned`` one step on, and the group with it; the member as it is then."""
+        """Move a member that reported ``owned`` one step towards its target, and the group with it.
+
+        Returns the member after that.
+        """
         draft = self._draft(access, group, before, member, replaced)
         draft.member = reconcile(
             draft.member,
@@ -142,7 +145,7 @@ class Heartbeats:
     def _member(
         self, group: ConsumerGroup, body: ConsumerGroupHeartbeatRequest, owned: Owned | None
     ) -> tuple[ConsumerMember, str | None]:
-        """The member that speaks, and the id of the one it takes over, if it is the next process of a static member."""
+        """The member that sent the request, and the id of the static member that it replaces, if any."""
         joins = body.member_epoch == JOIN
         if body.instance_id is None:
             if joins:
@@ -170,7 +173,7 @@ class Heartbeats:
         return replace(known, member_id=member_id, epoch=0, previous_epoch=0), known.member_id
 
     def _updated(self, member: ConsumerMember, request: Request[ConsumerGroupHeartbeatRequest]) -> ConsumerMember:
-        """With what the request says; what it leaves out stays."""
+        """The member with the fields of the request. Fields that are left out stay as they are."""
         body = request.body
         changes: dict[str, Any] = {
             "client_id": request.client_id or "",
@@ -202,17 +205,17 @@ class Heartbeats:
         replaced: str | None,
     ) -> _Draft:
         draft = _Draft(member, replaced, group.epoch, group.target_epoch, group.assignor, group.topics_digest)
-        subscribes_anew = member.topics != before.topics or member.pattern != before.pattern
+        subscription_changed = member.topics != before.topics or member.pattern != before.pattern
         if member.pattern and member.pattern not in group.matches:
             group.matches[member.pattern] = _matching(member.pattern, access.visible_topics())
         is_new = group.target_epoch == 0
-        if is_new or subscribes_anew or group.topics_stale:
+        if is_new or subscription_changed or group.topics_stale:
             if group.topics_stale:
                 visible = access.visible_topics()
                 group.matches = {pattern: _matching(pattern, visible) for pattern in group.matches}
             members = _members_with(group, draft)
             digest = self._digest(group, members)
-            if is_new or subscribes_anew or digest != group.topics_digest:
+            if is_new or subscription_changed or digest != group.topics_digest:
                 draft.epoch = group.epoch + 1
                 draft.topics_digest = digest
         if draft.epoch > draft.target_epoch:
@@ -240,12 +243,12 @@ class Heartbeats:
         draft.target_epoch = draft.epoch
 
     def _preferred_assignor(self, members: dict[str, ConsumerMember]) -> str:
-        """The one most members ask for; the broker's first when nobody asks."""
+        """The assignor that most members ask for, or the broker's first."""
         votes = Counter(member.assignor for member in members.values() if member.assignor in ASSIGNORS)
         return str(votes.most_common(1)[0][0]) if votes else self._settings.items("group.consumer.assignors")[0]
 
     def _write(self, group: ConsumerGroup, draft: _Draft, first: Sequence[Change]) -> None:
-        """Journal, then memory."""
+        """Write the change to the journal, then apply it in memory."""
         group_id, member = group.group_id, draft.member
         if draft.replaced is not None and member.member_id not in draft.targets:
             draft.targets[member.member_id] = group.targets.get(draft.replaced, {})
@@ -311,7 +314,7 @@ class Heartbeats:
         return once_flushed(self._state, group.journal_offset, response)
 
     def _park(self, group: ConsumerGroup, member: ConsumerMember) -> None:
-        """A static member's process ends and says it will be back: its part is kept for it until its session ends."""
+        """A static member's process ends and announces its return. Its partitions are kept until its session ends."""
         away = replace(
             member,
             epoch=LEFT_STATIC,
@@ -326,7 +329,7 @@ class Heartbeats:
         self._stop_revocation(group, member.member_id)
 
     def remove(self, group: ConsumerGroup, member_ids: Sequence[str]) -> None:
-        """Members are gone; the rest learn of it with their next heartbeats."""
+        """Remove members. The others are reassigned with their next heartbeats."""
         changes: list[Change] = [
             ("group_members", member_key(group.group_id, member_id), None) for member_id in member_ids
         ]
@@ -342,7 +345,7 @@ class Heartbeats:
     # ---- time ----
 
     def watch(self, group: ConsumerGroup, member: ConsumerMember) -> None:
-        """Silence ends a session; holding on to partitions longer than the member itself asked for ends it too."""
+        """Restart the session timeout, and the rebalance timeout of a member that has to give up partitions."""
         session = group.sessions.get(member.member_id)
         if session is None:
             session = Deadline(self._clock, partial(self._session_expired, group, member.member_id))
@@ -357,7 +360,7 @@ class Heartbeats:
             self._stop_revocation(group, member.member_id)
 
     def hurry(self, group: ConsumerGroup, member: ConsumerMember) -> None:
-        """The member was told to give something up, or to join again, and has its rebalance timeout to do so."""
+        """Start the rebalance timeout of a member that has to give up partitions or to join again."""
         if member.member_id not in group.revocations:
             deadline = Deadline(self._clock, partial(self._session_expired, group, member.member_id))
             group.revocations[member.member_id] = deadline
@@ -379,7 +382,7 @@ class Heartbeats:
     # ---- topics ----
 
     def _digest(self, group: ConsumerGroup, members: dict[str, ConsumerMember]) -> str:
-        """A short name for how all subscribed topics look: their ids and numbers of partitions."""
+        """A digest of the ids and numbers of partitions of all subscribed topics."""
         names = set().union(*(group.topics_of(member) for member in members.values()))
         digest = hashlib.sha256()
         for name in sorted(names):
@@ -396,7 +399,7 @@ class Heartbeats:
     # ---- starting and stopping ----
 
     def restore(self, group: ConsumerGroup, row: dict[str, Any], member_rows: Sequence[dict[str, Any]]) -> None:
-        """Give a new group what was written down; its members have a whole session to find us again."""
+        """Fill a new group from its rows. Its members get a whole session timeout to come back."""
         group.epoch, group.target_epoch = row["epoch"], row["target_epoch"]
         group.assignor, group.topics_digest = row["assignor"], row["topics_digest"]
         for member_row in member_rows:
@@ -414,7 +417,8 @@ def _matching(pattern: str, topics: Iterable[Topic]) -> frozenset[str]:
 
 
 def _is_full(body: ConsumerGroupHeartbeatRequest) -> bool:
-    """Clients say everything again after an error: they may have missed an answer and want it all."""
+    """Whether the request has every field. Clients send all of them after an error, because they may have missed an
+    answer, and expect the whole assignment."""
     subscribes = body.subscribed_topic_names is not None or body.subscribed_topic_regex is not None
     return body.rebalance_timeout_ms != -1 and subscribes and body.topic_partitions is not None
 
@@ -427,7 +431,7 @@ def _members_with(group: ConsumerGroup, draft: _Draft) -> dict[str, ConsumerMemb
 
 
 def _owners_seen_by(group: ConsumerGroup, replaced: str | None, member_id: str) -> dict[tuple[bytes, int], str]:
-    """Who owns what, when a member that takes over another's place owns what that one did."""
+    """The owners, if a member that replaces another owns what that one did."""
     if replaced is None:
         return group.owners
     return {place: member_id if owner == replaced else owner for place, owner in group.owners.items()}

@@ -1,12 +1,13 @@
 """Members of the classic protocol in consumer groups: how a running group changes its protocol.
 
 An operator restarts the consumers of a group one by one with the new protocol, or back with the old one. Meanwhile the
-group has members of both kinds. It is then a consumer group: the broker assigns. A classic member never leads it: its
-join is answered at once, with its member epoch as the generation; its sync gives what it has; a heartbeat tells it to
-join again when there is something to give up or to take. What it owns it says in its subscription.
+group has members of both kinds. It is then a consumer group, and the broker assigns partitions. A classic member never
+leads: its join is answered at once, with its member epoch as the generation. The answer to its sync has its partitions.
+The answer to its heartbeat asks it to join again when it has partitions to give up or to take. It reports what it owns
+in its subscription.
 
 ``to_consumer`` makes the consumer group when the first new member joins a classic group, and ``to_classic`` the classic
-group when the last of them is gone. Both keep who has what, so that no partition gets a second owner on the way.
+group when the last new member has left. Both keep the owner of every partition, so that none gets a second owner.
 ``group.consumer.migration.policy`` says which of the two may happen; a classic member may always join a consumer group.
 """
 
@@ -172,7 +173,7 @@ class Mixed:
 
 
 def to_consumer(group: ClassicGroup, topics: Topics, mixed: Mixed) -> ConsumerGroup:
-    """The consumer group that a classic group becomes; its members have what they had. Nothing is written yet."""
+    """The consumer group that a classic group becomes. Members keep their partitions. Nothing is written yet."""
     epoch = max(group.generation, group.generation_told_max, 1)
     consumer = ConsumerGroup(group.group_id, mixed, epoch=epoch, target_epoch=epoch)
     for member in group.members.values():
@@ -206,7 +207,7 @@ def to_consumer(group: ClassicGroup, topics: Topics, mixed: Mixed) -> ConsumerGr
 
 
 def _check_free(group: ConsumerGroup, assigned: Owned) -> None:
-    """A classic leader assigns as it likes; a group in which it gave one partition twice cannot be taken over."""
+    """A classic leader may have assigned one partition twice. Such a group cannot be upgraded."""
     for topic_id, partitions in assigned.items():
         if any((topic_id, partition) in group.owners for partition in partitions):
             raise cannot_upgrade(group.group_id, "two of its members were assigned the same partition")
@@ -219,7 +220,7 @@ def cannot_upgrade(group_id: str, why: str) -> KafkaError:
 
 
 def to_classic(group: ConsumerGroup, topics: Topics, rebalancer: Rebalancer, now_ms: int) -> ClassicGroup:
-    """The classic group that is left when all members are classic. It still has to be written, and to rebalance."""
+    """The classic group of the remaining members, all of them classic. It is not written yet, and must rebalance."""
     classic = rebalancer.new(group.group_id)
     classic.generation = classic.generation_told_max = group.epoch
     for member in group.members.values():
@@ -256,7 +257,7 @@ def _supports(group: ConsumerGroup, names: list[str]) -> bool:
 
 
 def _version(data: bytes) -> int:
-    """The version that embedded data begins with, or the newest we know: later ones only add to it."""
+    """The version at the start of embedded data, or the newest known one: later versions only add fields."""
     return max(0, min(int.from_bytes(data[:2], "big"), EMBEDDED_VERSION_MAX))
 
 

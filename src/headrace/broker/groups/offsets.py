@@ -4,10 +4,10 @@ Rows. ``offsets[key]`` holds ``[offset, leader epoch, metadata, committed at (ms
 the key is ``<length of group>:<group><topic>:<partition>``, so that no choice of names makes two keys alike.
 ``txn_offsets["<producer id>:" + key]`` holds the same for an offset that waits for its transaction.
 
-The sequence orders commits of all groups. When a transaction commits, an offset that somebody committed directly after
-the transaction had written its own stays: it is the newer one.
+The sequence orders commits of all groups. When a transaction commits, an offset that was committed directly after the
+transaction wrote its own is the newer one and stays.
 
-Nothing here waits or answers. A change is a list for ``StateStore.put_many`` first, and is applied to the index in
+Nothing here waits or answers. A change is first a list for ``StateStore.put_many``, and is applied to the index in
 memory after the store took it.
 """
 
@@ -46,7 +46,7 @@ class Offsets:
         self._groups_of_topic: dict[str, set[str]] = {}
         self._pending: dict[int, dict[tuple[str, str, int], Row]] = {}
         self._open: dict[str, dict[TopicPartition, set[int]]] = {}
-        """Per group: places with offsets that wait, and the producers they wait for."""
+        """Per group: partitions with pending offsets, and the producers whose transactions they wait for."""
         self._sequence = 0
 
     def load(self) -> None:
@@ -104,7 +104,7 @@ class Offsets:
         return journal_offset
 
     def completion(self, producer_id: int, commit: bool, topic_exists: Callable[[str], bool]) -> list[Change]:
-        """The changes that end the producer's transaction here."""
+        """The changes that commit or drop the producer's pending offsets."""
         changes: list[Change] = []
         for (group_id, topic, partition), row in self._pending.get(producer_id, {}).items():
             key = key_of(group_id, topic, partition)
@@ -114,7 +114,7 @@ class Offsets:
         return changes
 
     def apply_completion(self, producer_id: int, commit: bool, topic_exists: Callable[[str], bool]) -> set[str]:
-        """Do in memory what ``completion`` wrote; the groups that were touched."""
+        """Apply what ``completion`` wrote to the index; the ids of the groups that it changed."""
         ended = dict(self._pending.get(producer_id, {}))
         for (group_id, topic, partition), row in ended.items():
             self._drop_pending(producer_id, group_id, topic, partition)
@@ -136,7 +136,7 @@ class Offsets:
             self._unset(group_id, topic, partition)
 
     def group_removal(self, group_id: str) -> list[Change]:
-        """The changes that leave nothing of a group's offsets, pending ones included."""
+        """The changes that remove all offsets of a group, pending ones included."""
         places = [(topic, partition) for topic, rows in self.of_group(group_id).items() for partition in rows]
         return self.removal(group_id, places) + [
             ("txn_offsets", f"{producer_id}:{key_of(group_id, *place)}", None)
@@ -163,9 +163,9 @@ class Offsets:
     def expired(
         self, group_id: str, now_ms: int, retention_ms: int, since_ms: int | None, is_subscribed: Callable[[str], bool]
     ) -> list[TopicPartition]:
-        """Offsets past their time: ``retention_ms`` after ``since_ms`` (the group became empty) or after the commit.
+        """Expired offsets: ``retention_ms`` after ``since_ms`` (when the group became empty) or after the commit.
 
-        A topic that members read is never touched, nor an offset that a transaction is about to replace.
+        Offsets of subscribed topics, and those that an open transaction would replace, do not expire.
         """
         found = []
         for topic, rows in self.of_group(group_id).items():

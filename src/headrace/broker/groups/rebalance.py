@@ -1,12 +1,11 @@
 """How classic groups rebalance: join, sync, heartbeat, leave, and the timers between them.
 
-A rebalance has two barriers. Members *join*: when all that are known have (or the rebalance timeout passed, and the
-rest is dropped), a new generation begins and the leader learns who is in it. Members *sync*: when the leader has sent
-everybody's assignment, and it is on disk, all of them get theirs.
+A rebalance has two barriers. Members *join*: when all known members have joined, or the rebalance timeout has passed
+and the others are removed, a new generation begins, and its members are sent to the leader. Members *sync*: when the
+leader has sent all assignments, and they are flushed, each member gets its own.
 
-Until an answer is due a request waits as a reply in its member. A member has at most one waiting join and one waiting
-sync: a client that asks again, because it gave up on the first, gets the answer on the second, and the first is told
-to join again.
+A request that waits is a ``PendingReply`` in its member. A member has at most one waiting join and one waiting sync. A
+client that asks again gets the answer on its second request, and REBALANCE_IN_PROGRESS on its first.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Rebalancer"]
 
 NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
-"""A new member cannot heartbeat while its first join waits; one that is gone for this long is forgotten."""
+"""A new member cannot heartbeat while its first join waits. After this time it is removed."""
 
 MEMBER_METADATA_BYTES_MAX = 1 << 20
 PENDING_MEMBERS_MAX = 10_000
@@ -86,7 +85,7 @@ class Rebalancer:
         return self._join_again(group, member, request)
 
     def _accepts(self, group: ClassicGroup, member_id: str) -> bool:
-        """Group size counts those who joined while joining, so that the last to rejoin are the ones turned away."""
+        """During a rebalance only members that have joined count, so that the last to rejoin are refused."""
         size_max = self._settings.integer("group.max.size")
         member = group.members.get(member_id)
         if group.state is State.EMPTY:
@@ -107,7 +106,7 @@ class Rebalancer:
         return self._add_member(group, request, member_id)
 
     def _require_member_id(self, group: ClassicGroup, session_timeout_ms: int, member_id: str) -> JoinGroupResponse:
-        """Ask the client to come again with an id, so that a client which retries does not leave members behind."""
+        """Ask the client to join again with an id. Otherwise a client that retries would leave dead members."""
         if len(group.pending) >= PENDING_MEMBERS_MAX:
             return _join_error(ErrorCode.GROUP_MAX_SIZE_REACHED)
         deadline = Deadline(self._clock, partial(self._pending_expired, group, member_id))
@@ -138,7 +137,7 @@ class Rebalancer:
         return reply
 
     def _join_again(self, group: ClassicGroup, member: Member, request: Request[JoinGroupRequest]) -> Reply:
-        """A known member joins: part of a rebalance, the reason for one, or only unsure what it was told."""
+        """A known member joins: in a rebalance, to start one, or because it missed the last answer."""
         protocols = [(protocol.name, protocol.metadata) for protocol in request.body.protocols]
         unchanged = protocols == member.protocols
         told_again = (unchanged and group.is_current()) and (
@@ -166,7 +165,7 @@ class Rebalancer:
     def _replace_static(
         self, group: ClassicGroup, request: Request[JoinGroupRequest], old_id: str, new_id: str
     ) -> Reply:
-        """A process with a known instance id came (back): it takes over the member, and the old process is fenced."""
+        """A process joins with a known instance id. It takes over the member, and the old process is fenced."""
         old_leader = group.leader
         member = group.members[old_id]
         old_protocols = member.protocols
@@ -194,7 +193,7 @@ class Rebalancer:
         if request.version >= 9:
             response.skip_assignment = new_id == group.leader
         else:
-            # An older leader would compute assignments if it saw itself as leader: it is shown the id that is gone.
+            # An older client that sees itself as leader would compute assignments: it gets the id of the old member.
             response.leader = old_leader or ""
             response.members = []
         self._deliver_once_flushed(group, [(reply, response)])
@@ -259,12 +258,12 @@ class Rebalancer:
         group.join_timer = self._clock.call_later(delay_s, partial(then, group))
 
     def _complete_if_all_joined(self, group: ClassicGroup) -> None:
-        """The first rebalance of a group ends by its timer alone, else the first to join would be alone in it."""
+        """Except in the first rebalance of a group: it ends by its timer, or the first member would be alone in it."""
         if group.state is State.PREPARING and group.previous_state is not State.EMPTY and group.all_members_joined():
             self._complete_join(group)
 
     def _complete_join(self, group: ClassicGroup) -> None:
-        """End the first barrier. Members that did not come are out, but for static ones: they have their session."""
+        """End the first barrier. Members that did not join are removed; static ones stay until their session ends."""
         if group.join_timer is not None:
             group.join_timer.cancel()
             group.join_timer = None
@@ -339,7 +338,7 @@ class Rebalancer:
         return reply
 
     def _install(self, group: ClassicGroup, assignments: dict[str, bytes]) -> None:
-        """The leader has spoken: write the generation down; when it is durable everybody gets their part."""
+        """Store the leader's assignment. When it is flushed, every member gets its own."""
         before = {member: member.assignment for member in group.members.values()}
         for member in group.members.values():
             member.assignment = assignments.get(member.member_id, b"")
@@ -377,7 +376,7 @@ class Rebalancer:
                 member.session.move(member.session_timeout_ms)
 
     def _sync_expired(self, group: ClassicGroup, generation: int) -> None:
-        """Members that joined and then did not ask for their assignment do not hold up the others."""
+        """Remove members that joined and did not sync in time, and rebalance without them."""
         group.sync_timer = None
         if generation != group.generation or group.state not in (State.COMPLETING, State.STABLE):
             return
@@ -406,11 +405,11 @@ class Rebalancer:
         return HeartbeatResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS if rejoin else ErrorCode.NONE)
 
     def touch(self, member: Member) -> None:
-        """The member gave a sign of life."""
+        """Restart the member's session timeout."""
         member.session.move(member.session_timeout_ms)
 
     def leave(self, group: ClassicGroup, identity: MemberIdentity) -> ErrorCode:
-        """Take a member out, on its own word or, by its instance id alone, on an administrator's."""
+        """Remove a member at its own request, or at an administrator's, who names its instance id only."""
         member_id = identity.member_id
         if member_id == "":
             known_id = group.static_ids.get(identity.group_instance_id or "")
@@ -429,7 +428,7 @@ class Rebalancer:
         return ErrorCode.NONE
 
     def remove(self, group: ClassicGroup, member_id: str) -> None:
-        """A member is gone; what it waited for is refused and the others share its part."""
+        """Remove a member, refuse what it waits for, and rebalance."""
         member = group.remove(member_id)
         if member is None:
             return
@@ -444,7 +443,7 @@ class Rebalancer:
         return Deadline(self._clock, partial(self._session_expired, group, member_id))
 
     def _session_expired(self, group: ClassicGroup, member_id: str) -> None:
-        """Silence. A member that waits for an answer of ours cannot speak; its session goes on when it has it."""
+        """Remove a silent member. One that waits for an answer cannot heartbeat: its session restarts then."""
         member = group.members.get(member_id)
         if member is None:
             return
@@ -459,7 +458,7 @@ class Rebalancer:
     # ---- starting and stopping ----
 
     def restore(self, group_id: str, row: dict[str, Any] | None, told: int) -> ClassicGroup:
-        """A group as it was written down. Its members get a whole session: they could not reach us meanwhile."""
+        """A group from its rows. Its members get a whole session timeout, because they could not reach the broker."""
         group = self.new(group_id)
         group.generation_told_max = told
         if row is None:
@@ -481,7 +480,7 @@ class Rebalancer:
         return group
 
     def shut(self, group: ClassicGroup, code: ErrorCode) -> None:
-        """Stop all timers and refuse what waits: the broker stops, or the group becomes another one."""
+        """Stop all timers and refuse all requests that wait."""
         self._stop_sync_timer(group)
         if group.join_timer is not None:
             group.join_timer.cancel()
@@ -501,7 +500,7 @@ def _answer(reply: PendingReply[T] | None, response: T) -> None:
 
 
 def _keeps_assignment(group: ClassicGroup, member: Member, old_protocols: list[tuple[str, bytes]]) -> bool:
-    """Whether the group's assignment still suits a static member that came back with new protocols."""
+    """Whether the assignment still fits a static member that returned with new protocols."""
     if group.select_protocol() != group.protocol:
         return False
     before = read_subscription(dict(old_protocols).get(group.protocol or "", b""))

@@ -10,10 +10,10 @@ __all__ = ["Deadline"]
 
 
 class Deadline:
-    """Calls ``expired`` when nobody moved it for long enough.
+    """Calls ``expired`` when it is not moved in time.
 
     Every heartbeat moves a member's deadline. Cancelling and setting a timer each time would fill the loop's heap with
-    dead entries, so a running timer is left alone: when it rings too early it is set again for the rest.
+    dead entries. So a running timer is kept; when it fires too early it is set again for the rest.
     """
 
     __slots__ = ("_clock", "_due", "_expired", "_rings", "_timer")

@@ -1,6 +1,6 @@
 """What becomes part of a transaction: partitions and the offsets of groups.
 
-Older clients add them with requests of their own. Newer ones add a partition with the first batch (Produce 12) and a
+Older clients add them with separate requests. Newer ones add a partition with the first batch (Produce 12) and a
 group with its first offsets (TxnOffsetCommit 5).
 """
 
@@ -72,7 +72,7 @@ class AdditionHandler:
     def add_partitions_to_txn(self, request: Request[AddPartitionsToTxnRequest]) -> Reply:
         body = request.body
         if request.version >= ADD_PARTITIONS_BATCHED_SINCE:
-            # Only brokers send these versions, and Kafka checks nothing but that it is one.
+            # Only brokers send these versions; Kafka checks CLUSTER_ACTION and nothing else.
             if not request.access.may_cluster(Operation.CLUSTER_ACTION):
                 return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
             added = [self._add_partitions(request, each) for each in body.transactions]
@@ -96,7 +96,7 @@ class AdditionHandler:
     def _add_partitions(
         self, request: Request[AddPartitionsToTxnRequest], asked: AddPartitionsToTxnTransaction
     ) -> tuple[list[AddPartitionsToTxnTopicResult], int]:
-        """The results, and the journal offset that must be flushed before they are told (-1: none)."""
+        """The results, and the journal offset that must be flushed before they are sent (-1: none)."""
         wanted = frozenset((topic.name, index) for topic in asked.topics for index in topic.partitions)
         batched = request.version >= ADD_PARTITIONS_BATCHED_SINCE
         or_on_cluster = Operation.CLUSTER_ACTION if batched else None
@@ -145,7 +145,7 @@ class AdditionHandler:
         partition: int,
         version: int,
     ) -> ErrorCode:
-        """Whether a transactional batch may be appended; from Produce 12 on its partition joins by it."""
+        """Whether a transactional batch may be appended. From Produce 12 on, it adds its partition."""
         where = (topic, partition)
         if (
             current is not None
@@ -169,11 +169,11 @@ class AdditionHandler:
         return ErrorCode.NONE
 
     def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest]) -> Reply:
-        """The producer is checked here, the member and the topics by the groups."""
+        """The producer is checked here; the member and the topics by ``OffsetHandler``."""
         return self._offsets.txn_offset_commit(request, self._offsets_refusal)
 
     def _offsets_refusal(self, request: Request[TxnOffsetCommitRequest]) -> ErrorCode:
-        """Whether a group's offsets may be part of a transaction; from TxnOffsetCommit 5 on the group joins by them."""
+        """Whether a group's offsets may be part of a transaction. From TxnOffsetCommit 5 on, they add their group."""
         body = request.body
         try:
             known = request.access.transaction(body.transactional_id, Operation.WRITE)

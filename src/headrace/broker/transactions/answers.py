@@ -34,7 +34,7 @@ def fenced_as_known(code: ErrorCode, version: int, since: int) -> ErrorCode:
 
 
 def for_produce(code: ErrorCode, joins: bool) -> ErrorCode:
-    """The code as a producer understands it: older ones repeat a batch only for errors of the partition."""
+    """The code for Produce: older producers retry a batch only for errors of the partition."""
     if code is ErrorCode.PRODUCER_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     if code is ErrorCode.COORDINATOR_NOT_AVAILABLE or (code is ErrorCode.CONCURRENT_TRANSACTIONS and not joins):

@@ -1,44 +1,43 @@
-"""The transaction coordinator: who may write in whose name, and how a transaction ends everywhere or nowhere.
+"""The transaction coordinator: how transactions survive a crash, and its parts put together.
 
-A transactional id is one row of the state table ``transactions``; ``transaction_states`` holds what may follow what.
-The rules and error codes are Apache Kafka 4's; what follows is what one machine makes different.
+A transactional id is one row of the state table ``transactions``; ``states`` has the table of transitions. The rules
+and error codes are Apache Kafka 4's. This page describes what is different on one machine.
 
-**Ending.** EndTxn writes the decision and the group offsets that hang on it as one atomic change, waits until that is
-flushed, appends a marker to every partition, waits until those are flushed, records ``Complete`` and answers. A crash
+**Ending.** EndTxn writes the decision and the pending group offsets as one atomic change, waits until that is flushed,
+appends a marker to every partition, waits until those are flushed, records ``Complete`` and answers. After a crash
 
-- before the decision is flushed: it never was; the client has heard nothing, the transaction is still open;
-- after that: ``load`` finds ``Prepare…`` and goes on, writing a marker only where the producer's records have none;
-- after the markers, before ``Complete`` is flushed: the same, and there is nothing left to write.
+- before the decision was flushed, the transaction is still open, and the client has had no answer;
+- after that, ``load`` finds ``Prepare…`` and continues: it writes a marker where the producer's records have none;
+- after the markers and before ``Complete`` was flushed, ``load`` does the same and finds nothing left to write.
 
-Markers never come before a flushed decision (half of them could survive without it), and ``Complete`` never before
-flushed markers (readers would wait for the missing one for ever). ``Complete`` itself is not waited for. The client
-could be told once the decision is flushed, as Kafka does; then its next transaction would run into
-CONCURRENT_TRANSACTIONS and a pause of 20 ms and more, where waiting for the markers costs one shared sync. Only if a
-marker cannot be written (the disk is full) is the client told before.
+Markers never come before a flushed decision, because half of them could survive without it. ``Complete`` never comes
+before flushed markers, because readers would wait for a missing marker for ever. Nothing waits for ``Complete`` itself.
+Kafka answers the client once the decision is flushed. Here its next transaction would then meet CONCURRENT_TRANSACTIONS
+and pause for 20 ms or more, while waiting for the markers costs one shared sync. Only if a marker cannot be written,
+because the disk is full, is the client answered before.
 
-**Joining by producing.** From Produce 12 on a partition joins with the first batch. Its row and its records lie in
-different files and are flushed together, so a crash may keep the records and lose the row. Therefore the partitions'
-logs are evidence too: ``load`` looks for open transactions that no row knows, and gives them back to their owner if
-they carry its current epoch. (They must not be aborted: the client would repeat its batch, hear "duplicate", and
-commit a transaction whose records are marked aborted.) What carries no current epoch has no owner any more and is
-aborted. That also ends the wait of readers where a power failure took a marker from a topic whose ``headrace.flush``
-is not ``ack``; the records in front of it are then lost to them, as that setting accepts.
+**Joining by producing.** From Produce 12 on, the first batch adds its partition. The row and the records are in
+different files that are flushed together, so a crash may keep the records and lose the row. Therefore ``load`` also
+looks for open transactions in the logs that no row knows. Those of a current epoch are added to the row of their owner.
+They must not be aborted: the client would repeat its batch, be told that it is a duplicate, and commit a transaction
+whose records are marked aborted. Those of another epoch have no owner and are aborted. This also releases readers where
+a power failure took a marker from a topic whose ``headrace.flush`` is not ``ack``; the records before that marker are
+then lost to them, as that setting accepts.
 
-**The delayed EndTxn.** A client sends EndTxn, loses patience, reconnects, repeats it and goes on; then the first one
-arrives and ends the *next* transaction in the middle. From EndTxn 5 on every end bumps the epoch, so the late one is
-fenced: closed. Older clients (librdkafka, aiokafka, kafka-python) keep their epoch, and for them:
+**The delayed EndTxn.** A client sends EndTxn, times out, reconnects, repeats it and begins its next transaction. Then
+the first EndTxn arrives and ends that next transaction. From EndTxn 5 on every end bumps the epoch, so the late one is
+fenced. Older clients (librdkafka, aiokafka, kafka-python) keep their epoch. For them:
 
 - requests of one connection are executed in order, and a connection known to be closed executes nothing more;
-- across connections, the newest connection on which a producer epoch has spoken is remembered, and EndTxn,
-  AddPartitionsToTxn and AddOffsetsToTxn from one that was accepted earlier are fenced. A client gives up a connection
-  before it opens the next, and one listener accepts in that order, so its late request is always the older one;
-- a restart of the broker ends every connection, and with them what was under way.
+- across connections, ``connections`` keeps the newest connection on which a producer epoch has sent a request. EndTxn,
+  AddPartitionsToTxn and AddOffsetsToTxn from a connection that was accepted earlier are fenced. A client gives up a
+  connection before it opens the next, and a listener accepts in that order, so a late request comes from the older one;
+- a restart of the broker ends every connection and the requests on them.
 
-What remains open for those clients: two listeners accept independently, so a client that changes from one to the
-other in mid-transaction is not covered; TxnOffsetCommit travels on the group's connection, and one that is delayed
-into the next transaction puts older offsets there; a proxy that spreads one client over several lasting connections
-may be fenced without reason. A producer whose transaction is ended by another process must end it over a newer
-connection or with EndTxn 5.
+Not covered for those clients: two listeners accept independently, so a client that changes listeners within a
+transaction is not protected. TxnOffsetCommit uses the group's connection, and one that is delayed into the next
+transaction adds older offsets to it. A proxy that spreads one client over several lasting connections may be fenced
+without reason. A process that ends the transaction of another must do so over a newer connection or with EndTxn 5.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class GroupOffsets(PendingOffsets, CompletedOffsets, Protocol):
 
 
 class TransactionCoordinator:
-    """The parts that answer requests about producer ids and transactions, and what time does to transactions."""
+    """Holds the handlers of transactions, aborts overdue transactions and removes idle transactional ids."""
 
     def __init__(
         self,
@@ -129,7 +128,7 @@ class TransactionCoordinator:
         )
 
     def load(self) -> None:
-        """Take up what the state and the logs say: finish what was decided, watch what is open."""
+        """Load the rows, compare them with the logs, and finish what was decided before the start."""
         self._ids.load()
         self._transactions.load()
         self._owed.write_where_restored()
@@ -160,7 +159,7 @@ class TransactionCoordinator:
         self._timers["sweep"] = self._clock.call_later(interval_ms / 1000, self._sweep)
 
     def _sweep(self) -> None:
-        """Abort what has taken longer than its producer said, and fence the producer."""
+        """Abort transactions that are past their timeout, and fence their producers."""
         for overdue in self._transactions.overdue():
             try:
                 self.endings.decide(overdue, commit=False, bump=True)
@@ -173,7 +172,7 @@ class TransactionCoordinator:
         self._timers["expire"] = self._clock.call_later(EXPIRY_INTERVAL_S, self._expire)
 
     def _expire(self) -> None:
-        """Forget transactional ids that nobody has used for long."""
+        """Remove transactional ids that have been idle for ``transactional.id.expiration.ms``."""
         before_ms = self._clock.wall_ms() - self._settings.integer("transactional.id.expiration.ms")
         idle = [
             each.transactional_id

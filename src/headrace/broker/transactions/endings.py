@@ -1,6 +1,6 @@
-"""How a transaction ends everywhere or nowhere: the decision, the markers, ``Complete``.
+"""How a transaction ends in all of its partitions or in none: the decision, the markers, ``Complete``.
 
-``coordinator`` says in which order these are written, and why.
+``coordinator`` explains the order of these writes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class CompletedOffsets(Protocol):
-    """What becomes of the pending offsets of groups when their transaction ends."""
+    """Commits or drops the pending offsets of groups when their transaction ends."""
 
     def complete_transaction(self, producer_id: int, commit: bool) -> list[Change]:
         """The changes that commit or drop the producer's pending offsets; nothing is changed yet."""
@@ -108,7 +108,7 @@ class Endings:
         return END_WITHOUT_BUMP[current.state, body.committed]
 
     def decide(self, current: Transaction, *, commit: bool, bump: bool) -> PendingReply[EndTxnResponse]:
-        """Write the decision with the group offsets that hang on it; the answer for when it is carried out."""
+        """Write the decision and the pending group offsets as one change. The reply comes when it is carried out."""
         next_producer_id = self._ids.take() if bump and current.epoch_exhausted else NO_ID
         now_ms = self._clock.wall_ms()
         decided = current.prepared(commit=commit, bump=bump, next_producer_id=next_producer_id, now_ms=now_ms)
@@ -131,7 +131,7 @@ class Endings:
         self._answer_end(reply, response)
 
     async def finish(self, decided: Transaction, on_trouble: Callable[[], None], *, after_restart: bool) -> None:
-        """Markers, then ``Complete``. The decision is durable, so this goes on until it has worked."""
+        """Write the markers, then ``Complete``. The decision is durable, so a failure is retried until it succeeds."""
         owed = await self._markers.write(decided, only_where_open=after_restart, on_trouble=on_trouble)
         while True:
             try:

@@ -1,4 +1,4 @@
-"""DescribeTransactions and ListTransactions: what an administrator sees of transactions."""
+"""DescribeTransactions and ListTransactions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _described(access: Access, name: str) -> TransactionState:
 def list_matching(
     transactions: Iterable[Transaction], request: ListTransactionsRequest, *, now_ms: int
 ) -> ListTransactionsResponse:
-    """Those that pass every filter given; the pattern comes from the wire, so RE2 reads it in bounded time."""
+    """The transactions that pass every filter. RE2 matches the pattern in bounded time: it comes from a client."""
     pattern: Any = None
     if request.transactional_id_pattern:
         try:

@@ -1,4 +1,4 @@
-"""The markers that end a transaction in its partitions, and the transactions that partitions say are open.
+"""The markers that end a transaction in its partitions, and the open transactions of recovered logs.
 
 A marker is a control batch after the records of a transaction: readers of committed data learn from it whether to keep
 or to skip them, and the partition's last stable offset moves past them. While the disk is full, writing one is tried
@@ -46,7 +46,7 @@ def open_transactions_in_recovered_logs(topics: Topics) -> Iterator[OpenTransact
     """Every transaction without a marker in the partitions whose end had to be recovered.
 
     What lies below a partition's recovery point was flushed together with the whole data directory, and so with the
-    rows that were written before it. A thousand partitions that were closed in good order are not even looked into.
+    rows that were written before it. So partitions that were closed in good order are skipped.
     """
     for topic in topics.all():
         for partition in topic.served:
@@ -134,7 +134,7 @@ class MarkerWriter:
         return isinstance(error, CorruptLog) or (partition is not None and partition.fault is not None)
 
     async def abort(self, stray: OpenTransaction) -> None:
-        """End a transaction that no transactional id stands for."""
+        """Abort a transaction that belongs to no transactional id."""
         while not stray.partition.removed:
             try:
                 stray.partition.append_marker(stray.producer_id, stray.producer_epoch, commit=False)

@@ -1,8 +1,8 @@
-"""Producer ids: each is given once, ever.
+"""Producer ids. No id is ever given out twice.
 
-An id that two producers shared would make the log take one's batches for the other's repeats, and drop them. So ids are
-reserved in blocks: the end of a block is durable before the first id of it leaves the broker, and a restart begins
-behind the last reserved block. What a crash leaves unused of a block is lost; 2^63 ids last.
+If two producers had one id, the log would take the batches of one for retries of the other and drop them. So ids are
+reserved in blocks: the end of a block is durable before its first id is sent, and a restart begins after the last
+reserved block. A crash loses the unused ids of a block; there are 2^63.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class ProducerIds:
         self._next = 0
         self._end = 0
         self.reserved_at = -1
-        """The journal offset of the last block: its ids may be told when the journal is flushed up to here."""
+        """The journal offset of the last block. Its ids may be sent when the journal is flushed up to here."""
         self.load()
 
     def load(self) -> None:
-        """Begin behind everything that may have been given before."""
+        """Begin after all ids that may have been given out."""
         self._next = self._end = int(self._state.table(PRODUCER_IDS_TABLE).get(_KEY, 0))
 
     def take(self) -> int:
-        """A new id. Whoever tells a client waits first: for ``reserved_at``, or for a later change of the state."""
+        """A new id. Before it is sent, the journal must be flushed up to ``reserved_at`` or further."""
         if self._next == self._end:
             self._reserve()
         taken = self._next

@@ -1,4 +1,4 @@
-"""InitProducerId: who a producer is, and who it was.
+"""InitProducerId: producer ids and epochs.
 
 A producer without a transactional id gets a new producer id. One with a transactional id gets the next epoch of that
 id, which fences the producer that had it before.
@@ -110,7 +110,7 @@ class ProducerIdHandler:
 
     @staticmethod
     def _check_expected(current: Transaction, body: InitProducerIdRequest) -> None:
-        """A producer that names its id and epoch goes on only if nobody else has taken over."""
+        """A producer that sends its id and epoch is refused if another producer has taken over."""
         known = (
             body.producer_id == NO_ID
             or current.producer_epoch == NO_EPOCH
@@ -121,7 +121,7 @@ class ProducerIdHandler:
             raise KafkaError(ErrorCode.PRODUCER_FENCED)
 
     def _initialised(self, current: Transaction, body: InitProducerIdRequest) -> Transaction:
-        """The next epoch, or the same again for a retry, or a new id when the epochs are used up."""
+        """With the next epoch; with the same one for a retry; with a new producer id when the epochs are used up."""
         now_ms, timeout_ms = self._clock.wall_ms(), body.transaction_timeout_ms
         expected = None if body.producer_id == NO_ID else body.producer_epoch
         matches = expected is None or expected == current.producer_epoch or current.producer_epoch == NO_EPOCH

@@ -1,6 +1,6 @@
-"""Transactions after a restart: what was decided is finished, and what only the logs know is taken up.
+"""Transactions after a restart: decided ones are finished, and those that only the logs know are added to the rows.
 
-``coordinator`` says why the logs are evidence ("Joining by producing").
+``coordinator`` explains why the logs may know more than the rows ("Joining by producing").
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TransactionRecovery:
         self._endings = endings
 
     def compare_with_logs(self) -> dict[str | None, list[OpenTransaction]]:
-        """Give transactions that are open in the logs back to their owners; those that must wait, by owner.
+        """Add transactions that are open in the logs to the rows of their owners; those that must wait, by owner.
 
         What belongs to a decided transaction gets its marker when that is carried out. After such a marker the owner's
         next transaction may have begun, if ``Complete`` was not flushed: it must wait until the first one is complete.
@@ -63,7 +63,7 @@ class TransactionRecovery:
         return later
 
     def _give_back(self, found: OpenTransaction, owner: str) -> bool:
-        """Make sure that the owner's row knows a transaction that a log holds open; False if it has another epoch."""
+        """Add a transaction that is open in a log to its owner's row; False if it has another epoch."""
         current = require(self._transactions.find(owner), owner)
         if (found.producer_id, found.producer_epoch) != (current.producer_id, current.producer_epoch):
             return False
@@ -71,12 +71,12 @@ class TransactionRecovery:
         try:
             self._transactions.add(current, partitions=where)
         except HeadraceError:
-            # The disk is full. The log stays the evidence, and the row's next change carries the partition.
+            # The disk is full. The log keeps the transaction open, and the row's next change includes the partition.
             self._transactions.remember(current.with_members(self._clock.wall_ms(), partitions=where))
         return True
 
     def roll_forward(self, decided: list[Transaction], later: dict[str | None, list[OpenTransaction]]) -> None:
-        """Finish what was decided before the start. What is decided since is carried out by its own task."""
+        """Finish transactions that were decided before the start. Later decisions have their own tasks."""
         for transaction in decided:
             self._endings.run(self._roll_forward_one(transaction, later.get(transaction.transactional_id, [])))
         for stray in later.get(None, []):

@@ -1,4 +1,4 @@
-"""A transaction's states, what may follow what, and what EndTxn means in each.
+"""A transaction's states, the transitions between them, and what EndTxn does in each.
 
     Empty ──────▶ Ongoing ──────▶ PrepareCommit ──▶ CompleteCommit ─┐
       ▲ │            ▲ │                                            │
@@ -6,7 +6,7 @@
       │ └────────────│───────────────▲                              │
       └──────────────┴───────────────┴──────────────────────────────┘        idle for long: Dead
 
-``Prepare…`` is the decision: from the moment it is durable the transaction ends that way, whatever crashes.
+``Prepare…`` is the decision. Once it is durable the transaction ends that way, also after a crash.
 ``Complete…`` says that all markers are durable. A transaction is a frozen value; a transition makes the next value, and
 the coordinator keeps it only if the state store took it.
 """
@@ -33,7 +33,7 @@ NO_ID = -1
 NO_EPOCH = -1
 
 EPOCH_EXHAUSTED = 32766
-"""The last epoch a client is given: one more must remain to fence it with."""
+"""The last epoch that a client gets. One more must remain to fence it."""
 
 
 class State(StrEnum):
@@ -71,11 +71,11 @@ class EndAnswer(Enum):
     DECIDE = auto()
     """Write the decision."""
     DONE = auto()
-    """It was decided so before: a retry hears that it worked."""
+    """It was decided so before: a retry gets the same answer."""
     WAIT = auto()
-    """It is decided so, and the markers are on their way."""
+    """It is decided so, and the markers are being written."""
     REFUSE = auto()
-    """It makes no sense in this state."""
+    """It is not valid in this state."""
 
 
 END_WITHOUT_BUMP: dict[tuple[State, bool], EndAnswer] = {
@@ -114,24 +114,24 @@ END_WITH_BUMP: dict[tuple[State, bool, bool], EndAnswer] = {
     (State.COMPLETE_ABORT, True, False): EndAnswer.REFUSE,
     (State.COMPLETE_ABORT, False, False): EndAnswer.DECIDE,
 }
-"""What is missing is fenced: an epoch that is neither the current one nor, where a retry can be, the one before."""
+"""Combinations that are missing here are fenced: their epoch is neither the current one nor that of a retry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """What the coordinator remembers of one transactional id."""
+    """The state of one transactional id."""
 
     transactional_id: str
     producer_id: int
     producer_epoch: int = NO_EPOCH
     previous_producer_id: int = NO_ID
-    """The producer id before the last transition: a retry that crosses a change of ids is recognised by it."""
+    """The producer id before the last transition. It identifies a retry that crosses a change of ids."""
     next_producer_id: int = NO_ID
-    """While decided with the epochs used up: the id the client goes on with."""
+    """The client's next producer id, while decided, if the epochs are used up."""
     last_epoch: int = NO_EPOCH
-    """The epoch before the last bump that the same client asked for: its retry is answered and not fenced."""
+    """The epoch before the last bump that the same client requested. Its retry is answered and not fenced."""
     data_epoch: int = NO_EPOCH
-    """While decided: the epoch that this transaction's records carry. The producer's own may be one higher."""
+    """While decided: the epoch of this transaction's records. The producer's epoch may be one higher."""
     timeout_ms: int
     state: State = State.EMPTY
     partitions: frozenset[tuple[str, int]] = frozenset()
@@ -153,17 +153,17 @@ class Transaction:
         return replace(self, state=state, updated_ms=now_ms, previous_producer_id=self.producer_id, **changes)
 
     def with_epoch_bumped(self, timeout_ms: int, *, expected_epoch: int | None, now_ms: int) -> Transaction:
-        """InitProducerId without a transaction in the way."""
+        """After InitProducerId when no transaction is open."""
         last_epoch = NO_EPOCH if expected_epoch is None else self.producer_epoch
         return self._at_rest(timeout_ms, now_ms, producer_epoch=self.producer_epoch + 1, last_epoch=last_epoch)
 
     def with_producer_id(self, producer_id: int, timeout_ms: int, *, expected: bool, now_ms: int) -> Transaction:
-        """InitProducerId when the epochs are used up: a new id, and epochs from 0."""
+        """After InitProducerId when the epochs are used up: a new producer id, with epochs from 0."""
         last_epoch = self.producer_epoch if expected else NO_EPOCH
         return self._at_rest(timeout_ms, now_ms, producer_id=producer_id, producer_epoch=0, last_epoch=last_epoch)
 
     def answered_again(self, timeout_ms: int, now_ms: int) -> Transaction:
-        """InitProducerId repeated: the same id and epoch."""
+        """After a repeated InitProducerId: the same producer id and epoch."""
         return self._at_rest(timeout_ms, now_ms)
 
     def _at_rest(self, timeout_ms: int, now_ms: int, **changes: Any) -> Transaction:
@@ -172,7 +172,7 @@ class Transaction:
     def with_members(
         self, now_ms: int, *, partitions: frozenset[tuple[str, int]] = frozenset(), groups: frozenset[str] = frozenset()
     ) -> Transaction:
-        """Partitions or groups have joined; the first of them starts the transaction's clock."""
+        """With more partitions or groups. The first of them starts the transaction's timeout."""
         return self.moved(
             State.ONGOING,
             now_ms=now_ms,
@@ -182,7 +182,7 @@ class Transaction:
         )
 
     def prepared(self, *, commit: bool, bump: bool, next_producer_id: int, now_ms: int) -> Transaction:
-        """The outcome is chosen. ``bump``: records with the old epoch are fenced from here on."""
+        """After the decision. ``bump``: records with the old epoch are fenced from here on."""
         return self.moved(
             State.PREPARE_COMMIT if commit else State.PREPARE_ABORT,
             now_ms=now_ms,
@@ -194,7 +194,7 @@ class Transaction:
         )
 
     def completed(self, now_ms: int) -> Transaction:
-        """All markers are durable."""
+        """After all markers are durable."""
         rotates = self.next_producer_id != NO_ID
         return self.moved(
             State.COMPLETE_COMMIT if self.commits else State.COMPLETE_ABORT,
