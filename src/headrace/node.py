@@ -106,7 +106,7 @@ class Node:
         self._on_failure = on_failure
         self._lines_dropped = lines_dropped
         self._sockets: dict[str, list[socket.socket]] = {}
-        """Addresses that are taken, and nobody accepts on them yet."""
+        """Addresses that are bound and not listened on yet."""
         self._listeners: list[Listener] = []
         self._kafka: KafkaService | None = None
         self._loop_watch: LoopWatch | None = None

@@ -44,7 +44,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class LineFormatter(logging.Formatter):
-    """``2026-11-20T14:03:22.123+01:00 WARNING server: …``; a traceback follows on lines of its own, indented."""
+    """``2026-11-20T14:03:22.123+01:00 WARNING server: …``; a traceback follows on indented lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")

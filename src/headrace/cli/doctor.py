@@ -199,7 +199,7 @@ def _readiness(address: str) -> str | None:
 
 
 def _port_taken(address: str, error: OSError) -> Finding:
-    """Either a broker serves there, which is what it is for, or somebody else does."""
+    """Either a broker serves there, which is fine, or another program does."""
     from headrace.client import Client, ClientOptions
     from headrace.errors import HeadraceError
 

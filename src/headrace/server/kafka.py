@@ -59,7 +59,7 @@ LINGER_S = 0.5
 HANDSHAKE_GRACE_S = 0.05
 
 REQUESTS_PER_TURN = 64
-"""One read can carry thousands of small requests: after so many of one connection the others have their turn."""
+"""One read can carry thousands of small requests. After this many of one connection the others run."""
 
 
 HOLD_S_NOTED = 0.05
@@ -67,7 +67,7 @@ HOLD_S_NOTED = 0.05
 
 
 class KafkaSession(Session, asyncio.BufferedProtocol):
-    """The skin around one ``Connection``."""
+    """The socket of one ``Connection``."""
 
     def __init__(self, service: KafkaService, listener: Listener) -> None:
         self._service = service
@@ -129,7 +129,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         self._handshake = self._loop.call_later(self._listener.limits.handshake_s, self._handshake_is_late)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """All connections share one buffer: the loop reads into it and calls ``buffer_updated`` before anybody else."""
+        """All connections share one buffer: the loop calls ``buffer_updated`` right after it has read into it."""
         scratch = self._service.scratch
         return scratch if self._connection.missing_bytes > READ_BYTES_SMALL else scratch[:READ_BYTES_SMALL]
 
@@ -156,7 +156,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         self._received.clear()
         self._received_bytes = 0
         if self._parked is not None:
-            self._parked.abandon()  # a fetch may be waiting for hours, and nobody would take its answer
+            self._parked.abandon()  # a fetch may wait for hours, and its answer would have no reader
         self._pending.clear()
         self._output.abandon()
         self._service.budget.leave(self)
@@ -184,9 +184,9 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
             self._linger = self._loop.call_later(LINGER_S, self._transport.abort)
 
     def _execute(self) -> None:
-        """Run what may run now, and settle whether the socket is to be read."""
+        """Run what may run now, and decide whether the socket is read."""
         if self._executing or self.peer.closed:
-            return  # a handler, or an answer that was ready at once, led back here; the loop below goes on
+            return  # called by a handler, or by an answer that was ready at once: the loop below goes on
         self._executing = True
         try:
             executed = 0
@@ -262,7 +262,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         return self._handle(request)
 
     def _handler_failed(self, reply_to: ReplyTo, error: BaseException) -> None:
-        """A mistake of ours: told in the log, paid by this connection alone."""
+        """A bug of ours: it is logged, and only this connection is closed."""
         name = APIS[reply_to.api_key].name
         log.error("%s version %d from %s failed", name, reply_to.version, self.address, exc_info=error)
         self._transport.abort()
@@ -376,7 +376,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Answer what was executed, then close; what was not executed is forgotten."""
+        """Answer what was executed, then close. Requests that were not executed are dropped."""
         self._ending = True
         self._received.clear()
         self._received_bytes = 0
@@ -388,7 +388,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         self._transport.abort()
 
     def _close_if_answered(self) -> None:
-        """``close`` lets the transport's own buffer out first."""
+        """``close`` sends what the transport has buffered first."""
         waited_for = any(not self._may_be_left(reply_to) for reply_to, _, _ in self._pending)
         if not waited_for and not self._output.blocked:
             self._transport.close()
@@ -398,7 +398,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         return reply_to.api_key >= 0 and APIS[reply_to.api_key].waits is Waits.CLIENTS
 
     def close_if_idle(self, idle_s: float) -> None:
-        """Silent with nothing under way, or an answer that the peer does not take."""
+        """Close when nothing is under way, or when the peer does not take its answer."""
         silent_s = self._loop.time() - self.active_at
         if silent_s < idle_s or (self._pending and not self._output.blocked):
             return
@@ -406,7 +406,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         self._transport.abort()
 
     def _handshake_is_late(self) -> None:
-        """After a pause of the whole process the loop fires timers before it reads: let it read once first."""
+        """After a pause of the whole process the loop runs timers before it reads, so let it read once."""
         self._handshake = self._loop.call_later(HANDSHAKE_GRACE_S, self._handshake_is_too_late)
 
     def _handshake_is_too_late(self) -> None:

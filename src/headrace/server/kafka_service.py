@@ -106,14 +106,14 @@ class KafkaService:
         )
         self.measures = {api_key: ApiMeasures(api_key) for api_key in APIS}
         self.longest_hold: LoopHold | None = None
-        """The request that held the loop longest since somebody last took this away."""
+        """The request that held the loop longest since ``LoopWatch`` looked."""
         self._peer_ids = itertools.count(1)
 
     def session(self, listener: Listener) -> KafkaSession:
         return KafkaSession(self, listener)
 
     def note_hold(self, api_key: int, address: str, seconds: float) -> None:
-        """A request kept the loop from everybody else for a while."""
+        """A request kept the loop from all others for a while."""
         if self.longest_hold is None or self.longest_hold.seconds < seconds:
             self.longest_hold = LoopHold(APIS[api_key].name, address, seconds)
 

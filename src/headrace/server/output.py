@@ -93,7 +93,7 @@ class Output:
 
     @property
     def blocked(self) -> bool:
-        """The peer is behind: something waits for it to read."""
+        """Something waits for the peer to read."""
         return self._paused or bool(self._chunks)
 
     def add(self, chunks: Iterable[Any]) -> None:
@@ -218,7 +218,7 @@ class Output:
         return self._direct is not None
 
     def _gather_if_small(self) -> None:
-        """One call for a small answer costs less than the header and each slice in a call of its own."""
+        """One call for a small answer costs less than one for its header and one for each slice."""
         if sum(map(len, self._chunks)) > GATHERED_BYTES_MAX:
             return
         parts = []
@@ -289,7 +289,7 @@ class Output:
 class DirectSocket:
     """A second descriptor of a transport's socket, to send on while the transport is silent.
 
-    A descriptor of its own, because an event loop lets nobody else watch the one that a transport uses.
+    An event loop does not let others watch the descriptor that a transport uses, so there is a second one.
     """
 
     def __init__(self, connected: socket.socket, writable: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""A broker for a test: in this process, on a thread of its own, or as a child that can be killed.
+"""A broker for a test: on a thread of this process, or as a child process that can be killed.
 
 Both are the real thing, with a data directory on the real disk. The in-process one starts within milliseconds and takes
 a ``VirtualClock``; the child is for tests of what happens after ``kill -9``. A restart keeps data and port, so clients
@@ -32,7 +32,7 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 
 DEFAULTS = {"kafka": "127.0.0.1:0", "metrics": "off", "group.initial.rebalance.delay.ms": 0}
-"""What differs from a broker in earnest: a port of its own, and groups that form without waiting for more members."""
+"""What differs from ``headrace up``: a spare port, no metrics, and groups that do not wait for more members."""
 
 
 class TestBroker(ABC):
@@ -66,7 +66,7 @@ class TestBroker(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Leave nothing behind, in whatever state it is."""
+        """End it and free what it holds, in any state."""
 
     def restart(self) -> None:
         """Stop if it runs, and start on the same data and port."""
@@ -81,7 +81,7 @@ class TestBroker(ABC):
 
 
 class InProcessBroker(TestBroker):
-    """On a thread of this process, with an event loop of its own."""
+    """On a thread of this process, with a separate event loop."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class InProcessBroker(TestBroker):
 
 
 class ChildBroker(TestBroker):
-    """In a process of its own."""
+    """In a child process."""
 
     def __init__(self, data: Path, settings: Mapping[str, Any]) -> None:
         super().__init__(data, settings)
@@ -176,7 +176,7 @@ class ChildBroker(TestBroker):
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            start_new_session=True,  # Ctrl-C is for whoever started it, who then stops it in order
+            start_new_session=True,  # Ctrl-C reaches the parent only, which then stops the child in order
         )
         # A child that hangs before it is ready is ended, which ends the wait for its lines.
         overdue = threading.Timer(START_TIMEOUT_S, self._child.kill)
