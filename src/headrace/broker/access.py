@@ -286,10 +286,13 @@ class Gate:
         self._groups = groups
         self._transactions = transactions
         self._authorizer = authorizer
-        self._open = self._access("")
+        self.open: Access | None = None
+        """What every caller may see and do when no authorizer is configured: everything."""
+        if authorizer is None:
+            self.open = self._access("")
 
     def access(self, principal: str) -> Access:
-        return self._open if self._authorizer is None else self._access(principal)
+        return self.open or self._access(principal)
 
     def _access(self, principal: str) -> Access:
         return Access(

@@ -267,6 +267,16 @@ class ClassicGroup(Group):
         votes = Counter(member.vote(candidates) for member in self.members.values())
         return votes.most_common(1)[0][0]
 
+    def keeps_assignment(self, member: ClassicMember, old_protocols: list[tuple[str, bytes]]) -> bool:
+        """Whether the assignment still fits a static member that returned with new protocols."""
+        if self.select_protocol() != self.protocol:
+            return False
+        before = read_subscription(dict(old_protocols).get(self.protocol or "", b""))
+        now = read_subscription(member.metadata(self.protocol))
+        if before is None or now is None:
+            return True
+        return set(before.topics) == set(now.topics)
+
     def find_subscribed_topics(self) -> frozenset[str] | None:
         """All topics that members subscribe to; None when their metadata is not a consumer's."""
         if self.protocol_type != CONSUMER_PROTOCOL:
@@ -360,6 +370,20 @@ class ClassicGroup(Group):
             leader=self.leader or "",
             member_id=member_id,
             members=self.member_list() if member_id == self.leader else [],
+        )
+
+    def sync_refusal(self, body: SyncGroupRequest) -> ErrorCode:
+        if body.generation_id != self.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if body.protocol_type is not None and body.protocol_type != self.protocol_type:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if body.protocol_name is not None and body.protocol_name != self.protocol:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        return ErrorCode.REBALANCE_IN_PROGRESS if self.state is ClassicState.PREPARING else ErrorCode.NONE
+
+    def sync_response(self, member: ClassicMember) -> SyncGroupResponse:
+        return SyncGroupResponse(
+            protocol_type=self.protocol_type, protocol_name=self.protocol, assignment=member.assignment
         )
 
     # ---- rows ----

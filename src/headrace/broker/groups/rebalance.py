@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.broker.errors import code_of, coordinator_code_of
-from headrace.broker.groups.classic import ClassicGroup, ClassicMember, ClassicState, read_subscription
+from headrace.broker.groups.classic import ClassicGroup, ClassicMember, ClassicState
 from headrace.broker.groups.timers import Deadline
 from headrace.broker.replies import PendingReply, Reply, once_flushed
 from headrace.broker.request import Request
@@ -176,7 +176,7 @@ class Rebalancer:
         self._rename(group, member, new_id)
         reply = self._update_member(member, request)
         unsettled = group.state is not State.STABLE or not group.is_current()
-        if unsettled or not _keeps_assignment(group, member, old_protocols):
+        if unsettled or not group.keeps_assignment(member, old_protocols):
             self._rebalance_or_complete(group)
             return reply
         try:
@@ -320,7 +320,7 @@ class Rebalancer:
             member = group.validate_member(body.member_id, body.group_instance_id)
         except HeadraceError as error:
             return SyncGroupResponse(error_code=code_of(error))
-        error_code = _sync_refusal(group, body)
+        error_code = group.sync_refusal(body)
         if error_code is not ErrorCode.NONE:
             return SyncGroupResponse(error_code=error_code)
         group.awaiting_sync.discard(member.member_id)
@@ -328,7 +328,7 @@ class Rebalancer:
             self._stop_sync_timer(group)
         if group.state is State.STABLE:
             member.session.move(member.session_timeout_ms)
-            return once_flushed(self._state, group.journal_offset, _sync_response(group, member))
+            return once_flushed(self._state, group.journal_offset, group.sync_response(member))
         assert group.state is State.COMPLETING
         _answer(member.sync_reply, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
         reply: PendingReply[SyncGroupResponse] = PendingReply()
@@ -357,7 +357,7 @@ class Rebalancer:
         waiting: list[tuple[PendingReply[Any], Any]] = []
         for member in group.members.values():
             if member.sync_reply is not None:
-                waiting.append((member.sync_reply, _sync_response(group, member)))
+                waiting.append((member.sync_reply, group.sync_response(member)))
                 member.sync_reply = None
                 member.session.move(member.session_timeout_ms)
         self._deliver_once_flushed(group, waiting)
@@ -497,35 +497,6 @@ class Rebalancer:
 def _answer(reply: PendingReply[T] | None, response: T) -> None:
     if reply is not None:
         reply.deliver(response)
-
-
-def _keeps_assignment(group: ClassicGroup, member: Member, old_protocols: list[tuple[str, bytes]]) -> bool:
-    """Whether the assignment still fits a static member that returned with new protocols."""
-    if group.select_protocol() != group.protocol:
-        return False
-    before = read_subscription(dict(old_protocols).get(group.protocol or "", b""))
-    now = read_subscription(member.metadata(group.protocol))
-    if before is None or now is None:
-        return True
-    return set(before.topics) == set(now.topics)
-
-
-def _sync_refusal(group: ClassicGroup, body: SyncGroupRequest) -> ErrorCode:
-    if body.generation_id != group.generation:
-        return ErrorCode.ILLEGAL_GENERATION
-    if body.protocol_type is not None and body.protocol_type != group.protocol_type:
-        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    if body.protocol_name is not None and body.protocol_name != group.protocol:
-        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    if group.state is State.PREPARING:
-        return ErrorCode.REBALANCE_IN_PROGRESS
-    return ErrorCode.NONE
-
-
-def _sync_response(group: ClassicGroup, member: Member) -> SyncGroupResponse:
-    return SyncGroupResponse(
-        protocol_type=group.protocol_type, protocol_name=group.protocol, assignment=member.assignment
-    )
 
 
 def _join_error(code: ErrorCode, member_id: str = "") -> JoinGroupResponse:
