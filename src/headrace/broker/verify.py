@@ -26,9 +26,9 @@ from headrace.ports import Disk
 from headrace.record import decode_records
 from headrace.vocabulary import FIRST_OFFSET, Offset
 
-__all__ = ["DataVerifier"]
+__all__ = ["JOURNAL", "DataVerifier"]
 
-_JOURNAL = f"{STATE_NAME}~{STATE_ID.hex}/0"
+JOURNAL = f"{STATE_NAME}~{STATE_ID.hex}/0"
 _DECODED_BYTES_MAX = 256 << 20
 
 
@@ -44,6 +44,8 @@ class DataVerifier:
         self.rows: dict[str, dict[str, Any]] = {}
         self.checked: list[str] = []
         """The names of the logs that were checked."""
+        self.unclaimed: list[str] = []
+        """Those among them that no row names."""
         self.on_disk = [
             f"{topic}/{partition}"
             for topic in disk.listdir(f"{directory}/topics")
@@ -65,6 +67,7 @@ class DataVerifier:
             if name not in self.on_disk:
                 yield Finding(Severity.WARNING, path, "the directory of this partition is missing")
             elif name not in claimed:
+                self.unclaimed.append(name)
                 yield Finding(Severity.WARNING, path, "no topic of the journal has this directory")
 
     def known(self, name: str) -> Known:
@@ -99,7 +102,7 @@ class DataVerifier:
     # The journal.
 
     def _journal(self) -> Iterator[Finding]:
-        path = f"{self.directory}/topics/{_JOURNAL}"
+        path = f"{self.directory}/topics/{JOURNAL}"
         if not self.disk.exists(path):
             if self.on_disk:
                 yield Finding(Severity.ERROR, path, "the journal is missing: topics and groups are in it")
@@ -122,7 +125,7 @@ class DataVerifier:
 
     def _claimed(self) -> set[str]:
         """The directories that the rows name."""
-        found = {_JOURNAL}
+        found = {JOURNAL}
         for name, row in self.rows.get("topics", {}).items():
             found |= {f"{_topic_directory(name, row['id'])}/{index}" for index in range(row["partitions"])}
         for key in self.rows.get("deleted", {}):

@@ -1,4 +1,4 @@
-"""``headrace log``: a data directory's files, read without a broker and without changing them."""
+"""``headrace log``: a data directory's files, looked at, checked and repaired without a broker."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from headrace.errors import KafkaError, UsageError
 
 if TYPE_CHECKING:
     from headrace.batch import Batch
+    from headrace.broker.repair import DamagedLog
     from headrace.log.dump import BadBytes, StoredBatch
     from headrace.log.findings import Finding
 
@@ -29,7 +30,7 @@ SEGMENT = re.compile(r"[0-9]{20}\.log")
 
 @click.group("log")
 def command() -> None:
-    """Look at the files of a stopped broker."""
+    """Look at the files of a data directory, check them and repair them."""
 
 
 PATH = click.argument("path", type=click.Path(exists=True, path_type=Path), default=DEFAULT_DATA)
@@ -111,6 +112,58 @@ def _verified(path: Path, decompressed_bytes_max: int) -> tuple[Callable[[], int
     folders = [str(folder) for _, folder in _folders(path)]
     checks = (verify_log(OsDisk(), folder, decompressed_bytes_max=decompressed_bytes_max) for folder in folders)
     return lambda: len(folders), chain.from_iterable(checks)
+
+
+@command.command("repair")
+@click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path), default=DEFAULT_DATA)
+@click.option("--yes", is_flag=True, help="Do it. Without this, only what would be done is printed.")
+@click.option("--adopt", is_flag=True, help="Also make topics of directories that the journal does not name.")
+def repair(path: Path, yes: bool, adopt: bool) -> int:
+    """Make damaged partitions usable again, at the price of what is damaged.
+
+    For a stopped broker that refuses a partition, or does not start because its journal is damaged. PATH is its data
+    directory, headrace-data where it is left out. If there is a copy of the damaged files, restore that instead.
+
+    Every batch that is whole stays. Bytes that are not are cut out and kept beside the segment as '….cut-…' files.
+    Offsets that are lost stay missing and are not given out again. In the journal, changes that are lost are undone: a
+    group may fall back to an older offset, a topic may be missing. --adopt brings such topics back, with default
+    settings.
+
+    Exits 1 when there is damage and --yes was not given.
+    """
+    from headrace.broker.repair import adopt as adopt_directories
+    from headrace.broker.repair import carry_out, owned, plan
+    from headrace.clock import SystemClock
+    from headrace.log.disk import OsDisk
+
+    disk, directory = OsDisk(), str(path.absolute())
+    if not (path / "topics").is_dir():
+        raise UsageError(f"{path} is no data directory", "give the directory that 'headrace up --data' uses")
+    with owned(disk, directory):
+        damaged = plan(disk, directory)
+        for log in damaged:
+            _print_repair(log)
+        if yes:
+            carry_out(disk, directory, damaged)
+            adopted = adopt_directories(disk, directory, SystemClock().wall_ms()) if adopt else []
+            click.echo(f"{len(damaged)} partitions repaired" + "".join(f"; topic {name} adopted" for name in adopted))
+            return 0
+    click.echo(f"{len(damaged)} partitions are damaged" + ("; repeat with --yes to repair them" if damaged else ""))
+    return 1 if damaged else 0
+
+
+def _print_repair(log: DamagedLog) -> None:
+    click.echo(f"{_name(Path(log.repair.directory))}{' (the journal)' if log.is_journal else ''}:")
+    for error in log.errors:
+        click.echo(f"  error: {error}")
+    for hole in log.repair.holes:
+        click.echo(f"  {hole}")
+    if log.repair.restored:
+        click.echo(f"  the offset or leader epoch of {log.repair.restored} batches is put right")
+    lost, cut = log.repair.offsets_lost, log.repair.cut_bytes
+    click.echo(
+        f"  in all {lost} offsets are lost and {cut} bytes are cut; it goes on at offset {log.repair.end_offset}"
+    )
 
 
 # ---- finding --------------------------------------------------------------------------------------------------------

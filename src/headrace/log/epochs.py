@@ -24,6 +24,15 @@ class EpochHistory:
             self._entries.append((epoch, offset))
             self.latest = epoch
 
+    def at(self, offset: Offset) -> Epoch | None:
+        """The epoch under which ``offset`` was written; None when that is not known."""
+        found = None
+        for epoch, start in self._entries:
+            if start > offset:
+                break
+            found = epoch
+        return found
+
     def end_offset(self, epoch: Epoch, log_end: Offset) -> tuple[Epoch, Offset] | None:
         """(largest epoch not above ``epoch``, where it ended); None when none is known."""
         found = None

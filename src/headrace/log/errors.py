@@ -68,7 +68,7 @@ class CorruptLog(StorageError):
     retriable = False
 
     def __init__(self, path: str, position: int, reason: str) -> None:
-        super().__init__(f"{path} is corrupt at byte {position}: {reason}; inspect it with 'headrace log verify'")
+        super().__init__(f"{path} is corrupt at byte {position}: {reason}; see 'headrace log repair'")
         self.path = path
         self.position = position
         self.reason = reason

@@ -101,6 +101,11 @@ class FlushedEnds:
         self._lock = threading.Lock()
         self._failed = False
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether something is known to be missing in it."""
+        return self.is_new or self.damaged > 0
+
     def claim(self, name: str) -> FlushedEnd:
         """The entry of a log that is being opened; its end offset is 0 when nothing is known."""
         end = self._claimed.get(name)

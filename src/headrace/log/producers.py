@@ -185,7 +185,8 @@ class ProducerStates:
             producer.batches.clear()
         sent = (batch.base_sequence, batch.last_sequence, batch.base_offset, batch.last_offset, batch.max_timestamp)
         producer.batches.append(SentBatch(*sent))
-        if batch.is_transactional and producer.transaction_start is None:
+        # A batch that compaction has emptied was decided before, and its marker may be gone.
+        if batch.is_transactional and batch.record_count and producer.transaction_start is None:
             producer.transaction_start = batch.base_offset
             self._open[batch.producer_id] = batch.base_offset
         return None

@@ -344,7 +344,8 @@ class Segment:
             prefixes, next_offset = _extend(prefixes, header.prefix()), header.next_offset
         if (prefixes, next_offset) != (after.prefixes, after.next_offset):
             reason = f"an offset, length or epoch before byte {after.covered_bytes} is not what was written"
-            raise CorruptLog(self.path, before.covered_bytes, reason)
+            self.corruption = CorruptLog(self.path, before.covered_bytes, reason)
+            raise self.corruption
 
     def _note_checked(self, start: int, end: int) -> None:
         """Ranges that touch become one, so that a sequential reader leaves a single one."""

@@ -30,8 +30,9 @@ def marked_start(names: Iterable[str]) -> Offset:
 
 
 def write_start(disk: Disk, directory: str, before: Offset, offset: Offset) -> None:
-    """Move the marker from ``before`` to ``offset``, unsynced. Raises OSError with the old one in its place."""
-    if before > 0:
+    """Move the marker from ``before`` to ``offset``, unsynced. Raises OSError with the old one in its place;
+    FileNotFoundError when the directory is gone."""
+    if before > 0 and disk.exists(start_path(directory, before)):
         disk.rename(start_path(directory, before), start_path(directory, offset))
     else:
         disk.open(start_path(directory, offset), create=True).close()

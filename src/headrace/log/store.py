@@ -69,6 +69,8 @@ class CheckpointJob:
         for log, before, start in self.starts:
             try:
                 write_start(self.disk, log.directory, before, start)
+            except FileNotFoundError:
+                pass  # the topic was deleted meanwhile
             except OSError as error:
                 self.start_error = error
         self.disk.syncfs(self.directory)
@@ -187,7 +189,11 @@ class LogStore:
         name = self._name(topic, topic_id, partition)
         path = self.path(topic, topic_id, partition)
         flushed_end = self._flushed.claim(name)
-        known = Known(mark=self._marks.get(name), mark_lost=self._checkpoint_lost, flushed_end=flushed_end.end_offset)
+        mark = self._marks.get(name)
+        if mark is not None and flushed_end.end_offset < mark.recovery_offset and not self._flushed.is_lost:
+            # A checkpoint is written after the table was synced, so the table has lost this.
+            self._add_warning(self._flushed.path, f"the entry of {name} is lost")
+        known = Known(mark=mark, mark_lost=self._checkpoint_lost, flushed_end=flushed_end.end_offset)
         try:
             log = PartitionLog.open(
                 self.disk, path, config, cache=self.cache, known=known, sync=sync, on_finding=self.report.add

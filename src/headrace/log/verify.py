@@ -217,7 +217,8 @@ class _Verifier:
             if not batch.is_control and batch.record_count:
                 self._sequence(batch)
             entry = self.states.apply(batch)
-            self.missing_at[batch.producer_id] = self.missing_offsets
+            if not batch.is_control:
+                self.missing_at[batch.producer_id] = self.missing_offsets
             if entry is not None:
                 aborted.append(entry)
             if self.decompressed_bytes_max:

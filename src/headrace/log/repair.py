@@ -1,0 +1,290 @@
+"""Making a damaged log usable again, at the price of what is damaged: for ``headrace log repair``.
+
+``survey`` reads the whole log and decides, batch by batch, what can stay: what has the right checksum and an offset
+that can stand there. Everything else is a *hole*. A batch whose offset alone was changed is not lost: the batches
+around it tell what the offset was.
+
+``apply`` makes it so. Bytes that go are kept beside the segment as ``<segment>.log.cut-<position>``. Offsets are never
+given out again: the log goes on where it was flushed to, and the lost offsets stay missing, like those that compaction
+removes. Indexes, aborted transactions and producers are derived from what is left.
+
+The caller owns the data directory, and puts the mark that ``apply`` returns into the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from headrace.batch import PREFIX_BYTES, Batch, BatchHeader, parse_header, stamp
+from headrace.log.checkpoint import LogMark
+from headrace.log.config import LogConfig
+from headrace.log.disk import FileCache, replace_file
+from headrace.log.epochs import EpochHistory
+from headrace.log.index import Index
+from headrace.log.log import PartitionLog
+from headrace.log.opening import Known
+from headrace.log.recovery import unused_path
+from headrace.log.scanning import count_batches, find_batch
+from headrace.log.segment import OFFSET_DELTA_MAX, segment_bases, segment_name
+from headrace.log.start import marked_start, write_start
+from headrace.ports import Disk
+from headrace.vocabulary import Offset
+
+__all__ = ["Hole", "Repair", "apply", "survey"]
+
+_COPY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """What is lost at one place: bytes that will be cut, or bytes that are gone already."""
+
+    path: str
+    position: int
+    size: int
+    first_offset: Offset
+    next_offset: Offset
+    """Offsets from ``first_offset`` to before this are missing after the repair."""
+    batches: int = 0
+    records: int = 0
+    """Of the bytes that will be cut, as far as they can be read."""
+
+    def __str__(self) -> str:
+        lost = f"offsets {self.first_offset} to {self.next_offset - 1} are lost"
+        if self.next_offset <= self.first_offset:
+            lost = "no offset is lost"
+        if not self.size:
+            return f"{self.path} at byte {self.position}: {lost}"
+        what = f"{self.size} bytes with {self.batches} batches and {self.records} records that can be recognised"
+        return f"{self.path} at byte {self.position}: cut {what}; {lost}"
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What stays of one segment."""
+
+    base_offset: Offset
+    path: str
+    size: int
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    """(start, end) of the bytes that stay; neighbours are one range."""
+    prefixes: dict[int, bytes] = field(default_factory=dict)
+    """The first 21 bytes of batches whose offset or leader epoch is put right, by position."""
+    holes: list[Hole] = field(default_factory=list)
+    next_offset: Offset = Offset(0)  # noqa: RUF009 a number with a name
+
+    @property
+    def is_changed(self) -> bool:
+        return bool(self.prefixes) or any(hole.size for hole in self.holes)
+
+    def keep(self, position: int, batch: Batch) -> None:
+        is_neighbour = self.ranges and self.ranges[-1][1] == position
+        start = self.ranges.pop()[0] if is_neighbour else position
+        self.ranges.append((start, position + batch.size))
+        self.next_offset = batch.next_offset
+
+
+@dataclass(slots=True)
+class Repair:
+    """What a repair of one log will do."""
+
+    directory: str
+    start_offset: Offset
+    end_offset: Offset
+    """Where the log goes on."""
+    holes: list[Hole]
+    restored: int
+    segments: list[_Kept]
+
+    @property
+    def offsets_lost(self) -> int:
+        return sum(max(0, hole.next_offset - max(hole.first_offset, self.start_offset)) for hole in self.holes)
+
+    @property
+    def cut_bytes(self) -> int:
+        return sum(hole.size for hole in self.holes)
+
+
+def survey(disk: Disk, directory: str, known: Known) -> Repair:
+    """Read the log and decide what can stay. Changes nothing."""
+    return _Survey(disk, directory, known).run()
+
+
+class _Survey:
+    def __init__(self, disk: Disk, directory: str, known: Known) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.mark = known.mark or LogMark()
+        self.flushed_end = max(self.mark.recovery_offset, known.flushed_end)
+        self.epochs = EpochHistory(self.mark.epochs)
+        self.files = disk.list_files(directory) if disk.exists(directory) else {}
+        self.start = max(self.mark.start_offset, marked_start(self.files))
+        self.holes: list[Hole] = []
+
+    def run(self) -> Repair:
+        bases = segment_bases(self.files)
+        next_offset = self.start
+        if bases and bases[0] > self.start:
+            path = f"{self.directory}/{segment_name(bases[0])}.log"
+            self.holes.append(Hole(path, 0, 0, self.start, bases[0]))
+            self.start = next_offset = bases[0]
+        kept = []
+        for number, base in enumerate(bases):
+            following = bases[number + 1] if number + 1 < len(bases) else None
+            segment = self._segment(base, following)
+            kept.append(segment)
+            self.holes += segment.holes
+            next_offset = max(next_offset, segment.next_offset)
+        if next_offset < self.flushed_end:
+            path = kept[-1].path if kept else self.directory
+            position = kept[-1].size if kept else 0
+            self.holes.append(Hole(path, position, 0, next_offset, self.flushed_end))
+            next_offset = self.flushed_end
+            self.start = self.start if kept else next_offset
+        restored = sum(len(segment.prefixes) for segment in kept)
+        return Repair(self.directory, self.start, next_offset, self.holes, restored, kept)
+
+    def _segment(self, base: Offset, following: Offset | None) -> _Kept:
+        path = f"{self.directory}/{segment_name(base)}.log"
+        file = self.disk.open(path, writable=False)
+        data = file.pread(file.size(), 0)
+        kept = _Kept(base, path, len(data), next_offset=base)
+        limit = Offset(base + OFFSET_DELTA_MAX) if following is None else following
+        for position, size, batch in self._batches(data, base, limit, kept):
+            if batch is None:
+                self._note_bad(kept, data[position : position + size], position)
+            else:
+                self._note_hole_before(kept, batch)
+                kept.keep(position, batch)
+        self._note_missing_end(kept, following)
+        return kept
+
+    def _batches(
+        self, data: bytes, base: Offset, limit: Offset, kept: _Kept
+    ) -> Iterator[tuple[int, int, Batch | None]]:
+        """(position, size, batch or None for bytes that are none)."""
+        position = 0
+        next_offset = base
+        while position < len(data):
+            batch = self._batch_at(data, position, next_offset, limit, kept)
+            if batch is None:
+                found = find_batch(data, position + 1, next_offset, limit - 1)
+                end = len(data) if found is None else found[0]
+                yield position, end - position, None
+                position = end
+            else:
+                yield position, batch.size, batch
+                next_offset = batch.next_offset
+                position += batch.size
+
+    def _batch_at(self, data: bytes, position: int, next_offset: Offset, limit: Offset, kept: _Kept) -> Batch | None:
+        header = parse_header(data, position)
+        if header is None:
+            header = self._header_without_offset(data, position)
+        if header is None or header.size > len(data) - position:
+            return None
+        batch = Batch(header, data[position + PREFIX_BYTES : position + header.size])
+        if not batch.checksum_holds():
+            return None
+        offset = self._offset_of(batch, next_offset, limit, parse_header(data, position + header.size))
+        if offset is None:
+            return None
+        epoch = self.epochs.at(offset) if offset < self.mark.recovery_offset else None
+        if offset != batch.base_offset or (epoch is not None and epoch != batch.leader_epoch):
+            stamp(batch, offset, batch.leader_epoch if epoch is None else epoch)
+            kept.prefixes[position] = batch.prefix()
+        return batch
+
+    @staticmethod
+    def _header_without_offset(data: bytes, position: int) -> BatchHeader | None:
+        """A batch's offset may have become negative, and then no batch begins there."""
+        return parse_header(bytes(8) + data[position + 8 : position + 100])
+
+    @staticmethod
+    def _offset_of(batch: Batch, next_offset: Offset, limit: Offset, following: BatchHeader | None) -> Offset | None:
+        """The offset that the batch has, or had before it was damaged, or None."""
+        follows = following is None or batch.next_offset <= following.base_offset
+        if next_offset <= batch.base_offset and batch.next_offset <= limit and follows:
+            return batch.base_offset
+        end = Offset(next_offset + batch.last_offset_delta + 1)
+        if end <= limit and following is not None and following.base_offset == end:
+            return next_offset
+        if end == limit and following is None:
+            return next_offset
+        is_in_order = next_offset <= batch.base_offset and batch.next_offset <= limit
+        return batch.base_offset if is_in_order else None
+
+    def _note_bad(self, kept: _Kept, data: bytes, position: int) -> None:
+        batches, records = count_batches(data, kept.next_offset)
+        kept.holes.append(Hole(kept.path, position, len(data), kept.next_offset, kept.next_offset, batches, records))
+
+    def _note_hole_before(self, kept: _Kept, batch: Batch) -> None:
+        """After bytes that were cut, the next batch tells which offsets were in them."""
+        if kept.holes and kept.holes[-1].next_offset == kept.next_offset < batch.base_offset:
+            hole = kept.holes.pop()
+            kept.holes.append(
+                Hole(
+                    hole.path, hole.position, hole.size, kept.next_offset, batch.base_offset, hole.batches, hole.records
+                )
+            )
+
+    def _note_missing_end(self, kept: _Kept, following: Offset | None) -> None:
+        if following is None or kept.next_offset >= following:
+            return
+        index_path = f"{kept.path.removesuffix('.log')}.index"
+        sealed = None
+        if self.disk.exists(index_path):
+            sealed = Index(FileCache(self.disk, 2), index_path, kept.base_offset).load_summary()
+        is_whole = sealed is not None and sealed.is_sealed and sealed.next_offset <= kept.next_offset
+        if is_whole and sealed is not None and sealed.end_offset == following:
+            return  # compaction removed what is missing
+        kept.holes.append(Hole(kept.path, kept.size, 0, kept.next_offset, following))
+
+
+def apply(disk: Disk, repair: Repair) -> LogMark:
+    """Make the log as the survey says, and return what the checkpoint must say of it. Everything is synced."""
+    directory = repair.directory
+    disk.mkdir(directory)
+    for segment in repair.segments:
+        if segment.is_changed:
+            _rewrite(disk, segment)
+    bases = [segment.base_offset for segment in repair.segments]
+    reached = max((segment.next_offset for segment in repair.segments), default=Offset(-1))
+    if reached < repair.end_offset and repair.end_offset not in bases:
+        disk.open(f"{directory}/{segment_name(repair.end_offset)}.log", create=True).close()
+    files = disk.list_files(directory)
+    for name in files:
+        if name.endswith((".index", ".txn")) and f"{name[:20]}.log" not in files:
+            disk.unlink(f"{directory}/{name}")  # of a segment that is gone
+    marked = marked_start(files)
+    if repair.start_offset > marked:
+        write_start(disk, directory, marked, repair.start_offset)
+    disk.sync_dir(directory)
+    log = PartitionLog.open(disk, directory, LogConfig(), known=Known(mark_lost=True))
+    assert log.end_offset == repair.end_offset, f"{directory} reaches {log.end_offset} after its repair"
+    return log.close()
+
+
+def _rewrite(disk: Disk, segment: _Kept) -> None:
+    """Keep the bytes that go, then replace the file."""
+    source = disk.open(segment.path, writable=False)
+    for hole in segment.holes:
+        if hole.size:
+            path = unused_path(disk, f"{segment.path}.cut-{hole.position}")
+            replace_file(disk, path, source.pread(hole.size, hole.position))
+    temporary = f"{segment.path}.tmp"
+    with suppress(FileNotFoundError):
+        disk.unlink(temporary)
+    target = disk.open(temporary, create=True)
+    written = 0
+    for start, end in segment.ranges:
+        for position in range(start, end, _COPY_BYTES):
+            target.write([source.pread(min(_COPY_BYTES, end - position), position)], written + position - start)
+        for position, prefix in segment.prefixes.items():
+            if start <= position < end:
+                target.write([prefix], written + position - start)
+        written += end - start
+    target.datasync()
+    disk.rename(temporary, segment.path)
