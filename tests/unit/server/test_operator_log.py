@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import UsageError
-from headrace.operator_log import BURST, QUEUE_LENGTH_MAX, REFILL_S, OperatorLog, RateLimit
+from headrace.operator_log import BURST, KINDS_MAX, QUEUE_LENGTH_MAX, REFILL_S, OperatorLog, RateLimit
 from tests.waiting import eventually
 
 LOG = logging.getLogger("headrace.test")
@@ -123,6 +123,14 @@ def test_many_messages_of_a_kind_are_written_a_few_times_and_counted() -> None:
     assert limit.filter(late)
     assert late.getMessage() == f"flood (and {1000 - BURST} more like it)"
     assert not limit.filter(record("flood"))
+
+
+def test_messages_that_all_differ_are_limited_together() -> None:
+    now = 0.0
+    limit = RateLimit(lambda: now)
+    assert sum(limit.filter(record(f"task {number} failed", "asyncio")) for number in range(1000)) == BURST
+    passed = sum(limit.filter(record(f"made up {number}")) for number in range(5 * KINDS_MAX))
+    assert passed <= KINDS_MAX + BURST
 
 
 def test_what_recovery_found_is_never_left_out() -> None:
