@@ -1,4 +1,4 @@
-"""``python -m benchmarks [name …] [--quick] [--output table|json]``."""
+"""``python -m benchmarks [name …] [--quick] [--output table|json] [--record DIR]``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import argparse
 import importlib
 import json
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Any, cast
 
 import psutil
@@ -52,8 +54,9 @@ NAMES = [*ALONE, *ON_BROKERS]
 def main() -> None:
     arguments = parse()
     names = arguments.names or NAMES
+    before = machine()
     if arguments.output == "table":
-        print(" · ".join(f"{what} {value}" for what, value in machine().items()))
+        print(" · ".join(f"{what} {value}" for what, value in before.items()))
     began = time.monotonic()
     figures: list[Figure] = []
     for name in [each for each in NAMES if each in names and each in ALONE]:
@@ -61,8 +64,11 @@ def main() -> None:
     if any(name in ON_BROKERS for name in names):
         with both_brokers() as brokers:
             figures += run_on(brokers, [name for name in ON_BROKERS if name in names], arguments)
+    result = {"machine": before, "names": names, "quick": arguments.quick, "figures": as_json(figures)}
     if arguments.output == "json":
-        print(json.dumps({"machine": machine(), "figures": as_json(figures)}, indent=2))
+        print(json.dumps(result, indent=2))
+    if arguments.record is not None:
+        print(f"recorded in {record(result, arguments.record)}", file=sys.stderr)
     missed = [figure for figure in figures if figure.met is False]
     print(
         f"\n{len(figures)} figures in {time.monotonic() - began:.0f} s; "
@@ -93,6 +99,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="name", help=f"which ones: {', '.join(NAMES)}; all when none")
     parser.add_argument("--quick", action="store_true", help="one short round: shows that it works, proves little")
     parser.add_argument("--output", choices=("table", "json"), default="table")
+    parser.add_argument(
+        "--record", type=Path, metavar="DIR", help="also write every round of every figure there, as JSON"
+    )
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.names) - set(NAMES))
     if unknown:
@@ -106,8 +115,23 @@ def report(name: str, figures: list[Figure], output: str) -> list[Figure]:
     return figures
 
 
+def record(result: dict[str, Any], folder: Path) -> Path:
+    """The run as a file that can be committed: what was measured, where, and of which version."""
+    folder.mkdir(parents=True, exist_ok=True)
+    when = result["machine"]["date"].replace(" UTC", "").replace(":", "").replace(" ", "-")
+    path = folder / f"{when}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path
+
+
+def commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
 def machine() -> dict[str, Any]:
     return {
+        "commit": commit(),
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "cores": psutil.cpu_count(),
         "load_before": round(psutil.getloadavg()[0], 1),

@@ -1,7 +1,7 @@
 """What a broker costs to have: memory under load, memory with consumers that do not read, and time to be ready.
 
-*Ready* is the same for both brokers: from starting the program until a client is told a leader for every partition. For
-headrace the line "ready" is timed too.
+*Ready* is the same for both brokers: from starting the program until it answers a request, and, where there are topics,
+until a client is told a leader for every partition. When headrace printed its line "ready" is noted beside it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.brokers import (
@@ -181,10 +183,10 @@ def kafka_command(folder: Path) -> tuple[list[str], int]:
     return java_command("kafka.Kafka", str(properties), jvm=JVM_AS_SHIPPED), port
 
 
-def kafka_answers(port: int) -> str:
+def until_it_answers(address: str) -> None:
+    port = int(address.rpartition(":")[2])
     while not answers(port):
         time.sleep(0.005)
-    return f"127.0.0.1:{port}"
 
 
 def stop(child: subprocess.Popen[str]) -> None:
@@ -192,79 +194,96 @@ def stop(child: subprocess.Popen[str]) -> None:
     child.wait(60)
 
 
-def headrace_start(folder: Path, wait: Callable[[str], None], *, clean: bool = False) -> tuple[float, float]:
-    """Seconds until "ready", and megabytes then."""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How long a broker took to serve, when it said so itself, and what it held then."""
+
+    ready_s: float
+    resident_mb: float
+    said_ready_s: float | None = None
+
+
+def headrace_start(folder: Path, wait: Callable[[str], None], *, clean: bool = False) -> Start:
     with started(headrace_command(folder), folder) as (child, began):
         address = headrace_ready(child)
-        seconds = time.monotonic() - began
-        wait(address)
-        megabytes = resident_mb(child.pid)
-        if clean:
-            stop(child)
-        return seconds, megabytes
+        said_ready_s = time.monotonic() - began
+        return measure(child, began, address, wait, said_ready_s=said_ready_s, clean=clean)
 
 
-def kafka_start(folder: Path, wait: Callable[[str], None], *, clean: bool = False) -> tuple[float, float]:
+def kafka_start(folder: Path, wait: Callable[[str], None], *, clean: bool = False) -> Start:
     command, port = kafka_command(folder)
     with started(command, folder) as (child, began):
-        address = kafka_answers(port)
-        wait(address)
-        seconds, megabytes = time.monotonic() - began, resident_mb(child.pid)
-        if clean:
-            stop(child)
-        return seconds, megabytes
+        return measure(child, began, f"127.0.0.1:{port}", wait, said_ready_s=None, clean=clean)
+
+
+def measure(
+    child: subprocess.Popen[str],
+    began: float,
+    address: str,
+    wait: Callable[[str], None],
+    *,
+    said_ready_s: float | None,
+    clean: bool,
+) -> Start:
+    """The same point for both brokers: it answers, and what ``wait`` waits for has come."""
+    until_it_answers(address)
+    wait(address)
+    start = Start(time.monotonic() - began, resident_mb(child.pid), said_ready_s)
+    if clean:
+        stop(child)
+    return start
+
+
+STARTS: dict[str, Callable[..., Start]] = {"headrace": headrace_start, "apache_kafka": kafka_start}
 
 
 def ready(brokers: Brokers, rounds: int) -> list[Figure]:
     """A data directory that exists already and was closed cleanly: making it is not part of it for either."""
-    starts = {"headrace": headrace_start, "apache_kafka": kafka_start}
-    seconds: dict[str, list[float]] = {}
-    memory: dict[str, list[float]] = {}
+    measured: dict[str, list[Start]] = {}
     for broker in brokers.all:
         with scratch() as folder:
-            start = partial(starts[broker.name], folder, lambda _: None, clean=True)
-            measured = [start() for _ in range(rounds + 1)][1:]
-        seconds[broker.name] = [each[0] for each in measured]
-        memory[broker.name] = [each[1] for each in measured]
+            start = partial(STARTS[broker.name], folder, lambda _: None, clean=True)
+            measured[broker.name] = [start() for _ in range(rounds + 1)][1:]
     return [
-        ready_figure("ready with no topic", seconds, READY_S_MAX),
+        ready_figure("ready with no topic", measured, READY_S_MAX),
         Figure(
             hop="footprint",
             case="idle with no topic",
             unit="MB resident",
-            ours=memory["headrace"],
-            peers=memory.get("apache_kafka", []),
+            ours=[each.resident_mb for each in measured["headrace"]],
+            peers=[each.resident_mb for each in measured.get("apache_kafka", [])],
             higher_is_better=False,
         ),
     ]
 
 
-def ready_figure(case: str, seconds: dict[str, list[float]], goal: float) -> Figure:
+def ready_figure(case: str, measured: dict[str, list[Start]], goal: float) -> Figure:
+    said = [each.said_ready_s for each in measured["headrace"] if each.said_ready_s is not None]
     return Figure(
         hop="footprint",
         case=case,
         unit="s",
-        ours=seconds["headrace"],
-        peers=seconds.get("apache_kafka", []),
+        ours=[each.ready_s for each in measured["headrace"]],
+        peers=[each.ready_s for each in measured.get("apache_kafka", [])],
         higher_is_better=False,
         goal=goal,
         absolute=True,
+        note=f'headrace printed "ready" after {median(said):.2f} s' if said else "",
     )
 
 
 def ready_after_kill(brokers: Brokers, rounds: int, partitions: int) -> list[Figure]:
     """Every partition holds data and the broker was killed while it was written to."""
-    starts = {"headrace": headrace_start, "apache_kafka": kafka_start}
-    seconds: dict[str, list[float]] = {}
+    measured: dict[str, list[Start]] = {}
     for broker in brokers.all:
-        start = starts[broker.name]
+        start = STARTS[broker.name]
         with scratch() as folder:
             start(folder, partial(fill, broker.name, partitions))
-            seconds[broker.name] = [
-                start(folder, partial(wait_for_leaders, name="many", partitions=partitions))[0]
+            measured[broker.name] = [
+                start(folder, partial(wait_for_leaders, name="many", partitions=partitions))
                 for _ in range(rounds if broker.name == "headrace" else 1)  # Kafka takes its time
             ]
-    return [ready_figure(f"ready with {partitions:,} partitions after kill -9", seconds, READY_MANY_S_MAX)]
+    return [ready_figure(f"ready with {partitions:,} partitions after kill -9", measured, READY_MANY_S_MAX)]
 
 
 def fill(name: str, partitions: int, address: str) -> None:
