@@ -150,11 +150,12 @@ def one_of_each(worlds: Sequence[World]) -> Iterator[tuple[World, Damage]]:
     found: dict[str, list[tuple[World, Path]]] = {}
     for world in worlds:
         for kind, paths in files_of(world.data).items():
-            found.setdefault(kind, []).extend((world, path) for path in paths if (world.data / path).stat().st_size)
+            found.setdefault(kind, []).extend((world, path) for path in paths)
     for kind, places in sorted(found.items()):
-        for what in [*KINDS, "cut"] if kind.endswith(" log") else KINDS:
+        filled = [(world, path) for world, path in places if (world.data / path).stat().st_size] or places
+        for what in possible(filled[0][0].data / filled[0][1]):
             chance = random.Random(f"{kind}/{what}")
-            world, path = chance.choice(places)
+            world, path = chance.choice(filled)
             yield world, damage_of(what, path, world.data, chance)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,10 @@ class SmallLoad:
     def __exit__(self, *_: object) -> None:
         for worker in [*self.writers, *self.readers]:
             worker.stop()
+        deadline = time.monotonic() + PATIENCE_S
+        for worker in [*self.writers, *self.readers]:
+            worker.join(max(0.0, deadline - time.monotonic()))
+        self.recorder.close()
 
     def acknowledged(self) -> int:
         return self.recorder.counts["produce ok"]

@@ -23,7 +23,6 @@ def test_without_damage_clients_see_what_they_saw_before(worlds: list[World], tm
     assert not any(each.verified for each in outcomes), "log verify finds nothing in a healthy directory"
 
 
-@pytest.mark.xfail(reason="recovery does not yet report what it does", strict=False)
 def test_no_damage_is_silent_and_every_file_is_named(worlds: list[World], tmp_path: Path) -> None:
     outcomes = [judge(world, damage, tmp_path) for world, damage in one_of_each(worlds)]
     assert len(outcomes) > 30

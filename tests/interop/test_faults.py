@@ -122,7 +122,7 @@ def test_a_full_disk_refuses_and_goes_on_when_there_is_space(broker: ChaosBroker
 def test_a_broker_without_descriptors_serves_its_connections_and_recovers(broker: ChaosBroker, tmp_path: Path) -> None:
     with SmallLoad(broker.bootstrap, tmp_path) as load:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        admin.list_topics(timeout=PATIENCE_S)
+        admin.create_topics([NewTopic("before", 1)])["before"].result(PATIENCE_S)  # on the connection of later requests
         with broker.few_files(spare=2):
             with pytest.raises(KafkaException):
                 admin.create_topics([NewTopic("many", 20)], operation_timeout=5)["many"].result(PATIENCE_S)
