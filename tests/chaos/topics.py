@@ -117,7 +117,7 @@ class Trimmer(Worker):
         place = TopicPartition(self.topic, partition, offset)
         try:
             (future,) = admin.delete_records([place], request_timeout=ANSWER_TIMEOUT_S).values()
-            low = future.result(ANSWER_TIMEOUT_S).low_watermark
+            low = future.result().low_watermark
         except KafkaException as error:
             refused = error.args[0].code() == KafkaError.OFFSET_OUT_OF_RANGE  # there are not so many records yet
             if not refused:
@@ -183,15 +183,20 @@ class Recreator(Worker):
         return True
 
     def create(self, admin: AdminClient) -> None:
-        self.asked(admin.create_topics([NewTopic(self.topic, 1)]), KafkaError.TOPIC_ALREADY_EXISTS)
+        self.asked(
+            admin.create_topics([NewTopic(self.topic, 1)], request_timeout=ANSWER_TIMEOUT_S),
+            KafkaError.TOPIC_ALREADY_EXISTS,
+        )
 
     def delete(self, admin: AdminClient) -> None:
-        self.asked(admin.delete_topics([self.topic]), KafkaError.UNKNOWN_TOPIC_OR_PART)
+        self.asked(
+            admin.delete_topics([self.topic], request_timeout=ANSWER_TIMEOUT_S), KafkaError.UNKNOWN_TOPIC_OR_PART
+        )
 
     def asked(self, futures: dict[str, Any], done_before: int) -> None:
         """An earlier attempt, of which no answer came, may have done it."""
         try:
-            futures[self.topic].result(ANSWER_TIMEOUT_S)
+            futures[self.topic].result()
         except KafkaException as error:
             if error.args[0].code() != done_before:
                 raise
