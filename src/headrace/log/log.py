@@ -209,10 +209,14 @@ class PartitionLog:
 
     @property
     def producers(self) -> ProducerStates:
+        """Read when they are first asked for. Raises StorageError if they cannot be read, as without descriptors."""
         if self._producers is None:
-            self._producers = producers_at(
-                self._disk, self.directory, self._segments, self._end, self._mark, self.recovery.add
-            )
+            try:
+                self._producers = producers_at(
+                    self._disk, self.directory, self._segments, self._end, self._mark, self.recovery.add
+                )
+            except OSError as error:
+                raise storage_error(error, self.directory) from error
         return self._producers
 
     def load_aborted(self, segment: Segment) -> None:

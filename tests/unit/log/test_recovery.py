@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 
 import pytest
 
 from headrace.log.checkpoint import LogMark
 from headrace.log.config import LogConfig
-from headrace.log.errors import CorruptLog
+from headrace.log.errors import CorruptLog, StorageError
 from headrace.log.findings import Severity
 from headrace.log.log import PartitionLog
 from headrace.log.opening import Known
@@ -141,6 +142,17 @@ def test_what_a_checkpoint_covers_is_not_scanned() -> None:
     third = reopen(disk, mark=mark)
     assert third.end_offset == 12
     assert 0 < third.recovery.scanned_bytes < 500
+
+
+def test_producers_that_cannot_be_read_for_want_of_descriptors_are_read_the_next_time() -> None:
+    disk, log = synced(3)
+    append(log, produced(7, 0, count=2))
+    log.sync_all()
+    again = reopen(disk, mark=log.close())
+    disk.fail_next("open", errno.EMFILE, ".producers")
+    with pytest.raises(StorageError, match="Too many open files"):
+        again.producers.check([produced(7, 2)])
+    assert isinstance(again.producers.check([produced(7, 0, count=2)]), Duplicate)
 
 
 def test_missing_bytes_before_the_recovery_point_are_refused_with_their_place() -> None:
