@@ -47,6 +47,7 @@ __all__ = [
     "CorruptBatch",
     "InvalidBatch",
     "RecordTooLarge",
+    "TooManyRecords",
     "UnreadableBatch",
     "UnsupportedCodec",
     "batch_without_records",
@@ -119,6 +120,18 @@ class RecordTooLarge(KafkaError):
         )
         self.size = size
         self.batch_bytes_max = batch_bytes_max
+
+
+class TooManyRecords(KafkaError):
+    """A batch holds more records than ``max.batch.records``. Producers split a batch that is refused with this code."""
+
+    def __init__(self, count: int, count_max: int) -> None:
+        super().__init__(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"a batch of {count} records exceeds max.batch.records={count_max}; send smaller batches or raise it",
+        )
+        self.count = count
+        self.count_max = count_max
 
 
 class UnsupportedCodec(KafkaError):

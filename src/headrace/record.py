@@ -15,13 +15,18 @@ only where a feature needs them (compaction, timestamps, the command line, ``hea
 
 Every length is checked against the bytes that remain before it is used, and decompression writes into a buffer with a
 known bound: a small batch that would unfold into gigabytes is refused while its output is still small.
+
+Reading is in two parts. ``records_of`` decompresses a batch, which may be done in a thread. The ``iter_…`` functions
+then walk the records one at a time, so that a caller on the event loop can stop after some thousands and go on later:
+5 KB may hold a million records.
 """
 
 from __future__ import annotations
 
+import mmap
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -42,8 +47,13 @@ __all__ = [
     "decode_records",
     "decompress",
     "encode_records",
+    "iter_keyed",
+    "iter_keys",
+    "iter_records",
+    "iter_timestamps",
+    "iter_validated",
     "record_keys",
-    "validate_records",
+    "records_of",
 ]
 
 BATCH_BODY_HEADER_BYTES = 40
@@ -52,9 +62,17 @@ BATCH_BODY_HEADER_BYTES = 40
 RECORD_BYTES_MIN = 7
 """The shortest record: one byte each for length, attributes, two deltas, key and value length, header count."""
 
+SIZE_MIN = 2 * (RECORD_BYTES_MIN - 1)
+"""The length of the shortest record, as the zig-zag varint in front of it says it."""
+
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
 _FIRST_OUTPUT_BYTES = 64 * 1024
+_MAPPED_BYTES_MIN = 1 << 20
+_PIECE_BYTES = 16 * 1024
+_PIECE_OUTPUT_BYTES = 256 * 1024
+
+Bytes = bytes | memoryview
 
 
 class Codec(IntEnum):
@@ -96,10 +114,10 @@ class Record:
     headers: Sequence[tuple[str, bytes | None]] = ()
 
 
-def compress(codec: Codec, data: bytes) -> bytes:
+def compress(codec: Codec, data: Bytes) -> bytes:
     """Compress a batch's records the way the Java client does (snappy in xerial's frame, lz4 and zstd framed)."""
     if codec is Codec.NONE:
-        return data
+        return bytes(data)
     if codec is Codec.GZIP:
         return bytes(cramjam.gzip.compress(data, level=6))
     if codec is Codec.SNAPPY:
@@ -112,7 +130,7 @@ def compress(codec: Codec, data: bytes) -> bytes:
     return bytes(cramjam.zstd.compress(data, level=3))
 
 
-def decompress(codec: Codec, data: bytes, output_bytes_max: int) -> bytes:
+def decompress(codec: Codec, data: bytes, output_bytes_max: int) -> Bytes:
     """Decompress within ``output_bytes_max``; memory stays within a small multiple of that bound."""
     if codec is Codec.NONE:
         if len(data) > output_bytes_max:
@@ -129,57 +147,95 @@ def decompress(codec: Codec, data: bytes, output_bytes_max: int) -> bytes:
         raise CorruptRecords(f"the batch's {codec.name.lower()} data does not decompress: {error}") from error
 
 
-def _gunzip(data: bytes, output_bytes_max: int) -> bytes:
-    output = bytearray()
-    while data:
-        member = zlib.decompressobj(wbits=31)
-        output += member.decompress(data, output_bytes_max - len(output) + 1)
-        if len(output) > output_bytes_max:
-            raise DecompressedTooLarge(output_bytes_max)
-        if not member.eof:
+def _room(size: int) -> memoryview:
+    """A writable buffer. A large one is mapped: making it costs nothing, and the codec, which runs without the
+    interpreter's lock, is the first to touch its pages. A bytearray of 64 MB held the lock for 0.1 s."""
+    return memoryview(bytearray(size) if size <= _MAPPED_BYTES_MIN else mmap.mmap(-1, size))
+
+
+class _Output:
+    """A buffer that grows by doubling up to a bound."""
+
+    def __init__(self, output_bytes_max: int) -> None:
+        self._bytes_max = output_bytes_max
+        self._room = _room(min(_FIRST_OUTPUT_BYTES, output_bytes_max))
+        self.size = 0
+
+    @property
+    def left(self) -> int:
+        return self._bytes_max - self.size
+
+    def add(self, part: Bytes) -> None:
+        end = self.size + len(part)
+        if end > self._bytes_max:
+            raise DecompressedTooLarge(self._bytes_max)
+        if end > len(self._room):
+            larger = _room(min(self._bytes_max, max(end, 2 * len(self._room))))
+            larger[: self.size] = self._room[: self.size]
+            self._room = larger
+        self._room[self.size : end] = part
+        self.size = end
+
+    def view(self) -> memoryview:
+        return self._room[: self.size]
+
+
+def _gunzip(data: bytes, output_bytes_max: int) -> memoryview:
+    """The members one after the other, a piece at a time: what a member leaves unread is copied by the library."""
+    output = _Output(output_bytes_max)
+    member = zlib.decompressobj(wbits=31)
+    for start in range(0, len(data), _PIECE_BYTES):
+        rest = data[start : start + _PIECE_BYTES]
+        while rest:
+            if member.eof:
+                member = zlib.decompressobj(wbits=31)
+            output.add(member.decompress(rest, min(_PIECE_OUTPUT_BYTES, output.left + 1)))
+            rest = member.unused_data if member.eof else member.unconsumed_tail
+    while not member.eof:
+        part = member.decompress(b"", min(_PIECE_OUTPUT_BYTES, output.left + 1))
+        if not part:
             raise CorruptRecords("the batch's gzip data ends early")
-        data = member.unused_data
-    return bytes(output)
+        output.add(part)
+    return output.view()
 
 
-def _unsnap(data: bytes, output_bytes_max: int) -> bytes:
+def _unsnap(data: bytes, output_bytes_max: int) -> Bytes:
     """Snappy states its output size up front, so the bound is checked before anything is allocated."""
     if not data.startswith(_XERIAL_MAGIC):
         return _unsnap_block(data, output_bytes_max)
-    output = bytearray()
+    output = _Output(output_bytes_max)
     position = _XERIAL_HEADER_BYTES
     while position < len(data):
         (size,) = struct.unpack_from(">i", data, position)
         position += 4
         if not 0 < size <= len(data) - position:
             raise CorruptRecords(f"a snappy block claims {size} bytes where {len(data) - position} remain")
-        output += _unsnap_block(data[position : position + size], output_bytes_max - len(output))
+        output.add(_unsnap_block(data[position : position + size], output.left))
         position += size
-    return bytes(output)
+    return output.view()
 
 
-def _unsnap_block(block: bytes, output_bytes_max: int) -> bytes:
-    if cramjam.snappy.decompress_raw_len(block) > output_bytes_max:
+def _unsnap_block(block: bytes, output_bytes_max: int) -> memoryview:
+    size = cramjam.snappy.decompress_raw_len(block)
+    if size > output_bytes_max:
         raise DecompressedTooLarge(output_bytes_max)
-    return bytes(cramjam.snappy.decompress_raw(block))
+    output = _room(max(size, 1))
+    return output[: cramjam.snappy.decompress_raw_into(block, output)]
 
 
-def _decompress_growing(into: Callable[[bytes, bytearray], int], data: bytes, output_bytes_max: int) -> bytes:
-    """Try with a guessed output buffer, and again with four times as much while the library says it is too small."""
+def _decompress_growing(into: Callable[[bytes, memoryview], int], data: bytes, output_bytes_max: int) -> memoryview:
+    """Try with a guessed output buffer, and with one four times as large while the library says that it is full."""
     capacity = min(output_bytes_max, max(_FIRST_OUTPUT_BYTES, 8 * len(data)))
     while True:
-        output = bytearray(capacity)
+        output = _room(capacity)
         try:
-            size = into(data, output)
+            return output[: into(data, output)]
         except cramjam.DecompressionError as error:
             if "failed to write whole buffer" not in str(error):
                 raise
             if capacity >= output_bytes_max:
                 raise DecompressedTooLarge(output_bytes_max) from None
             capacity = min(output_bytes_max, capacity * 4)
-            continue
-        del output[size:]
-        return bytes(output)
 
 
 def _write_varint(out: bytearray, value: int) -> None:
@@ -221,7 +277,7 @@ class _Reader:
 
     __slots__ = ("data", "end", "position")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: Bytes) -> None:
         self.data = data
         self.position = 0
         self.end = len(data)
@@ -241,7 +297,7 @@ class _Reader:
                 if shift > 63:
                     raise CorruptRecords(f"a varint at byte {self.position} of the records is longer than 10 bytes")
         except IndexError:
-            raise CorruptRecords(f"the records end inside a varint at byte {self.position}") from None
+            raise _ends_inside(self.position) from None
         self.position = position
         return (result >> 1) ^ -(result & 1)
 
@@ -255,7 +311,7 @@ class _Reader:
         if size > self.end - position:
             raise CorruptRecords(f"a length of {size} at byte {position} where {self.end - position} bytes remain")
         self.position = position + size
-        return self.data[position : position + size]
+        return bytes(self.data[position : position + size])
 
     def skip_bytes(self) -> None:
         size = self.varint()
@@ -264,11 +320,133 @@ class _Reader:
         self.position += max(size, 0)
 
 
-def _open(batch: Batch, output_bytes_max: int) -> _Reader:
+def records_of(batch: Batch, output_bytes_max: int) -> Bytes:
+    """The batch's records, decompressed."""
     data = decompress(batch.codec, batch.body[BATCH_BODY_HEADER_BYTES:], output_bytes_max)
     if batch.record_count < 0 or batch.record_count * RECORD_BYTES_MIN > len(data):
         raise CorruptRecords(f"a batch of {len(data)} bytes claims {batch.record_count} records")
-    return _Reader(data)
+    return data
+
+
+def decode_records(batch: Batch, output_bytes_max: int) -> list[Record]:
+    """All records of a batch with absolute offsets and timestamps."""
+    return list(iter_records(batch, records_of(batch, output_bytes_max)))
+
+
+def record_keys(batch: Batch, output_bytes_max: int) -> Iterator[tuple[int, bytes | None, bool]]:
+    """(offset, key, value is null) of each record: what compaction needs, without building the rest."""
+    return iter_keys(batch, records_of(batch, output_bytes_max))
+
+
+def iter_records(batch: Batch, data: Bytes) -> Iterator[Record]:
+    """The records of a batch with absolute offsets and timestamps; ``data`` is from ``records_of``."""
+    reader = _Reader(data)
+    append_time = batch.max_timestamp if batch.is_log_append_time else None
+    for _ in range(batch.record_count):
+        end = _start(reader)
+        timestamp = batch.base_timestamp + reader.varint()
+        offset = batch.base_offset + reader.varint()
+        key = reader.nullable_bytes()
+        value = reader.nullable_bytes()
+        headers = _read_headers(reader)
+        _finish(reader, end)
+        timestamp = timestamp if append_time is None else append_time
+        yield Record(key=key, value=value, timestamp=timestamp, offset=offset, headers=headers)
+    _check_end(reader)
+
+
+def iter_keys(batch: Batch, data: Bytes) -> Iterator[tuple[int, bytes | None, bool]]:
+    """(offset, key, value is null) of each record."""
+    reader = _Reader(data)
+    base_offset = batch.base_offset
+    for _ in range(batch.record_count):
+        end = _start(reader)
+        reader.varint()
+        offset = base_offset + reader.varint()
+        key = reader.nullable_bytes()
+        is_null = reader.varint() == -1
+        reader.position = end
+        yield offset, key, is_null
+
+
+def iter_keyed(batch: Batch, data: Bytes) -> Iterator[bool]:
+    """Whether each record has a key. Most varints here are one byte, so that case is written out."""
+    position, last = 0, len(data)
+    try:
+        for _ in range(batch.record_count):
+            size, position = (data[position], position + 1) if data[position] < 0x80 else _varint_at(data, position)
+            end = position + (size >> 1)
+            if size & 1 or size < SIZE_MIN or end > last:
+                raise _wrong_size(size, last - position)
+            position += 1  # the attributes
+            position = position + 1 if data[position] < 0x80 else _varint_at(data, position)[1]
+            position = position + 1 if data[position] < 0x80 else _varint_at(data, position)[1]
+            yield not data[position] & 1  # the sign of the key's length
+            position = end
+    except IndexError:
+        raise _ends_inside(position) from None
+
+
+def iter_timestamps(batch: Batch, data: Bytes) -> Iterator[tuple[int, int]]:
+    """(timestamp, offset) of each record; one-byte varints are written out here too."""
+    append_time = batch.max_timestamp if batch.is_log_append_time else None
+    base_timestamp, base_offset = batch.base_timestamp, batch.base_offset
+    position, last = 0, len(data)
+    try:
+        for _ in range(batch.record_count):
+            size, position = (data[position], position + 1) if data[position] < 0x80 else _varint_at(data, position)
+            end = position + (size >> 1)
+            if size & 1 or size < SIZE_MIN or end > last:
+                raise _wrong_size(size, last - position)
+            position += 1  # the attributes
+            delta, position = (data[position], position + 1) if data[position] < 0x80 else _varint_at(data, position)
+            offset = data[position] if data[position] < 0x80 else _varint_at(data, position)[0]
+            timestamp = base_timestamp + ((delta >> 1) ^ -(delta & 1)) if append_time is None else append_time
+            yield timestamp, base_offset + (offset >> 1)
+            position = end
+    except IndexError:
+        raise _ends_inside(position) from None
+
+
+def _wrong_size(size: int, left: int) -> CorruptRecords:
+    return CorruptRecords(f"a record of {(size >> 1) ^ -(size & 1)} bytes where {left} remain")
+
+
+def _ends_inside(position: int) -> CorruptRecords:
+    return CorruptRecords(f"the records end inside a varint at byte {position}")
+
+
+def _varint_at(data: Bytes, position: int) -> tuple[int, int]:
+    """A varint as it stands, zig-zag, and the position after it; IndexError where the bytes end."""
+    value = shift = 0
+    while shift <= 63:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+    raise CorruptRecords(f"a varint at byte {position - 10} of the records is longer than 10 bytes")
+
+
+def iter_validated(batch: Batch, data: Bytes) -> Iterator[int]:
+    """Check every record: exact lengths, offset deltas 0..n-1. Yields the index of each, and more often where a record
+    has many headers: every step of the iteration is short."""
+    reader = _Reader(data)
+    for index in range(batch.record_count):
+        end = _start(reader)
+        reader.varint()
+        delta = reader.varint()
+        if delta != index:
+            raise CorruptRecords(f"record {index} of the batch has offset delta {delta}")
+        reader.skip_bytes()
+        reader.skip_bytes()
+        for _ in range(_header_count(reader)):
+            _read_header(reader)
+            yield index
+        _finish(reader, end)
+        yield index
+    _check_end(reader)
 
 
 def _start(reader: _Reader) -> int:
@@ -286,73 +464,28 @@ def _finish(reader: _Reader, end: int) -> None:
         raise CorruptRecords(f"a record ends at byte {reader.position} of the records but its length says {end}")
 
 
-def decode_records(batch: Batch, output_bytes_max: int) -> list[Record]:
-    """All records of a batch with absolute offsets and timestamps."""
-    reader = _open(batch, output_bytes_max)
-    records = []
-    append_time = batch.max_timestamp if batch.is_log_append_time else None
-    for _ in range(batch.record_count):
-        end = _start(reader)
-        timestamp = batch.base_timestamp + reader.varint()
-        offset = batch.base_offset + reader.varint()
-        key = reader.nullable_bytes()
-        value = reader.nullable_bytes()
-        headers = _read_headers(reader)
-        _finish(reader, end)
-        timestamp = timestamp if append_time is None else append_time
-        records.append(Record(key=key, value=value, timestamp=timestamp, offset=offset, headers=headers))
+def _check_end(reader: _Reader) -> None:
     if reader.position != reader.end:
         raise CorruptRecords(f"{reader.end - reader.position} bytes follow the last record")
-    return records
+
+
+def _header_count(reader: _Reader) -> int:
+    count = reader.varint()
+    if count < 0 or count * 2 > reader.end - reader.position:
+        raise CorruptRecords(f"{count} headers where {reader.end - reader.position} bytes remain")
+    return count
 
 
 def _read_headers(reader: _Reader) -> Sequence[tuple[str, bytes | None]]:
-    count = reader.varint()
-    if count == 0:
-        return ()
-    if count < 0 or count * 2 > reader.end - reader.position:
-        raise CorruptRecords(f"{count} headers where {reader.end - reader.position} bytes remain")
-    headers = []
-    for _ in range(count):
-        name = reader.nullable_bytes()
-        if name is None:
-            raise CorruptRecords("a header without a name")
-        try:
-            headers.append((name.decode(), reader.nullable_bytes()))
-        except UnicodeDecodeError as error:
-            raise CorruptRecords("a header name that is not UTF-8") from error
-    return headers
+    count = _header_count(reader)
+    return [_read_header(reader) for _ in range(count)] if count else ()
 
 
-def record_keys(batch: Batch, output_bytes_max: int) -> list[tuple[int, bytes | None, bool]]:
-    """(offset, key, value is null) of each record: what compaction needs, without building the rest."""
-    reader = _open(batch, output_bytes_max)
-    keys = []
-    base_offset = batch.base_offset
-    for _ in range(batch.record_count):
-        end = _start(reader)
-        reader.varint()
-        offset = base_offset + reader.varint()
-        key = reader.nullable_bytes()
-        is_null = reader.varint() == -1
-        keys.append((offset, key, is_null))
-        reader.position = end
-    return keys
-
-
-def validate_records(batch: Batch, output_bytes_max: int, *, require_keys: bool = False) -> None:
-    """Walk every record: exact lengths, offset deltas 0..n-1 and, for compacted topics, a key in each."""
-    reader = _open(batch, output_bytes_max)
-    for index in range(batch.record_count):
-        end = _start(reader)
-        reader.varint()
-        delta = reader.varint()
-        if delta != index:
-            raise CorruptRecords(f"record {index} of the batch has offset delta {delta}")
-        if reader.nullable_bytes() is None and require_keys:
-            raise CorruptRecords(f"record {index} has no key, and a compacted topic needs one in every record")
-        reader.skip_bytes()
-        _read_headers(reader)
-        _finish(reader, end)
-    if reader.position != reader.end:
-        raise CorruptRecords(f"{reader.end - reader.position} bytes follow the last record")
+def _read_header(reader: _Reader) -> tuple[str, bytes | None]:
+    name = reader.nullable_bytes()
+    if name is None:
+        raise CorruptRecords("a header without a name")
+    try:
+        return name.decode(), reader.nullable_bytes()
+    except UnicodeDecodeError as error:
+        raise CorruptRecords("a header name that is not UTF-8") from error

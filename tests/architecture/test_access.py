@@ -20,6 +20,7 @@ HANDLERS = [
     "produce.py",
     "groups/commits.py",
     "groups/admin.py",
+    "groups/offset_fetch.py",
     "transactions/listing.py",
     "transactions/additions.py",
     "transactions/producers.py",

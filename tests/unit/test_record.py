@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import cramjam
 import pytest
@@ -22,8 +23,13 @@ from headrace.record import (
     compress,
     decode_records,
     decompress,
+    iter_keyed,
+    iter_keys,
+    iter_records,
+    iter_timestamps,
+    iter_validated,
     record_keys,
-    validate_records,
+    records_of,
 )
 
 headers = st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=9)), max_size=3)
@@ -43,6 +49,11 @@ def with_payload(payload: bytes, *, count: int = 1, codec: Codec = Codec.NONE) -
     return batch
 
 
+def validate(batch: Batch) -> None:
+    for _ in iter_validated(batch, records_of(batch, 1000)):
+        pass
+
+
 @given(st.lists(records, min_size=1, max_size=8), st.sampled_from(Codec))
 def test_what_goes_into_a_batch_comes_out_of_it(sent: list[Record], codec: Codec) -> None:
     batch = build_batch(sent, base_offset=100, codec=codec)
@@ -51,20 +62,23 @@ def test_what_goes_into_a_batch_comes_out_of_it(sent: list[Record], codec: Codec
     for before, after in zip(sent, found, strict=True):
         assert (after.key, after.value, after.timestamp) == (before.key, before.value, before.timestamp)
         assert list(after.headers) == list(before.headers)
-    validate_records(batch, 1 << 20)
-    keys = [(record.offset, record.key, record.value is None) for record in found]
-    assert record_keys(batch, 1 << 20) == keys
+    data = records_of(batch, 1 << 20)
+    assert set(iter_validated(batch, data)) == set(range(len(sent)))
+    assert list(record_keys(batch, 1 << 20)) == [(each.offset, each.key, each.value is None) for each in found]
+    assert list(iter_keyed(batch, data)) == [each.key is not None for each in found]
+    assert list(iter_timestamps(batch, data)) == [(each.timestamp, each.offset) for each in found]
 
 
 @given(st.binary(max_size=300), st.integers(0, 5))
 def test_random_records_are_refused_or_read_but_never_anything_else(data: bytes, count: int) -> None:
     batch = with_payload(data)
     batch.record_count = count
-    for read in (decode_records, validate_records, record_keys):
+    for walk in (iter_records, iter_keys, iter_keyed, iter_timestamps, iter_validated):
         try:
-            read(batch, 1 << 16)
+            found = list(walk(batch, records_of(batch, 1 << 16)))
         except CorruptRecords:
-            pass
+            continue
+        assert len(found) == count or walk is iter_validated
 
 
 @given(st.sampled_from(list(Codec)[1:]), st.binary(max_size=200))
@@ -92,18 +106,40 @@ def test_bytes_behind_the_last_record_are_refused() -> None:
     batch = build_batch([Record(b"k", b"v")])
     reseal(batch, batch.body[40:] + b"x")
     with pytest.raises(CorruptRecords, match="follow"):
-        validate_records(batch, 1000)
+        validate(batch)
 
 
 def test_offset_deltas_must_count_up_by_one() -> None:
     first = build_batch([Record(b"k", b"v")]).body[40:]
     with pytest.raises(CorruptRecords, match="offset delta"):
-        validate_records(with_payload(first + first, count=2), 1000)
+        validate(with_payload(first + first, count=2))
 
 
-def test_a_compacted_topics_record_needs_a_key() -> None:
-    with pytest.raises(CorruptRecords, match="key"):
-        validate_records(build_batch([Record(None, b"v")]), 1000, require_keys=True)
+@pytest.mark.parametrize("walk", [iter_keyed, iter_timestamps, iter_keys, iter_records, iter_validated])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        pytest.param(build_batch([Record(b"k", b"v" * 50)]).body[40:], id="one record where two are claimed"),
+        pytest.param(b"\x0c\x00" + b"\x80" * 12, id="a timestamp that never ends"),
+        pytest.param(b"\x0c\x00" + b"\x80" * 4 + b"\x00" + b"\x80" * 7, id="an offset that runs out"),
+        pytest.param(b"\x80" * 14, id="a length that never ends"),
+        pytest.param(b"\x01" * 14, id="a negative length"),
+    ],
+)
+def test_records_that_end_too_early_are_refused_by_every_walk(walk: Any, payload: bytes) -> None:
+    batch = with_payload(payload, count=2)
+    with pytest.raises(CorruptRecords):
+        list(walk(batch, records_of(batch, 1000)))
+
+
+def test_checking_a_record_with_many_headers_takes_many_steps() -> None:
+    batch = build_batch([Record(b"k", b"v", headers=[("h", None)] * 1000)])
+    assert sum(1 for _ in iter_validated(batch, records_of(batch, 1 << 20))) == 1001
+
+
+def test_gzip_of_many_tiny_members_is_read_without_copying_the_rest_for_each() -> None:
+    members = compress(Codec.GZIP, b"") * 20_000 + compress(Codec.GZIP, b"end")
+    assert decompress(Codec.GZIP, members, 1000) == b"end"
 
 
 def test_raw_snappy_is_read_like_framed_snappy() -> None:

@@ -7,6 +7,8 @@ import base64
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
+from types import GeneratorType
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +21,7 @@ from headrace.broker.fetch import FetchHandler
 from headrace.broker.groups import GroupCoordinator
 from headrace.broker.groups.admin import GroupAdmin
 from headrace.broker.groups.commits import OffsetHandler
+from headrace.broker.groups.offset_fetch import OffsetFetchHandler
 from headrace.broker.groups.offsets import Offsets
 from headrace.broker.groups.registry import Groups
 from headrace.broker.identity import Identity
@@ -28,6 +31,7 @@ from headrace.broker.positions import OffsetLookup
 from headrace.broker.produce import ProduceHandler
 from headrace.broker.replies import PendingReply, Reply
 from headrace.broker.request import Request
+from headrace.broker.slices import Slices
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import TransactionCoordinator
@@ -50,6 +54,27 @@ LOG = logging.getLogger("headrace.broker")
 STATE_NAME = "__headrace_state"
 STATE_ID = UUID(int=1)
 
+CHANGE_NOTHING = frozenset(
+    {
+        ApiKey.FETCH,
+        ApiKey.LIST_OFFSETS,
+        ApiKey.OFFSET_FOR_LEADER_EPOCH,
+        ApiKey.FIND_COORDINATOR,
+        ApiKey.OFFSET_FETCH,
+        ApiKey.DESCRIBE_GROUPS,
+        ApiKey.CONSUMER_GROUP_DESCRIBE,
+        ApiKey.LIST_GROUPS,
+        ApiKey.DESCRIBE_TRANSACTIONS,
+        ApiKey.LIST_TRANSACTIONS,
+        ApiKey.DESCRIBE_PRODUCERS,
+        ApiKey.DESCRIBE_LOG_DIRS,
+        ApiKey.DESCRIBE_CONFIGS,
+        ApiKey.LIST_CONFIG_RESOURCES,
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+    }
+)
+"""Requests whose only effect is their answer: their work is given up when their peer is gone."""
+
 Handler = Callable[[Request[Any]], Reply]
 
 
@@ -69,6 +94,7 @@ class Broker:
         self.flusher = flusher
         self.clock = clock
         self.settings = settings
+        self.slices = Slices()
         self.addresses: dict[str, tuple[str, int]] = {}
         self.maintenance = Maintenance(
             store=store,
@@ -98,19 +124,11 @@ class Broker:
         self.transactions = Transactions(state=self.state, clock=clock)
         self._gate = Gate(topics=self.topics, groups=self.groups, transactions=self.transactions, authorizer=authorizer)
         self._open_access = self._gate.open
-        offsets = Offsets(self.state)
+        self._group_offsets = offsets = Offsets(self.state)
         self.group_coordinator = GroupCoordinator(
             state=self.state, clock=clock, settings=settings, topics=self.topics, groups=self.groups, offsets=offsets
         )
-        self.offsets = OffsetHandler(
-            state=self.state,
-            clock=clock,
-            settings=settings,
-            topics=self.topics,
-            groups=self.groups,
-            offsets=offsets,
-            ensure_group=self.group_coordinator.ensure,
-        )
+        self.offsets = self._offset_handler(offsets)
         self.transaction_coordinator = TransactionCoordinator(
             state=self.state,
             clock=clock,
@@ -127,6 +145,17 @@ class Broker:
         store.sync_recovered()
         self._report_unclaimed()
 
+    def _offset_handler(self, offsets: Offsets) -> OffsetHandler:
+        return OffsetHandler(
+            state=self.state,
+            clock=self.clock,
+            settings=self.settings,
+            topics=self.topics,
+            groups=self.groups,
+            offsets=offsets,
+            ensure_group=self.group_coordinator.ensure,
+        )
+
     def start(self) -> None:
         """Load groups and transactions, and start timeouts, retention, compaction and checkpoints."""
         self.group_coordinator.load()
@@ -138,11 +167,18 @@ class Broker:
         await self.maintenance.stop()
         self.transaction_coordinator.close()
         self.group_coordinator.close()
+        self.slices.close()
 
     def handle(self, request: Request[Any]) -> Reply:
-        """Answer a request, now or later. A KafkaError that escapes here is a bug of ours, not the peer's."""
+        """Answer a request, now or later. A KafkaError that escapes here is a bug of ours, not the peer's.
+
+        A handler that may take long is a generator, which is run in slices (``slices``).
+        """
         request.access = self._open_access or self._gate.access(request.peer.principal)
-        return self._handlers[request.api_key](request)
+        reply = self._handlers[request.api_key](request)
+        if type(reply) is not GeneratorType:
+            return reply
+        return self.slices.run(reply, request.peer if request.api_key in CHANGE_NOTHING else None)
 
     def answers(self) -> frozenset[int]:
         """The API keys that have a handler."""
@@ -180,10 +216,11 @@ class Broker:
 
     def _group_handlers(self) -> dict[ApiKey, Handler]:
         groups, offsets = self.group_coordinator, self.offsets
-        admin = GroupAdmin(state=self.state, settings=self.settings, remove_groups=groups.remove)
+        admin = GroupAdmin(state=self.state, settings=self.settings, remove_group=groups.remove)
+        fetch = OffsetFetchHandler(state=self.state, offsets=self._group_offsets, settings=self.settings)
         return {
             ApiKey.OFFSET_COMMIT: offsets.offset_commit,
-            ApiKey.OFFSET_FETCH: offsets.offset_fetch,
+            ApiKey.OFFSET_FETCH: fetch.offset_fetch,
             ApiKey.OFFSET_DELETE: offsets.offset_delete,
             ApiKey.JOIN_GROUP: groups.join_group,
             ApiKey.SYNC_GROUP: groups.sync_group,
@@ -289,10 +326,17 @@ class Broker:
 
 async def settled(reply: Reply) -> Any:
     """The response of a reply, waiting for it if needed. For tests and for callers inside the process."""
-    if not isinstance(reply, PendingReply):
-        return reply
-    if not reply.ready:
-        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        reply.taker = lambda: None if ready.done() else ready.set_result(None)
-        await ready
-    return reply.response
+    while isinstance(reply, PendingReply):
+        if not reply.ready:
+            ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            reply.taker = partial(_set_ready, ready)
+            await ready
+        if reply.error is not None:
+            raise reply.error
+        reply = reply.response
+    return reply
+
+
+def _set_ready(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

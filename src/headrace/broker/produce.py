@@ -10,19 +10,20 @@ The steps of a batch:
    got the first time, a gap is refused;
 5. the log appends it, and the answer waits until it is flushed.
 
-A failure at any step concerns its partition only; the other partitions of the request are written.
+A failure at any step concerns its partition only; the other partitions of the request are written. A request with many
+partitions or bytes, or with a batch whose records take long to check, is executed in slices.
 """
 
 from __future__ import annotations
 
 from headrace.batch import (
-    CODEC_MASK,
     HEADER_BYTES,
     LOG_APPEND_TIME,
     PREFIX_BYTES,
     Batch,
     InvalidBatch,
     RecordTooLarge,
+    TooManyRecords,
     UnreadableBatch,
     read_batches,
     reseal,
@@ -32,8 +33,10 @@ from headrace.broker.access import AccessDenied, Operation
 from headrace.broker.errors import code_of
 from headrace.broker.overflow import Overflow
 from headrace.broker.partition import Partition
+from headrace.broker.record_checks import RefusedRecords, check_records, is_out_of_range, recompress
 from headrace.broker.replies import PendingReply, Reply
 from headrace.broker.request import Request
+from headrace.broker.slices import Steps
 from headrace.broker.topics import ProducePolicy, Topic
 from headrace.broker.transactions.additions import AdditionHandler
 from headrace.config import INT_MAX
@@ -41,7 +44,7 @@ from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.log.errors import InvalidProducerEpoch, OutOfOrderSequence
 from headrace.log.producers import Duplicate
 from headrace.ports import Clock
-from headrace.record import Codec, compress, decode_records, decompress, record_keys, validate_records
+from headrace.record import Codec
 from headrace.vocabulary import Offset
 from headrace.wire.kafka.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -60,8 +63,15 @@ WRITE = Operation.WRITE
 TOPIC_IDS_SINCE = 13
 TRANSACTIONS_V2_SINCE = 12
 
-Waiting = list[tuple[Partition, Offset]]
-"""(partition, offset) pairs whose flush the answer waits for."""
+UNKNOWN_ID = KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
+UNKNOWN_PARTITION = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+RECORD_ERRORS_MAX = 1000
+"""Records that one answer names as refused. A client fails the others of their batch with its own words for that."""
+
+UNITS_PER_STEP = 100
+BYTES_PER_UNIT = 16 << 10
+"""Checking, copying and writing that many bytes takes about as long as the rest of a batch's way."""
 
 
 class ProduceHandler:
@@ -80,18 +90,36 @@ class ProduceHandler:
         self._last_append_ms = 0
 
     def produce(self, request: Request[ProduceRequest]) -> Reply:
+        """The reply, or the steps to it if they take long."""
+        steps = self._steps(request)
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value
+        return steps
+
+    def _steps(self, request: Request[ProduceRequest]) -> Steps[Reply]:
         body = request.body
-        waiting: Waiting = []
-        responses = [self._topic(request, each, waiting) for each in body.topic_data]
+        progress = _Progress()
+        for given in body.topic_data:
+            answer = TopicProduceResponse(name=given.name, topic_id=given.topic_id)
+            progress.responses.append(answer)
+            topic, missing = self._find(request, given)
+            for each in given.partition_data:
+                partition = topic.partition(each.index) if topic is not None else None
+                if topic is None or partition is None:
+                    answer.partition_responses.append(_refused(each.index, missing, progress))
+                else:
+                    answer.partition_responses.append(
+                        (yield from self._partition(request, topic, partition, each, progress))
+                    )
+                progress.units += 1
+                if progress.units >= UNITS_PER_STEP:
+                    yield progress.units
+                    progress.units = 0
         if body.acks == 0:
-            return self._without_answer(request, responses)
-        response = ProduceResponse(responses=responses)
-        if not waiting:
-            return response
-        reply = PendingReply(response, waits=len(waiting))
-        for partition, offset in waiting:
-            partition.log.when_acknowledged(offset, reply.one_done)
-        return reply if reply.waits else response
+            return self._without_answer(request, progress.responses)
+        return progress.reply()
 
     @staticmethod
     def _without_answer(request: Request[ProduceRequest], responses: list[TopicProduceResponse]) -> None:
@@ -101,32 +129,16 @@ class ProduceHandler:
             names = ", ".join(ErrorCode(code).name for code in sorted(codes))
             request.peer.hang_up(f"a Produce with acks=0 failed: {names}")
 
-    def _topic(
-        self, request: Request[ProduceRequest], given: TopicProduceData, waiting: Waiting
-    ) -> TopicProduceResponse:
+    @staticmethod
+    def _find(request: Request[ProduceRequest], given: TopicProduceData) -> tuple[Topic | None, HeadraceError]:
+        """The topic, and the error for partitions that it does not have."""
         access = request.access
         by_id = request.version >= TOPIC_IDS_SINCE
-        missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        answer = TopicProduceResponse(name=given.name, topic_id=given.topic_id)
         try:
             topic = access.topic_by_id(given.topic_id, WRITE) if by_id else access.topic(given.name, WRITE)
         except AccessDenied as denied:
-            answer.partition_responses = [_refused(each.index, denied) for each in given.partition_data]
-            return answer
-        for each in given.partition_data:
-            partition = topic.partition(each.index) if topic is not None else None
-            if topic is None or partition is None:
-                code = missing if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                answer.partition_responses.append(_refused(each.index, KafkaError(code)))
-                continue
-            if partition.fault is not None:
-                answer.partition_responses.append(_refused(each.index, partition.fault))
-                continue
-            try:
-                answer.partition_responses.append(self._partition(request, topic, partition, each, waiting))
-            except HeadraceError as error:
-                answer.partition_responses.append(_refused(each.index, error, partition))
-        return answer
+            return None, denied
+        return topic, UNKNOWN_ID if by_id and topic is None else UNKNOWN_PARTITION
 
     def _partition(
         self,
@@ -134,17 +146,41 @@ class ProduceHandler:
         topic: Topic,
         partition: Partition,
         given: PartitionProduceData,
-        waiting: Waiting,
+        progress: _Progress,
+    ) -> Steps[PartitionProduceResponse]:
+        try:
+            if partition.fault is not None:
+                raise partition.fault
+            policy = topic.config.produce_policy
+            batch = self._batch(request, policy, given)
+            progress.units += batch.size // BYTES_PER_UNIT
+            if policy.reads_records or is_out_of_range(policy, batch, self._clock.wall_ms()):
+                yield from self._check_records(policy, batch, progress)
+            if partition.removed:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            return self._append(request, topic, partition, policy, batch, progress)
+        except HeadraceError as error:
+            return _refused(given.index, error, progress, partition)
+
+    def _check_records(self, policy: ProducePolicy, batch: Batch, progress: _Progress) -> Steps[None]:
+        yield from check_records(policy, batch, self._clock.wall_ms(), progress.record_errors_left)
+        if policy.codec is not None and policy.codec is not batch.codec:
+            yield from recompress(batch, policy.codec, policy.decoded_bytes_max)
+
+    def _append(
+        self,
+        request: Request[ProduceRequest],
+        topic: Topic,
+        partition: Partition,
+        policy: ProducePolicy,
+        batch: Batch,
+        progress: _Progress,
     ) -> PartitionProduceResponse:
-        if request.body.acks not in ACKS:
-            raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.body.acks}")
-        policy = topic.config.produce_policy
-        batch = self._checked(request, policy, given)
         self._check_transaction(request, partition, batch)
         if batch.producer_id >= 0:
             seen = partition.log.producers.check([batch])
             if isinstance(seen, Duplicate):
-                waiting.append((partition, Offset(seen.last_offset)))
+                progress.waiting.append((partition, Offset(seen.last_offset)))
                 return self._accepted(partition, seen.base_offset, seen.timestamp)
         append_time = -1
         if policy.stamps_append_time:
@@ -156,7 +192,7 @@ class ProduceHandler:
         if policy.may_overflow:
             self._overflow.admit(topic, partition, batch, request.peer)
         result = partition.append([batch])
-        waiting.append((partition, result.last_offset))
+        progress.waiting.append((partition, result.last_offset))
         return self._accepted(partition, result.base_offset, append_time)
 
     def _append_time_ms(self) -> int:
@@ -173,8 +209,11 @@ class ProduceHandler:
             log_start_offset=partition.log.start_offset,
         )
 
-    def _checked(self, request: Request[ProduceRequest], policy: ProducePolicy, given: PartitionProduceData) -> Batch:
-        """The one batch of this partition, if it is one that the topic takes."""
+    @staticmethod
+    def _batch(request: Request[ProduceRequest], policy: ProducePolicy, given: PartitionProduceData) -> Batch:
+        """The one batch of this partition, checked by its header."""
+        if request.body.acks not in ACKS:
+            raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.body.acks}")
         if given.records is None:
             raise InvalidBatch(
                 "Produce requests must contain exactly one record batch per partition, and this has none"
@@ -188,32 +227,11 @@ class ProduceHandler:
         batch = batches[0]
         if batch.size > policy.batch_bytes_max:
             raise RecordTooLarge(batch.size, policy.batch_bytes_max)
+        if batch.record_count > policy.batch_records_max:
+            raise TooManyRecords(batch.record_count, policy.batch_records_max)
         if request.version < 7 and batch.codec is Codec.ZSTD:
             raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "Produce below version 7 may not carry zstd")
-        if policy.validates_records:
-            validate_records(batch, policy.decoded_bytes_max)
-        if policy.is_compacted:
-            _check_keys(batch, policy.decoded_bytes_max)
-        if not policy.stamps_append_time and batch.max_timestamp >= 0:
-            self._check_timestamps(policy, batch)
-        if policy.codec is not None and policy.codec is not batch.codec:
-            _recompress(batch, policy.codec, policy.decoded_bytes_max)
         return batch
-
-    def _check_timestamps(self, policy: ProducePolicy, batch: Batch) -> None:
-        now = self._clock.wall_ms()
-        after_max = policy.timestamp_after_ms_max
-        before_max = policy.timestamp_before_ms_max
-        if batch.max_timestamp - now > after_max or now - batch.base_timestamp > before_max:
-            records = decode_records(batch, policy.decoded_bytes_max)
-            earliest, latest = now - before_max, now + after_max
-            wrong = [index for index, each in enumerate(records) if not earliest <= each.timestamp <= latest]
-            raise RefusedRecords(
-                ErrorCode.INVALID_TIMESTAMP,
-                f"Timestamp {batch.max_timestamp} of the batch is out of range: the timestamp should be within "
-                f"[{earliest}, {latest}]",
-                wrong,
-            )
 
     def _check_transaction(self, request: Request[ProduceRequest], partition: Partition, batch: Batch) -> None:
         if not batch.is_transactional:
@@ -237,40 +255,44 @@ class ProduceHandler:
             raise KafkaError(code)
 
 
-def _recompress(batch: Batch, codec: Codec, decoded_bytes_max: int) -> None:
-    """Compress the records again with the topic's ``compression.type``."""
-    records = decompress(batch.codec, batch.body[HEADER_BYTES - PREFIX_BYTES :], decoded_bytes_max)
-    batch.attributes = batch.attributes & ~CODEC_MASK | codec
-    reseal(batch, compress(codec, records))
+class _Progress:
+    """What a Produce has done so far."""
 
+    __slots__ = ("record_errors_left", "responses", "units", "waiting")
 
-class RefusedRecords(KafkaError):
-    """Some records of a batch are not taken, and so none is; ``indexes`` says which."""
+    def __init__(self) -> None:
+        self.responses: list[TopicProduceResponse] = []
+        self.waiting: list[tuple[Partition, Offset]] = []
+        """Where and what the answer waits for: the acknowledgement of these offsets."""
+        self.record_errors_left = RECORD_ERRORS_MAX
+        self.units = 0
 
-    def __init__(self, code: ErrorCode, message: str, indexes: list[int]) -> None:
-        super().__init__(code, message)
-        self.indexes = indexes
-
-
-def _check_keys(batch: Batch, decoded_bytes_max: int) -> None:
-    keyless = [index for index, (_, key, _) in enumerate(record_keys(batch, decoded_bytes_max)) if key is None]
-    if keyless:
-        raise RefusedRecords(ErrorCode.INVALID_RECORD, "Compacted topic cannot accept message without key.", keyless)
+    def reply(self) -> Reply:
+        response = ProduceResponse(responses=self.responses)
+        if not self.waiting:
+            return response
+        reply = PendingReply(response, waits=len(self.waiting))
+        for partition, offset in self.waiting:
+            partition.log.when_acknowledged(offset, reply.one_done)
+        return reply if reply.waits else response
 
 
 TELLS_START = (InvalidBatch, RefusedRecords, OutOfOrderSequence, InvalidProducerEpoch)
 """Errors found in the log. With these Kafka also sends the log start offset."""
 
 
-def _refused(index: int, error: HeadraceError, partition: Partition | None = None) -> PartitionProduceResponse:
+def _refused(
+    index: int, error: HeadraceError, progress: _Progress, partition: Partition | None = None
+) -> PartitionProduceResponse:
     answer = PartitionProduceResponse(
         index=index, error_code=code_of(error), base_offset=-1, error_message=error.message
     )
     if partition is not None and isinstance(error, TELLS_START) and not isinstance(error, UnreadableBatch):
         answer.log_start_offset = partition.log.start_offset
     if isinstance(error, RefusedRecords):
+        told = error.indexes[: progress.record_errors_left]
+        progress.record_errors_left -= len(told)
         answer.record_errors = [
-            BatchIndexAndErrorMessage(batch_index=each, batch_index_error_message=error.message)
-            for each in error.indexes
+            BatchIndexAndErrorMessage(batch_index=each, batch_index_error_message=error.message) for each in told
         ]
     return answer

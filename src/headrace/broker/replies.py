@@ -21,7 +21,7 @@ Reply = Any
 class PendingReply(Generic[T]):
     """A response that waits for something ``waits`` times. Most wait once; a Produce waits once per partition."""
 
-    __slots__ = ("abandoned", "prompt", "response", "taker", "waits")
+    __slots__ = ("abandoned", "error", "executing", "prompt", "response", "taker", "waits")
 
     def __init__(self, response: T | None = None, *, waits: int = 1, prompt: bool = False) -> None:
         self.response = response
@@ -29,6 +29,11 @@ class PendingReply(Generic[T]):
         self.prompt = prompt
         """Whether the taker may send it, and execute the next request, before ``deliver`` returns. A fetch is prompt:
         its records are sent before the loop runs other work. Code that delivers such a reply must do nothing more."""
+        self.executing = False
+        """Whether the request itself is still being executed, in slices. The response may then be another reply that
+        waits: for records to fetch, or for acknowledgements."""
+        self.error: BaseException | None = None
+        """An error that a handler raised after it had returned this reply."""
         self.taker: Callable[[], None] | None = None
         """Called when the reply is ready, if it was set by then."""
         self.abandoned: Callable[[], None] | None = None
@@ -48,6 +53,13 @@ class PendingReply(Generic[T]):
         """This is the response. A reply that is ready keeps the one it has."""
         if self.waits:
             self.response = response
+            self.waits = 1
+            self.one_done()
+
+    def fail(self, error: BaseException) -> None:
+        """There is no response."""
+        if self.waits:
+            self.error = error
             self.waits = 1
             self.one_done()
 

@@ -83,6 +83,7 @@ class ProducePolicy:
     """What Produce asks of a topic's settings, looked up once and not for each batch."""
 
     batch_bytes_max: int
+    batch_records_max: int
     decoded_bytes_max: int
     validates_records: bool
     is_compacted: bool
@@ -91,6 +92,8 @@ class ProducePolicy:
     timestamp_before_ms_max: int
     codec: Codec | None
     """The topic's own codec; None keeps the producer's."""
+    reads_records: bool
+    """Whether the records of every batch are looked at."""
     may_overflow: bool
 
 
@@ -129,15 +132,19 @@ class TopicConfig:
     def produce_policy(self) -> ProducePolicy:
         policy = self._produce_policy
         if policy is None:
+            validates_records = self.get("headrace.validate") == "records"
+            codec = CODECS.get(self.get("compression.type"))
             policy = self._produce_policy = ProducePolicy(
                 batch_bytes_max=self.get("max.message.bytes"),
+                batch_records_max=self._settings.integer("max.batch.records"),
                 decoded_bytes_max=self._settings.integer("records.decoded.bytes.max"),
-                validates_records=self.get("headrace.validate") == "records",
+                validates_records=validates_records,
                 is_compacted=self.compacted,
                 stamps_append_time=self.get("message.timestamp.type") == "LogAppendTime",
                 timestamp_after_ms_max=self.get("message.timestamp.after.max.ms"),
                 timestamp_before_ms_max=self.get("message.timestamp.before.max.ms"),
-                codec=CODECS.get(self.get("compression.type")),
+                codec=codec,
+                reads_records=validates_records or self.compacted or codec is not None,
                 may_overflow=self.get("headrace.overflow") != "buffer",
             )
         return policy

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from headrace.batch import PREFIX_BYTES, Batch, parse_header
 from headrace.log.errors import CorruptLog, OffsetOutOfRange
 from headrace.log.producers import AbortedTransaction
 from headrace.log.segment import FileSlice, Segment, number_of_segment
-from headrace.record import decode_records
 from headrace.vocabulary import Offset, Position
 
 if TYPE_CHECKING:
@@ -25,6 +25,12 @@ __all__ = ["LogReader"]
 
 _PLACES_MAX = 64
 _WALK_BYTES = 4 << 20
+
+_HEADERS_PER_LOOK = 1000
+"""Batch headers that one search by time reads before its caller lets others have their turn: about 1 ms."""
+
+_SEGMENTS_PER_LOOK = 20
+"""Segments that it looks at: the summary of each may have to be read."""
 
 
 class LogReader:
@@ -163,26 +169,49 @@ class LogReader:
                     return found
         return found
 
-    def offset_for_timestamp(self, timestamp: int) -> tuple[int, Offset] | None:
-        """(timestamp, offset) of the first record at or after ``timestamp``; exact, decoding one batch as a rule."""
-        bytes_max = self._log.config.decompressed_bytes_max
-        start_offset = self._log.start_offset
-        for segment in self._log.segments:
-            position = segment.first_at_or_after(timestamp)
-            while position is not None:
-                for record in decode_records(segment.read_batch(position), bytes_max):
-                    if record.timestamp >= timestamp and record.offset >= start_offset:
-                        return record.timestamp, Offset(record.offset)
-                position = segment.next_at_or_after(position, timestamp)
-        return None
+    def batch_at_or_after(self, timestamp: int, from_offset: Offset) -> tuple[Batch | None, Offset | None]:
+        """The first batch from ``from_offset`` on whose header has a time at or after ``timestamp``.
 
-    def max_timestamp(self) -> tuple[int, Offset] | None:
-        """(timestamp, offset) of the latest record, the first one when several share it."""
-        latest = -1
-        for segment in self._log.segments:
+        Looks at a bounded number of headers. (None, offset): none so far, look on from that offset; (None, None): there
+        is none. Whether a record of the batch is late enough only its records say.
+        """
+        segments = self._log.segments
+        number = number_of_segment(segments, from_offset)
+        for segment in segments[number : number + _SEGMENTS_PER_LOOK]:
+            position, look_on = segment.first_at_or_after(timestamp, from_offset, _HEADERS_PER_LOOK)
+            if position is not None:
+                return segment.read_batch(position), None
+            if look_on is not None:
+                return None, look_on
+        number += _SEGMENTS_PER_LOOK
+        return None, segments[number].base_offset if number < len(segments) else None
+
+    def latest_timestamp(self, from_offset: Offset) -> tuple[int, Offset | None]:
+        """The latest time of the batches that begin at ``from_offset`` or after it, and where to look on, or None.
+
+        One call looks at some headers of the segment that holds ``from_offset``, or at that segment's summary.
+        """
+        log = self._log
+        number = number_of_segment(log.segments, from_offset)
+        segment = log.segments[number]
+        if from_offset <= segment.base_offset:
             segment.summarise()
-            latest = max(latest, segment.max_timestamp)
-        return None if latest < 0 else self.offset_for_timestamp(latest)
+            following = log.segments[number + 1].base_offset if number + 1 < len(log.segments) else None
+            return segment.max_timestamp, following
+        latest = -1
+        position = segment.position_of(from_offset)
+        for _, header in islice(segment.headers(position, Position(segment.size)), _HEADERS_PER_LOOK):
+            if header.base_offset >= from_offset:
+                latest = max(latest, header.max_timestamp)
+            from_offset = max(from_offset, header.next_offset)
+        return latest, from_offset if from_offset < log.end_offset else None
+
+    def batch_holding(self, offset: Offset) -> Batch | None:
+        """The whole batch that holds ``offset``; None at the end of the log."""
+        segments = self._log.segments
+        segment = segments[number_of_segment(segments, offset)]
+        position = segment.position_of(offset)
+        return segment.read_batch(position) if position < segment.size else None
 
 
 def _checked(piece: FileSlice) -> Iterator[Batch]:

@@ -442,23 +442,27 @@ class Segment:
             raise CorruptLog(self.path, position, f"the checksum of the batch at offset {batch.base_offset} is wrong")
         return batch
 
-    def first_at_or_after(self, timestamp: int) -> Position | None:
-        """Where the first batch stands that holds a record at or after ``timestamp``."""
-        return self.search(lambda: self._first_at_or_after(timestamp))
+    def first_at_or_after(
+        self, timestamp: int, from_offset: Offset, headers_max: int
+    ) -> tuple[Position | None, Offset | None]:
+        """Where the first batch stands that reaches beyond ``from_offset`` and has a time at or after ``timestamp``.
 
-    def _first_at_or_after(self, timestamp: int) -> Position | None:
+        (None, offset): not among ``headers_max`` headers, look on from that offset; (None, None): there is none here.
+        """
+        return self.search(lambda: self._first_at_or_after(timestamp, from_offset, headers_max))
+
+    def _first_at_or_after(
+        self, timestamp: int, from_offset: Offset, headers_max: int
+    ) -> tuple[Position | None, Offset | None]:
         self.summarise()
         if self.max_timestamp < timestamp:
-            return None
-        _, start = self.with_index(lambda index: index.floor_timestamp(timestamp))
-        for position, header in self.headers(start, self.size):
-            if header.max_timestamp >= timestamp:
-                return position
-        return None
-
-    def next_at_or_after(self, position: Position, timestamp: int) -> Position | None:
-        """The same, after the batch at ``position``."""
-        for place, header in self.headers(position, self.size):
-            if place > position and header.max_timestamp >= timestamp:
-                return place
-        return None
+            return None, None
+        _, by_time = self.with_index(lambda index: index.floor_timestamp(timestamp))
+        _, by_offset = self.with_index(lambda index: index.floor_offset(max(from_offset, self.base_offset)))
+        for position, header in self.headers(max(by_time, by_offset), Position(self.size)):
+            if header.max_timestamp >= timestamp and header.next_offset > from_offset:
+                return position, None
+            headers_max -= 1
+            if headers_max <= 0:
+                return None, header.next_offset
+        return None, None

@@ -3,7 +3,8 @@
 Execution. Requests of a connection are executed in the order they came. What a reply may wait for is declared for each
 API (``wire.kafka.apis.Waits``). Where it is only the flush, the request has taken effect and the next one runs at once;
 up to ``requests_in_flight_max`` answers may be waiting. Any other reply that has to wait holds up the requests after
-it, as in Kafka: a heartbeat must not overtake the JoinGroup before it.
+it, as in Kafka: a heartbeat must not overtake the JoinGroup before it. So does a request that is executed in slices,
+until it has taken effect.
 
 Authentication. Where it is required, requests go to the authentication until it knows the peer, and to the broker
 from then on.
@@ -129,9 +130,12 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         self._handshake = self._loop.call_later(self._listener.limits.handshake_s, self._handshake_is_late)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """All connections share one buffer: the loop calls ``buffer_updated`` right after it has read into it."""
-        scratch = self._service.scratch
-        return scratch if self._connection.missing_bytes > READ_BYTES_SMALL else scratch[:READ_BYTES_SMALL]
+        """All connections share one buffer: the loop calls ``buffer_updated`` right after it has read into it.
+
+        A read does not go beyond the end of a large frame: thousands of small requests could follow it, and all of
+        them would be decoded at once.
+        """
+        return self._service.scratch[: max(self._connection.missing_bytes, READ_BYTES_SMALL)]
 
     def _is_active(self) -> None:
         self.active_at = self._loop.time()
@@ -248,9 +252,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
             return
         self._pending.append((reply_to, reply, started))
         if type(reply) is PendingReply and reply.waits:
-            if APIS[event.api_key].waits is not Waits.FLUSH:
-                self._parked = reply
-            reply.taker = self._go_on if reply.prompt else self._go_on_soon
+            self._follow(event.api_key, reply)
         elif len(self._pending) == 1:
             self._send_ready()
 
@@ -269,6 +271,11 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
 
     # ---- answers ----------------------------------------------------------------------------------------------------
 
+    def _follow(self, api_key: int, reply: PendingReply[Any]) -> None:
+        if reply.executing or APIS[api_key].waits is not Waits.FLUSH:
+            self._parked = reply
+        reply.taker = self._go_on if reply.prompt else self._go_on_soon
+
     def _go_on_soon(self) -> None:
         """One sync acknowledges several requests of a connection: their answers leave together."""
         if not self._gathering and not self.peer.closed:
@@ -280,9 +287,20 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         if self.peer.closed:
             return
         if self._parked is not None and self._parked.ready:
-            self._parked = None
+            executed, self._parked = self._parked, None
+            if executed.executing:
+                self._take_executed(executed)
         self._send_ready()
         self._execute()
+
+    def _take_executed(self, executed: PendingReply[Any]) -> None:
+        """Work in slices is done. What it gives may be a reply that waits; nothing was executed after it."""
+        reply = executed.response
+        if type(reply) is PendingReply:
+            reply_to, _, started = self._pending.pop()
+            self._pending.append((reply_to, reply, started))
+            if reply.waits:
+                self._follow(reply_to.api_key, reply)
 
     def _send_ready(self) -> None:
         """Send the answers that are ready, in the order of their requests, with one call."""
@@ -293,6 +311,9 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
             if type(reply) is PendingReply:
                 if reply.waits:
                     break
+                if reply.error is not None:
+                    self._handler_failed(reply_to, reply.error)
+                    return
                 reply = reply.response
             pending.popleft()
             if reply is not None:

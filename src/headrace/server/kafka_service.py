@@ -46,6 +46,7 @@ class KafkaLimits:
                 produce_bytes_max=settings.integer("socket.request.max.bytes"),
                 other_bytes_max=settings.integer("request.other.bytes.max"),
                 elements_max=settings.integer("request.elements.max"),
+                answer_bytes_max=settings.integer("response.bytes.max"),
             ),
             requests_in_flight_max=settings.integer("connection.requests.max"),
             request_bytes_held_max=held if held >= 0 else 2**63 - 1,

@@ -12,9 +12,12 @@ import copy
 import heapq
 import json
 from collections.abc import Callable, Sequence
+from types import GeneratorType
 from typing import Any
 
+from headrace.broker.replies import PendingReply
 from headrace.broker.request import Peer, Request
+from headrace.broker.slices import Slices
 from headrace.log.errors import DiskFull
 from headrace.wire.kafka.codec import read_message, write_message
 from headrace.wire.kafka.schema import spec_of
@@ -205,6 +208,21 @@ def request(body: Any, version: int, *, client_id: str | None = "test", host: st
     wire = b"".join(bytes(chunk) for chunk in write_message(body, version))
     arrived, _ = read_message(type(body), version, wire)
     return Request(api_key=api_key, version=version, body=arrived, peer=Peer(id=1, host=host), client_id=client_id)
+
+
+def when_answered(reply: Any, then: Callable[[Any], None]) -> None:
+    """Call with the response, now or when a reply that waits has it, however often one gives another."""
+    if not isinstance(reply, PendingReply):
+        then(reply)
+    elif reply.ready:
+        when_answered(reply.response, then)
+    else:
+        reply.taker = lambda: when_answered(reply.response, then)
+
+
+def executed(reply: Any, slices: Slices) -> Any:
+    """What ``Broker.handle`` makes of a handler's reply."""
+    return slices.run(reply) if isinstance(reply, GeneratorType) else reply
 
 
 def over_wire(response: Any, version: int) -> Any:

@@ -22,6 +22,7 @@ from headrace.log.sync_guard import SyncGuard
 from headrace.ports import Clock
 from headrace.record import Codec, Record, decode_records
 from headrace.wire.kafka.apis import APIS
+from headrace.wire.kafka.codec import read_message, write_message
 from headrace.wire.kafka.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 from headrace.wire.kafka.messages.produce import (
     PartitionProduceData,
@@ -30,6 +31,7 @@ from headrace.wire.kafka.messages.produce import (
     TopicProduceData,
 )
 from headrace.wire.kafka.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from headrace.wire.kafka.schema import Field, fields_of
 from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
@@ -45,7 +47,8 @@ class Harness:
         self.peer = Peer(id=1)
 
     async def ask(self, body: Any, version: int | None = None, peer: Peer | None = None) -> Any:
-        return await asyncio.wait_for(settled(self.start(body, version, peer)), PATIENCE_S)
+        answer = await asyncio.wait_for(settled(self.start(body, version, peer)), PATIENCE_S)
+        return decoded(answer, APIS[KEYS[type(body)]].version_max if version is None else version)
 
     def start(self, body: Any, version: int | None = None, peer: Peer | None = None) -> Any:
         key = KEYS[type(body)]
@@ -97,6 +100,18 @@ class Harness:
 
     async def values(self, topic: str, offset: int = 0, partition: int = 0, **fields: Any) -> list[bytes | None]:
         return [record.value for record in fetched(await self.fetch(topic, offset, partition, **fields))]
+
+
+def decoded(answer: Any, version: int) -> Any:
+    """An answer with structs in the place of elements that its handler has encoded."""
+    if answer is None or not any(_is_encoded(getattr(answer, name), wire) for name, wire, _ in fields_of(type(answer))):
+        return answer
+    return read_message(type(answer), version, b"".join(write_message(answer, version)))[0]
+
+
+def _is_encoded(value: Any, wire: Field) -> bool:
+    of_structs = wire.item is not None and wire.item.kind == "struct"
+    return of_structs and bool(value) and type(value[0]) is bytes
 
 
 def payload(records: Any) -> bytes:

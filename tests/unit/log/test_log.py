@@ -26,6 +26,7 @@ from tests.unit.log.builders import (
     plain,
     produced,
 )
+from tests.unit.log.by_time import first_at_or_after, latest
 
 
 def read_offsets(log: PartitionLog, offset: int, **options: int) -> list[int]:
@@ -242,21 +243,21 @@ def test_the_first_record_at_or_after_a_time_is_found_exactly() -> None:
     for timestamp in range(995, 1300, 5):
         expected = max(0, -(-(timestamp - 1000) // 10))
         found = (1000 + 10 * expected, expected) if expected < 30 else None
-        assert log.reader.offset_for_timestamp(timestamp) == found
+        assert first_at_or_after(log, timestamp) == found
 
 
 def test_times_that_go_back_are_found_too() -> None:
     log = new_log()
     for timestamp in (50, 10, 90, 20, 80, 30):
         append(log, plain(b"x" * 300, timestamp=timestamp))
-    assert log.reader.offset_for_timestamp(60) == (90, 2)
-    assert log.reader.offset_for_timestamp(15) == (50, 0)
-    assert log.reader.max_timestamp() == (90, 2)
-    assert log.reader.offset_for_timestamp(91) is None
+    assert first_at_or_after(log, 60) == (90, 2)
+    assert first_at_or_after(log, 15) == (50, 0)
+    assert latest(log) == 90
+    assert first_at_or_after(log, 91) is None
 
 
 def test_the_latest_time_of_an_empty_log_is_none() -> None:
-    assert new_log().reader.max_timestamp() is None
+    assert latest(new_log()) == -1
 
 
 def test_a_deleted_range_is_not_found_by_time() -> None:
@@ -264,7 +265,7 @@ def test_a_deleted_range_is_not_found_by_time() -> None:
     append(log, plain(b"a", b"b", b"c", timestamp=10))
     log.sync_all()
     log.delete_records(2)
-    assert log.reader.offset_for_timestamp(5) == (10, 2)
+    assert first_at_or_after(log, 5) == (10, 2)
 
 
 def test_delete_records_moves_the_start_and_refuses_what_is_not_visible() -> None:

@@ -28,6 +28,7 @@ from tests.unit.log.builders import (
     plain,
     produced,
 )
+from tests.unit.log.by_time import first_at_or_after
 
 ONE_SEGMENT = LogConfig(index_interval_bytes=300, retention_ms=-1)
 FIRST = f"{DIRECTORY}/{0:020d}"
@@ -200,7 +201,7 @@ def test_a_flipped_bit_before_the_recovery_point_is_told_by_whoever_decodes_it()
     disk.damage(f"{FIRST}.log", flip(third.position + 70))
     again = reopen(disk, mark=mark)
     with pytest.raises(CorruptLog) as caught:
-        again.reader.offset_for_timestamp(1002)
+        first_at_or_after(again, 1002)
     assert caught.value.position == third.position
     assert again.end_offset == 10
 
@@ -225,7 +226,7 @@ def test_a_harmed_index_is_rebuilt_from_the_log(harm: str) -> None:
     for offset in (0, 17, 200, 399):
         [piece] = again.reader.read(offset, bytes_max=1, offset_max=400)
         assert b"%d ." % offset in piece.read()
-    assert again.reader.offset_for_timestamp(1100) == (1100, 100)
+    assert first_at_or_after(again, 1100) == (1100, 100)
 
 
 def test_producers_are_remembered_across_a_crash_without_a_snapshot() -> None:

@@ -162,7 +162,7 @@ def at_once(request: Request[Any]) -> Any:
 
 
 class Held:
-    """A handler whose answers wait until the test lets them go."""
+    """A handler whose answers wait until the test lets them go: those of Produce for an acknowledgement."""
 
     def __init__(self) -> None:
         self.requests: list[Request[Any]] = []

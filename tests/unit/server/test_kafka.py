@@ -146,6 +146,65 @@ def test_an_exception_in_a_handler_closes_its_connection_and_no_other(caplog: py
     assert record.exc_info[0] is ZeroDivisionError
 
 
+def test_an_answer_that_fails_later_closes_its_connection(caplog: pytest.LogCaptureFixture) -> None:
+    held = Held()
+    with serving(held) as server, Client(server.address) as client:
+        client.produce(1)
+        client.heartbeat(2)
+        server.until(lambda: len(held.requests) == 2)
+        server.on_loop(lambda: held.replies[2].fail(ZeroDivisionError()))
+        server.on_loop(lambda: held.let_go(1))
+        assert client.is_closed()
+    assert "Heartbeat version 3" in caplog.text
+
+
+class Sliced:
+    """A handler whose requests have not taken effect until the test says so."""
+
+    def __init__(self) -> None:
+        self.executed: list[int] = []
+        self.executing: dict[int, PendingReply[Any]] = {}
+
+    def __call__(self, request: Request[Any]) -> PendingReply[Any]:
+        self.executed.append(request.correlation_id)
+        reply: PendingReply[Any] = PendingReply()
+        reply.executing = True
+        self.executing[request.correlation_id] = reply
+        return reply
+
+
+def test_a_produce_that_is_executed_in_slices_holds_up_the_next_until_it_has_taken_effect() -> None:
+    sliced = Sliced()
+    with serving(sliced) as server, Client(server.address) as client:
+        client.produce(1)
+        client.produce(2)
+        server.until(lambda: sliced.executed == [1])
+        server.on_loop(lambda: None)
+        assert sliced.executed == [1]
+        first, second = PendingReply(ProduceResponse()), PendingReply(ProduceResponse())
+        server.on_loop(lambda: sliced.executing[1].deliver(first))
+        server.until(lambda: sliced.executed == [1, 2])
+        server.on_loop(lambda: sliced.executing[2].deliver(second))
+        server.on_loop(second.one_done)
+        server.on_loop(first.one_done)
+        assert [client.answered(), client.answered()] == [1, 2]
+
+
+def test_a_reply_that_gives_a_reply_that_waits_is_answered_when_that_is_done() -> None:
+    sliced = Sliced()
+    with serving(sliced) as server, Client(server.address) as client:
+        client.heartbeat(1)
+        client.heartbeat(2)
+        server.until(lambda: sliced.executed == [1])
+        last = PendingReply[Any](prompt=True)
+        server.on_loop(lambda: sliced.executing[1].deliver(last))
+        server.on_loop(lambda: None)
+        assert sliced.executed == [1], "it has not been answered yet"
+        server.on_loop(lambda: last.deliver(HeartbeatResponse()))
+        assert client.answered() == 1
+        server.until(lambda: sliced.executed == [1, 2])
+
+
 def test_an_answer_of_the_wrong_kind_closes_its_connection_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
     def handle(request: Request[Any]) -> Any:
         return ApiVersionsResponse() if request.api_key == PRODUCE else HeartbeatResponse()

@@ -11,7 +11,14 @@ import pytest
 
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.apis import APIS, support_matrix
-from headrace.wire.kafka.codec import MalformedMessage, UnwritableMessage, read_message, uvarint, write_message
+from headrace.wire.kafka.codec import (
+    MalformedMessage,
+    UnwritableMessage,
+    read_message,
+    uvarint,
+    write_element,
+    write_message,
+)
 from headrace.wire.kafka.connection import (
     Connection,
     Event,
@@ -274,11 +281,41 @@ def test_a_file_slice_passes_through_between_two_pieces_of_bytes_and_counts_in_t
     ]
     response = FetchResponse(responses=[FetchableTopicResponse(topic="t", partitions=partitions)])
     chunks = Connection().send(response, ReplyTo(1, 11, 5))
-    assert [type(chunk) for chunk in chunks] == [bytes, SliceOfAFile, bytes, SliceOfAFile, bytes]
+    assert [type(chunk) for chunk in chunks] == [bytes, SliceOfAFile, SliceOfAFile, bytes]
     assert struct.unpack_from(">i", chunks[0])[0] == sum(map(len, chunks)) - 4
     filled = b"".join(chunk if isinstance(chunk, bytes) else bytes(len(chunk)) for chunk in chunks)
     read, _ = read_message(FetchResponse, 11, filled, 8)
     assert [len(each.records) for each in read.responses[0].partitions] == [1500, 2]
+
+
+def listed(ids: list[str]) -> ListGroupsResponse:
+    return ListGroupsResponse(groups=[ListedGroup(group_id=each) for each in ids])
+
+
+def test_an_answer_larger_than_answers_may_be_is_unwritable_however_it_came_about() -> None:
+    connection = Connection(Limits(answer_bytes_max=1000))
+    assert connection.send(listed(["g" * 900]), ReplyTo(16, 4, 5))
+    with pytest.raises(UnwritableMessage, match=r"response\.bytes\.max is 1000"):
+        connection.send(listed(["g" * 900, "h" * 900]), ReplyTo(16, 4, 5))
+
+
+def test_records_do_not_count_against_the_size_of_answers_until_the_frame_cannot_hold_them() -> None:
+    connection = Connection(Limits(answer_bytes_max=1000))
+
+    def fetched(size: int) -> FetchResponse:
+        partitions = [PartitionData(partition_index=0, records=SliceOfAFile(size))]
+        return FetchResponse(responses=[FetchableTopicResponse(topic="t", partitions=partitions)])
+
+    assert connection.send(fetched(1 << 30), ReplyTo(1, 11, 5))
+    with pytest.raises(UnwritableMessage):
+        connection.send(fetched(1 << 31), ReplyTo(1, 11, 5))
+
+
+def test_a_large_piece_that_is_repeated_in_an_answer_is_never_copied() -> None:
+    piece = write_element(ListedGroup(group_id="g" * 5000), ListGroupsResponse, 4)
+    chunks = Connection().send(ListGroupsResponse(groups=[piece] * 10_000), ReplyTo(16, 4, 5))
+    assert sum(chunk is piece for chunk in chunks) == 10_000
+    assert struct.unpack_from(">i", chunks[0])[0] == sum(map(len, chunks)) - 4
 
 
 def test_an_answer_of_the_wrong_kind_is_our_mistake_and_not_sent() -> None:

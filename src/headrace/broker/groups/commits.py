@@ -1,21 +1,27 @@
-"""Requests about the offsets of groups, and what transactions ask of them.
+"""OffsetCommit, TxnOffsetCommit and OffsetDelete: who may change a group's offsets, and the answers.
 
-Whether a member may commit, fetch or delete is the group's rule: ``Group.check_commit`` and its siblings raise the
-error that the group's protocol has for it.
+Whether a member may commit is the rule of its group's protocol: ``Group.check_commit``.
+
+A commit of up to ``ROWS_PER_WRITE`` offsets is one batch of the journal. A larger one is written in several, with other
+requests in between. Before each of them the member is checked again, so that one that is replaced meanwhile does not
+overwrite the offsets of its successor. The answer leaves when all is flushed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from headrace.broker.access import Access, AccessDenied, Operation, denial_code
-from headrace.broker.errors import code_of, coordinator_code_of
-from headrace.broker.groups.group import Committer, TopicIdPartition
-from headrace.broker.groups.offsets import NO_OFFSET, Offsets, Row, TopicPartition
+from headrace.broker.errors import coordinator_code_of
+from headrace.broker.groups.group import Committer, Group, TopicIdPartition
+from headrace.broker.groups.offsets import Offsets, Row, TopicPartition
 from headrace.broker.groups.registry import Groups
 from headrace.broker.replies import Reply, once_flushed
 from headrace.broker.request import Request
+from headrace.broker.slices import Steps, in_steps
 from headrace.broker.state import Change, StateStore
 from headrace.broker.topics import Topic, Topics
 from headrace.config import Settings
@@ -31,15 +37,6 @@ from headrace.wire.kafka.messages.group_offsets import (
     OffsetDeleteResponse,
     OffsetDeleteResponsePartition,
     OffsetDeleteResponseTopic,
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchRequestTopics,
-    OffsetFetchResponse,
-    OffsetFetchResponseGroup,
-    OffsetFetchResponsePartition,
-    OffsetFetchResponsePartitions,
-    OffsetFetchResponseTopic,
-    OffsetFetchResponseTopics,
 )
 from headrace.wire.kafka.messages.transactions import (
     TxnOffsetCommitRequest,
@@ -52,19 +49,40 @@ __all__ = ["CheckProducer", "OffsetHandler"]
 
 CheckProducer = Callable[[Request[TxnOffsetCommitRequest]], ErrorCode]
 
-TOPIC_IDS_SINCE = {ApiKey.OFFSET_COMMIT: 10, ApiKey.OFFSET_FETCH: 10, ApiKey.TXN_OFFSET_COMMIT: 6}
+TOPIC_IDS_SINCE = {ApiKey.OFFSET_COMMIT: 10, ApiKey.TXN_OFFSET_COMMIT: 6}
 """By API key: the version from which topics are named by their ids."""
-
-
-GROUP_ERROR_SINCE = 2
-"""The version of OffsetFetch from which an error of the whole group has a place in the answer."""
 
 TXN_STALE_SINCE = 6
 """The version of TxnOffsetCommit from which producers know STALE_MEMBER_EPOCH."""
 
 
+ROWS_PER_WRITE = 1000
+UNITS_PER_WRITE = 500
+"""A row takes about 6 µs to write."""
+
+PARTITIONS_PER_STEP = 50
+
+Partitions = Callable[[], list[TopicIdPartition]]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Commit:
+    """A commit on its way."""
+
+    request: Request[Any]
+    denied: ErrorCode
+    refusal: Callable[[Partitions], ErrorCode]
+    """Why its sender may not commit offsets of these partitions, or NONE."""
+    put: Callable[[dict[TopicPartition, Row]], int]
+    answer: type[OffsetCommitResponsePartition] | type[TxnOffsetCommitResponsePartition]
+    expires_ms: int | None = None
+    rows: dict[TopicPartition, Row] = field(default_factory=dict)
+    taken: list[tuple[TopicPartition, Any]] = field(default_factory=list)
+    """The answers of the partitions that are in ``rows``; one that was named twice has two."""
+
+
 class OffsetHandler:
-    """Answers OffsetCommit, TxnOffsetCommit, OffsetFetch and OffsetDelete."""
+    """Answers OffsetCommit, TxnOffsetCommit and OffsetDelete."""
 
     def __init__(
         self,
@@ -99,94 +117,99 @@ class OffsetHandler:
 
     # ---- committing ----
 
-    def offset_commit(self, request: Request[OffsetCommitRequest]) -> Reply:
+    def offset_commit(self, request: Request[OffsetCommitRequest]) -> Steps[Reply]:
         body = request.body
-        denied = denial_code(lambda: request.access.group(body.group_id, Operation.READ))
-        expires_ms = self._clock.wall_ms() + body.retention_time_ms if body.retention_time_ms >= 0 else None
-        judged, rows = self._judge(request, denied, lambda: self._commit_refusal(request), expires_ms)
+        commit = _Commit(
+            request=request,
+            denied=denial_code(lambda: request.access.group(body.group_id, Operation.READ)),
+            refusal=partial(self._commit_refusal, request),
+            put=lambda rows: self._offsets.commit(body.group_id, rows),
+            answer=OffsetCommitResponsePartition,
+            expires_ms=self._clock.wall_ms() + body.retention_time_ms if body.retention_time_ms >= 0 else None,
+        )
+        judged = yield from self._judge(commit)
         response = OffsetCommitResponse(
             topics=[
-                OffsetCommitResponseTopic(
-                    name=topic.name,
-                    topic_id=topic.topic_id,
-                    partitions=[
-                        OffsetCommitResponsePartition(partition_index=index, error_code=code) for index, code in codes
-                    ],
-                )
-                for topic, codes in zip(body.topics, judged, strict=True)
+                OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
+                for topic, partitions in zip(body.topics, judged, strict=True)
             ]
         )
-        return self._write(response, rows, lambda: self._offsets.commit(body.group_id, rows), body.group_id)
+        return (yield from self._write(commit, response))
 
-    def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest], check_producer: CheckProducer) -> Reply:
+    def txn_offset_commit(
+        self, request: Request[TxnOffsetCommitRequest], check_producer: CheckProducer
+    ) -> Steps[Reply]:
         """Keep offsets until their transaction ends. ``check_producer`` says whether the producer may add them."""
         body, access = request.body, request.access
         denied = denial_code(
             lambda: access.transaction(body.transactional_id, Operation.WRITE),
             lambda: access.group(body.group_id, Operation.READ),
         )
-        judged, rows = self._judge(request, denied, lambda: self._txn_refusal(request, check_producer), None)
+        commit = _Commit(
+            request=request,
+            denied=denied,
+            refusal=partial(self._txn_refusal, request, check_producer),
+            put=lambda rows: self._offsets.commit_pending(body.producer_id, body.group_id, rows),
+            answer=TxnOffsetCommitResponsePartition,
+        )
+        judged = yield from self._judge(commit)
         response = TxnOffsetCommitResponse(
             topics=[
-                TxnOffsetCommitResponseTopic(
-                    name=topic.name,
-                    topic_id=topic.topic_id,
-                    partitions=[
-                        TxnOffsetCommitResponsePartition(partition_index=index, error_code=code)
-                        for index, code in codes
-                    ],
-                )
-                for topic, codes in zip(body.topics, judged, strict=True)
+                TxnOffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
+                for topic, partitions in zip(body.topics, judged, strict=True)
             ]
         )
-        return self._write(
-            response, rows, lambda: self._offsets.commit_pending(body.producer_id, body.group_id, rows), body.group_id
-        )
+        return (yield from self._write(commit, response))
 
-    def _judge(
-        self,
-        request: Request[Any],
-        denied: ErrorCode,
-        refusal: Callable[[], ErrorCode],
-        expires_ms: int | None,
-    ) -> tuple[list[list[tuple[int, ErrorCode]]], dict[TopicPartition, Row]]:
-        """(partition, code) per topic of a commit, and the rows to write.
+    def _judge(self, commit: _Commit) -> Steps[list[list[Any]]]:
+        """The answers per topic of a commit; the rows to write are noted in it.
 
         As in Kafka, a topic that is unknown or denied is refused for that reason, and the group is asked only about
         the others.
         """
+        request = commit.request
         found = [self._topic(request, each.name, each.topic_id) for each in request.body.topics]
-        refused = denied
+        refused = commit.denied
         if not refused and any(topic is not None for topic, _ in found):
-            refused = refusal()
-        rows: dict[TopicPartition, Row] = {}
-        judged = [
-            [
-                (each.partition_index, denied or unknown or refused or self._take(rows, topic, each, expires_ms))
-                for each in asked.partitions
-            ]
-            for asked, (topic, unknown) in zip(request.body.topics, found, strict=True)
-        ]
-        return judged, rows
+            refused = commit.refusal(partial(self._partitions, request))
+        judged = []
+        for asked, (topic, unknown) in zip(request.body.topics, found, strict=True):
+            answers = []
+            for partitions in in_steps(asked.partitions, PARTITIONS_PER_STEP):
+                for each in partitions:
+                    answer = commit.answer(partition_index=each.partition_index)
+                    answer.error_code = commit.denied or unknown or refused or self._take(commit, topic, each, answer)
+                    answers.append(answer)
+                yield len(partitions)
+            judged.append(answers)
+        return judged
 
-    def _write(self, response: Any, rows: dict[TopicPartition, Row], put: Callable[[], int], group_id: str) -> Reply:
-        """Write one batch for the whole request. The answer waits until it is flushed."""
-        if not rows:
-            return response
-        try:
-            journal_offset = put()
-        except HeadraceError as error:
-            for topic in response.topics:
-                for partition in topic.partitions:
-                    partition.error_code = partition.error_code or coordinator_code_of(error)
-            return response
-        self._ensure_group(group_id)
+    def _write(self, commit: _Commit, response: Any) -> Steps[Reply]:
+        """Write the rows; the answer leaves when they are flushed."""
+        journal_offset = -1
+        written: set[TopicPartition] = set()
+        refused = ErrorCode.NONE
+        for taken in in_steps(list(commit.rows.items()), ROWS_PER_WRITE):
+            rows = dict(taken)
+            if written and not refused:
+                refused = commit.refusal(partial(_ids, commit.request, rows))
+            if not refused:
+                try:
+                    journal_offset = commit.put(rows)
+                    written.update(rows)
+                except HeadraceError as error:
+                    refused = coordinator_code_of(error)
+            yield UNITS_PER_WRITE
+        if refused:
+            for partition, answer in commit.taken:
+                if partition not in written:
+                    answer.error_code = refused
+        if written:
+            self._ensure_group(commit.request.body.group_id)
         return once_flushed(self._state, journal_offset, response)
 
-    def _take(
-        self, rows: dict[TopicPartition, Row], topic: Topic | None, partition: Any, expires_ms: int | None
-    ) -> ErrorCode:
-        """Add one offset to the rows to be written, or return why it cannot be committed."""
+    def _take(self, commit: _Commit, topic: Topic | None, partition: Any, answer: Any) -> ErrorCode:
+        """Note one offset to be committed, or why it cannot be."""
         assert topic is not None
         index = partition.partition_index
         if not 0 <= index < len(topic.partitions):
@@ -194,53 +217,57 @@ class OffsetHandler:
         metadata = partition.committed_metadata or ""
         if len(metadata) > self._settings.integer("offset.metadata.max.bytes"):
             return ErrorCode.OFFSET_METADATA_TOO_LARGE
-        rows[topic.name, index] = self._offsets.row(
+        commit.rows[topic.name, index] = self._offsets.row(
             partition.committed_offset,
             partition.committed_leader_epoch,
             metadata,
             self._clock.wall_ms(),
-            expires_ms,
+            commit.expires_ms,
         )
+        commit.taken.append(((topic.name, index), answer))
         return ErrorCode.NONE
 
     def _topic(self, request: Request[Any], name: str, topic_id: bytes) -> tuple[Topic | None, ErrorCode]:
-        operation = Operation.DESCRIBE if request.api_key == ApiKey.OFFSET_FETCH else Operation.READ
         try:
             if request.version >= TOPIC_IDS_SINCE[ApiKey(request.api_key)]:
-                topic = request.access.topic_by_id(topic_id, operation)
+                topic = request.access.topic_by_id(topic_id, Operation.READ)
                 return topic, ErrorCode.NONE if topic is not None else ErrorCode.UNKNOWN_TOPIC_ID
-            topic = request.access.topic(name, operation)
+            topic = request.access.topic(name, Operation.READ)
         except AccessDenied as denied:
             return None, denied.code
         return topic, ErrorCode.NONE if topic is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     # ---- who may ----
 
-    def _commit_refusal(self, request: Request[OffsetCommitRequest]) -> ErrorCode:
+    def _commit_refusal(self, request: Request[OffsetCommitRequest], partitions: Partitions) -> ErrorCode:
         body = request.body
         if refused := self._groups.growth_refusal(body.group_id):
             return refused
         # Version 9 and later can say that the group of a member is gone.
         gone = ErrorCode.GROUP_ID_NOT_FOUND if request.version >= 9 else ErrorCode.ILLEGAL_GENERATION
         try:
-            self._check_committer(request, gone, transactional=False)
+            self._check_committer(request, gone, partitions, transactional=False)
         except KafkaError as error:
             return error.code
         return ErrorCode.NONE
 
-    def _txn_refusal(self, request: Request[TxnOffsetCommitRequest], check_producer: CheckProducer) -> ErrorCode:
+    def _txn_refusal(
+        self, request: Request[TxnOffsetCommitRequest], check_producer: CheckProducer, partitions: Partitions
+    ) -> ErrorCode:
         group_id = request.body.group_id
         refused = self._groups.growth_refusal(group_id) if group_id else ErrorCode.INVALID_GROUP_ID
         if refused := refused or check_producer(request):
             return refused
         try:
-            self._check_committer(request, ErrorCode.ILLEGAL_GENERATION, transactional=True)
+            self._check_committer(request, ErrorCode.ILLEGAL_GENERATION, partitions, transactional=True)
         except KafkaError as error:
             stale = error.code is ErrorCode.STALE_MEMBER_EPOCH and request.version < TXN_STALE_SINCE
             return ErrorCode.ILLEGAL_GENERATION if stale else error.code
         return ErrorCode.NONE
 
-    def _check_committer(self, request: Request[Any], gone: ErrorCode, *, transactional: bool) -> None:
+    def _check_committer(
+        self, request: Request[Any], gone: ErrorCode, partitions: Partitions, *, transactional: bool
+    ) -> None:
         body = request.body
         group = request.access.group(body.group_id, Operation.READ)
         if group is not None:
@@ -251,7 +278,7 @@ class OffsetHandler:
                     epoch=body.generation_id_or_member_epoch,
                     version=request.version,
                     transactional=transactional,
-                    partitions=lambda: self._partitions(request),
+                    partitions=partitions,
                 )
             )
         elif body.generation_id_or_member_epoch >= 0:
@@ -266,92 +293,9 @@ class OffsetHandler:
                 partitions += [(topic.topic_id, each.partition_index) for each in asked.partitions]
         return partitions
 
-    # ---- fetching ----
-
-    def offset_fetch(self, request: Request[OffsetFetchRequest]) -> Reply:
-        """The answer waits until the journal is flushed. Otherwise a power failure could take back an offset that a
-        client has seen."""
-        return once_flushed(self._state, self._state.end_offset - 1, self._fetched(request))
-
-    def _fetched(self, request: Request[OffsetFetchRequest]) -> OffsetFetchResponse:
-        body = request.body
-        if request.version >= 8:
-            groups = [self._fetch_group(request, asked) for asked in body.groups]
-            return OffsetFetchResponse(groups=groups)
-        asked = OffsetFetchRequestGroup(
-            group_id=body.group_id,
-            topics=None
-            if body.topics is None
-            else [
-                OffsetFetchRequestTopics(name=topic.name, partition_indexes=topic.partition_indexes)
-                for topic in body.topics
-            ],
-        )
-        found = self._fetch_group(request, asked)
-        if found.error_code and request.version < GROUP_ERROR_SINCE:
-            found.topics = [_all_failed(topic, found.error_code) for topic in asked.topics or []]
-        return _as_single(found)
-
-    def _fetch_group(
-        self, request: Request[OffsetFetchRequest], asked: OffsetFetchRequestGroup
-    ) -> OffsetFetchResponseGroup:
-        response = OffsetFetchResponseGroup(group_id=asked.group_id)
-        try:
-            group = request.access.group(asked.group_id, Operation.DESCRIBE)
-            if group is not None:
-                group.check_fetch(asked.member_id, asked.member_epoch)
-        except HeadraceError as error:
-            response.error_code = code_of(error)
-            return response
-        with_ids = request.version >= TOPIC_IDS_SINCE[ApiKey.OFFSET_FETCH]
-        if asked.topics is None:
-            asked_topics = self._all_topics(request.access, asked.group_id, with_ids)
-        else:
-            asked_topics = asked.topics
-        for wanted in asked_topics:
-            topic, unknown = self._topic(request, wanted.name, wanted.topic_id)
-            if unknown is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                unknown = ErrorCode.NONE  # a name without a topic has no offset; that is not an error
-            name = wanted.name if topic is None else topic.name
-            partitions = [
-                self._fetch_one(asked.group_id, name, index, request.body.require_stable, unknown)
-                for index in wanted.partition_indexes
-            ]
-            response.topics.append(
-                OffsetFetchResponseTopics(name=wanted.name, topic_id=wanted.topic_id, partitions=partitions)
-            )
-        return response
-
-    def _all_topics(self, access: Access, group_id: str, with_ids: bool) -> list[OffsetFetchRequestTopics]:
-        found = []
-        for name, rows in self._offsets.of_group(group_id).items():
-            try:
-                topic = access.topic(name, Operation.DESCRIBE)
-            except AccessDenied:
-                continue
-            if topic is not None or not with_ids:
-                topic_id = bytes(16) if topic is None else topic.topic_id
-                found.append(OffsetFetchRequestTopics(name=name, topic_id=topic_id, partition_indexes=sorted(rows)))
-        return found
-
-    def _fetch_one(
-        self, group_id: str, topic: str, index: int, require_stable: bool, unknown: ErrorCode
-    ) -> OffsetFetchResponsePartitions:
-        nothing = OffsetFetchResponsePartitions(partition_index=index, committed_offset=NO_OFFSET, metadata="")
-        if unknown:
-            nothing.error_code = unknown
-        elif require_stable and self._offsets.is_unstable(group_id, topic, index):
-            nothing.error_code = ErrorCode.UNSTABLE_OFFSET_COMMIT
-        elif (row := self._offsets.get(group_id, topic, index)) is not None:
-            offset, leader_epoch, metadata, *_ = row
-            return OffsetFetchResponsePartitions(
-                partition_index=index, committed_offset=offset, committed_leader_epoch=leader_epoch, metadata=metadata
-            )
-        return nothing
-
     # ---- deleting ----
 
-    def offset_delete(self, request: Request[OffsetDeleteRequest]) -> Reply:
+    def offset_delete(self, request: Request[OffsetDeleteRequest]) -> Steps[Reply]:
         body, access = request.body, request.access
         try:
             group = access.group(body.group_id, Operation.DELETE)
@@ -361,31 +305,42 @@ class OffsetHandler:
         except KafkaError as error:
             return OffsetDeleteResponse(error_code=error.code)
         response = OffsetDeleteResponse()
-        gone: list[TopicPartition] = []
+        journal_offset = -1
         for asked in body.topics:
-            try:
-                topic, denial = access.topic(asked.name, Operation.READ), ErrorCode.NONE
-            except AccessDenied as denied:
-                topic, denial = None, denied.code
-            partitions = []
-            for each in asked.partitions:
-                code = denial
-                if topic is None or topic.partition(each.partition_index) is None:
-                    code = code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                elif group.is_subscribed_to(asked.name):
-                    code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
-                elif self._offsets.get(body.group_id, asked.name, each.partition_index) is not None:
-                    gone.append((asked.name, each.partition_index))
-                partitions.append(OffsetDeleteResponsePartition(partition_index=each.partition_index, error_code=code))
-            response.topics.append(OffsetDeleteResponseTopic(name=asked.name, partitions=partitions))
-        if not gone:
-            return response
-        try:
-            journal_offset = self._state.put_many(self._offsets.removal(body.group_id, gone))
-        except HeadraceError as error:
-            return OffsetDeleteResponse(error_code=coordinator_code_of(error))
-        self._offsets.apply_removal(body.group_id, gone)
+            answers: list[OffsetDeleteResponsePartition] = []
+            response.topics.append(OffsetDeleteResponseTopic(name=asked.name, partitions=answers))
+            for taken in in_steps(asked.partitions, ROWS_PER_WRITE):
+                try:
+                    written = self._delete(access, group, asked.name, [each.partition_index for each in taken], answers)
+                except HeadraceError as error:
+                    return OffsetDeleteResponse(error_code=coordinator_code_of(error))
+                journal_offset = max(journal_offset, written)
+                yield UNITS_PER_WRITE if written >= 0 else len(taken)
         return once_flushed(self._state, journal_offset, response)
+
+    def _delete(
+        self, access: Access, group: Group, name: str, indexes: list[int], answers: list[OffsetDeleteResponsePartition]
+    ) -> int:
+        """Delete offsets of one topic; the journal offset to wait for, or -1 if there was none to delete."""
+        try:
+            topic, denial = access.topic(name, Operation.READ), ErrorCode.NONE
+        except AccessDenied as denied:
+            topic, denial = None, denied.code
+        gone: dict[TopicPartition, None] = {}
+        for index in indexes:
+            code = denial
+            if topic is None or topic.partition(index) is None:
+                code = code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif group.is_subscribed_to(name):
+                code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+            elif self._offsets.get(group.group_id, name, index) is not None:
+                gone[name, index] = None
+            answers.append(OffsetDeleteResponsePartition(partition_index=index, error_code=code))
+        if not gone:
+            return -1
+        journal_offset = self._state.put_many(self._offsets.removal(group.group_id, gone))
+        self._offsets.apply_removal(group.group_id, gone)
+        return journal_offset
 
     # ---- transactions ----
 
@@ -403,30 +358,6 @@ class OffsetHandler:
                 self._ensure_group(group_id)
 
 
-def _all_failed(asked: OffsetFetchRequestTopics, code: int) -> OffsetFetchResponseTopics:
-    partitions = [
-        OffsetFetchResponsePartitions(partition_index=index, committed_offset=NO_OFFSET, metadata="", error_code=code)
-        for index in asked.partition_indexes
-    ]
-    return OffsetFetchResponseTopics(name=asked.name, partitions=partitions)
-
-
-def _as_single(group: OffsetFetchResponseGroup) -> OffsetFetchResponse:
-    """The answer of versions below 8: one group, without its name."""
-    topics = [
-        OffsetFetchResponseTopic(
-            name=topic.name,
-            partitions=[
-                OffsetFetchResponsePartition(
-                    partition_index=each.partition_index,
-                    committed_offset=each.committed_offset,
-                    committed_leader_epoch=each.committed_leader_epoch,
-                    metadata=each.metadata,
-                    error_code=each.error_code,
-                )
-                for each in topic.partitions
-            ],
-        )
-        for topic in group.topics
-    ]
-    return OffsetFetchResponse(topics=topics, error_code=group.error_code)
+def _ids(request: Request[Any], rows: dict[TopicPartition, Row]) -> list[TopicIdPartition]:
+    topics = {name: request.access.topic(name, Operation.READ) for name, _ in rows}
+    return [(topic.topic_id, index) for name, index in rows if (topic := topics[name]) is not None]

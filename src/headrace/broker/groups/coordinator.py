@@ -10,12 +10,15 @@ protocol gets GROUP_ID_NOT_FOUND, as in Apache Kafka. Offsets are in ``commits``
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.access import AccessDenied, Operation
 from headrace.broker.errors import code_of, coordinator_code_of
 from headrace.broker.groups.classic import CONSUMER_PROTOCOL, ClassicGroup
+from headrace.broker.groups.commits import ROWS_PER_WRITE, UNITS_PER_WRITE
 from headrace.broker.groups.consumer import LEFT_STATIC, ConsumerGroup
 from headrace.broker.groups.group import Group, require
 from headrace.broker.groups.heartbeat_checks import JOIN, check_heartbeat
@@ -26,6 +29,7 @@ from headrace.broker.groups.rebalance import Rebalancer
 from headrace.broker.groups.registry import GROUP_ID_CHARS_MAX, Groups
 from headrace.broker.replies import Reply
 from headrace.broker.request import Request
+from headrace.broker.slices import Steps, in_steps
 from headrace.config import GROUP_SETTINGS, Settings
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.ports import Clock, TimerHandle
@@ -51,6 +55,9 @@ __all__ = ["GroupCoordinator"]
 
 PROTOCOL_NAMED_SINCE = 5
 """The version of SyncGroup from which a member must say which protocol it thinks was chosen."""
+
+GROUPS_PER_TURN = 200
+"""Groups whose offsets are looked at for expiry in one go."""
 
 
 class GroupCoordinator:
@@ -129,16 +136,19 @@ class GroupCoordinator:
         if group_id not in self._groups:
             self._groups[group_id] = self._rebalancer.new(group_id)
 
-    def remove(self, groups: Sequence[Group]) -> int:
-        """Remove groups with their offsets, pending ones included; the journal offset to wait for."""
-        changes: list[Change] = []
-        for group in groups:
-            changes += group.removal() + self._offsets.group_removal(group.group_id)
-        journal_offset = self._state.put_many(changes)
-        for group in groups:
-            self._offsets.apply_group_removal(group.group_id)
-            del self._groups[group.group_id]
-            group.shut(ErrorCode.UNKNOWN_MEMBER_ID)
+    def remove(self, group: Group) -> Steps[int]:
+        """Remove a group with its offsets, pending ones included; the journal offset to wait for.
+
+        The group is gone with the first write, which also has its first offsets; the others follow.
+        """
+        removal = self._offsets.group_removal(group.group_id)
+        journal_offset = self._state.put_many([*group.removal(), *islice(removal, ROWS_PER_WRITE)])
+        self._offsets.apply_group_removal(group.group_id)
+        del self._groups[group.group_id]
+        group.shut(ErrorCode.UNKNOWN_MEMBER_ID)
+        for changes in in_steps(removal, ROWS_PER_WRITE):
+            yield UNITS_PER_WRITE
+            journal_offset = self._state.put_many(changes)
         return journal_offset
 
     # ---- requests of the classic protocol ----
@@ -314,12 +324,21 @@ class GroupCoordinator:
 
     def _sweep(self) -> None:
         """Remove expired offsets, and groups without members and offsets."""
+        self._sweep_some(iter(list(self._groups.values())))
+
+    def _sweep_some(self, groups: Iterator[Group]) -> None:
+        """Look at the next groups. The rest follows in later turns of the loop: requests are served in between."""
+        some = list(islice(groups, GROUPS_PER_TURN))
         try:
-            for group in list(self._groups.values()):
-                self._expire(group)
+            for group in some:
+                if self._groups.find(group.group_id) is group:
+                    self._expire(group)
         except HeadraceError:
-            pass  # The disk is full. The next sweep tries again.
-        self._set_sweep_timer()
+            some.clear()  # The disk is full. The next sweep tries again.
+        if some:
+            self._sweep_timer = self._clock.call_later(0.0, partial(self._sweep_some, groups))
+        else:
+            self._set_sweep_timer()
 
     def _expire(self, group: Group) -> None:
         if group.keeps_offsets():
@@ -332,7 +351,8 @@ class GroupCoordinator:
             self._state.put_many(self._offsets.removal(group.group_id, gone))
             self._offsets.apply_removal(group.group_id, gone)
         if group.is_removable() and not self._offsets.has_any(group.group_id):
-            self.remove([group])
+            for _ in self.remove(group):
+                pass  # it has no offsets, so there is one step
 
     def _topics_changed(self) -> None:
         self._drop_offsets_of_deleted_topics()

@@ -135,18 +135,28 @@ class Offsets:
         for topic, partition in places:
             self._unset(group_id, topic, partition)
 
-    def group_removal(self, group_id: str) -> list[Change]:
-        """The changes that remove all offsets of a group, pending ones included."""
-        places = [(topic, partition) for topic, rows in self.of_group(group_id).items() for partition in rows]
-        return self.removal(group_id, places) + [
-            ("txn_offsets", f"{producer_id}:{key_of(group_id, *place)}", None)
-            for place, producers in self._open.get(group_id, {}).items()
-            for producer_id in producers
-        ]
+    def group_removal(self, group_id: str) -> Iterator[Change]:
+        """The changes that remove all offsets of a group, pending ones included.
+
+        They are made one at a time, and may be asked for after ``apply_group_removal``. An offset that is committed
+        meanwhile, by a new group with the same id, is not removed.
+        """
+        committed, table = self.of_group(group_id), self._state.table("offsets")
+        waiting = [(place, set(producers)) for place, producers in self._open.get(group_id, {}).items()]
+        for topic, rows in committed.items():
+            for partition, row in rows.items():
+                key = key_of(group_id, topic, partition)
+                if table.get(key) is row:
+                    yield "offsets", key, None
+        for (topic, partition), producers in waiting:
+            for producer_id in producers:
+                yield "txn_offsets", f"{producer_id}:{key_of(group_id, topic, partition)}", None
 
     def apply_group_removal(self, group_id: str) -> None:
-        places = [(topic, partition) for topic, rows in self.of_group(group_id).items() for partition in rows]
-        self.apply_removal(group_id, places)
+        for topic in self._committed.pop(group_id, {}):
+            self._groups_of_topic[topic].discard(group_id)
+            if not self._groups_of_topic[topic]:
+                del self._groups_of_topic[topic]
         for place, producers in list(self._open.get(group_id, {}).items()):
             for producer_id in list(producers):
                 self._drop_pending(producer_id, group_id, *place)

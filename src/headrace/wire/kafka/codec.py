@@ -13,7 +13,9 @@ What a writer promises: a value that its field cannot carry in this version is a
 is null, in a version before the one that lets it be null, is written as an empty string, as Kafka does.
 
 A writer returns chunks. ``records`` fields take anything that has a length (bytes, or a slice of a file that the
-server sends without reading it into memory), and pass through untouched.
+server sends without reading it into memory), and pass through untouched. An array of structs may be given as a list of
+bytes, each an element that ``write_element`` has encoded: that is how a long answer is written piece by piece, and how
+elements that are repeated in it share their bytes.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ __all__ = [
     "read_message",
     "read_uvarint",
     "uvarint",
+    "write_element",
     "write_message",
 ]
 
@@ -47,6 +50,8 @@ ELEMENTS_MAX = 1_000_000
 
 SHORT_STRING_BYTES_MAX = 2**15 - 1
 """The longest string of a version that is not flexible."""
+
+LENGTH_MAX = 2**31 - 1
 
 
 class MalformedMessage(KafkaError):
@@ -80,6 +85,14 @@ def write_message(message: object, version: int) -> list[Any]:
     out: list[Any] = []
     _writer(cast("Any", type(message)), version)(message, out.append)
     return out
+
+
+def write_element(element: object, message: type, version: int) -> bytes:
+    """Encode one element of an array in ``message``; the array may then be given as a list of such bytes."""
+    out: list[Any] = []
+    cls: Any = type(element)
+    _nested_writer(cls, version, _flexible(message, version))(element, out.append)
+    return b"".join(out)
 
 
 @cache
@@ -260,6 +273,8 @@ def _records_chunks(value: Sized | Sequence[Sized] | None, flexible: bool, emit:
         return
     chunks = value if isinstance(value, list) else [value]
     length = sum(map(len, chunks))
+    if length > LENGTH_MAX:
+        raise UnwritableMessage(f"{length} bytes of records; a field carries {LENGTH_MAX}")
     emit(uvarint(length + 1) if flexible else _I32.pack(length))
     for chunk in chunks:
         emit(chunk)
@@ -534,11 +549,16 @@ def _write_array(source: _Source, value: str, wire: Field, version: int, flexibl
         shape = f"'>' + '{code}' * len({value})" if item.kind == "uuid" else f"f'>{{len({value})}}{code}'"
         source.add(f"{indent}emit({pack}({shape}, *{value}))")
         return
-    source.add(f"{indent}for item in {value}:")
     if item.kind == "struct":
         assert item.type is not None
-        source.add(f"{indent}    {source.bind(_nested_writer(item.type, version, flexible))}(item, emit)")
-    elif item.kind == "string":
+        source.add(f"{indent}if {value} and type({value}[0]) is bytes:")
+        source.add(f"{indent}    for item in {value}: emit(item)")
+        source.add(f"{indent}else:")
+        write = source.bind(_nested_writer(item.type, version, flexible))
+        source.add(f"{indent}    for item in {value}: {write}(item, emit)")
+        return
+    source.add(f"{indent}for item in {value}:")
+    if item.kind == "string":
         source.add(f"{indent}    emit(string_bytes(item, {flexible}))")
     else:
         size = "uvarint(len(item) + 1)" if flexible else "I32.pack(len(item))"

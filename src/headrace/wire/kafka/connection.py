@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.apis import API_VERSIONS, APIS, PRODUCE, Api
-from headrace.wire.kafka.codec import MalformedMessage, read_message, read_uvarint, write_message
+from headrace.wire.kafka.codec import MalformedMessage, UnwritableMessage, read_message, read_uvarint, write_message
 from headrace.wire.kafka.messages.metadata import ApiVersion, ApiVersionsResponse
 
 __all__ = ["Connection", "Event", "Limits", "PeerErred", "ReplyTo", "RequestReceived", "UnsupportedVersion", "joined"]
@@ -36,6 +36,15 @@ _BYTES = (bytes, bytearray, memoryview)
 
 FRAME_BYTES_MIN = _HEAD.size
 """API key, version and correlation id."""
+
+FRAME_BYTES_MAX = 2**31 - 1
+"""What the size in front of a frame can say."""
+
+JOINED_ANSWER_BYTES_MAX = 64 << 10
+"""An answer up to this size is sent as one piece."""
+
+JOINED_BYTES_MAX = 4096
+"""A piece of a larger answer up to this size is copied together with its neighbours; others are sent as they are."""
 
 TAGS_MAX = 64
 """Tagged fields in a request header. Kafka defines none; each one costs a step to skip."""
@@ -53,6 +62,9 @@ class Limits:
     produce_bytes_max: int = 100 << 20
     other_bytes_max: int = 16 << 20
     elements_max: int = 20_000
+    answer_bytes_max: int = 100_000_000
+    """What an answer may hold in memory, so without records. librdkafka takes no more in one answer either (its setting
+    receive.message.max.bytes). Handlers keep to it; an answer that exceeds it is not sent."""
 
 
 class ReplyTo(NamedTuple):
@@ -229,7 +241,15 @@ class Connection:
         head = _SIZE.pack(reply_to.correlation_id)
         if api.response_header_version(reply_to.version) == 1:
             head += b"\x00"
-        return joined([_SIZE.pack(len(head) + sum(map(len, body))), head, *body])
+        size = len(head) + sum(map(len, body))
+        if size > self._limits.answer_bytes_max:
+            self._check_size(size, body)
+        return joined([_SIZE.pack(size), head, *body])
+
+    def _check_size(self, size: int, body: list[Any]) -> None:
+        in_memory = sum(len(chunk) for chunk in body if isinstance(chunk, _BYTES))
+        if in_memory > self._limits.answer_bytes_max or size > FRAME_BYTES_MAX:
+            raise UnwritableMessage(f"{size} bytes; response.bytes.max is {self._limits.answer_bytes_max}")
 
     def send_unsupported(self, event: UnsupportedVersion) -> list[Any]:
         """As Kafka answers: version 0, the code, and the versions of ApiVersions itself."""
@@ -269,17 +289,20 @@ def _skip_tags(view: memoryview, position: int) -> int:
 
 
 def joined(chunks: list[Any]) -> list[Any]:
-    """Neighbouring bytes made one; slices of files stay apart."""
-    with suppress(TypeError):  # what is not bytes refuses to be joined
-        return [b"".join(chunks)]
+    """Neighbouring bytes made one; slices of files stay apart. In a large answer large pieces stay apart as well: one
+    in which the same 5 KB are repeated 20,000 times costs as many references and no copy."""
+    if sum(map(len, chunks)) <= JOINED_ANSWER_BYTES_MAX:
+        with suppress(TypeError):  # what is not bytes refuses to be joined
+            return [b"".join(chunks)]
     merged: list[Any] = []
     run: list[Any] = []
     for chunk in chunks:
-        if isinstance(chunk, _BYTES):
+        if isinstance(chunk, _BYTES) and len(chunk) <= JOINED_BYTES_MAX:
             run.append(chunk)
             continue
-        merged.append(b"".join(run))
-        run.clear()
+        if run:
+            merged.append(b"".join(run))
+            run.clear()
         merged.append(chunk)
     if run:
         merged.append(b"".join(run))

@@ -13,10 +13,11 @@ from headrace.broker.access import Gate
 from headrace.broker.groups import GroupCoordinator
 from headrace.broker.groups.admin import GroupAdmin
 from headrace.broker.groups.commits import OffsetHandler
+from headrace.broker.groups.offset_fetch import OffsetFetchHandler
 from headrace.broker.groups.offsets import Offsets
 from headrace.broker.groups.registry import Groups
-from headrace.broker.replies import PendingReply
 from headrace.broker.request import Request
+from headrace.broker.slices import Slices
 from headrace.broker.transactions.registry import Transactions
 from headrace.config import Settings
 from headrace.errors import ErrorCode
@@ -45,7 +46,16 @@ from headrace.wire.kafka.messages.groups import (
     SyncGroupRequestAssignment,
     SyncGroupResponse,
 )
-from tests.unit.broker.fakes import FakeClock, FakeState, FakeTopics, over_wire, request, settle
+from tests.unit.broker.fakes import (
+    FakeClock,
+    FakeState,
+    FakeTopics,
+    executed,
+    over_wire,
+    request,
+    settle,
+    when_answered,
+)
 
 SESSION_MS = 10_000
 REBALANCE_MS = 60_000
@@ -72,6 +82,7 @@ class World:
 
     def __init__(self, *, auto_flush: bool = True, topics: FakeTopics | None = None, **settings: Any) -> None:
         self.clock = FakeClock()
+        self.slices = Slices()
         self.topics = topics or FakeTopics(orders=4, payments=3)
         given = {"group.initial.rebalance.delay.ms": 0}
         given.update({name.replace("_", "."): value for name, value in settings.items()})
@@ -106,10 +117,15 @@ class World:
             offsets=offsets,
             ensure_group=groups.ensure,
         )
+        self.offset_fetch = OffsetFetchHandler(
+            state=self.state,  # type: ignore[arg-type]
+            offsets=offsets,
+            settings=self.settings,
+        )
         self.admin = GroupAdmin(
             state=self.state,  # type: ignore[arg-type]
             settings=self.settings,
-            remove_groups=groups.remove,
+            remove_group=groups.remove,
         )
         return groups
 
@@ -130,22 +146,19 @@ class World:
         if method == "txn_offset_commit":
             reply = self.offsets.txn_offset_commit(asked, self.check_producer)
         else:
-            handler = next(each for each in (self.groups, self.offsets, self.admin) if hasattr(each, method))
+            handler = next(
+                each for each in (self.groups, self.offsets, self.offset_fetch, self.admin) if hasattr(each, method)
+            )
             reply = getattr(handler, method)(asked)
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if not isinstance(reply, PendingReply):
-            answered.set_result(over_wire(reply, version))
-            return answered
 
-        def ready() -> None:
+        def ready(response: Any) -> None:
             try:
-                answered.set_result(over_wire(reply.response, version))
+                answered.set_result(over_wire(response, version))
             except Exception as error:
                 answered.set_exception(error)
 
-        reply.taker = ready
-        if reply.ready:
-            ready()
+        when_answered(executed(reply, self.slices), ready)
         return answered
 
     def join(
