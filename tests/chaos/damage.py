@@ -234,8 +234,8 @@ def names(lines: Sequence[str], damage: Damage | None) -> bool:
     """Whether somebody who reads these lines learns which file it is, or at least which partition."""
     if damage is None:
         return False
-    is_in_topic = damage.path.parts[0] == "topics"
-    wanted = str(damage.path.parent) if is_in_topic else damage.path.name
+    is_in_log = damage.path.parts[0] in ("topics", "state")
+    wanted = str(damage.path.parent) if is_in_log else damage.path.name
     return any(wanted in line for line in lines)
 
 

@@ -176,8 +176,8 @@ class Writer:
 def file_kind(path: Path, data: Path) -> str:
     """What a file is for, to choose evenly among kinds and to tell where damage goes unnoticed."""
     relative = path.relative_to(data)
-    if relative.parts[0] != "topics":
+    place = {"topics": "topic", "state": "journal"}.get(relative.parts[0])
+    if place is None:
         return relative.parts[0].partition(".")[0]
-    place = "journal" if "headrace_state" in relative.parts[1] else "topic"
     suffixes: Mapping[str, str] = {".log": "log", ".index": "index", ".txn": "txn", ".producers": "producers"}
     return f"{place} {suffixes.get(path.suffix, path.suffix.lstrip('.') or path.name)}"

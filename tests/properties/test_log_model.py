@@ -25,7 +25,7 @@ from headrace.log.store import LogStore
 from headrace.record import Record, decode_records
 from headrace.testing.disk import PowerLoss, SimulatedDisk
 from tests.flushing import FlusherByHand
-from tests.unit.log.builders import swap_in
+from tests.unit.log.builders import open_log, swap_in
 
 TOPIC = ("orders", UUID(int=7), 0)
 BATCH_BYTES_MAX = 1 << 20
@@ -66,7 +66,7 @@ class LogMachine(RuleBasedStateMachine):
         """Both ways to open a log: with its own sync, and with one sync for all of them."""
         self.store = LogStore.open(self.disk, "/data")
         together = self.disk.life % 2 == 1
-        self.log = self.store.open_log(*TOPIC, CONFIG, sync=not together)
+        self.log = open_log(self.store, *TOPIC, CONFIG, sync=not together)
         if together:
             self.store.sync_recovered()
         self.flusher = FlusherByHand(self.disk, "/data", note=self.store.note_flushed)
@@ -272,7 +272,7 @@ class LogMachine(RuleBasedStateMachine):
         self.disk.crash_after = self.disk.operations + seed % 9
         try:
             self.store = LogStore.open(self.disk, "/data")
-            self.store.open_log(*TOPIC, CONFIG)
+            open_log(self.store, *TOPIC, CONFIG)
         except PowerLoss:
             pass
         self.crash(seed + 1)

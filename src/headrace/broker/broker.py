@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from types import GeneratorType
 from typing import Any
-from uuid import UUID
 
 from headrace.broker.access import Authorizer, Gate
 from headrace.broker.admin import TopicAdmin
@@ -33,7 +32,7 @@ from headrace.broker.replies import PendingReply, Reply
 from headrace.broker.request import Request
 from headrace.broker.slices import Slices
 from headrace.broker.state import StateStore
-from headrace.broker.topics import Topics
+from headrace.broker.topics import Topics, group_name
 from headrace.broker.transactions import TransactionCoordinator
 from headrace.broker.transactions.registry import Transactions
 from headrace.config import Settings
@@ -42,6 +41,7 @@ from headrace.log.errors import LogError
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
 from headrace.log.maintenance import Maintenance, MaintenanceSettings
+from headrace.log.space import STATE, TOPICS
 from headrace.log.store import LogStore
 from headrace.ports import Clock
 from headrace.vocabulary import Epoch
@@ -51,8 +51,8 @@ __all__ = ["Broker"]
 
 LOG = logging.getLogger("headrace.broker")
 
-STATE_NAME = "__headrace_state"
-STATE_ID = UUID(int=1)
+JOURNAL = "journal"
+"""The group of the space ``state`` that holds what the broker remembers besides records."""
 
 CHANGE_NOTHING = frozenset(
     {
@@ -117,7 +117,7 @@ class Broker:
             clock=clock,
             settings=settings,
             leader_epoch=leader_epoch,
-            remove_files=self.maintenance.delete_topic,
+            remove_files=self.maintenance.delete_group,
         )
         self.topics.load()
         self.groups = Groups()
@@ -299,7 +299,7 @@ class Broker:
         config = LogConfig(
             segment_bytes_max=16 << 20, cleanup_delete=False, retention_ms=-1, retention_bytes=-1, flush=FlushMode.ACK
         )
-        return self.store.open_log(STATE_NAME, STATE_ID, 0, config)
+        return self.store.space(STATE).open_log(JOURNAL, 0, config)
 
     def _begin_run(self) -> tuple[str, Epoch]:
         """The cluster id, made at the first start, and the leader epoch of this run. The epoch rises at each start, so
@@ -314,14 +314,11 @@ class Broker:
 
     def _report_unclaimed(self) -> None:
         """Warn of directories that belong to no topic. They may be somebody's data and are not removed."""
-        claimed = {topic.topic_id for topic in self.topics.all()}
-        unclaimed = {
-            f"{name}~{topic_id.hex}"
-            for name, topic_id, _ in self.store.partitions_on_disk()
-            if topic_id != STATE_ID and topic_id.bytes not in claimed
-        } - set(self.state.table("deleted"))
-        for key in sorted(unclaimed):
-            LOG.warning("%s/topics/%s belongs to no topic; it is not changed", self.store.directory, key)
+        space = self.store.space(TOPICS)
+        claimed = {group_name(topic.name, topic.topic_id) for topic in self.topics.all()}
+        for group in space.groups_on_disk():
+            if group not in claimed:
+                LOG.warning("%s/%s belongs to no topic; it is not changed", space.directory, group)
 
 
 async def settled(reply: Reply) -> Any:

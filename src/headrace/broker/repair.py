@@ -8,20 +8,19 @@ that has lost topics: their directories tell name, id and number of partitions.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from headrace.batch import build_batch
-from headrace.broker.verify import JOURNAL, DataVerifier
+from headrace.broker.verify import JOURNAL_LOG, DataVerifier
 from headrace.log.checkpoint import LogMark, read_checkpoint, write_checkpoint
 from headrace.log.config import LogConfig
 from headrace.log.errors import DataDirectoryInUse
 from headrace.log.findings import Finding, Severity
 from headrace.log.log import PartitionLog
 from headrace.log.repair import Repair, apply, survey
-from headrace.log.store import NAME_CHARACTERS_MAX
+from headrace.log.space import GROUP_CHARACTERS_MAX, TOPICS
 from headrace.ports import Disk
 from headrace.record import Record
 from headrace.vocabulary import Epoch
@@ -34,13 +33,13 @@ class DamagedLog:
     """A log with errors, and what a repair of it will do."""
 
     name: str
-    """As in the checkpoint: ``orders~6f1c…/0``."""
+    """As in the checkpoint: ``topics/orders~6f1c…/0``."""
     repair: Repair
     errors: list[Finding] = field(default_factory=list)
 
     @property
     def is_journal(self) -> bool:
-        return self.name == JOURNAL
+        return self.name == JOURNAL_LOG
 
 
 @contextmanager
@@ -64,7 +63,7 @@ def plan(disk: Disk, directory: str) -> list[DamagedLog]:
     errors = [finding for finding in verifier.run() if finding.severity is Severity.ERROR]
     found = []
     for name in verifier.checked:
-        path = f"{directory}/topics/{name}"
+        path = f"{directory}/{name}"
         own = [finding for finding in errors if finding.path == path or finding.path.startswith(path + "/")]
         if own:
             found.append(DamagedLog(name, survey(disk, path, verifier.known(name)), own))
@@ -92,19 +91,18 @@ def adopt(disk: Disk, directory: str, now_ms: int) -> list[str]:
     verifier = DataVerifier(disk, directory)
     for _ in verifier.run():
         pass
-    counts = Counter(name.partition("/")[0] for name in verifier.unclaimed)
+    topics = [name.split("/")[1] for name in verifier.unclaimed if name.startswith(f"{TOPICS}/")]
     records = []
-    for folder in counts:
-        topic, _, topic_id = folder.rpartition("~")
-        if len(topic) < NAME_CHARACTERS_MAX and topic not in verifier.rows.get("topics", {}):
-            partitions = 1 + max(
-                int(name.partition("/")[2]) for name in verifier.on_disk if name.startswith(folder + "/")
-            )
+    for group in dict.fromkeys(topics):
+        topic, _, topic_id = group.rpartition("~")
+        if len(topic) < GROUP_CHARACTERS_MAX and topic not in verifier.rows.get("topics", {}):
+            prefix = f"{TOPICS}/{group}/"
+            partitions = 1 + max(int(name.removeprefix(prefix)) for name in verifier.on_disk if name.startswith(prefix))
             row = {"id": topic_id, "partitions": partitions, "config": {}}
             records.append(Record(f"topics/{topic}".encode(), json.dumps(row).encode(), timestamp=now_ms))
     if records:
-        path = f"{directory}/topics/{JOURNAL}"
-        log = PartitionLog.open(disk, path, LogConfig(), known=verifier.known(JOURNAL))
+        path = f"{directory}/{JOURNAL_LOG}"
+        log = PartitionLog.open(disk, path, LogConfig(), known=verifier.known(JOURNAL_LOG))
         log.append([build_batch(records)], leader_epoch=Epoch(0), now_ms=now_ms)
-        _set_mark(disk, directory, JOURNAL, log.close())
+        _set_mark(disk, directory, JOURNAL_LOG, log.close())
     return [record.key.decode().removeprefix("topics/") for record in records if record.key is not None]

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 from headrace.broker.partition import DamagedPartition, Partition
 from headrace.broker.state import StateStore
@@ -25,12 +24,22 @@ from headrace.log.config import FlushMode, LogConfig
 from headrace.log.errors import CorruptLog, LogError, storage_error
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
+from headrace.log.space import GROUP_CHARACTERS_MAX, TOPICS, LogSpace
 from headrace.log.store import LogStore
 from headrace.ports import Clock
 from headrace.record import Codec
 from headrace.vocabulary import Epoch
 
-__all__ = ["NAME_LENGTH_MAX", "PARTITIONS_PER_TOPIC_MAX", "Topic", "TopicConfig", "Topics", "check_name", "new_id"]
+__all__ = [
+    "NAME_LENGTH_MAX",
+    "PARTITIONS_PER_TOPIC_MAX",
+    "Topic",
+    "TopicConfig",
+    "Topics",
+    "check_name",
+    "group_name",
+    "new_id",
+]
 
 LOG = logging.getLogger("headrace.topics")
 
@@ -70,7 +79,7 @@ def check_not_reserved(name: str) -> None:
     """Refuse names that Kafka's tools or headrace use themselves."""
     if name in ("__consumer_offsets", "__transaction_state", "__share_group_state"):
         raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' is internal.")
-    if name in ("__cluster_metadata", "__headrace_state"):
+    if name == "__cluster_metadata":
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
 
 
@@ -201,11 +210,12 @@ class Topics:
         clock: Clock,
         settings: Settings,
         leader_epoch: Epoch,
-        remove_files: Callable[[str, UUID, Callable[[], None]], None],
+        remove_files: Callable[[LogSpace, str, Callable[[], None]], None],
     ) -> None:
         """``remove_files`` moves a deleted topic's files away and calls back when that is durable."""
         self._state = state
         self._store = store
+        self._space = store.space(TOPICS)
         self._flusher = flusher
         self._clock = clock
         self._settings = settings
@@ -222,9 +232,8 @@ class Topics:
             self._open_partitions(topic, int(row["partitions"]), sync=False)
             self._register(topic)
         for key in list(self._state.table("deleted")):
-            name, topic_id = _name_and_id(key)
-            self._store.forget_topic(name, topic_id)
-            self._store.move_deleted(name, topic_id)
+            self._space.forget(_group_of(key))
+            self._space.move_deleted(_group_of(key))
             self._forget_deleted(key)
 
     def get(self, name: str) -> Topic | None:
@@ -313,7 +322,7 @@ class Topics:
         for partition in topic.served:
             self._flusher.forget(partition.log)
         self._state.when_flushed(
-            offset, lambda: self._remove_files(*_name_and_id(key), lambda: self._forget_deleted(key))
+            offset, lambda: self._remove_files(self._space, _group_of(key), lambda: self._forget_deleted(key))
         )
         self._notify()
         return offset
@@ -360,7 +369,7 @@ class Topics:
 
     def _open_partition(self, topic: Topic, index: int, config: LogConfig, *, sync: bool) -> Partition:
         try:
-            log = self._store.open_log(topic.name, UUID(bytes=topic.topic_id), index, config, sync=sync)
+            log = self._space.open_log(group_name(topic.name, topic.topic_id), index, config, sync=sync)
         except CorruptLog as error:
             LOG.error("%s-%d is not served: %s", topic.name, index, error)
             return DamagedPartition(topic=topic.name, index=index, fault=error, leader_epoch=self._leader_epoch)
@@ -397,9 +406,14 @@ class Topics:
                     partition.retire()
 
 
-def _name_and_id(key: str) -> tuple[str, UUID]:
-    name, _, topic_id = key.rpartition("~")
-    return name, UUID(topic_id)
+def group_name(name: str, topic_id: bytes) -> str:
+    """A topic's directory in the space ``topics``."""
+    return f"{name[:GROUP_CHARACTERS_MAX]}~{topic_id.hex()}"
+
+
+def _group_of(deleted_key: str) -> str:
+    name, _, topic_id = deleted_key.rpartition("~")
+    return group_name(name, bytes.fromhex(topic_id))
 
 
 def new_id() -> bytes:

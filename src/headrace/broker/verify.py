@@ -13,22 +13,25 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from headrace.broker.broker import STATE_ID, STATE_NAME
+from headrace.broker.broker import JOURNAL
+from headrace.broker.topics import group_name
 from headrace.errors import HeadraceError
 from headrace.log.checkpoint import Checkpoint, LogMark, read_checkpoint
 from headrace.log.dump import BadBytes, walk_directory
 from headrace.log.findings import Finding, Severity
 from headrace.log.flushed import decode_slots, name_digest
 from headrace.log.opening import Known
-from headrace.log.store import NAME_CHARACTERS_MAX
+from headrace.log.space import SPACES, STATE, TOPICS, log_name
 from headrace.log.verify import verify_log
 from headrace.ports import Disk
 from headrace.record import decode_records
 from headrace.vocabulary import FIRST_OFFSET, Offset
 
-__all__ = ["JOURNAL", "DataVerifier"]
+__all__ = ["JOURNAL_LOG", "DataVerifier"]
 
-JOURNAL = f"{STATE_NAME}~{STATE_ID.hex}/0"
+JOURNAL_LOG = log_name(STATE, JOURNAL, 0)
+"""The name of the journal's log."""
+
 _DECODED_BYTES_MAX = 256 << 20
 
 
@@ -47,11 +50,13 @@ class DataVerifier:
         self.unclaimed: list[str] = []
         """Those among them that no row names."""
         self.on_disk = [
-            f"{topic}/{partition}"
-            for topic in disk.listdir(f"{directory}/topics")
-            if disk.is_directory(f"{directory}/topics/{topic}")
-            for partition in disk.listdir(f"{directory}/topics/{topic}")
-            if partition.isdecimal()
+            f"{space}/{group}/{number}"
+            for space in SPACES
+            if disk.is_directory(f"{directory}/{space}")
+            for group in disk.listdir(f"{directory}/{space}")
+            if disk.is_directory(f"{directory}/{space}/{group}")
+            for number in disk.listdir(f"{directory}/{space}/{group}")
+            if number.isdecimal()
         ]
 
     def run(self) -> Iterator[Finding]:
@@ -61,7 +66,7 @@ class DataVerifier:
         claimed = self._claimed()
         self.checked = sorted({*self.on_disk, *claimed})
         for name in self.checked:
-            path = f"{self.directory}/topics/{name}"
+            path = f"{self.directory}/{name}"
             known = self.known(name)
             yield from verify_log(self.disk, path, known, decompressed_bytes_max=self.decompressed_bytes_max)
             if name not in self.on_disk:
@@ -102,7 +107,7 @@ class DataVerifier:
     # The journal.
 
     def _journal(self) -> Iterator[Finding]:
-        path = f"{self.directory}/topics/{JOURNAL}"
+        path = f"{self.directory}/{JOURNAL_LOG}"
         if not self.disk.exists(path):
             if self.on_disk:
                 yield Finding(Severity.ERROR, path, "the journal is missing: topics and groups are in it")
@@ -124,15 +129,13 @@ class DataVerifier:
             self.rows.setdefault(table, {})[row] = json.loads(value)
 
     def _claimed(self) -> set[str]:
-        """The directories that the rows name."""
-        found = {JOURNAL}
+        """The logs that the rows name."""
+        found = {JOURNAL_LOG}
         for name, row in self.rows.get("topics", {}).items():
-            found |= {f"{_topic_directory(name, row['id'])}/{index}" for index in range(row["partitions"])}
+            group = group_name(name, bytes.fromhex(row["id"]))
+            found |= {log_name(TOPICS, group, index) for index in range(row["partitions"])}
         for key in self.rows.get("deleted", {}):
             name, _, topic_id = key.rpartition("~")
-            found |= {each for each in self.on_disk if each.startswith(_topic_directory(name, topic_id) + "/")}
+            prefix = f"{TOPICS}/{group_name(name, bytes.fromhex(topic_id))}/"
+            found |= {each for each in self.on_disk if each.startswith(prefix)}
         return found
-
-
-def _topic_directory(name: str, topic_id: str) -> str:
-    return f"{name[:NAME_CHARACTERS_MAX]}~{topic_id}"

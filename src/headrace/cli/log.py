@@ -173,8 +173,9 @@ def _folders(path: Path) -> list[tuple[str, Path]]:
     """The folders with segments in a data directory, a topic's folder, or a partition's, with their names."""
     if path.is_file():
         raise UsageError(f"{path} is a file", "give the partition's folder or the data directory")
-    pattern = "topics/*/*" if (path / "topics").is_dir() else "*"
-    folders = [folder for folder in [path, *sorted(path.glob(pattern))] if _has_segments(folder)]
+    patterns = ("topics/*/*", "state/*/*") if (path / "topics").is_dir() else ("*",)
+    found = [folder for pattern in patterns for folder in sorted(path.glob(pattern))]
+    folders = [folder for folder in [path, *found] if _has_segments(folder)]
     if not folders:
         raise UsageError(f"{path} holds no log", "give the data directory of a broker, or a partition's folder")
     return [(_name(folder), folder) for folder in folders]
@@ -185,9 +186,12 @@ def _has_segments(folder: Path) -> bool:
 
 
 def _name(folder: Path) -> str:
-    """``orders[3]`` for <data>/topics/orders~ID/3; whatever else keeps its folder's name."""
-    topic, tilde, _ = folder.absolute().parent.name.rpartition("~")
-    return f"{topic}[{folder.name}]" if tilde and folder.name.isdecimal() else folder.absolute().name
+    """``orders[3]`` for <data>/topics/orders~ID/3, ``journal[0]`` for the journal; others keep their folder's name."""
+    group = folder.absolute().parent.name
+    topic, tilde, _ = group.rpartition("~")
+    if folder.name.isdecimal() and (tilde or group == "journal"):
+        return f"{topic or group}[{folder.name}]"
+    return folder.absolute().name
 
 
 def _walk(

@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "headrace.cli.rebuild",
         "Build what a pipeline keeps up to date anew, from its topics alone, then switch.",
     ),
-    "log": ("headrace.cli.log", "Look at the files of a stopped broker."),
+    "log": ("headrace.cli.log", "Look at the files of a data directory, check them and repair them."),
     "config": ("headrace.cli.config", "Show every setting and where its value came from."),
     "doctor": ("headrace.cli.doctor", "Check this machine; say what is wrong and what mends it."),
     "completion": ("headrace.cli.completion", "Print the completion script of a shell."),

@@ -2,7 +2,8 @@
 
 The file is one line ``headrace-checkpoint 2 <CRC-32C of the rest, 8 hex digits>`` and then JSON::
 
-    {"clean": false, "logs": {"orders~6f1c…/0": [start offset, recovery offset, recovery position, [[epoch, start], …],
+    {"clean": false, "logs": {"topics/orders~6f1c…/0":
+    [start offset, recovery offset, recovery position, [[epoch, start], …],
     cleaned offset, whether no producer is known there, aborted count, whether there may be gaps]}}
 
 *Start offset*: nothing before it is served, whatever files are still there. *Recovery offset and position*: everything

@@ -9,7 +9,7 @@ The file is a table of 32-byte slots, little-endian, one per log, in no order::
     byte  field
        0  checksum     uint32    CRC-32C of bytes 8 to 31
        4  (zero)       uint32
-       8  log          16 bytes  BLAKE2b of the log's name, such as ``orders~6f1c…/0``
+       8  log          16 bytes  BLAKE2b of the log's name, such as ``topics/orders~6f1c…/0``
       24  end offset   int64     everything below was flushed
 
 A slot of zeros is free. A slot whose checksum is wrong says nothing.

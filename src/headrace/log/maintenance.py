@@ -17,7 +17,6 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from uuid import UUID
 
 from headrace.errors import HeadraceError
 from headrace.log.compaction.cleaner import CleaningJob, CleaningResult
@@ -27,6 +26,7 @@ from headrace.log.errors import StorageError, SwapUnfinished
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
 from headrace.log.retention import advance_by_retention
+from headrace.log.space import LogSpace
 from headrace.log.store import LogStore
 from headrace.log.sync_guard import SyncFailed, SyncGuard
 from headrace.log.waiters import Waiters
@@ -81,7 +81,7 @@ class Maintenance:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._checkpoints_begun = 0
         self._checkpoint_waiters: Waiters[int] = Waiters()
-        self._to_move: dict[tuple[str, UUID], Callable[[], None]] = {}
+        self._to_move: dict[tuple[LogSpace, str], Callable[[], None]] = {}
         self._reported: dict[str, str] = {}
         self._stopping = False
         self.checkpoints = 0
@@ -240,18 +240,18 @@ class Maintenance:
         if moved:
             self.space_wanted()
 
-    def delete_topic(self, topic: str, topic_id: UUID, on_moved: Callable[[], None]) -> None:
-        """Take a topic out of the tree, call ``on_moved`` when that is durable, then free its space."""
-        self._store.forget_topic(topic, topic_id)
-        self._to_move[topic, topic_id] = on_moved
+    def delete_group(self, space: LogSpace, group: str, on_moved: Callable[[], None]) -> None:
+        """Take a group out of its space, call ``on_moved`` when that is durable, then free its files."""
+        space.forget(group)
+        self._to_move[space, group] = on_moved
         self._spawn("removal", self._remove_deleted)
 
     async def _remove_deleted(self) -> None:
         loop = asyncio.get_running_loop()
         while self._to_move:
-            key = next(iter(self._to_move))
-            await loop.run_in_executor(None, self._store.move_deleted, *key)
-            self._to_move.pop(key)()
+            space, group = next(iter(self._to_move))
+            await loop.run_in_executor(None, space.move_deleted, group)
+            self._to_move.pop((space, group))()
         more = True
         while more:
             more = await loop.run_in_executor(None, self._store.remove_deleted, FILES_REMOVED_PER_STEP)

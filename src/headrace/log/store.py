@@ -4,21 +4,22 @@
 
     <data>/lock                                   flock, with the owner's pid inside
     <data>/checkpoint                             see checkpoint.py
+    <data>/flushed                                see flushed.py
     <data>/topics/<name>~<topic id>/<partition>/  one PartitionLog each
+    <data>/state/journal/0/                       what the broker remembers besides records
     <data>/deleted/…                              topics on their way out
 
-A topic's directory carries its id, so a topic that is deleted and created again under its name never meets its old
-files. Deleting renames first and removes later: after a crash a topic is either there or not. Whatever else lies
-in the data directory is reported and not changed.
+``topics`` and ``state`` are spaces (``space.py``). Checkpoints and everything else here treats the logs of all spaces
+alike. A topic's directory carries its id, so a topic that is deleted and created again under its name never meets its
+old files. Deleting renames first and removes later: after a crash a topic is either there or not. Whatever else lies in
+the data directory is reported and not changed.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from uuid import UUID
 
 from headrace.log.checkpoint import Checkpoint, LogMark, read_checkpoint, write_checkpoint
 from headrace.log.config import LogConfig
@@ -28,20 +29,13 @@ from headrace.log.findings import Finding, Severity, StoreReport
 from headrace.log.flushed import FlushedEnds
 from headrace.log.log import PartitionLog
 from headrace.log.opening import Known
+from headrace.log.space import SPACES, LogSpace
 from headrace.log.start import write_start
 from headrace.log.unsynced import FlushMark
 from headrace.ports import Disk
 from headrace.vocabulary import Offset
 
-__all__ = ["CheckpointJob", "LogStore", "PartitionKey"]
-
-PartitionKey = tuple[str, UUID, int]
-"""(topic name, topic id, partition)."""
-
-_TOPIC_DIRECTORY = re.compile(r"([A-Za-z0-9._-]{1,249})~([0-9a-f]{32})")
-
-NAME_CHARACTERS_MAX = 200
-"""A directory's name has 255 bytes, a topic's 249: long ones are cut, the id tells them apart."""
+__all__ = ["CheckpointJob", "LogStore"]
 
 
 @dataclass(slots=True)
@@ -94,7 +88,9 @@ class LogStore:
         self._opened_at = monotonic()
         self.cache = FileCache(disk, files_max)
         self.report = StoreReport()
-        self.logs: dict[PartitionKey, PartitionLog] = {}
+        self.logs: dict[str, PartitionLog] = {}
+        """Every open log by its name, which is its path below the data directory."""
+        self._spaces = {name: LogSpace(self, name) for name in SPACES}
         self._marks: dict[str, LogMark] = {}
         self._checkpoint_lost = False
         self._flushed: FlushedEnds
@@ -105,8 +101,8 @@ class LogStore:
     ) -> LogStore:
         """Take the directory, or raise DataDirectoryInUse naming the process that has it."""
         store = cls(disk, directory, files_max=files_max, monotonic=monotonic)
-        disk.mkdir(f"{directory}/topics")
-        disk.mkdir(f"{directory}/deleted")
+        for name in (*SPACES, "deleted"):
+            disk.mkdir(f"{directory}/{name}")
         store._take_lock()
         store._read_checkpoint()
         store._check_flushed()
@@ -117,8 +113,8 @@ class LogStore:
         path = f"{self.directory}/checkpoint"
         checkpoint = read_checkpoint(self.disk, path)
         is_missing = not self.disk.exists(path)
-        if is_missing and any(map(_TOPIC_DIRECTORY.fullmatch, self.disk.listdir(f"{self.directory}/topics"))):
-            checkpoint.problem = "there is none, though there are topics: every log is scanned from its first byte"
+        if is_missing and any(space.groups_on_disk() for space in self._spaces.values()):
+            checkpoint.problem = "there is none, though there are logs: every log is scanned from its first byte"
         self.report.clean = checkpoint.clean
         self._marks = checkpoint.logs
         if checkpoint.problem:
@@ -149,45 +145,25 @@ class LogStore:
             raise DataDirectoryInUse(self.directory, file.pread(20, 0).decode().strip()) from None
 
     def _note_strangers(self) -> None:
-        known = {"lock", "checkpoint", "checkpoint.tmp", "flushed", "topics", "deleted"}
+        known = {"lock", "checkpoint", "checkpoint.tmp", "flushed", "deleted", *SPACES}
         for name in self.disk.listdir(self.directory):
             if name not in known:
                 self._note_stranger(f"{self.directory}/{name}", "not headrace's; it is not changed")
-        for name in self.disk.listdir(f"{self.directory}/topics"):
-            if not _TOPIC_DIRECTORY.fullmatch(name):
-                self._note_stranger(f"{self.directory}/topics/{name}", "not a topic's directory; it is not changed")
+        for space in self._spaces.values():
+            for path in space.strangers():
+                self._note_stranger(path, f"not a name for the space '{space.name}'; it is not changed")
 
     def _note_stranger(self, path: str, message: str) -> None:
         self.report.add(Finding(Severity.INFO, path, message))
 
-    # Partitions.
+    # Logs.
 
-    def path(self, topic: str, topic_id: UUID, partition: int) -> str:
-        return f"{self.directory}/topics/{self._name(topic, topic_id, partition)}"
+    def space(self, name: str) -> LogSpace:
+        return self._spaces[name]
 
-    def _name(self, topic: str, topic_id: UUID, partition: int) -> str:
-        return f"{self._topic_name(topic, topic_id)}/{partition}"
-
-    def _topic_name(self, topic: str, topic_id: UUID) -> str:
-        return f"{topic[:NAME_CHARACTERS_MAX]}~{topic_id.hex}"
-
-    def partitions_on_disk(self) -> Iterator[PartitionKey]:
-        """Every partition directory there is, so that the owner can tell which ones nobody claims."""
-        for name in self.disk.listdir(f"{self.directory}/topics"):
-            match = _TOPIC_DIRECTORY.fullmatch(name)
-            if match:
-                for partition in self.disk.listdir(f"{self.directory}/topics/{name}"):
-                    if partition.isdecimal():
-                        yield match[1], UUID(match[2]), int(partition)
-
-    def open_log(
-        self, topic: str, topic_id: UUID, partition: int, config: LogConfig, *, sync: bool = True
-    ) -> PartitionLog:
-        """Open or create one partition. With ``sync=False``, call ``sync_recovered`` after the last one: one sync then
-        serves all of them."""
-        assert _TOPIC_DIRECTORY.fullmatch(f"{topic}~{topic_id.hex}"), "topic names are checked before they come here"
-        name = self._name(topic, topic_id, partition)
-        path = self.path(topic, topic_id, partition)
+    def open_log(self, name: str, config: LogConfig, *, sync: bool) -> PartitionLog:
+        """For the spaces: ``LogSpace.open_log``."""
+        path = f"{self.directory}/{name}"
         flushed_end = self._flushed.claim(name)
         mark = self._marks.get(name)
         if mark is not None and flushed_end.end_offset < mark.recovery_offset and not self._flushed.is_lost:
@@ -202,7 +178,7 @@ class LogStore:
             self.report.logs_damaged += 1
             self.report.add(Finding(Severity.ERROR, error.path, error.reason, error.position))
             raise
-        self.logs[topic, topic_id, partition] = log
+        self.logs[name] = log
         log.flushed_end = flushed_end
         self._flushed.note([(flushed_end, log.flushed_offset)])
         self.report.logs += 1
@@ -213,9 +189,9 @@ class LogStore:
 
     def set_aside(self, log: PartitionLog) -> None:
         """The log can no longer be served. Its mark stays, for the next start."""
-        for key in [key for key, other in self.logs.items() if other is log]:
-            self._marks[self._name(*key)] = log.mark
-            del self.logs[key]
+        for name in [name for name, other in self.logs.items() if other is log]:
+            self._marks[name] = log.mark
+            del self.logs[name]
 
     def sync_recovered(self) -> None:
         """One sync for all that recovery accepted, before any of it is served. The report is complete after the
@@ -244,8 +220,7 @@ class LogStore:
         # and cut it at the very damage for which it was refused.
         before = dict(self._marks)
         moved = {}
-        for key, log in self.logs.items():
-            name = self._name(*key)
+        for name, log in self.logs.items():
             before[name] = log.mark
             ends.append((log, log.end_offset))
             start = log.start_to_mark()
@@ -264,7 +239,7 @@ class LogStore:
             log.on_flushed(end_offset)
         for log, _, start in job.starts:
             log.start_marked(start)
-        live = {self._name(*key) for key in self.logs} | self._marks.keys()
+        live = self.logs.keys() | self._marks.keys()
         self._marks = {name: mark for name, mark in {**job.before, **job.moved}.items() if name in live}
 
     def checkpoint(self, *, everything: bool = False) -> None:
@@ -275,38 +250,27 @@ class LogStore:
 
     # Removing.
 
-    def forget_topic(self, topic: str, topic_id: UUID) -> None:
-        """The topic is being deleted; ``move_deleted`` follows."""
-        for key in [key for key in self.logs if key[0] == topic and key[1] == topic_id]:
-            del self.logs[key]
-        name = self._topic_name(topic, topic_id)
-        self._marks = {key: mark for key, mark in self._marks.items() if not key.startswith(name + "/")}
-        self._flushed.forget(name + "/")
-        self.cache.forget_under(f"{self.directory}/topics/{name}")
-
-    def move_deleted(self, topic: str, topic_id: UUID) -> None:
-        """Take the topic out of the tree in one durable step; ``remove_deleted`` frees the space. This syncs, so call
-        it on another thread than the owner's."""
-        name = self._topic_name(topic, topic_id)
-        path = f"{self.directory}/topics/{name}"
-        if self.disk.exists(path):
-            self.disk.rename(path, f"{self.directory}/deleted/{name}")
-            self.disk.sync_dir(f"{self.directory}/topics")
-            self.disk.sync_dir(f"{self.directory}/deleted")
+    def forget_under(self, prefix: str) -> None:
+        """For the spaces: the logs whose names begin so are being deleted."""
+        for name in [name for name in self.logs if name.startswith(prefix)]:
+            del self.logs[name]
+        self._marks = {name: mark for name, mark in self._marks.items() if not name.startswith(prefix)}
+        self._flushed.forget(prefix)
+        self.cache.forget_under(f"{self.directory}/{prefix}".rstrip("/"))
 
     def remove_deleted(self, files_max: int = 100) -> bool:
-        """Remove some files of deleted topics; False when nothing is left. Small steps keep the event loop free."""
-        for name in self.disk.listdir(f"{self.directory}/deleted"):
-            topic = f"{self.directory}/deleted/{name}"
-            for partition in self.disk.listdir(topic):
-                directory = f"{topic}/{partition}"
+        """Remove some files of deleted groups; False when nothing is left. Small steps keep the event loop free."""
+        for group in self.disk.listdir(f"{self.directory}/deleted"):
+            home = f"{self.directory}/deleted/{group}"
+            for number in self.disk.listdir(home):
+                directory = f"{home}/{number}"
                 for file in self.disk.listdir(directory):
                     if files_max == 0:
                         return True
                     self.disk.unlink(f"{directory}/{file}")
                     files_max -= 1
                 self.disk.rmdir(directory)
-            self.disk.rmdir(topic)
+            self.disk.rmdir(home)
         return False
 
     def abandon(self) -> None:
@@ -324,8 +288,7 @@ class LogStore:
     def _close_logs(self) -> None:
         marks = dict(self._marks)
         clean = True
-        for key, log in self.logs.items():
-            name = self._name(*key)
+        for name, log in self.logs.items():
             marks[name] = log.mark
             try:
                 start = log.start_to_mark()

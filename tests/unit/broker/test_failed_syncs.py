@@ -93,7 +93,12 @@ class Run:
     """Records of the topic ``one`` that were acknowledged."""
 
     async def life(self, scenario: Callable[[Life], Awaitable[None]]) -> None:
-        settings = {"data": "/data", "kafka": "off", "log.cleaner.enable": "false"}
+        settings = {
+            "data": "/data",
+            "kafka": "off",
+            "log.cleaner.enable": "false",
+            "compaction.memory.bytes": 1 << 20,
+        }
         node = Node(Settings(settings), disk=self.disk, on_failure=self.failures.append)
         try:
             await node.start()
@@ -190,6 +195,10 @@ class Life(Harness):
     async def delete_topic(self) -> None:
         answer = await self.ask(DeleteTopicsRequest(topics=[DeleteTopicState(name="five")], timeout_ms=1000))
         assert answer.responses[0].error_code == 0
+        while self.broker.state.table("deleted"):
+            if self.run.failures:
+                raise Stopped
+            await asyncio.sleep(0.001)
 
     async def compact(self) -> None:
         log = self.broker.topics.get("compacted").partition(0).log

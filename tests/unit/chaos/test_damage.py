@@ -63,7 +63,7 @@ def test_files_are_told_apart_by_what_they_are_for() -> None:
     data = Path("/data")
     assert file_kind(data / "checkpoint", data) == "checkpoint"
     assert file_kind(data / "topics/t~1/0/00.log", data) == "topic log"
-    assert file_kind(data / "topics/__headrace_state~1/0/00.index", data) == "journal index"
+    assert file_kind(data / "state/journal/0/00.index", data) == "journal index"
 
 
 @pytest.fixture

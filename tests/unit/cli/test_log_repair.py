@@ -38,8 +38,11 @@ def data(filled: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(filled, tmp_path / "data"))
 
 
+JOURNAL = "the journal"
+
+
 def log_of(data: Path, topic: str) -> Path:
-    (found,) = data.glob(f"topics/{topic}~*/0/*.log")
+    (found,) = data.glob("state/journal/0/*.log" if topic == JOURNAL else f"topics/{topic}~*/0/*.log")
     return found
 
 
@@ -93,7 +96,7 @@ def test_a_lost_end_is_an_error_with_the_offsets_that_are_missing(
     assert f"error: {path}: offsets 6 to 9 were flushed and are not here" in out
 
 
-@pytest.mark.parametrize("topic", ["orders", "__headrace_state"])
+@pytest.mark.parametrize("topic", ["orders", JOURNAL])
 def test_a_directory_that_is_gone_is_an_error(data: Path, topic: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = log_of(data, topic).parent.parent
     shutil.rmtree(folder)
@@ -102,7 +105,7 @@ def test_a_directory_that_is_gone_is_an_error(data: Path, topic: str, capsys: py
 
 
 def test_a_journal_without_its_file_is_an_error(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log_of(data, "__headrace_state").unlink()
+    log_of(data, JOURNAL).unlink()
     assert run(["log", "verify", str(data)]) == 1
     assert "were flushed and are not here" in capsys.readouterr().out
 
@@ -160,7 +163,7 @@ def test_a_repaired_partition_is_served_with_all_that_was_whole(data: Path) -> N
 
 
 def test_a_damaged_journal_names_itself_refuses_the_start_and_can_be_repaired(data: Path) -> None:
-    path = log_of(data, "__headrace_state")
+    path = log_of(data, JOURNAL)
     flip(path, starts_in(path)[-1] + 70)
     with pytest.raises(CorruptLog, match=str(path)), testing.broker(data=data):
         pass
@@ -172,7 +175,7 @@ def test_a_damaged_journal_names_itself_refuses_the_start_and_can_be_repaired(da
 def test_a_journal_that_is_gone_gets_its_topics_back_from_their_directories(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.rmtree(log_of(data, "__headrace_state").parent)
+    shutil.rmtree(log_of(data, JOURNAL).parent)
     assert run(["log", "repair", str(data), "--yes", "--adopt"]) == 0
     assert "topic orders adopted" in capsys.readouterr().out
     with testing.broker(data=data) as broker, Client(broker.bootstrap) as client:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from headrace.batch import Batch, build_batch, control_batch, read_batches
 from headrace.log.compaction.cleaner import CleaningResult
 from headrace.log.config import LogConfig
@@ -94,3 +96,14 @@ def swap_in(log: PartitionLog, result: CleaningResult) -> int:
     finally:
         saved_bytes = log.finish_swap(swap)
     return saved_bytes
+
+
+def group(topic: str, topic_id: UUID) -> str:
+    return f"{topic}~{topic_id.hex}"
+
+
+def open_log(
+    store: LogStore, topic: str, topic_id: UUID, partition: int, config: LogConfig, *, sync: bool = True
+) -> PartitionLog:
+    """A partition of a topic."""
+    return store.space("topics").open_log(group(topic, topic_id), partition, config, sync=sync)

@@ -14,7 +14,7 @@ from headrace.log.log import PartitionLog
 from headrace.log.store import LogStore
 from headrace.log.verify import verify_log
 from headrace.testing.disk import SimulatedDisk
-from tests.unit.log.builders import SMALL, append, fill, marker, produced
+from tests.unit.log.builders import SMALL, append, fill, marker, open_log, produced
 
 KEY = ("t", UUID(int=1), 0)
 CASES = 300
@@ -23,7 +23,7 @@ CASES = 300
 def written(clean: bool) -> tuple[SimulatedDisk, str, list[tuple[int, bytes]], int]:
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
-    log = store.open_log(*KEY, SMALL)
+    log = open_log(store, *KEY, SMALL)
     for round_number in range(4):
         fill(log, 9)
         append(log, produced(1, round_number, transactional=True))
@@ -92,7 +92,7 @@ def outcome(seed: int, clean: bool) -> str:
     what = harm(disk, directory, random.Random(seed))
     try:
         store = LogStore.open(disk, "/data")
-        log = store.open_log(*KEY, SMALL)
+        log = open_log(store, *KEY, SMALL)
         aborted = [entry.first_offset for entry in log.reader.aborted_transactions(0, end)]
         found = contents(log)
     except HeadraceError:

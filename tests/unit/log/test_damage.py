@@ -24,9 +24,11 @@ from tests.unit.log.builders import (
     SMALL,
     append,
     fill,
+    group,
     marker,
     new_log,
     offsets_in,
+    open_log,
     plain,
     produced,
     swap_in,
@@ -126,7 +128,7 @@ def test_what_was_compared_once_is_not_compared_again() -> None:
 def compacted() -> tuple[SimulatedDisk, LogStore, PartitionLog]:
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
-    log = store.open_log("t", ID, 0, COMPACT)
+    log = open_log(store, "t", ID, 0, COMPACT)
     for number in range(40):
         append(log, plain(b"%d" % number + b"." * 120, key=b"k%d" % (number % 7), timestamp=1000))
     store.checkpoint(everything=True)
@@ -143,7 +145,7 @@ def test_a_compacted_segment_that_was_cut_between_two_batches_is_noticed() -> No
     store.close()
     assert len(starts_in(disk, first.path)) > 1, "something is left of it"
     disk.damage(first.path, cut_at(starts_in(disk, first.path)[-1]))
-    again = LogStore.open(disk, "/data").open_log("t", ID, 0, COMPACT)
+    again = open_log(LogStore.open(disk, "/data"), "t", ID, 0, COMPACT)
     with pytest.raises(CorruptLog, match="missing at its end"):
         list(again.reader.batches(again.start_offset))
 
@@ -156,7 +158,7 @@ def test_a_lost_segment_of_a_compacted_log_is_noticed() -> None:
         if disk.exists(path):
             disk.unlink(path)
     disk.syncfs("/")
-    again = LogStore.open(disk, "/data").open_log("t", ID, 0, COMPACT)
+    again = open_log(LogStore.open(disk, "/data"), "t", ID, 0, COMPACT)
     with pytest.raises(CorruptLog, match="must follow it"):
         list(again.reader.batches(again.start_offset))
 
@@ -176,7 +178,7 @@ def test_a_compaction_before_the_last_crash_causes_no_alarm() -> None:
     expected = [(batch.base_offset, batch.body) for batch in log.reader.batches(log.start_offset)]
     disk.kill()
     store = LogStore.open(disk, "/data")
-    again = store.open_log("t", ID, 0, COMPACT)
+    again = open_log(store, "t", ID, 0, COMPACT)
     assert [(batch.base_offset, batch.body) for batch in again.reader.batches(again.start_offset)] == expected
     assert store.report.findings == []
 
@@ -187,7 +189,7 @@ def test_a_compaction_before_the_last_crash_causes_no_alarm() -> None:
 def shortened() -> tuple[SimulatedDisk, LogStore, PartitionLog]:
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
-    log = store.open_log("t", ID, 0, SMALL)
+    log = open_log(store, "t", ID, 0, SMALL)
     fill(log, 20)
     log.sync_all()
     log.delete_records(Offset(13))
@@ -207,7 +209,7 @@ def test_deleted_records_stay_deleted_without_the_checkpoint(segments_removed: b
     else:
         disk.damage("/data/checkpoint", flip(40))
     store = LogStore.open(disk, "/data")
-    assert store.open_log("t", ID, 0, SMALL).start_offset == 13
+    assert open_log(store, "t", ID, 0, SMALL).start_offset == 13
     assert [(each.severity, each.path) for each in store.report.findings] == [(Severity.WARNING, "/data/checkpoint")]
 
 
@@ -215,15 +217,15 @@ def test_deleted_records_stay_deleted_without_the_start_marker() -> None:
     disk, _, log = shortened()
     disk.kill()
     disk.unlink(f"{log.directory}/{13:020d}.start")
-    assert LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL).start_offset == 13
+    assert open_log(LogStore.open(disk, "/data"), "t", ID, 0, SMALL).start_offset == 13
 
 
 def test_a_topic_that_is_deleted_during_a_checkpoint_does_not_fail_it() -> None:
     _disk, store, log = shortened()
     log.delete_records(Offset(17))
     job = store.begin_checkpoint()
-    store.forget_topic("t", ID)
-    store.move_deleted("t", ID)
+    store.space("topics").forget(group("t", ID))
+    store.space("topics").move_deleted(group("t", ID))
     job.run()
     store.finish_checkpoint(job)
 
@@ -242,14 +244,14 @@ def test_a_start_marker_that_cannot_be_written_fails_the_checkpoint_and_not_the_
     with pytest.raises(OSError, match="space"):
         store.checkpoint()
     disk.kill()
-    assert LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL).start_offset == 13
+    assert open_log(LogStore.open(disk, "/data"), "t", ID, 0, SMALL).start_offset == 13
 
 
 def test_on_a_full_disk_the_index_of_a_segment_that_goes_becomes_the_start_marker() -> None:
     for seed in range(20):
         disk = SimulatedDisk()
         store = LogStore.open(disk, "/data")
-        log = store.open_log("t", ID, 0, SMALL)
+        log = open_log(store, "t", ID, 0, SMALL)
         fill(log, 20)
         store.checkpoint(everything=True)
         log.delete_records(Offset(13))
@@ -257,7 +259,7 @@ def test_on_a_full_disk_the_index_of_a_segment_that_goes_becomes_the_start_marke
         assert log.remove_dead_segments(regardless=True) > 0
         disk.crash(seed)
         disk.capacity_bytes = None
-        assert LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL).start_offset == 13
+        assert open_log(LogStore.open(disk, "/data"), "t", ID, 0, SMALL).start_offset == 13
 
 
 # ---- aborted transactions ----
@@ -357,7 +359,7 @@ def test_an_emptied_batch_of_a_decided_transaction_opens_none_after_the_checkpoi
 def test_producers_whose_records_are_gone_are_remembered_without_the_checkpoint() -> None:
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
-    log = store.open_log("t", ID, 0, SMALL)
+    log = open_log(store, "t", ID, 0, SMALL)
     append(log, produced(1, 0))
     fill(log, 20)
     store.checkpoint(everything=True)
@@ -366,14 +368,14 @@ def test_producers_whose_records_are_gone_are_remembered_without_the_checkpoint(
     log.remove_dead_segments()
     store.close()
     disk.unlink("/data/checkpoint")
-    again = LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL)
+    again = open_log(LogStore.open(disk, "/data"), "t", ID, 0, SMALL)
     assert isinstance(again.producers.check([produced(1, 0)]), Duplicate)
 
 
 def test_producers_that_are_forgotten_because_a_snapshot_is_lost_are_reported() -> None:
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
-    log = store.open_log("t", ID, 0, SMALL)
+    log = open_log(store, "t", ID, 0, SMALL)
     append(log, produced(1, 0))
     fill(log, 20)
     store.checkpoint(everything=True)
@@ -385,7 +387,7 @@ def test_producers_that_are_forgotten_because_a_snapshot_is_lost_are_reported() 
         if name.endswith(".producers"):
             disk.unlink(f"{log.directory}/{name}")
     store = LogStore.open(disk, "/data")
-    assert len(store.open_log("t", ID, 0, SMALL).producers) == 0
+    assert len(open_log(store, "t", ID, 0, SMALL).producers) == 0
     [finding] = store.report.findings
     assert (finding.severity, finding.path) == (Severity.WARNING, log.directory)
     assert "no producer snapshot" in finding.message

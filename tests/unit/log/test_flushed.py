@@ -16,7 +16,7 @@ from headrace.log.store import LogStore
 from headrace.testing.disk import SimulatedDisk
 from headrace.vocabulary import Offset
 from tests.flushing import FlusherByHand
-from tests.unit.log.builders import SMALL, fill, offsets_in
+from tests.unit.log.builders import SMALL, fill, group, offsets_in, open_log
 
 ID = UUID(int=5)
 PATH = "/data/flushed"
@@ -24,7 +24,7 @@ PATH = "/data/flushed"
 
 def opened(disk: SimulatedDisk) -> tuple[LogStore, PartitionLog, FlusherByHand]:
     store = LogStore.open(disk, "/data")
-    return store, store.open_log("t", ID, 0, SMALL), FlusherByHand(disk, "/data", note=store.note_flushed)
+    return store, open_log(store, "t", ID, 0, SMALL), FlusherByHand(disk, "/data", note=store.note_flushed)
 
 
 def acknowledged(count: int) -> tuple[SimulatedDisk, str, list[int]]:
@@ -49,7 +49,7 @@ def test_a_log_cut_between_two_batches_is_refused_with_the_offsets_that_are_miss
         disk.damage(path, cut_at(position))
         store = LogStore.open(disk, "/data")
         with pytest.raises(CorruptLog, match=f"offsets {number} to 2 were flushed and are not here") as caught:
-            store.open_log("t", ID, 0, SMALL)
+            open_log(store, "t", ID, 0, SMALL)
         assert (caught.value.path, caught.value.position) == (path, position)
         assert [finding.severity for finding in store.report.findings] == [Severity.ERROR]
         disk.kill()
@@ -61,7 +61,7 @@ def test_a_flipped_bit_in_a_flushed_batch_is_refused_and_nothing_is_cut() -> Non
     disk.damage(path, lambda content: content.__setitem__(position, content[position] ^ 1))
     before = disk.contents(path)
     with pytest.raises(CorruptLog, match="offsets 1 to 2 were flushed"):
-        LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL)
+        open_log(LogStore.open(disk, "/data"), "t", ID, 0, SMALL)
     assert disk.contents(path) == before
     assert not [name for name in disk.listdir(path.rpartition("/")[0]) if ".cut-" in name]
 
@@ -70,7 +70,7 @@ def test_a_directory_that_is_gone_is_refused() -> None:
     disk, path, _ = acknowledged(3)
     disk.rename("/data/topics", "/elsewhere")
     with pytest.raises(CorruptLog, match="offsets 0 to 2 were here and are gone") as caught:
-        LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL)
+        open_log(LogStore.open(disk, "/data"), "t", ID, 0, SMALL)
     assert caught.value.path == path.rpartition("/")[0]
 
 
@@ -100,7 +100,7 @@ def test_the_end_is_noted_after_the_sync_and_never_before() -> None:
 
 def known_end(disk: SimulatedDisk) -> int | None:
     data = disk.contents(PATH)
-    digest = name_digest(f"t~{ID.hex}/0")
+    digest = name_digest(f"topics/t~{ID.hex}/0")
     for start in range(0, len(data), SLOT_BYTES):
         if data[start + 8 : start + 24] == digest:
             return int.from_bytes(data[start + 24 : start + 32], "little")
@@ -173,15 +173,15 @@ def test_the_slot_of_a_deleted_topic_is_used_again_and_its_end_is_forgotten() ->
     fill(log, 1)
     late = log.take_unsynced()
     assert late is not None
-    store.forget_topic("t", ID)
-    store.move_deleted("t", ID)
-    other = store.open_log("t", UUID(int=6), 0, SMALL)
+    store.space("topics").forget(group("t", ID))
+    store.space("topics").move_deleted(group("t", ID))
+    other = open_log(store, "t", UUID(int=6), 0, SMALL)
     fill(other, 1)
     flusher.flush([other])
     store.note_flushed([late])  # its sync was under way when the topic went
     assert disk.file_size(PATH) == SLOT_BYTES
     disk.kill()
-    assert LogStore.open(disk, "/data").open_log("t", UUID(int=6), 0, SMALL).end_offset == 1
+    assert open_log(LogStore.open(disk, "/data"), "t", UUID(int=6), 0, SMALL).end_offset == 1
 
 
 def test_an_entry_has_exactly_these_bytes() -> None:

@@ -22,7 +22,7 @@ from headrace.record import decode_records
 from headrace.testing.disk import SimulatedDisk
 from tests.flushing import FlusherByHand
 from tests.unit.broker.fakes import FakeClock
-from tests.unit.log.builders import append, batches_in, fill, plain
+from tests.unit.log.builders import append, batches_in, fill, group, open_log, plain
 from tests.waiting import eventually_on_loop
 
 ID = UUID(int=1)
@@ -67,7 +67,7 @@ class World:
         self.damaged.append(log)
 
     def log(self, name: str, config: LogConfig) -> PartitionLog:
-        return self.store.open_log(name, ID, 0, config)
+        return open_log(self.store, name, ID, 0, config)
 
     def compacted_log(self, name: str = "compacted") -> PartitionLog:
         """200 records of 10 keys."""
@@ -191,7 +191,7 @@ def test_a_deleted_topic_that_cannot_be_moved_is_tried_again(caplog: pytest.LogC
         world.maintenance.start()
         moved: list[bool] = []
         world.disk.fail_next("rename", errno.EIO, "t~")
-        world.maintenance.delete_topic("t", ID, lambda: moved.append(True))
+        world.maintenance.delete_group(world.store.space("topics"), group("t", ID), lambda: moved.append(True))
         await eventually_on_loop(lambda: "removal" in caplog.text)
         assert not moved
         await world.moves(60.0)
@@ -255,7 +255,7 @@ def test_wherever_a_swap_is_refused_the_log_is_whole_or_no_longer_served_and_who
         disk.kill()
         store = LogStore.open(disk, "/data")
         for name in ("compacted", "other"):
-            again = store.open_log(name, ID, 0, COMPACT)
+            again = open_log(store, name, ID, 0, COMPACT)
             kept = [value for value in values(again) if value is not None and b"." not in value]
             assert kept[-10:] == LAST_OF_EACH_KEY
             assert not [each for each in disk.listdir(again.directory) if "swap" in each or "cleaned" in each]

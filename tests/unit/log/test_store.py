@@ -16,9 +16,10 @@ from headrace.log.config import LogConfig
 from headrace.log.disk import OsDisk
 from headrace.log.errors import CorruptLog, DataDirectoryInUse, DiskFull
 from headrace.log.findings import Severity
+from headrace.log.space import TOPICS
 from headrace.log.store import LogStore
 from headrace.testing.disk import SimulatedDisk
-from tests.unit.log.builders import append, apply_retention, fill, offsets_in, plain, produced
+from tests.unit.log.builders import append, apply_retention, fill, group, offsets_in, open_log, plain, produced
 
 ID = UUID(int=0xABC)
 SMALL = LogConfig(segment_bytes_max=1000, index_interval_bytes=200, retention_ms=-1)
@@ -37,6 +38,7 @@ def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
 import os, signal
 from headrace.log.disk import OsDisk
 from headrace.log.findings import Severity
+from headrace.log.space import TOPICS
 from headrace.log.store import LogStore
 LogStore.open(OsDisk(), {str(tmp_path)!r})
 os.kill(os.getpid(), signal.SIGKILL)
@@ -49,12 +51,13 @@ def test_after_an_orderly_stop_nothing_is_scanned(tmp_path: Path) -> None:
     disk = OsDisk()
     store = LogStore.open(disk, str(tmp_path))
     for partition in range(3):
-        fill(store.open_log("t", ID, partition, SMALL), 20)
+        fill(open_log(store, "t", ID, partition, SMALL), 20)
     store.close()
     store = LogStore.open(disk, str(tmp_path))
     assert store.report.clean
-    assert sorted(store.partitions_on_disk()) == [("t", ID, 0), ("t", ID, 1), ("t", ID, 2)]
-    logs = [store.open_log(*key, SMALL) for key in store.partitions_on_disk()]
+    topics = store.space(TOPICS)
+    assert topics.groups_on_disk() == [group("t", ID)]
+    logs = [topics.open_log(group("t", ID), number, SMALL) for number in range(3)]
     assert [(log.end_offset, log.recovery.scanned_bytes) for log in logs] == [(20, 0)] * 3
 
 
@@ -64,18 +67,18 @@ def test_what_recovery_accepted_after_a_kill_survives_a_power_loss(together: boo
         disk = SimulatedDisk()
         store = LogStore.open(disk, "/data")
         for partition in range(2):
-            fill(store.open_log("t", ID, partition, SMALL, sync=False), 12)
+            fill(open_log(store, "t", ID, partition, SMALL, sync=False), 12)
         disk.kill()
         store = LogStore.open(disk, "/data")
         for partition in range(2):
-            store.open_log("t", ID, partition, SMALL, sync=not together)
+            open_log(store, "t", ID, partition, SMALL, sync=not together)
         if together:
             store.sync_recovered()
         assert [log.flushed_offset for log in store.logs.values()] == [12, 12]
         disk.crash(seed)
         store = LogStore.open(disk, "/data")
         for partition in range(2):
-            assert offsets_in(store.open_log("t", ID, partition, SMALL)) == list(range(12))
+            assert offsets_in(open_log(store, "t", ID, partition, SMALL)) == list(range(12))
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["by this process", "by one that was killed"])
@@ -83,13 +86,13 @@ def test_a_flushed_record_survives_in_a_directory_that_was_just_made(killed: boo
     for seed in range(20):
         disk = SimulatedDisk()
         if killed:
-            LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL, sync=False)
+            open_log(LogStore.open(disk, "/data"), "t", ID, 0, SMALL, sync=False)
             disk.kill()
-        log = LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL)
+        log = open_log(LogStore.open(disk, "/data"), "t", ID, 0, SMALL)
         fill(log, 1)
         log.sync_all()
         disk.crash(seed)
-        assert LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL).end_offset == 1
+        assert open_log(LogStore.open(disk, "/data"), "t", ID, 0, SMALL).end_offset == 1
 
 
 def test_a_crash_after_an_orderly_stop_and_start_is_unclean() -> None:
@@ -103,11 +106,11 @@ def test_a_crash_after_an_orderly_stop_and_start_is_unclean() -> None:
 def test_a_corrupt_checkpoint_means_a_full_scan_and_a_note() -> None:
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
-    fill(store.open_log("t", ID, 0, SMALL), 20)
+    fill(open_log(store, "t", ID, 0, SMALL), 20)
     store.close()
     disk.damage("/data/checkpoint", lambda content: content.__setitem__(40, content[40] ^ 1))
     store = LogStore.open(disk, "/data")
-    log = store.open_log("t", ID, 0, SMALL)
+    log = open_log(store, "t", ID, 0, SMALL)
     assert any("checksum is wrong" in finding.message for finding in store.report.findings)
     assert offsets_in(log) == list(range(20))
     assert log.recovery.scanned_bytes == log.size_bytes
@@ -116,7 +119,7 @@ def test_a_corrupt_checkpoint_means_a_full_scan_and_a_note() -> None:
 def test_a_lost_checkpoint_is_noticed() -> None:
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
-    fill(store.open_log("t", ID, 0, SMALL), 2)
+    fill(open_log(store, "t", ID, 0, SMALL), 2)
     store.close()
     disk.unlink("/data/checkpoint")
     [finding] = LogStore.open(disk, "/data").report.findings
@@ -137,13 +140,13 @@ def test_a_checkpoint_has_exactly_these_bytes() -> None:
 def test_nobody_walks_through_a_log_without_producers_to_find_them() -> None:
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
-    log = store.open_log("t", ID, 0, SMALL)
+    log = open_log(store, "t", ID, 0, SMALL)
     fill(log, 30)
     path = log.segments[0].path
     store.close()
     file = disk.open(path)
     file.write([b"\xff" * file.size()], 0)  # a walk would stumble over this
-    again = LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL)
+    again = open_log(LogStore.open(disk, "/data"), "t", ID, 0, SMALL)
     assert again.last_stable_offset == 30
     fill(again, 30)
     again.sync_all()
@@ -153,9 +156,9 @@ def test_nobody_walks_through_a_log_without_producers_to_find_them() -> None:
 def test_old_segments_go_by_age_and_by_size() -> None:
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
-    by_age = store.open_log("age", ID, 0, LogConfig(segment_bytes_max=1000, retention_ms=10))
-    by_size = store.open_log("size", ID, 0, LogConfig(segment_bytes_max=1000, retention_ms=-1, retention_bytes=2000))
-    forever = store.open_log("forever", ID, 0, SMALL)
+    by_age = open_log(store, "age", ID, 0, LogConfig(segment_bytes_max=1000, retention_ms=10))
+    by_size = open_log(store, "size", ID, 0, LogConfig(segment_bytes_max=1000, retention_ms=-1, retention_bytes=2000))
+    forever = open_log(store, "forever", ID, 0, SMALL)
     for log in (by_age, by_size, forever):
         fill(log, 30)
         log.sync_all()
@@ -168,7 +171,7 @@ def test_old_segments_go_by_age_and_by_size() -> None:
 
 def test_an_idle_topic_empties_and_its_offsets_go_on() -> None:
     store = LogStore.open(SimulatedDisk(), "/data")
-    log = store.open_log("t", ID, 0, LogConfig(retention_ms=10))
+    log = open_log(store, "t", ID, 0, LogConfig(retention_ms=10))
     fill(log, 5)
     log.sync_all()
     apply_retention(store, 10_000)
@@ -178,7 +181,7 @@ def test_an_idle_topic_empties_and_its_offsets_go_on() -> None:
 
 def test_what_is_not_flushed_is_not_removed() -> None:
     store = LogStore.open(SimulatedDisk(), "/data")
-    log = store.open_log("t", ID, 0, LogConfig(segment_bytes_max=1000, retention_ms=10))
+    log = open_log(store, "t", ID, 0, LogConfig(segment_bytes_max=1000, retention_ms=10))
     fill(log, 20)
     apply_retention(store, 10_000)
     assert log.start_offset == 0
@@ -188,20 +191,20 @@ def test_the_start_offset_never_goes_back_whatever_the_crash_undoes() -> None:
     for seed in range(30):
         disk = SimulatedDisk()
         store = LogStore.open(disk, "/data")
-        log = store.open_log("t", ID, 0, SMALL)
+        log = open_log(store, "t", ID, 0, SMALL)
         fill(log, 20)
         log.sync_all()
         log.delete_records(13)
         store.checkpoint()
         log.remove_dead_segments()
         disk.crash(seed)
-        assert LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL).start_offset == 13
+        assert open_log(LogStore.open(disk, "/data"), "t", ID, 0, SMALL).start_offset == 13
 
 
 def test_retention_frees_a_disk_too_full_for_a_checkpoint() -> None:
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
-    log = store.open_log("t", ID, 0, LogConfig(segment_bytes_max=1000, retention_ms=10))
+    log = open_log(store, "t", ID, 0, LogConfig(segment_bytes_max=1000, retention_ms=10))
     fill(log, 20)
     append(log, produced(1, 0))
     log.sync_all()
@@ -215,13 +218,13 @@ def test_retention_frees_a_disk_too_full_for_a_checkpoint() -> None:
 def test_a_deleted_topic_is_gone_at_once_and_its_name_is_free() -> None:
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
-    fill(store.open_log("t", ID, 0, SMALL), 20)
-    store.forget_topic("t", ID)
-    store.move_deleted("t", ID)
+    fill(open_log(store, "t", ID, 0, SMALL), 20)
+    store.space(TOPICS).forget(group("t", ID))
+    store.space(TOPICS).move_deleted(group("t", ID))
     disk.crash(5)
     store = LogStore.open(disk, "/data")
-    assert list(store.partitions_on_disk()) == []
-    assert store.open_log("t", UUID(int=2), 0, SMALL).end_offset == 0
+    assert store.space(TOPICS).groups_on_disk() == []
+    assert open_log(store, "t", UUID(int=2), 0, SMALL).end_offset == 0
     while store.remove_deleted(2):
         pass
     assert disk.listdir("/data/deleted") == []
@@ -241,7 +244,7 @@ def test_many_partitions_are_open_with_few_descriptors(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     store = LogStore.open(disk, str(tmp_path), files_max=32)
     for partition in range(100):
-        fill(store.open_log("t", ID, partition, SMALL, sync=False), 2)
+        fill(open_log(store, "t", ID, partition, SMALL, sync=False), 2)
     store.sync_recovered()
     assert len(os.listdir("/proc/self/fd")) <= before + 32 + 3
     assert all(log.flushed_offset == 2 for log in store.logs.values())
@@ -256,7 +259,7 @@ def test_a_real_full_filesystem_refuses_and_recovers(tmp_path: Path) -> None:
         pytest.skip(f"only root may mount a small filesystem: {made.stderr.decode().strip()}")
     try:
         store = LogStore.open(OsDisk(), str(mount))
-        log = store.open_log("t", ID, 0, LogConfig())
+        log = open_log(store, "t", ID, 0, LogConfig())
         with pytest.raises(DiskFull):
             fill(log, 100, size=5000)
         end = log.end_offset
@@ -273,7 +276,7 @@ def test_a_real_full_filesystem_refuses_and_recovers(tmp_path: Path) -> None:
 def test_errno_names_are_told_apart() -> None:
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
-    log = store.open_log("t", ID, 0, SMALL)
+    log = open_log(store, "t", ID, 0, SMALL)
     disk.fail_next("write", errno.EDQUOT)
     with pytest.raises(DiskFull):
         fill(log, 1)
@@ -282,7 +285,7 @@ def test_errno_names_are_told_apart() -> None:
 def test_a_log_that_was_refused_is_refused_again_and_never_cut() -> None:
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
-    healthy, broken = (store.open_log("t", ID, partition, SMALL) for partition in range(2))
+    healthy, broken = (open_log(store, "t", ID, partition, SMALL) for partition in range(2))
     fill(healthy, 3)
     fill(broken, 20)
     store.close()
@@ -290,9 +293,9 @@ def test_a_log_that_was_refused_is_refused_again_and_never_cut() -> None:
     disk.damage(victim, lambda content: content.__delitem__(slice(50, None)))
     for _ in range(3):
         store = LogStore.open(disk, "/data")
-        fill(store.open_log("t", ID, 0, SMALL), 1)
+        fill(open_log(store, "t", ID, 0, SMALL), 1)
         with pytest.raises(CorruptLog):
-            store.open_log("t", ID, 1, SMALL)
+            open_log(store, "t", ID, 1, SMALL)
         store.checkpoint(everything=True)
         store.close()
     assert disk.file_size(victim) == 50
@@ -302,12 +305,12 @@ def test_a_log_that_was_refused_is_refused_again_and_never_cut() -> None:
 def test_a_deleted_topic_leaves_the_checkpoint() -> None:
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
-    fill(store.open_log("gone", ID, 0, SMALL), 1)
-    fill(store.open_log("kept", ID, 0, SMALL), 1)
+    fill(open_log(store, "gone", ID, 0, SMALL), 1)
+    fill(open_log(store, "kept", ID, 0, SMALL), 1)
     store.checkpoint(everything=True)
     job = store.begin_checkpoint(everything=True)
-    store.forget_topic("gone", ID)
-    store.move_deleted("gone", ID)
+    store.space(TOPICS).forget(group("gone", ID))
+    store.space(TOPICS).move_deleted(group("gone", ID))
     job.run()
     store.finish_checkpoint(job)
     store.checkpoint()
@@ -318,7 +321,7 @@ def test_a_deleted_topic_leaves_the_checkpoint() -> None:
 def test_a_full_disk_at_the_stop_loses_nothing() -> None:
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
-    log = store.open_log("t", ID, 0, SMALL)
+    log = open_log(store, "t", ID, 0, SMALL)
     append(log, produced(1, 0))
     log.sync_all()
     disk.capacity_bytes = disk.used_bytes()
@@ -327,13 +330,13 @@ def test_a_full_disk_at_the_stop_loses_nothing() -> None:
     disk.capacity_bytes = None
     store = LogStore.open(disk, "/data")
     assert not store.report.clean
-    assert store.open_log("t", ID, 0, SMALL).end_offset == 1
+    assert open_log(store, "t", ID, 0, SMALL).end_offset == 1
 
 
 def test_the_report_has_findings_and_totals_and_every_finding_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
-    logs = [store.open_log("t", ID, partition, SMALL) for partition in range(3)]
+    logs = [open_log(store, "t", ID, partition, SMALL) for partition in range(3)]
     fill(logs[0], 5)
     torn, broken = logs[1].segments[-1].path, logs[2].segments[-1].path
     fill(logs[2], 5)
@@ -346,9 +349,9 @@ def test_the_report_has_findings_and_totals_and_every_finding_is_logged(caplog: 
     times = iter([10.0, 12.5])
     store = LogStore.open(disk, "/data", monotonic=lambda: next(times))
     for partition in range(2):
-        store.open_log("t", ID, partition, SMALL, sync=False)
+        open_log(store, "t", ID, partition, SMALL, sync=False)
     with pytest.raises(CorruptLog):
-        store.open_log("t", ID, 2, SMALL, sync=False)
+        open_log(store, "t", ID, 2, SMALL, sync=False)
     store.sync_recovered()
     report = store.report
     assert [(each.severity, each.path, each.position) for each in report.findings] == [
@@ -366,7 +369,7 @@ def test_a_start_that_moves_while_a_checkpoint_is_written_takes_no_segment_with_
     """The checkpoint speaks of the start of its beginning: what lies after that is still needed to open the log."""
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
-    log = store.open_log("t", ID, 0, SMALL)
+    log = open_log(store, "t", ID, 0, SMALL)
     fill(log, 60)
     log.sync_all()
     first, second = log.segments[1].base_offset, log.segments[3].base_offset
@@ -377,5 +380,5 @@ def test_a_start_that_moves_while_a_checkpoint_is_written_takes_no_segment_with_
     store.finish_checkpoint(job)
     log.remove_dead_segments()
     disk.kill()
-    reopened = LogStore.open(disk, "/data").open_log("t", ID, 0, SMALL)
+    reopened = open_log(LogStore.open(disk, "/data"), "t", ID, 0, SMALL)
     assert (reopened.start_offset, reopened.end_offset) == (first, 60)

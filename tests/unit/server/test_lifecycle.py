@@ -169,9 +169,9 @@ def test_a_start_that_fails_leaves_the_directory_as_a_crash_does(tmp_path: Path)
         pass
     before = (tmp_path / "checkpoint").read_bytes()
     assert b'"clean": true' in before or b'"clean":true' in before
-    journal = next((tmp_path / "topics").glob("__headrace_state~*/0/*.log"))
+    journal = next((tmp_path / "state").glob("journal/0/*.log"))
     journal.write_bytes(b"")
-    with pytest.raises(Exception, match="headrace_state"):
+    with pytest.raises(Exception, match="state/journal"):
         with testing.broker(data=tmp_path):
             pass
     after = (tmp_path / "checkpoint").read_bytes()
