@@ -25,7 +25,7 @@ from headrace.log.aborted import AbortedDamaged
 from headrace.log.checkpoint import LogMark
 from headrace.log.compaction.swap import SwapGroup, SwapJob
 from headrace.log.config import FlushPolicy, LogConfig
-from headrace.log.disk import FileCache
+from headrace.log.disk import FileCache, replace_file
 from headrace.log.epochs import EpochHistory
 from headrace.log.errors import CorruptLog, OffsetOutOfRange, RecordListTooLarge, storage_error
 from headrace.log.findings import Finding, OnFinding, Severity
@@ -37,7 +37,7 @@ from headrace.log.producers import ProducerStates
 from headrace.log.reader import LogReader
 from headrace.log.recovery import RecoveryReport
 from headrace.log.segment import OFFSET_DELTA_MAX, Segment, number_of_segment
-from headrace.log.start import start_path
+from headrace.log.start import marked_start, start_path
 from headrace.log.unsynced import FlushMark, Unsynced
 from headrace.log.waiters import Waiters
 from headrace.ports import Disk
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 __all__ = ["AppendResult", "PartitionLog"]
 
 _CHECKPOINT_BYTES_MIN = 1 << 20
+_REMOVED_IN_ORDER_MAX = 16
+"""How many segments are removed at once if the directory must be synced after each."""
 _DERIVE_BYTES_MAX = 64 << 20
 """How much of a log is walked to derive aborted transactions while it is being served."""
 
@@ -487,15 +489,21 @@ class PartitionLog:
             return 0
         if self._start == self._end and self._active.size:
             self.roll()
-        if regardless:
+        if regardless and self.has_dead_segments:
             self._mark_start_without_space()
         # Not the start itself: it may have moved on while the checkpoint was being written.
-        limit = self._start if regardless else min(self._marked_start, self._mark.recovery_offset)
-        freed = 0
+        limit = self._marked_start if regardless else min(self._marked_start, self._mark.recovery_offset)
+        freed = removed = 0
         while len(self._segments) > 1 and self._segments[1].base_offset <= limit:
+            if self._segments[1].base_offset > self._mark.recovery_offset:
+                # Recovery scans what is left. If a crash undid one removal and not a later one, it would find a gap.
+                if removed == _REMOVED_IN_ORDER_MAX:
+                    break
+                self._disk.sync_dir(self.directory)
+            removed += 1
             dead = self._segments.pop(0)
             freed += dead.size
-            self._unsynced.files.pop(dead.path, None)
+            self._unsynced.drop(dead)
             dead.remove(self._disk)
             self._unsynced.directory_changed = True
         if freed:
@@ -511,16 +519,26 @@ class PartitionLog:
         self._marked_start = offset
 
     def _mark_start_without_space(self) -> None:
-        """A disk too full for a checkpoint: the index of a segment that goes becomes the marker. That is a rename."""
-        if self._marked_start == self._start or not self.has_dead_segments:
-            return
-        marker = start_path(self.directory, self._start)
-        source = start_path(self.directory, self._marked_start) if self._marked_start else self._segments[0].index.path
-        self._cache.forget(source)
-        with suppress(FileNotFoundError):
+        """For a disk too full for a checkpoint: move the marker and make it durable. Raises OSError; then files stay.
+
+        A rename needs no space. Without a marker, a file of the first segment becomes one: all of that segment goes.
+        The start is marked as far as the log is flushed and no further. Asking the directory where the marker is costs
+        little here; a checkpoint that failed may have moved it.
+        """
+        marked = marked_start(self._disk.listdir(self.directory))
+        target = min(self._start, self._flushed)
+        first = self._segments[0]
+        source = start_path(self.directory, marked) if marked else first.smallest_file(self._disk)
+        marker = start_path(self.directory, target)
+        if marked < target and self._segments[1].base_offset <= target:
+            self._cache.forget(source)
             self._disk.rename(source, marker)
-            self._disk.sync_dir(self.directory)
-            self._marked_start = self._start
+            marked = target
+        self._disk.sync_dir(self.directory)
+        self._marked_start = marked
+        if source == first.path:
+            with suppress(OSError):  # a reader may hold the segment, so it is replaced and not truncated
+                replace_file(self._disk, marker, b"", sync=False)
 
     # Compaction.
 
@@ -558,7 +576,7 @@ class PartitionLog:
     def _replace_segments(self, group: SwapGroup) -> None:
         first = next(n for n, segment in enumerate(self._segments) if segment.base_offset == group.base)
         for segment in self._segments[first : first + len(group.replaces)]:
-            self._unsynced.files.pop(segment.path, None)
+            self._unsynced.drop(segment)
         cleaned = self._segment(group.base, group.size, gaps_allowed=True)
         cleaned.following_offset = group.end_offset
         self._segments[first : first + len(group.replaces)] = [cleaned]

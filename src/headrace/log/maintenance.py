@@ -81,6 +81,8 @@ class Maintenance:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._checkpoints_begun = 0
         self._checkpoint_waiters: Waiters[int] = Waiters()
+        self._space_wanted_at: int | None = None
+        """A checkpoint after this one frees space."""
         self._to_move: dict[tuple[LogSpace, str], Callable[[], None]] = {}
         self._reported: dict[str, str] = {}
         self._stopping = False
@@ -133,7 +135,7 @@ class Maintenance:
         error = None if task.cancelled() else task.exception()
         if error is None:
             self._reported.pop(name, None)
-            if name == "checkpoint" and len(self._checkpoint_waiters):
+            if name == "checkpoint" and self._is_checkpoint_wanted:
                 self._spawn("checkpoint", self._checkpoints)
             if name == "removal" and self._to_move:
                 self._spawn("removal", self._remove_deleted)
@@ -179,8 +181,16 @@ class Maintenance:
         return future
 
     def space_wanted(self) -> None:
-        """Records were dropped: their files go with a checkpoint that begins now, or after the one under way."""
-        self._when_checkpointed(lambda: None)
+        """Records were dropped: their files go with a checkpoint that begins now, or after the one under way.
+
+        This may be called for every produced batch, also while checkpoints fail. Only the latest call is remembered.
+        """
+        self._space_wanted_at = self._checkpoints_begun
+        self._spawn("checkpoint", self._checkpoints)
+
+    @property
+    def _is_checkpoint_wanted(self) -> bool:
+        return self._space_wanted_at is not None or len(self._checkpoint_waiters) > 0
 
     def _when_checkpointed(self, callback: Callable[[], None]) -> None:
         self._checkpoint_waiters.add(self._checkpoints_begun, callback)
@@ -189,7 +199,7 @@ class Maintenance:
     async def _checkpoints(self) -> None:
         """One checkpoint, and more while somebody waits for one that began later."""
         await self._checkpoint()
-        while len(self._checkpoint_waiters) and not self._stopping:
+        while self._is_checkpoint_wanted and not self._stopping:
             await self._checkpoint()
 
     async def _checkpoint(self) -> None:
@@ -198,7 +208,7 @@ class Maintenance:
         store = self._store
         shrunk = [log for log in store.logs.values() if log.has_dead_segments]
         job = store.begin_checkpoint()
-        if not (len(self._checkpoint_waiters) or shrunk or job.points):
+        if not (self._is_checkpoint_wanted or shrunk or job.points):
             return
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, job.sync)
@@ -206,12 +216,15 @@ class Maintenance:
             await loop.run_in_executor(None, job.write)
         except OSError as error:
             self._report("checkpoint", f"the checkpoint could not be written: {error}; the older one stands")
+            store.checkpoint_synced(job)
             self._remove_dead_segments(shrunk, regardless=True)  # the only way out of a full disk
             await self._pause(RETRY_S)
             return
         store.finish_checkpoint(job)
         self.checkpoints += 1
         self._remove_dead_segments(shrunk)
+        if self._space_wanted_at is not None and self._space_wanted_at < number:
+            self._space_wanted_at = None
         self._checkpoint_waiters.release_below(number)
 
     def _remove_dead_segments(self, logs: list[PartitionLog], *, regardless: bool = False) -> None:

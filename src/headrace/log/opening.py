@@ -111,10 +111,14 @@ class _Opening:
             self.report,
             mark=self.mark,
             mark_lost=self.known.mark_lost,
-            flushed_end=self.flushed_end,
+            # What lies below the start offset may be missing.
+            flushed_end=self.flushed_end if self.flushed_end > self.start else FIRST_OFFSET,
         )
         recovery.run()
         end = segments[-1].next_offset
+        if end < self.start:
+            self._begin_at_start(segments, end)
+            end = self.start
         self._drop_snapshots_after(end, files)
         unsynced = self.unsynced or recovery.unsynced
         return OpenedLog(
@@ -173,6 +177,17 @@ class _Opening:
                     raise CorruptLog(f"{self.directory}/{name[:20]}.log", 0, "the segment was here and is gone")
 
     # What must not be there.
+
+    def _begin_at_start(self, segments: list[Segment], end: Offset) -> None:
+        """The log ends before its start offset: records were deleted and never reached the disk. Nothing that is left
+        is served, and the next offset is the start."""
+        message = f"offsets {end} to {self.start - 1} were deleted before they were flushed; the log begins after them"
+        self.report.add(Finding(Severity.WARNING, self.directory, message))
+        self.disk.sync_dir(self.directory)  # files go only below a durable start marker
+        for segment in segments:
+            segment.remove(self.disk)
+        segments.clear()
+        self.unsynced = True
 
     def _drop_snapshots_after(self, end_offset: Offset, files: dict[str, int]) -> None:
         """Snapshots of what recovery cut off are wrong, not merely old."""

@@ -231,6 +231,10 @@ class Segment:
             with suppress(FileNotFoundError):
                 disk.unlink(path)
 
+    def smallest_file(self, disk: Disk) -> str:
+        """A file of this segment that exists: the index or the aborted transactions rather than the log."""
+        return next((path for path in (self.index.path, self.aborted.path) if disk.exists(path)), self.path)
+
     # Knowing.
 
     def summarise(self) -> None:

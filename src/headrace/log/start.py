@@ -4,7 +4,8 @@ Nothing below the start offset is served, whatever files are still there. The ch
 remains when the checkpoint is lost, so that deleted records stay deleted. All it says is in its name: there are no
 bytes that could decay, and moving it is one rename. A log that begins at offset 0 has none.
 
-It is made durable together with the checkpoint and before it: by the same ``syncfs``.
+A checkpoint moves it after everything below the new start was synced, and makes it durable before the checkpoint
+itself is written. Files go only below a durable marker.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.log.checkpoint import Checkpoint, LogMark, read_checkpoint, write_checkpoint
 from headrace.log.config import LogConfig
@@ -40,8 +40,8 @@ __all__ = ["CheckpointJob", "LogStore"]
 
 @dataclass(slots=True)
 class CheckpointJob:
-    """A checkpoint under way: ``run`` may be called on another thread, ``LogStore.finish_checkpoint`` on the
-    owner's."""
+    """A checkpoint under way: ``sync`` and then ``write`` may be called on another thread. The owner's thread calls
+    ``LogStore.finish_checkpoint`` after that, or ``LogStore.checkpoint_synced`` when only the write failed."""
 
     disk: Disk
     directory: str
@@ -52,6 +52,8 @@ class CheckpointJob:
     """(log, what its start marker says, what it must say)."""
     before: dict[str, LogMark]
     moved: dict[str, LogMark]
+    marked: list[tuple[PartitionLog, Offset]] = field(default_factory=list)
+    """Logs whose start marker was moved, and where to."""
     start_error: OSError | None = None
 
     def run(self) -> None:
@@ -59,17 +61,26 @@ class CheckpointJob:
         self.write()
 
     def sync(self) -> None:
-        """Move the start markers and flush everything."""
+        """Flush everything, then move the start markers and make them durable.
+
+        In this order: a marker that reaches the disk before the records below it would leave a log whose start offset
+        lies after its end.
+        """
+        self.disk.syncfs(self.directory)
+        self.flushed.note((log.flushed_end, end) for log, end in self.ends if log.flushed_end)
+        self.flushed.sync()
+        moved = []
         for log, before, start in self.starts:
             try:
                 write_start(self.disk, log.directory, before, start)
+                moved.append((log, start))
             except FileNotFoundError:
                 pass  # the topic was deleted meanwhile
             except OSError as error:
                 self.start_error = error
-        self.disk.syncfs(self.directory)
-        self.flushed.note((log.flushed_end, end) for log, end in self.ends if log.flushed_end)
-        self.flushed.sync()
+        if moved:
+            self.disk.syncfs(self.directory)
+            self.marked = moved
 
     def write(self) -> None:
         """Replace the checkpoint. Raises OSError; then the old one stands, and recovery scans a little more."""
@@ -232,13 +243,18 @@ class LogStore:
                     points.append((log, moved[name]))
         return CheckpointJob(self.disk, self.directory, self._flushed, points, ends, starts, before, moved)
 
-    def finish_checkpoint(self, job: CheckpointJob) -> None:
-        for log, prepared in job.points:
-            log.checkpointed(prepared)
+    def checkpoint_synced(self, job: CheckpointJob) -> None:
+        """The job's ``sync`` has returned. What it made durable holds even if the checkpoint cannot be written."""
         for log, end_offset in job.ends:
             log.on_flushed(end_offset)
-        for log, _, start in job.starts:
+        for log, start in job.marked:
             log.start_marked(start)
+
+    def finish_checkpoint(self, job: CheckpointJob) -> None:
+        """The job's ``write`` has returned."""
+        self.checkpoint_synced(job)
+        for log, prepared in job.points:
+            log.checkpointed(prepared)
         live = self.logs.keys() | self._marks.keys()
         self._marks = {name: mark for name, mark in {**job.before, **job.moved}.items() if name in live}
 
@@ -288,16 +304,18 @@ class LogStore:
     def _close_logs(self) -> None:
         marks = dict(self._marks)
         clean = True
+        starts = []
         for name, log in self.logs.items():
             marks[name] = log.mark
             try:
-                start = log.start_to_mark()
-                if start is not None:
-                    write_start(self.disk, log.directory, *start)
                 marks[name] = log.close(sync=False)
             except OSError:
                 clean = False
-        self.disk.syncfs(self.directory)
-        self._flushed.note((log.flushed_end, log.end_offset) for log in self.logs.values() if log.flushed_end)
-        self._flushed.sync()
+            start = log.start_to_mark()
+            if start is not None:
+                starts.append((log, *start))
+        ends = [(log, log.end_offset) for log in self.logs.values()]
+        job = CheckpointJob(self.disk, self.directory, self._flushed, [], ends, starts, {}, {})
+        job.sync()
+        clean = clean and job.start_error is None
         write_checkpoint(self.disk, f"{self.directory}/checkpoint", Checkpoint(clean=clean, logs=marks))

@@ -10,6 +10,7 @@ from headrace.vocabulary import Offset
 
 if TYPE_CHECKING:
     from headrace.log.log import PartitionLog
+    from headrace.log.segment import Segment
 
 __all__ = ["FlushMark", "Unsynced"]
 
@@ -44,6 +45,11 @@ class Unsynced:
         """The file was created, or created and written."""
         self.files[file.path] = file
         self.directory_changed = True
+
+    def drop(self, segment: Segment) -> None:
+        """The segment's files are removed or replaced."""
+        self.files.pop(segment.path, None)
+        self.files.pop(segment.aborted.path, None)
 
     def take(self, log: PartitionLog) -> FlushMark | None:
         """Hand over what must be synced so that everything up to the log's ``end_offset`` is flushed."""
