@@ -16,7 +16,7 @@ from typing import Any
 
 from headrace.config import Settings
 from headrace.errors import ErrorCode, KafkaError
-from headrace.wire.kafka.codec import write_element
+from headrace.wire.kafka.codec import EncodedElements, write_element
 
 __all__ = ["AnswerTooLarge", "Elements"]
 
@@ -35,7 +35,7 @@ class Elements:
     """One array of an answer: pass ``encoded`` in the place of its list of structs."""
 
     def __init__(self, message: type, version: int, settings: Settings) -> None:
-        self.encoded: list[Any] = []
+        self.encoded = EncodedElements()
         self.size_bytes = 0
         self.full: AnswerTooLarge | None = None
         """Set once something did not fit: what is not added yet need not be looked for."""
@@ -46,7 +46,13 @@ class Elements:
 
     def encode(self, element: object) -> Any:
         """The bytes of a struct, which may stand in its place in an array."""
+        self._count(getattr(element, "error_code", 0))
         return write_element(element, self._message, self._version)
+
+    def _count(self, code: int) -> None:
+        if code:
+            errors = self.encoded.errors
+            errors[code] = errors.get(code, 0) + 1
 
     def repeat(self, key: Hashable) -> bool:
         """Add the element that was added under ``key`` before; False if there is none, or no room for it."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from headrace.broker.access import Access, AccessDenied, Operation, ResourceType
+from headrace.broker.elements import Elements
 from headrace.broker.errors import code_of
 from headrace.broker.identity import Identity
 from headrace.broker.partition import Partition
 from headrace.broker.replies import Reply, once_flushed
 from headrace.broker.request import Request
+from headrace.broker.slices import Steps, in_steps
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topic, Topics, check_name
 from headrace.config import Settings
@@ -46,6 +50,7 @@ GROUP_KEY, TRANSACTION_KEY, SHARE_KEY = 0, 1, 2
 OPERATIONS_UNKNOWN = -(2**31)
 BROKER_ENDPOINTS = 1
 NO_LEADER = -1
+PARTITIONS_PER_STEP = 50
 
 
 class MetadataHandler:
@@ -83,53 +88,67 @@ class MetadataHandler:
             ],
         )
 
-    def metadata(self, request: Request[MetadataRequest]) -> Reply:
+    def metadata(self, request: Request[MetadataRequest]) -> Steps[Reply]:
         body = request.body
         identity = self._identity
         if (code := _unanswerable(body, request.version)) != ErrorCode.NONE:
             return MetadataResponse(
                 topics=[_no_topic("", each.topic_id, code) for each in body.topics or []], error_code=code
             )
-        wants_all = body.topics is None or (request.version == 0 and not body.topics)
+        topics = Elements(MetadataResponse, request.version, self._settings)
         state_offset = -1
-        if wants_all:
-            topics = [self._topic(request, each) for each in request.access.visible_topics()]
+        if body.topics is None or (request.version == 0 and not body.topics):
+            for each in request.access.visible_topics():
+                yield from self._add_topic(request, each, topics)
         else:
-            topics = []
-            may_make = self._settings.integer("auto.create.topics.per.request")
-            for asked in body.topics or []:
-                answer, offset = self._asked_topic(request, asked, may_make > 0)
-                topics.append(answer)
-                may_make -= offset >= 0
-                state_offset = max(state_offset, offset)
+            state_offset = yield from self._asked_topics(request, topics)
         host, port = self._identity.address_for(request.peer)
         response = MetadataResponse(
             brokers=[MetadataResponseBroker(node_id=identity.node_id, host=host, port=port)],
             cluster_id=identity.cluster_id,
             controller_id=identity.node_id,
-            topics=topics,
+            topics=topics.encoded,
         )
         if body.include_cluster_authorized_operations:
             response.cluster_authorized_operations = request.access.operations(ResourceType.CLUSTER)
         return once_flushed(self._state, state_offset, response)
 
-    def _asked_topic(
+    def _asked_topics(self, request: Request[MetadataRequest], topics: Elements) -> Steps[int]:
+        """Add each topic once, however often and under which of its names it is asked for, as Kafka does.
+
+        The journal offset to wait for, or -1: topics may be made by asking for them.
+        """
+        made = 0
+        state_offset = -1
+        answered: set[str | bytes] = set()
+        for asked in request.body.topics or []:
+            yield 1
+            if (asked.topic_id if asked.name is None else asked.name) in answered:
+                continue
+            may_make = made < self._settings.integer("auto.create.topics.per.request")
+            try:
+                topic, offset = self._found(request, asked, may_make)
+            except HeadraceError as error:
+                topics.refuse(_no_topic(asked.name, asked.topic_id if asked.name is None else NO_ID, code_of(error)))
+                answered.add(asked.topic_id if asked.name is None else asked.name)
+                continue
+            made += offset >= 0
+            state_offset = max(state_offset, offset)
+            if topic.name not in answered:
+                yield from self._add_topic(request, topic, topics)
+            answered.update((topic.name, topic.topic_id))
+        return state_offset
+
+    def _found(
         self, request: Request[MetadataRequest], asked: MetadataRequestTopic, may_make: bool
-    ) -> tuple[MetadataResponseTopic, int]:
-        access = request.access
-        try:
-            if asked.name is None:
-                topic = access.topic_by_id(asked.topic_id, Operation.DESCRIBE)
-                if topic is None:
-                    return _no_topic(None, asked.topic_id, ErrorCode.UNKNOWN_TOPIC_ID), -1
-                return self._topic(request, topic), -1
-            topic = access.topic(asked.name, Operation.DESCRIBE)
-            if topic is not None:
-                return self._topic(request, topic), -1
-            made, offset = self._auto_create(request, asked.name, may_make)
-        except HeadraceError as error:
-            return _no_topic(asked.name, asked.topic_id if asked.name is None else NO_ID, code_of(error)), -1
-        return self._topic(request, made), offset
+    ) -> tuple[Topic, int]:
+        if asked.name is None:
+            topic = request.access.topic_by_id(asked.topic_id, Operation.DESCRIBE)
+            if topic is None:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
+            return topic, -1
+        topic = request.access.topic(asked.name, Operation.DESCRIBE)
+        return (topic, -1) if topic is not None else self._auto_create(request, asked.name, may_make)
 
     def _auto_create(self, request: Request[MetadataRequest], name: str, may_make: bool) -> tuple[Topic, int]:
         check_name(name)
@@ -139,30 +158,35 @@ class MetadataHandler:
         request.access.topic(name, Operation.CREATE, or_on_cluster=Operation.CREATE)
         return self._topics.create(name, self._settings.integer("num.partitions"))
 
-    def _topic(self, request: Request[MetadataRequest], topic: Topic) -> MetadataResponseTopic:
-        node = [self._identity.node_id]
+    def _add_topic(self, request: Request[MetadataRequest], topic: Topic, topics: Elements) -> Steps[None]:
+        if topics.full is not None:
+            topics.refuse(_no_topic(topic.name, topic.topic_id, topics.full.code))
+            return
+        partitions: list[Any] = []
+        for some in in_steps(list(topic.partitions), PARTITIONS_PER_STEP):
+            partitions += [topics.encode(self._partition(each)) for each in some]
+            yield len(some)
         answer = MetadataResponseTopic(
-            name=topic.name,
-            topic_id=topic.topic_id,
-            is_internal=topic.internal,
-            partitions=[
-                MetadataResponsePartition(
-                    error_code=_leaderless(each),
-                    partition_index=each.index,
-                    leader_id=self._identity.node_id if each.fault is None else NO_LEADER,
-                    leader_epoch=each.leader_epoch,
-                    replica_nodes=node,
-                    isr_nodes=node if each.fault is None else [],
-                    offline_replicas=[] if each.fault is None else node,
-                )
-                for each in topic.partitions
-            ],
+            name=topic.name, topic_id=topic.topic_id, is_internal=topic.internal, partitions=partitions
         )
         if request.body.include_topic_authorized_operations:
             answer.topic_authorized_operations = request.access.operations(ResourceType.TOPIC, topic.name)
-        return answer
+        topics.add(answer, lambda error: _no_topic(topic.name, topic.topic_id, error.code))
 
-    def find_coordinator(self, request: Request[FindCoordinatorRequest]) -> Reply:
+    def _partition(self, partition: Partition) -> MetadataResponsePartition:
+        node = [self._identity.node_id]
+        served = partition.fault is None
+        return MetadataResponsePartition(
+            error_code=_leaderless(partition),
+            partition_index=partition.index,
+            leader_id=self._identity.node_id if served else NO_LEADER,
+            leader_epoch=partition.leader_epoch,
+            replica_nodes=node,
+            isr_nodes=node if served else [],
+            offline_replicas=[] if served else node,
+        )
+
+    def find_coordinator(self, request: Request[FindCoordinatorRequest]) -> Steps[FindCoordinatorResponse]:
         body = request.body
         host, port = self._identity.address_for(request.peer)
         node = self._identity.node_id
@@ -178,6 +202,7 @@ class MetadataHandler:
                 answers.append(Coordinator(key=key, node_id=-1, port=-1, error_code=code, error_message=None))
             else:
                 answers.append(Coordinator(key=key, node_id=node, host=host, port=port, error_message=None))
+            yield 1
         return FindCoordinatorResponse(coordinators=answers)
 
     def describe_cluster(self, request: Request[DescribeClusterRequest]) -> Reply:
@@ -201,7 +226,9 @@ class MetadataHandler:
             else OPERATIONS_UNKNOWN,
         )
 
-    def describe_topic_partitions(self, request: Request[DescribeTopicPartitionsRequest]) -> Reply:
+    def describe_topic_partitions(
+        self, request: Request[DescribeTopicPartitionsRequest]
+    ) -> Steps[DescribeTopicPartitionsResponse]:
         """Topics in the order of their names, in pages of at most ``response_partition_limit`` partitions."""
         body = request.body
         if body.cursor is not None and body.cursor.partition_index < 0:
@@ -219,6 +246,7 @@ class MetadataHandler:
             first = max(0, body.cursor.partition_index) if names[:1] == [body.cursor.topic_name] else 0
         response = DescribeTopicPartitionsResponse()
         for name in names:
+            yield 1
             try:
                 topic = access.topic(name, Operation.DESCRIBE)
             except AccessDenied as denied:
@@ -232,6 +260,7 @@ class MetadataHandler:
                 break
             page = topic.partitions[first : first + limit]
             response.topics.append(self._described(access, topic, page))
+            yield len(page) // 4
             limit -= len(page)
             if first + len(page) < len(topic.partitions):
                 response.next_cursor = DescribeTopicPartitionsResponseCursor(

@@ -13,6 +13,7 @@ from typing import Any
 
 from headrace.measures import REQUEST_SECONDS, Histogram
 from headrace.wire.kafka.apis import APIS
+from headrace.wire.kafka.codec import EncodedElements
 from headrace.wire.kafka.schema import fields_of
 
 __all__ = ["ApiMeasures", "error_counter"]
@@ -49,7 +50,7 @@ def error_counter(response: type) -> CountErrors:
     """The function for one kind of answer."""
     body = _loops(response, "response", 1) or ["    pass"]
     lines = ["def count_errors(response, errors):", *body]
-    namespace: dict[str, Any] = {}
+    namespace: dict[str, Any] = {"EncodedElements": EncodedElements, "add": _add}
     exec("\n".join(lines), namespace)
     count_errors: CountErrors = namespace["count_errors"]
     return count_errors
@@ -66,5 +67,14 @@ def _loops(cls: type, name: str, depth: int) -> list[str]:
         elif field.item is not None and field.item.type is not None:
             inner = _loops(field.item.type, f"part{depth}", depth + 1)
             if inner:
-                lines += [f"{indent}for part{depth} in {name}.{field_name} or ():", *inner]
+                lines.append(f"{indent}parts{depth} = {name}.{field_name} or ()")
+                lines.append(f"{indent}if type(parts{depth}) is EncodedElements: add(errors, parts{depth}.errors)")
+                lines.append(f"{indent}else:")
+                lines.append(f"{indent}  for part{depth} in parts{depth}:")
+                lines += inner
     return lines
+
+
+def _add(errors: dict[int, int], others: dict[int, int]) -> None:
+    for code, count in others.items():
+        errors[code] = errors.get(code, 0) + count

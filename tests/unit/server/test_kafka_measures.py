@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from headrace.broker.elements import Elements
 from headrace.broker.request import Request
+from headrace.config import Settings
 from headrace.errors import ErrorCode
 from headrace.measures import Histogram
 from headrace.server.kafka import HOLD_S_NOTED
 from headrace.server.kafka_measures import error_counter
 from headrace.wire.kafka.apis import APIS
-from headrace.wire.kafka.messages.groups import HeartbeatResponse
+from headrace.wire.kafka.messages.groups import DescribedGroup, DescribeGroupsResponse, HeartbeatResponse
 from headrace.wire.kafka.messages.metadata import MetadataResponse, MetadataResponsePartition, MetadataResponseTopic
 from headrace.wire.kafka.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 from tests.unit.server.harness import HEARTBEAT, PRODUCE, Client, at_once, serving
@@ -96,3 +98,12 @@ def test_the_request_that_held_the_loop_longest_has_a_name() -> None:
     assert hold is not None
     assert hold.api == "Produce"
     assert hold.seconds >= 2 * HOLD_S_NOTED
+
+
+def test_errors_in_elements_that_are_already_encoded_are_counted() -> None:
+    elements = Elements(DescribeGroupsResponse, 6, Settings())
+    for group, code in (("a", 0), ("b", 69), ("c", 69)):
+        elements.add(DescribedGroup(group_id=group, error_code=code), lambda error: error)
+    errors: dict[int, int] = {69: 1}
+    error_counter(DescribeGroupsResponse)(DescribeGroupsResponse(groups=elements.encoded), errors)
+    assert errors == {69: 3}

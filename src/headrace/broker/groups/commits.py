@@ -315,7 +315,7 @@ class OffsetHandler:
                 except HeadraceError as error:
                     return OffsetDeleteResponse(error_code=coordinator_code_of(error))
                 journal_offset = max(journal_offset, written)
-                yield UNITS_PER_WRITE if written >= 0 else len(taken)
+                yield UNITS_PER_WRITE if written >= 0 else len(taken) // 4
         return once_flushed(self._state, journal_offset, response)
 
     def _delete(

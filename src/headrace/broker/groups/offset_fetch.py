@@ -85,8 +85,8 @@ class OffsetFetchHandler:
         found = yield from self._group(request, asked, elements)
         if found.error_code and request.version < GROUP_ERROR_SINCE:
             return OffsetFetchResponse(topics=[_all_failed(topic, found.error_code) for topic in topics or []])
-        encoded: list[Any] = list(found.topics)
-        return OffsetFetchResponse(topics=encoded, error_code=found.error_code)
+        elements.encoded.extend(found.topics)
+        return OffsetFetchResponse(topics=elements.encoded, error_code=found.error_code)
 
     def _group(
         self, request: Request[OffsetFetchRequest], asked: OffsetFetchRequestGroup, elements: Elements

@@ -21,7 +21,7 @@ elements that are repeated in it share their bytes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import MISSING
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -31,6 +31,7 @@ from headrace.wire.kafka.schema import NEVER, Field, fields_of, spec_of
 
 __all__ = [
     "ELEMENTS_MAX",
+    "EncodedElements",
     "MalformedMessage",
     "UnwritableMessage",
     "blank",
@@ -85,6 +86,15 @@ def write_message(message: object, version: int) -> list[Any]:
     out: list[Any] = []
     _writer(cast("Any", type(message)), version)(message, out.append)
     return out
+
+
+class EncodedElements(list[Any]):
+    """Elements of an array of structs, each encoded by ``write_element``. ``errors`` counts the error codes in them,
+    which their bytes no longer show."""
+
+    def __init__(self, elements: Iterable[bytes] = ()) -> None:
+        super().__init__(elements)
+        self.errors: dict[int, int] = {}
 
 
 def write_element(element: object, message: type, version: int) -> bytes:
