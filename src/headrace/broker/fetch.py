@@ -251,7 +251,7 @@ class PendingFetch:
                 continue
             else:
                 bytes_max = min(left, wanted.ask.partition_max_bytes)
-                answer = self._handler.read(partition, wanted.ask, committed, bytes_max, aborted_left, first=total == 0)
+                answer = self._read(partition, wanted, committed, bytes_max, aborted_left, first=total == 0)
                 aborted_left -= len(answer.aborted_transactions or ())
                 if not answer.records and not answer.error_code and bytes_max > 0 and aborted_left > 0:
                     self._idle[partition] = answer
@@ -261,6 +261,15 @@ class PendingFetch:
             urgent = urgent or answer.error_code != 0 or answer.diverging_epoch.epoch >= 0
             answers.append((key, wanted, answer))
         return answers, total, urgent
+
+    def _read(
+        self, partition: Partition, wanted: Wanted, committed: bool, bytes_max: int, aborted_max: int, *, first: bool
+    ) -> PartitionData:
+        try:
+            return self._handler.read(partition, wanted.ask, committed, bytes_max, aborted_max, first=first)
+        except HeadraceError as error:
+            LOG.error("%s", error)
+            return _failed(partition.index, code_of(error))
 
     def wait(self) -> PendingReply[FetchResponse]:
         reply = self._reply = PendingReply(prompt=True)
@@ -282,16 +291,24 @@ class PendingFetch:
 
     def _look_again(self) -> None:
         self._woken = False
-        if self._reply is not None and not self._reply.ready:
-            self._finish(self.attempt())
+        self._try_to_finish(final=False)
 
     def _timed_out(self) -> None:
-        self._finish(self.attempt(final=True))
+        self._try_to_finish(final=True)
 
-    def _finish(self, response: FetchResponse | None) -> None:
-        if response is not None and self._reply is not None and not self._reply.ready:
+    def _try_to_finish(self, *, final: bool) -> None:
+        reply = self._reply
+        if reply is None or reply.ready:
+            return
+        try:
+            response = self.attempt(final=final)
+        except Exception as error:  # a bug of ours: without an answer the client would wait for ever
             self._cleanup()
-            self._reply.deliver(response)
+            reply.fail(error)
+            return
+        if response is not None:
+            self._cleanup()
+            reply.deliver(response)
 
     def _cleanup(self) -> None:
         if self._timer is not None:

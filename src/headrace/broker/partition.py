@@ -8,6 +8,7 @@ end.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -20,6 +21,8 @@ from headrace.vocabulary import Epoch, Offset
 
 __all__ = ["DamagedPartition", "Partition", "Watcher"]
 
+LOG = logging.getLogger("headrace.broker")
+
 
 class Watcher(Protocol):
     """Wants to know that a partition's high watermark has moved."""
@@ -31,6 +34,8 @@ class Partition:
     """One partition of a topic."""
 
     fault: LogError | None = None
+    removed_at: Offset | None = None
+    """The high watermark when the topic was deleted. What is not below it will not be acknowledged."""
 
     def __init__(
         self, *, topic: str, index: int, log: PartitionLog, flusher: Flusher, clock: Clock, leader_epoch: Epoch
@@ -82,7 +87,8 @@ class Partition:
         return self.append([marker]).last_offset
 
     def when_acknowledged(self, offset: Offset, callback: Callable[[], None]) -> None:
-        """Call once ``offset`` is acknowledged as the topic's ``headrace.flush`` says, which may be now."""
+        """Call once ``offset`` is acknowledged as the topic's ``headrace.flush`` says, which may be now, or once the
+        topic is deleted (``removed_at``)."""
         self.log.when_acknowledged(offset, callback)
 
     def acknowledged(self, offset: Offset) -> asyncio.Future[None]:
@@ -94,13 +100,20 @@ class Partition:
     def _advanced(self) -> None:
         """The high watermark has moved. Fetchers come before producers: a reader waits for the record, while the
         acknowledgement only lets the producer forget it."""
+        self._notify_watchers()
+
+    def _notify_watchers(self) -> None:
         for watcher in list(self.watchers):
-            watcher.partition_advanced(self)
+            try:
+                watcher.partition_advanced(self)
+            except Exception:
+                LOG.exception("%s-%d has new records, and a reader that waits for them failed", self.topic, self.index)
 
     def remove(self) -> None:
-        """The topic is gone: those who wait are released and find that out by asking again."""
+        """The topic is deleted. Callbacks that wait for an acknowledgement run, and see ``removed_at``."""
         self.retire()
         if self.fault is None:
+            self.removed_at = self.high_watermark
             self.log.release_waiters()
 
     def retire(self) -> None:
@@ -108,8 +121,7 @@ class Partition:
         self.removed = True
         if self.fault is None:
             self.log.is_retired = True
-        for watcher in list(self.watchers):
-            watcher.partition_advanced(self)
+        self._notify_watchers()
 
 
 class DamagedPartition(Partition):

@@ -73,6 +73,29 @@ UNITS_PER_STEP = 100
 BYTES_PER_UNIT = 16 << 10
 """Checking, copying and writing that many bytes takes about as long as the rest of a batch's way."""
 
+Waiting = list[tuple[Partition, Offset, PartitionProduceResponse]]
+"""What the answer waits for: the partition, the last offset to be flushed, and the part of the answer that says so."""
+
+
+class ProduceReply(PendingReply[ProduceResponse]):
+    """Waits for the flush of each partition. One whose topic is deleted meanwhile is answered with an error: nobody
+    knows whether its records were flushed, and nobody will read them."""
+
+    __slots__ = ("by_id", "waiting")
+
+    def __init__(self, response: ProduceResponse, waiting: Waiting, *, by_id: bool) -> None:
+        super().__init__(response, waits=len(waiting))
+        self.waiting = waiting
+        self.by_id = by_id
+
+    def one_done(self) -> None:
+        if self.waits == 1:
+            for partition, offset, answer in self.waiting:
+                if partition.removed_at is not None and offset >= partition.removed_at:
+                    answer.error_code = (UNKNOWN_ID if self.by_id else UNKNOWN_PARTITION).code
+                    answer.base_offset = answer.log_append_time_ms = answer.log_start_offset = -1
+        super().one_done()
+
 
 class ProduceHandler:
     """Answers Produce."""
@@ -119,7 +142,7 @@ class ProduceHandler:
                     progress.units = 0
         if body.acks == 0:
             return self._without_answer(request, progress.responses)
-        return progress.reply()
+        return progress.reply(by_id=request.version >= TOPIC_IDS_SINCE)
 
     @staticmethod
     def _without_answer(request: Request[ProduceRequest], responses: list[TopicProduceResponse]) -> None:
@@ -180,8 +203,9 @@ class ProduceHandler:
         if batch.producer_id >= 0:
             seen = partition.log.producers.check([batch])
             if isinstance(seen, Duplicate):
-                progress.waiting.append((partition, Offset(seen.last_offset)))
-                return self._accepted(partition, seen.base_offset, seen.timestamp)
+                answer = self._accepted(partition, seen.base_offset, seen.timestamp)
+                progress.waiting.append((partition, Offset(seen.last_offset), answer))
+                return answer
         append_time = -1
         if policy.stamps_append_time:
             append_time = self._append_time_ms()
@@ -192,8 +216,9 @@ class ProduceHandler:
         if policy.may_overflow:
             self._overflow.admit(topic, partition, batch, request.peer)
         result = partition.append([batch])
-        progress.waiting.append((partition, result.last_offset))
-        return self._accepted(partition, result.base_offset, append_time)
+        answer = self._accepted(partition, result.base_offset, append_time)
+        progress.waiting.append((partition, result.last_offset, answer))
+        return answer
 
     def _append_time_ms(self) -> int:
         """The wall time, but never earlier than the last one given: the clock may be set back."""
@@ -262,18 +287,20 @@ class _Progress:
 
     def __init__(self) -> None:
         self.responses: list[TopicProduceResponse] = []
-        self.waiting: list[tuple[Partition, Offset]] = []
-        """Where and what the answer waits for: the acknowledgement of these offsets."""
+        self.waiting: Waiting = []
         self.record_errors_left = RECORD_ERRORS_MAX
         self.units = 0
 
-    def reply(self) -> Reply:
+    def reply(self, *, by_id: bool) -> Reply:
         response = ProduceResponse(responses=self.responses)
         if not self.waiting:
             return response
-        reply = PendingReply(response, waits=len(self.waiting))
-        for partition, offset in self.waiting:
-            partition.log.when_acknowledged(offset, reply.one_done)
+        reply = ProduceReply(response, self.waiting, by_id=by_id)
+        for partition, offset, _ in self.waiting:
+            if partition.removed_at is None:
+                partition.log.when_acknowledged(offset, reply.one_done)
+            else:
+                reply.one_done()
         return reply if reply.waits else response
 
 

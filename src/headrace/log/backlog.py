@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from headrace.log.errors import storage_error
 from headrace.log.index import Index
 from headrace.log.log import PartitionLog
 from headrace.vocabulary import Offset, Position
@@ -15,6 +16,13 @@ def bytes_from(log: PartitionLog, offset: Offset) -> int:
     """The bytes a reader at ``offset`` still has before it, to the precision of a batch."""
     if offset >= log.end_offset:
         return 0
+    try:
+        return _bytes_from(log, offset)
+    except OSError as error:
+        raise storage_error(error, log.directory) from error
+
+
+def _bytes_from(log: PartitionLog, offset: Offset) -> int:
     total = 0
     for segment in reversed(log.segments):
         if segment.base_offset <= offset:
@@ -25,6 +33,13 @@ def bytes_from(log: PartitionLog, offset: Offset) -> int:
 
 def offset_keeping_bytes(log: PartitionLog, keep_bytes: int) -> Offset:
     """The lowest offset at which a batch begins and from which at most ``keep_bytes`` remain."""
+    try:
+        return _offset_keeping_bytes(log, keep_bytes)
+    except OSError as error:
+        raise storage_error(error, log.directory) from error
+
+
+def _offset_keeping_bytes(log: PartitionLog, keep_bytes: int) -> Offset:
     left = keep_bytes
     for segment in reversed(log.segments):
         if segment.size > left:

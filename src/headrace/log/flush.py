@@ -172,7 +172,10 @@ class Flusher:
     def _complete(self, marks: list[FlushMark]) -> None:
         if self.disk.failed is None:
             for mark in marks:
-                mark.log.on_flushed(mark.end_offset)
+                try:
+                    mark.log.on_flushed(mark.end_offset)
+                except Exception:
+                    LOG.exception("%s was flushed, and reporting it failed", mark.log.directory)
 
     # On the flusher's thread.
 

@@ -271,7 +271,10 @@ class PartitionLog:
         assert batches, "an append needs a batch"
         assert not self._closed
         total = sum(batch.size for batch in batches)
-        segment = self._segment_for(batches, total, now_ms)
+        try:
+            segment = self._segment_for(batches, total, now_ms)
+        except OSError as error:
+            raise storage_error(error, self.directory, total) from error
         base_offset = offset = self._end
         if self._producers is None:
             _ = self.producers  # while what they are known by is at hand: later it would be a walk through the log
@@ -386,9 +389,11 @@ class PartitionLog:
         reached = self._flushed if self.flush_policy.acknowledges_flushed else self._end
         if reached > self.high_watermark:
             self.high_watermark = reached
-            if self.on_advanced is not None:
-                self.on_advanced()
-            self._waiters.release_below(reached)
+            try:
+                if self.on_advanced is not None:
+                    self.on_advanced()
+            finally:
+                self._waiters.release_below(reached)
 
     def when_acknowledged(self, offset: Offset, callback: Callable[[], None]) -> None:
         """Call once ``offset`` is below the high watermark, which may be now."""

@@ -8,12 +8,13 @@ to end and hands out the range of the file. No batch is decoded and no byte is c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from headrace.batch import PREFIX_BYTES, Batch, parse_header
-from headrace.log.errors import CorruptLog, OffsetOutOfRange
+from headrace.log.errors import CorruptLog, OffsetOutOfRange, storage_error
 from headrace.log.producers import AbortedTransaction
 from headrace.log.segment import FileSlice, Segment, number_of_segment
 from headrace.vocabulary import Offset, Position
@@ -31,6 +32,24 @@ _HEADERS_PER_LOOK = 1000
 
 _SEGMENTS_PER_LOOK = 20
 """Segments that it looks at: the summary of each may have to be read."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _raising_storage_errors(
+    look: Callable[Concatenate[LogReader, _P], _T],
+) -> Callable[Concatenate[LogReader, _P], _T]:
+    """A method that raises StorageError where the operating system refuses to open or read a file."""
+
+    @wraps(look)
+    def looking(reader: LogReader, *args: _P.args, **keywords: _P.kwargs) -> _T:
+        try:
+            return look(reader, *args, **keywords)
+        except OSError as error:
+            raise storage_error(error, reader._log.directory) from error
+
+    return looking
 
 
 class LogReader:
@@ -64,12 +83,21 @@ class LogReader:
         self, offset: Offset, *, bytes_max: int, offset_max: Offset, min_one_batch: bool = True
     ) -> list[FileSlice]:
         """The range of whole batches from the one that holds ``offset`` on, about ``bytes_max`` long, every record in
-        it below ``offset_max``. With ``min_one_batch`` a first batch larger than ``bytes_max`` is given anyway."""
+        it below ``offset_max``. With ``min_one_batch`` a first batch larger than ``bytes_max`` is given anyway.
+
+        Raises OffsetOutOfRange, CorruptLog, or StorageError when the file cannot be opened or read.
+        """
         log = self._log
         if not log.start_offset <= offset <= log.end_offset:
             raise OffsetOutOfRange(offset, log.start_offset, log.end_offset)
         if offset >= offset_max:
             return []
+        try:
+            return self._read(offset, bytes_max, offset_max, min_one_batch)
+        except OSError as error:
+            raise storage_error(error, log.directory) from error
+
+    def _read(self, offset: Offset, bytes_max: int, offset_max: Offset, min_one_batch: bool) -> list[FileSlice]:
         segment, position = self._places.get(offset) or self._locate(offset)
         segment.summarise()
         while position >= segment.size:
@@ -156,6 +184,7 @@ class LogReader:
 
     # By transaction and by time.
 
+    @_raising_storage_errors
     def aborted_transactions(self, from_offset: Offset, to_offset: Offset) -> list[AbortedTransaction]:
         """Aborted transactions with records in [from_offset, to_offset), for readers of committed data."""
         found = []
@@ -169,6 +198,7 @@ class LogReader:
                     return found
         return found
 
+    @_raising_storage_errors
     def batch_at_or_after(self, timestamp: int, from_offset: Offset) -> tuple[Batch | None, Offset | None]:
         """The first batch from ``from_offset`` on whose header has a time at or after ``timestamp``.
 
@@ -186,6 +216,7 @@ class LogReader:
         number += _SEGMENTS_PER_LOOK
         return None, segments[number].base_offset if number < len(segments) else None
 
+    @_raising_storage_errors
     def latest_timestamp(self, from_offset: Offset) -> tuple[int, Offset | None]:
         """The latest time of the batches that begin at ``from_offset`` or after it, and where to look on, or None.
 
@@ -206,6 +237,7 @@ class LogReader:
             from_offset = max(from_offset, header.next_offset)
         return latest, from_offset if from_offset < log.end_offset else None
 
+    @_raising_storage_errors
     def batch_holding(self, offset: Offset) -> Batch | None:
         """The whole batch that holds ``offset``; None at the end of the log."""
         segments = self._log.segments

@@ -281,6 +281,9 @@ class Segment:
             self.corruption = error
             self.summarised = True
             raise
+        except OSError:
+            self.size, self.next_offset, self.first_timestamp = size, next_offset, first_timestamp
+            raise
         if self.end_offset == NOT_SEALED:
             self.end_offset = self.following_offset if self.gaps_allowed else self.next_offset
         self.save_index()

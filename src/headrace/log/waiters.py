@@ -1,15 +1,18 @@
 """Callbacks that wait for a number to be passed: how anything waits for a flush or a checkpoint.
 
-There is no asyncio here. Whoever has a future hands in the function that resolves it.
+There is no asyncio here. Code that has a future hands in the function that resolves it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 __all__ = ["Waiters"]
+
+LOG = logging.getLogger("headrace.log")
 
 N = TypeVar("N", bound=int)
 
@@ -35,9 +38,17 @@ class Waiters(Generic[N]):
         """Call those that wait for less than ``number``."""
         waiting = self._waiting
         while waiting and waiting[0][0] < number:
-            waiting.popleft()[1]()
+            self._release_first()
 
     def release_all(self) -> None:
         """What they wait for will not happen: they look for themselves."""
         while self._waiting:
-            self._waiting.popleft()[1]()
+            self._release_first()
+
+    def _release_first(self) -> None:
+        """A callback that fails is a bug. It is logged, and the ones after it are called."""
+        callback = self._waiting.popleft()[1]
+        try:
+            callback()
+        except Exception:
+            LOG.exception("a callback that waited for the log failed")

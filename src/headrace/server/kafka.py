@@ -251,7 +251,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
             measures.seconds.observe(monotonic() - started)
             return
         self._pending.append((reply_to, reply, started))
-        if type(reply) is PendingReply and reply.waits:
+        if isinstance(reply, PendingReply) and reply.waits:
             self._follow(event.api_key, reply)
         elif len(self._pending) == 1:
             self._send_ready()
@@ -267,7 +267,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         """A bug of ours: it is logged, and only this connection is closed."""
         name = APIS[reply_to.api_key].name
         log.error("%s version %d from %s failed", name, reply_to.version, self.address, exc_info=error)
-        self._transport.abort()
+        self.abort()
 
     # ---- answers ----------------------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
     def _take_executed(self, executed: PendingReply[Any]) -> None:
         """Work in slices is done. What it gives may be a reply that waits; nothing was executed after it."""
         reply = executed.response
-        if type(reply) is PendingReply:
+        if isinstance(reply, PendingReply):
             reply_to, _, started = self._pending.pop()
             self._pending.append((reply_to, reply, started))
             if reply.waits:
@@ -308,7 +308,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         chunks: list[Any] = []
         while pending:
             reply_to, reply, started = pending[0]
-            if type(reply) is PendingReply:
+            if isinstance(reply, PendingReply):
                 if reply.waits:
                     break
                 if reply.error is not None:
@@ -330,7 +330,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
             chunks = self._connection.send(reply, reply_to)
         except UnwritableMessage as error:
             log.warning("%s closed: answer to %s: %s", self.address, APIS[reply_to.api_key].name, error.message)
-            self._transport.abort()
+            self.abort()
             return []
         except Exception as error:
             self._handler_failed(reply_to, error)
@@ -346,7 +346,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
 
     def _output_failed(self, reason: str) -> None:
         log.error("answer to %s broken off: %s", self.address, reason)
-        self._transport.abort()
+        self.abort()
 
     # ---- pressure ---------------------------------------------------------------------------------------------------
 
@@ -392,7 +392,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
 
     def budget_refused(self) -> None:
         log.warning("%s dropped: request memory is spent and its request did not arrive in time", self.address)
-        self._transport.abort()
+        self.abort()
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -406,6 +406,10 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         self._close_if_answered()
 
     def abort(self) -> None:
+        """Close at once. Requests that were not executed are dropped."""
+        self._ending = True
+        self._received.clear()
+        self._received_bytes = 0
         self._transport.abort()
 
     def _close_if_answered(self) -> None:

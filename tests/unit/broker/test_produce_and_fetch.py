@@ -357,3 +357,33 @@ def test_two_threads_of_producers_share_one_sync(with_broker: Callable[..., None
         assert harness.broker.flusher.sync_seconds.count - before < 64
 
     with_broker(scenario)
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [(9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (13, ErrorCode.UNKNOWN_TOPIC_ID)]
+)
+def test_a_producer_whose_topic_is_deleted_before_the_flush_is_not_told_that_its_records_are_safe(
+    with_broker: Callable[..., None], version: int, code: ErrorCode
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("gone")
+        await harness.create("kept")
+        topics = [harness.broker.topics.get(name) for name in ("gone", "kept")]
+        asked = [
+            TopicProduceData(
+                name=topic.name if version < 13 else "",
+                topic_id=topic.topic_id,
+                partition_data=[PartitionProduceData(index=0, records=payload([b"x"]))],
+            )
+            for topic in topics
+            if topic is not None
+        ]
+        reply = harness.start(ProduceRequest(acks=-1, timeout_ms=1000, topic_data=asked), version)
+        assert topics[0] is not None
+        harness.broker.topics.delete(topics[0])
+        answer = await asyncio.wait_for(settled(reply), PATIENCE_S)
+        gone, kept = (each.partition_responses[0] for each in answer.responses)
+        assert (gone.error_code, gone.base_offset) == (code, -1)
+        assert (kept.error_code, kept.base_offset) == (0, 0)
+
+    with_broker(scenario)

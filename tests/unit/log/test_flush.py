@@ -210,3 +210,24 @@ def test_a_filesystem_that_others_keep_busy_is_avoided_until_it_may_have_calmed(
     assert not costs.choose_syncfs(100, 100.0)
     assert costs.choose_syncfs(100, 160.0)
     assert costs.choose_syncfs(5000, 100.0)
+
+
+def test_a_callback_that_fails_does_not_keep_the_others_from_being_called(caplog: pytest.LogCaptureFixture) -> None:
+    loop, _, flusher, logs = make(SimulatedDisk(), count=2)
+    flusher.start()
+    heard: list[str] = []
+
+    def mistake() -> None:
+        raise ZeroDivisionError
+
+    for log in logs:
+        fill(log, 1)
+        log.on_advanced = mistake if log is logs[0] else None
+        log.when_acknowledged(log.end_offset - 1, mistake)
+        log.when_acknowledged(log.end_offset - 1, lambda log=log: heard.append(log.directory))  # type: ignore[misc]
+        flusher.mark(log)
+    flusher.stop()
+    while not loop.posted.empty():
+        loop.run_one()
+    assert heard == [log.directory for log in logs]
+    assert len([record for record in caplog.records if record.exc_info]) == 3

@@ -205,6 +205,22 @@ def test_a_reply_that_gives_a_reply_that_waits_is_answered_when_that_is_done() -
         server.until(lambda: sliced.executed == [1, 2])
 
 
+def test_requests_after_one_that_failed_are_not_executed() -> None:
+    executed = []
+
+    def handle(request: Request[Any]) -> Any:
+        executed.append(request.correlation_id)
+        if request.api_key == PRODUCE:
+            raise ZeroDivisionError("a mistake of ours")
+        return HeartbeatResponse()
+
+    with serving(handle) as server, Client(server.address) as bad:
+        failing = request_bytes(ProduceRequest(), PRODUCE, 8, 1)
+        bad.socket.sendall(failing + request_bytes(HeartbeatRequest(), HEARTBEAT, 3, 2))
+        assert bad.is_closed()
+    assert executed == [1]
+
+
 def test_an_answer_of_the_wrong_kind_closes_its_connection_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
     def handle(request: Request[Any]) -> Any:
         return ApiVersionsResponse() if request.api_key == PRODUCE else HeartbeatResponse()
