@@ -349,7 +349,10 @@ class Settings:
     """Effective broker-wide settings. Unknown names are refused with the nearest valid ones."""
 
     def __init__(self, given: Mapping[str, Any] | None = None, origin: str = "flag") -> None:
+        self._static: dict[str, _Given] = {}
+        """What was given at the start: by the file, the environment or a flag."""
         self._given: dict[str, _Given] = {}
+        """What holds: the changes made at run time, and what was given at the start for the other settings."""
         for name, raw in (given or {}).items():
             self.give(name, raw, origin)
 
@@ -378,9 +381,12 @@ class Settings:
     def give(self, name: str, raw: Any, origin: str, source: Source = Source.STATIC) -> None:
         setting = self.declared(name, origin)
         try:
-            self._given[name] = _Given(parse_value(setting, raw), origin, source)
+            given = _Given(parse_value(setting, raw), origin, source)
         except KafkaError as error:
             raise UsageError(error.message, f"from {origin}") from None
+        if source is Source.STATIC:
+            self._static[name] = given
+        self._given[name] = given
 
     @staticmethod
     def declared(name: str, origin: str = "") -> Setting:
@@ -394,7 +400,16 @@ class Settings:
         return setting
 
     def drop(self, name: str) -> None:
-        self._given.pop(name, None)
+        """Undo a change made at run time: what was given at the start holds again, or the default."""
+        if name in self._static:
+            self._given[name] = self._static[name]
+        else:
+            self._given.pop(name, None)
+
+    def given_at_start(self, name: str) -> Any | None:
+        """The value of the file, the environment or a flag; None if none of them gives one."""
+        given = self._static.get(name)
+        return given.value if given is not None else None
 
     def get(self, name: str) -> Any:
         given = self._given.get(name)

@@ -277,20 +277,28 @@ class TopicAdmin:
         return topic
 
     def delete_records(self, request: Request[DeleteRecordsRequest]) -> Reply:
+        """Answered after a checkpoint, which makes the new start offsets durable. If none has moved, at once."""
+        moved: list[Partition] = []
         response = DeleteRecordsResponse(
             topics=[
                 DeleteRecordsTopicResult(
                     name=topic.name,
-                    partitions=[self._delete_records(request.access, topic.name, each) for each in topic.partitions],
+                    partitions=[
+                        self._delete_records(request.access, topic.name, each, moved) for each in topic.partitions
+                    ],
                 )
                 for topic in request.body.topics
             ]
         )
+        if not moved:
+            return response
         reply = PendingReply(response)
         self._maintenance.checkpointed().add_done_callback(lambda done: None if done.cancelled() else reply.one_done())
         return reply
 
-    def _delete_records(self, access: Access, name: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+    def _delete_records(
+        self, access: Access, name: str, asked: DeleteRecordsPartition, moved: list[Partition]
+    ) -> DeleteRecordsPartitionResult:
         try:
             topic = access.existing_topic(name, Operation.DELETE)
             partition = access.partition(name, asked.partition_index, Operation.DELETE)
@@ -301,6 +309,8 @@ class TopicAdmin:
             if not 0 <= offset <= end:
                 raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
             partition.log.delete_records(Offset(offset))
+            if partition.log.start_to_mark() is not None:
+                moved.append(partition)
         except HeadraceError as error:
             return DeleteRecordsPartitionResult(
                 partition_index=asked.partition_index, low_watermark=-1, error_code=code_of(error)

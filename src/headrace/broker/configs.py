@@ -159,6 +159,9 @@ class ConfigHandler:
             source = settings.source(broker_name)
             if source is not Source.DEFAULT:
                 layers.append((broker_name, show_value(settings.get(broker_name)), int(source)))
+            at_start = settings.given_at_start(broker_name)
+            if at_start is not None and source is not Source.STATIC:
+                layers.append((broker_name, show_value(at_start), int(Source.STATIC)))
             default = BROKER_SETTINGS[broker_name].default
             if default is not None or own is Source.STATIC:
                 layers.append((broker_name, None if default is None else show_value(default), int(Source.DEFAULT)))

@@ -18,7 +18,7 @@ from headrace.batch import Batch
 from headrace.broker.partition import Partition
 from headrace.broker.request import Peer
 from headrace.broker.topics import Topic, Topics
-from headrace.errors import ErrorCode, KafkaError
+from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.log.backlog import bytes_from, offset_keeping_bytes
 from headrace.log.maintenance import Maintenance
 from headrace.ports import Clock
@@ -134,18 +134,33 @@ class Overflow:
 
     def _recheck(self) -> None:
         """Release the connections whose partitions have been drained, deleted, or given another policy."""
-        for peer, keys in list(self._held.items()):
-            keys -= {key for key in keys if not self._still_behind(*key)}
-            if not keys or peer.closed:
+        try:
+            self._release_drained()
+        finally:
+            self._checking = bool(self._held)
+            if self._checking:
+                self._clock.call_later(RECHECK_S, self._recheck)
+
+    def _release_drained(self) -> None:
+        places = {place for held_by in self._held.values() for place in held_by}
+        behind = {place for place in places if self._still_behind(*place)}
+        for peer, held_by in list(self._held.items()):
+            held_by &= behind
+            if not held_by or peer.closed:
                 del self._held[peer]
                 peer.hold(False)
-        self._checking = bool(self._held)
-        if self._checking:
-            self._clock.call_later(RECHECK_S, self._recheck)
 
     def _still_behind(self, name: str, index: int) -> bool:
         topic = self._topics.get(name)
         partition = topic.partition(index) if topic is not None else None
         if topic is None or partition is None or topic.config.get("headrace.overflow") != "backpressure":
             return False
-        return bool(self._behind(topic, partition, topic.config.get("headrace.overflow.bytes")))
+        if partition.fault is not None:
+            return False  # its producers learn of the damage from their next request
+        try:
+            return bool(self._behind(topic, partition, topic.config.get("headrace.overflow.bytes")))
+        except HeadraceError as error:
+            LOG.warning("producers of %s-%d are no longer held back: %s", name, index, error)
+        except Exception:
+            LOG.exception("producers of %s-%d are no longer held back", name, index)
+        return False

@@ -400,9 +400,12 @@ class Topics:
             for partition in topic.served:
                 if partition.log is log:
                     self._store.set_aside(log)
-                    topic.partitions[partition.index] = DamagedPartition(
+                    damaged = DamagedPartition(
                         topic=topic.name, index=partition.index, fault=fault, leader_epoch=self._leader_epoch
                     )
+                    damaged.dropped_records = partition.dropped_records
+                    damaged.refused_batches = partition.refused_batches
+                    topic.partitions[partition.index] = damaged
                     partition.retire()
 
 

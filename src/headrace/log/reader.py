@@ -43,7 +43,7 @@ def _raising_storage_errors(
     """A method that raises StorageError where the operating system refuses to open or read a file."""
 
     @wraps(look)
-    def looking(reader: LogReader, *args: _P.args, **keywords: _P.kwargs) -> _T:
+    def looking(reader: LogReader, /, *args: _P.args, **keywords: _P.kwargs) -> _T:
         try:
             return look(reader, *args, **keywords)
         except OSError as error:

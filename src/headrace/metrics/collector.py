@@ -188,7 +188,10 @@ class Collector:
         members: list[tuple[tuple[str, ...], float]] = []
         lags: list[tuple[tuple[str, ...], float]] = []
         for group_id in listed:
-            members.append(((group_id,), len(broker.groups[group_id].member_ids())))
+            group = broker.groups.get(group_id)
+            if group is None:
+                continue  # removed between two steps
+            members.append(((group_id,), len(group.member_ids())))
             for topic_name, committed in broker.offsets.committed_offsets(group_id).items():
                 topic = broker.topics.get(topic_name)
                 if topic is not None and len(lags) < self._sources.groups_max:
@@ -219,15 +222,17 @@ _TOPIC_FAMILIES = (
 
 def _topic_samples(topic: Topic) -> Iterator[tuple[Family, float] | None]:
     found: Counter[Family] = Counter()
-    for partition in _in_steps(topic.served, PARTITIONS_PER_STEP):
+    for partition in _in_steps(list(topic.partitions), PARTITIONS_PER_STEP):
         if partition is None:
             yield None
+            continue
+        found[families.DROPPED_RECORDS] += partition.dropped_records
+        found[families.REFUSED_BATCHES] += partition.refused_batches
+        if partition.fault is not None:
             continue
         found[families.TOPIC_BYTES] += partition.log.size_bytes
         found[families.TOPIC_HIGH_WATERMARK] += partition.high_watermark
         found[families.TOPIC_LOG_START] += partition.log.start_offset
-        found[families.DROPPED_RECORDS] += partition.dropped_records
-        found[families.REFUSED_BATCHES] += partition.refused_batches
     found[families.TOPIC_PARTITIONS] = len(topic.partitions)
     for family in _TOPIC_FAMILIES:
         yield family, found[family]

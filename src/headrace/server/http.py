@@ -61,7 +61,11 @@ class HttpService:
     async def answer(self, request: h11.Request) -> HttpResponse:
         if request.method not in (b"GET", b"HEAD"):
             return HttpResponse.error(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are served here")
-        route = self._routes.get(urlsplit(request.target.decode("ascii", "replace")).path)
+        try:
+            path = urlsplit(request.target.decode("ascii", "replace")).path
+        except ValueError:
+            return HttpResponse.error(HTTPStatus.BAD_REQUEST, "the path of the request is not valid")
+        route = self._routes.get(path)
         if route is None:
             return HttpResponse.error(HTTPStatus.NOT_FOUND, f"served here: {' '.join(self._routes)}")
         try:
@@ -156,8 +160,16 @@ class HttpSession(Session, asyncio.Protocol):
         self._task = self._loop.create_task(self._answer(self._request))
 
     async def _answer(self, request: h11.Request) -> None:
-        response = await self._service.answer(request)
-        self._task = self._request = None
+        try:
+            response = await self._service.answer(request)
+            self._task = self._request = None
+            self._finish(request, response)
+        except Exception:
+            log.exception("%s closed: a request could not be answered", self.address)
+            self._task = self._request = None
+            self._transport.abort()
+
+    def _finish(self, request: h11.Request, response: HttpResponse) -> None:
         self._send(response, head=request.method == b"HEAD")
         if self._ending or self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
             self._transport.close()
@@ -217,5 +229,6 @@ class HttpSession(Session, asyncio.Protocol):
         self._transport.abort()
 
     def close_if_idle(self, idle_s: float) -> None:
-        if self._task is None and self._loop.time() - self._active_at >= idle_s:
+        """Also while an answer is being made: one that takes so long is stuck."""
+        if self._loop.time() - self._active_at >= idle_s:
             self._transport.abort()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headrace.broker.request import Peer
 from headrace.errors import ErrorCode
+from headrace.log.errors import CorruptLog
 from headrace.testing import VirtualClock
 from headrace.wire.kafka.messages.group_offsets import (
     OffsetCommitRequest,
@@ -121,5 +122,31 @@ def test_a_group_that_never_comes_stops_counting_after_its_time(tmp_path: Path) 
             assert held == [True]
             await clock.advance_on_loop(51)  # producers are looked at every 50 ms
             assert held == [True, False]
+
+    asyncio.run(scenario())
+
+
+def test_a_damaged_partition_releases_its_producers_and_those_of_other_topics_are_still_looked_at(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            told: dict[str, list[bool]] = {"bad": [], "good": []}
+            for number, (name, heard) in enumerate(told.items()):
+                await harness.create(
+                    name,
+                    headrace_overflow="backpressure",
+                    headrace_overflow_bytes="1000",
+                    headrace_overflow_groups="readers",
+                )
+                producer = Peer(id=number, on_hold=heard.append)
+                for _ in range(3):
+                    await harness.produce(name, [BIG], peer=producer)
+            assert told == {"bad": [True], "good": [True]}
+            log = harness.partition("bad", 0).log
+            harness.broker.topics.set_damaged(log, CorruptLog(log.directory, 0, "a test says so"))
+            await eventually_on_loop(lambda: told["bad"], lambda heard: heard == [True, False])
+            await commit(harness, "readers", "good", 3)
+            await eventually_on_loop(lambda: told["good"], lambda heard: heard == [True, False])
 
     asyncio.run(scenario())

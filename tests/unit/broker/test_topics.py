@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from headrace.broker.broker import settled
+from headrace.config import Source
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.messages.configs import (
     DescribeConfigsRequest,
@@ -142,6 +143,67 @@ def test_deleted_records_stay_deleted_after_a_restart(tmp_path: Path) -> None:
 
     asyncio.run(before())
     asyncio.run(after())
+
+
+def test_deleting_records_writes_a_checkpoint_only_when_a_start_offset_moves(tmp_path: Path) -> None:
+    def body(*offsets: int) -> DeleteRecordsRequest:
+        asks = [DeleteRecordsPartition(partition_index=0, offset=offset) for offset in offsets]
+        return DeleteRecordsRequest(topics=[DeleteRecordsTopic(name="t", partitions=asks)], timeout_ms=1000)
+
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            await harness.create("t")
+            await harness.produce("t", [b"0", b"1", b"2"])
+            maintenance = harness.broker.maintenance
+            await harness.ask(body(2))
+            before = maintenance.checkpoints
+            for offset in (0, 1, 2):
+                await harness.ask(body(offset))
+            await harness.ask(body())
+            assert maintenance.checkpoints == before
+            replies = [harness.start(body(3)) for _ in range(10)]
+            for reply in replies:
+                await asyncio.wait_for(settled(reply), PATIENCE_S)
+            assert maintenance.checkpoints == before + 1, "those that came together share one"
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_setting_that_was_altered_and_is_deleted_falls_back_to_what_was_given_at_the_start(
+    tmp_path: Path,
+) -> None:
+    async def described(harness: Harness) -> tuple[str, int, list[tuple[str | None, int]]]:
+        resource = DescribeConfigsResource(
+            resource_type=BROKER_RESOURCE, resource_name="1", configuration_keys=["log.retention.ms"]
+        )
+        answer = await harness.ask(DescribeConfigsRequest(resources=[resource], include_synonyms=True))
+        entry = answer.results[0].configs[0]
+        return entry.value, entry.config_source, [(each.value, each.source) for each in entry.synonyms]
+
+    async def change(harness: Harness, operation: int, value: str | None) -> None:
+        setting = IncrementalAlterConfigsRequestAlterableConfig(
+            name="log.retention.ms", config_operation=operation, value=value
+        )
+        resource = IncrementalAlterConfigsRequestAlterConfigsResource(
+            resource_type=BROKER_RESOURCE, resource_name="1", configs=[setting]
+        )
+        answer = await harness.ask(IncrementalAlterConfigsRequest(resources=[resource]))
+        assert answer.responses[0].error_code == 0
+
+    async def scenario() -> None:
+        default = (None, Source.DEFAULT)
+        given = ("-1", Source.STATIC)
+        async with running(tmp_path, {"log.retention.ms": "-1"}) as harness:
+            assert await described(harness) == (*given, [given, default])
+            await change(harness, 0, "3600000")
+            altered = ("3600000", Source.DYNAMIC_BROKER)
+            assert await described(harness) == (*altered, [altered, given, default])
+            await change(harness, 1, None)
+            assert await described(harness) == (*given, [given, default])
+            await harness.create("t")
+            assert await config(harness, "t", "retention.ms") == given
+
+    asyncio.run(scenario())
 
 
 def test_metadata_makes_a_topic_only_where_both_sides_allow_it(tmp_path: Path) -> None:

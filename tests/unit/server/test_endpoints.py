@@ -7,6 +7,7 @@ import json
 import re
 import threading
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -18,6 +19,7 @@ from headrace import testing
 from headrace.client import Admin, Client, Groups, Producer, TopicPartition, init_producer_id
 from headrace.config import Settings
 from headrace.errors import UsageError
+from headrace.log.errors import CorruptLog
 from headrace.metrics.families import FAMILIES
 from headrace.node import Node
 from headrace.testing import TestBroker
@@ -108,6 +110,46 @@ def test_metrics_tell_how_far_groups_are_behind_and_which_transactions_are_open(
     assert of("headrace_group_members", group="readers") == 0
     assert of("headrace_group_lag_records", group="readers", topic="orders") == 4
     assert of("headrace_transactions", state="Empty") == 1
+
+
+def on_loop(broker: TestBroker, work: Callable[[Any], None]) -> None:
+    """Run ``work`` with the node, on its loop."""
+
+    async def run() -> None:
+        work(broker._node)
+
+    asyncio.run_coroutine_threadsafe(run(), broker._loop).result(PATIENCE_S)
+
+
+def test_a_group_that_is_deleted_during_a_scrape_is_left_out() -> None:
+    with testing.broker(settings=METRICS) as broker, Client(broker.bootstrap) as client:
+        Admin(client).create_topic("t", partitions=1)
+        for name in ("first", "second"):
+            Groups(client).commit(name, {TopicPartition("t", 0): 0})
+
+        def scrape(node: Any) -> None:
+            steps = node._endpoints._collector._groups()
+            for step in steps:
+                if step is None and "second" in node.broker.groups:
+                    list(node.broker.group_coordinator.remove(node.broker.groups["second"]))
+
+        on_loop(broker, scrape)
+        assert Samples(broker).labels("headrace_group_members", "group") == {"first"}
+
+
+def test_counters_of_a_partition_that_becomes_damaged_do_not_go_back() -> None:
+    with testing.broker(settings=METRICS) as broker, Client(broker.bootstrap) as client:
+        Admin(client).create_topic("t", partitions=1)
+
+        def damage(node: Any) -> None:
+            partition = node.broker.topics.get("t").partitions[0]
+            partition.dropped_records, partition.refused_batches = 3, 4
+            node.broker.topics.set_damaged(partition.log, CorruptLog("t", 0, "a test says so"))
+
+        on_loop(broker, damage)
+        samples = Samples(broker)
+        assert samples("headrace_overflow_dropped_records_total", topic="t") == 3
+        assert samples("headrace_overflow_refused_batches_total", topic="t") == 4
 
 
 def test_topics_above_the_limit_have_no_metrics_and_are_counted() -> None:

@@ -126,6 +126,7 @@ def test_pipelined_requests_are_answered_in_order() -> None:
         ("POST /small HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", 405),
         ("DELETE /small HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", 405),
         ("GET /small HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello", 413),
+        ("GET //[ HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", 400),
         ("GET /broken HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", 500),
         ("GET /small HTTP/1.1\r\n\r\n", 400),
         ("nonsense\r\n\r\n", 400),
@@ -203,3 +204,8 @@ def test_draining_finishes_the_answer_that_is_being_made() -> None:
         assert response.headers["Connection"] == "close"
         drained.result(PATIENCE_S)
         connection.close()
+
+
+def test_a_connection_whose_answer_never_comes_is_closed_as_idle() -> None:
+    with serving(limits=ListenerLimits(idle_s=0.1, drain_s=1)) as server, Client(server.address) as client:
+        assert raw(client, "GET /waits HTTP/1.1\r\nHost: h\r\n\r\n") == b""
