@@ -242,11 +242,16 @@ def replace_file(disk: Disk, path: str, data: bytes, *, sync: bool = True) -> No
     temporary = path + ".tmp"
     with suppress(FileNotFoundError):
         disk.unlink(temporary)
-    file = disk.open(temporary, create=True)
-    file.write([data], 0)
-    if sync:
-        file.datasync()
-    file.close()
-    disk.rename(temporary, path)
+    try:
+        file = disk.open(temporary, create=True)
+        file.write([data], 0)
+        if sync:
+            file.datasync()
+        file.close()
+        disk.rename(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            disk.unlink(temporary)
+        raise
     if sync:
         disk.sync_dir(os.path.dirname(path))

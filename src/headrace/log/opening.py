@@ -10,6 +10,7 @@ Everything that is not as it should be becomes a finding of the report.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -23,14 +24,15 @@ from headrace.log.findings import Finding, Severity
 from headrace.log.producer_snapshots import snapshot_offsets, snapshot_path
 from headrace.log.producers import ProducerStates
 from headrace.log.recovery import Recovery, RecoveryReport
-from headrace.log.segment import Segment, segment_bases, segment_name
+from headrace.log.segment import Segment, orphans, segment_bases, segment_name
 from headrace.log.start import marked_start
 from headrace.ports import Disk
 from headrace.vocabulary import FIRST_OFFSET, Offset
 
 __all__ = ["NOTHING_KNOWN", "Known", "OpenedLog", "open_segments", "segment_in"]
 
-_OWN_FILE = re.compile(r"\d{20}\.(log|index|txn|producers|start)(\.tmp|\.cut-\d+(\.\d+)?)?")
+_OWN_FILE = re.compile(r"[0-9]{20}\.(log|index|txn|producers|start)(\.tmp|\.cut-[0-9]+(\.[0-9]+)?)?")
+_TEMPORARY_FILE = re.compile(r"[0-9]{20}\.(log|index|txn|producers|start)\.tmp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,7 @@ class _Opening:
         if not segments:
             self._check_nothing_was_here()
             self._drop_snapshots_after(self.flushed_end, files)
+            self._drop_leftovers(files)
             epochs = EpochHistory(self.mark.epochs)
             return OpenedLog([], self.start, marked, self.flushed_end, self.mark, epochs, self.report, None, True)
         self._check_beginning(segments[0], files)
@@ -120,6 +123,7 @@ class _Opening:
             self._begin_at_start(segments, end)
             end = self.start
         self._drop_snapshots_after(end, files)
+        self._drop_leftovers(files)
         unsynced = self.unsynced or recovery.unsynced
         return OpenedLog(
             segments, self.start, marked, end, self.mark, recovery.epochs, self.report, recovery.producers, unsynced
@@ -170,13 +174,22 @@ class _Opening:
                 reason = f"offsets {self.start} to {first.base_offset - 1} were before it and are gone"
                 raise CorruptLog(first.path, 0, reason)
             self.start = first.base_offset
-        for name in files:
-            # A removal takes the log first, so a companion may be left over; but not of what must still be here.
-            if name.endswith((".index", ".txn")) and f"{name[:20]}.log" not in files:
-                if self.start <= int(name[:20]) < self.mark.recovery_offset:
-                    raise CorruptLog(f"{self.directory}/{name[:20]}.log", 0, "the segment was here and is gone")
+        for base in orphans(files).values():
+            if self.start <= base < self.mark.recovery_offset:
+                raise CorruptLog(f"{self.directory}/{segment_name(base)}.log", 0, "the segment was here and is gone")
 
     # What must not be there.
+
+    def _drop_leftovers(self, files: dict[str, int]) -> None:
+        """Remove files that a crash has left without a meaning: temporary ones, and companions without a log.
+
+        The log has just been found whole, so such a companion is no evidence of a loss: its log never reached the disk,
+        or was removed. Later, when the recovery point has passed its base offset, it would look like one.
+        """
+        for name in [*orphans(files), *filter(_TEMPORARY_FILE.fullmatch, files)]:
+            with suppress(FileNotFoundError):
+                self.disk.unlink(f"{self.directory}/{name}")
+            self.unsynced = True
 
     def _begin_at_start(self, segments: list[Segment], end: Offset) -> None:
         """The log ends before its start offset: records were deleted and never reached the disk. Nothing that is left

@@ -8,6 +8,7 @@ out is ignored, and an older one, or the log, is used.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -36,6 +37,7 @@ __all__ = [
 
 _HEAD: Final = b"headrace-producers 1 "
 _SUFFIX = ".producers"
+_NAME = re.compile(r"([0-9]{20})\.producers")
 _KEPT = 2
 """The newest that recovery could use, and the one before it in case the newest has decayed."""
 
@@ -59,7 +61,7 @@ def snapshot_path(directory: str, offset: Offset) -> str:
 
 
 def snapshot_offsets(names: Iterable[str]) -> list[Offset]:
-    return sorted(Offset(int(name[:20])) for name in names if len(name) == 20 + len(_SUFFIX) and name.endswith(_SUFFIX))
+    return sorted(Offset(int(match[1])) for match in map(_NAME.fullmatch, names) if match)
 
 
 def producers_at(

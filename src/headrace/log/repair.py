@@ -27,7 +27,7 @@ from headrace.log.log import PartitionLog
 from headrace.log.opening import Known
 from headrace.log.recovery import unused_path
 from headrace.log.scanning import count_batches, find_batch
-from headrace.log.segment import OFFSET_DELTA_MAX, segment_bases, segment_name
+from headrace.log.segment import OFFSET_DELTA_MAX, orphans, segment_bases, segment_name
 from headrace.log.start import marked_start, write_start
 from headrace.ports import Disk
 from headrace.vocabulary import Offset
@@ -255,9 +255,8 @@ def apply(disk: Disk, repair: Repair) -> LogMark:
     if reached < repair.end_offset and repair.end_offset not in bases:
         disk.open(f"{directory}/{segment_name(repair.end_offset)}.log", create=True).close()
     files = disk.list_files(directory)
-    for name in files:
-        if name.endswith((".index", ".txn")) and f"{name[:20]}.log" not in files:
-            disk.unlink(f"{directory}/{name}")  # of a segment that is gone
+    for name in orphans(files):
+        disk.unlink(f"{directory}/{name}")  # of a segment that is gone
     marked = marked_start(files)
     if repair.start_offset > marked:
         write_start(disk, directory, marked, repair.start_offset)

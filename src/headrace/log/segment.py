@@ -15,8 +15,9 @@ are compared, once, with the checksum in the index (``check``).
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter, itemgetter
 from typing import TypeVar
@@ -31,7 +32,7 @@ from headrace.log.index import NOT_COUNTED, NOT_SEALED, BlockSummary, Index, Ind
 from headrace.ports import Disk, File
 from headrace.vocabulary import Offset, Position
 
-__all__ = ["FileSlice", "Segment", "number_of_segment", "segment_bases", "segment_name"]
+__all__ = ["FileSlice", "Segment", "number_of_segment", "orphans", "segment_bases", "segment_name"]
 
 NO_TIMESTAMP = -1
 OFFSET_DELTA_MAX = 2**31 - 1
@@ -41,6 +42,8 @@ _T = TypeVar("_T")
 _BASE_OFFSET = attrgetter("base_offset")
 _START = itemgetter(0)
 _extend = google_crc32c.extend
+_LOG = re.compile(r"([0-9]{20})\.log")
+_COMPANION = re.compile(r"([0-9]{20})\.(index|txn)")
 
 
 def segment_name(base_offset: int) -> str:
@@ -49,9 +52,13 @@ def segment_name(base_offset: int) -> str:
 
 def segment_bases(names: Iterable[str]) -> list[Offset]:
     """The base offsets of the segments among these names of files, in order."""
-    return sorted(
-        Offset(int(name[:20])) for name in names if len(name) == 24 and name.endswith(".log") and name[:20].isdecimal()
-    )
+    return sorted(Offset(int(match[1])) for match in map(_LOG.fullmatch, names) if match)
+
+
+def orphans(names: Collection[str]) -> dict[str, Offset]:
+    """The indexes and aborted transactions among these names whose log is not there, with their base offsets."""
+    found = [match for match in map(_COMPANION.fullmatch, names) if match and f"{match[1]}.log" not in names]
+    return {match[0]: Offset(int(match[1])) for match in found}
 
 
 def number_of_segment(segments: Sequence[Segment], offset: Offset) -> int:
@@ -225,7 +232,7 @@ class Segment:
             self._cache.forget(path)
 
     def remove(self, disk: Disk) -> None:
-        """Unlink the segment's files, the log first: what is left without a log means nothing and harms nothing."""
+        """Unlink the segment's files, the log first. What a crash leaves without a log goes at the next opening."""
         self.forget()
         for path in (self.path, self.index.path, self.aborted.path):
             with suppress(FileNotFoundError):

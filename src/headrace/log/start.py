@@ -10,6 +10,7 @@ itself is written. Files go only below a durable marker.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from headrace.ports import Disk
@@ -18,6 +19,7 @@ from headrace.vocabulary import Offset
 __all__ = ["marked_start", "start_path", "write_start"]
 
 _SUFFIX = ".start"
+_NAME = re.compile(r"([0-9]{20})\.start")
 
 
 def start_path(directory: str, offset: int) -> str:
@@ -26,8 +28,7 @@ def start_path(directory: str, offset: int) -> str:
 
 def marked_start(names: Iterable[str]) -> Offset:
     """The start offset that these files tell; 0 without a marker."""
-    offsets = [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
-    return max((Offset(int(text)) for text in offsets if len(text) == 20 and text.isdecimal()), default=Offset(0))
+    return max((Offset(int(match[1])) for match in map(_NAME.fullmatch, names) if match), default=Offset(0))
 
 
 def write_start(disk: Disk, directory: str, before: Offset, offset: Offset) -> None:

@@ -11,6 +11,7 @@ check (compaction, retention) is checked once more.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -28,7 +29,7 @@ from headrace.log.index import NOT_COUNTED, BlockSummary, Index, IndexDamaged
 from headrace.log.opening import NOTHING_KNOWN, Known
 from headrace.log.producer_snapshots import decode_snapshot, snapshot_offsets, snapshot_path
 from headrace.log.producers import AbortedTransaction, ProducerStates
-from headrace.log.segment import OFFSET_DELTA_MAX, segment_bases, segment_name
+from headrace.log.segment import OFFSET_DELTA_MAX, orphans, segment_bases, segment_name
 from headrace.log.start import marked_start
 from headrace.ports import Disk
 from headrace.record import CorruptRecords, decode_records
@@ -37,6 +38,7 @@ from headrace.vocabulary import FIRST_OFFSET, Offset
 __all__ = ["verify_log"]
 
 _ATTEMPTS = 3
+_CUT = re.compile(r"[0-9]{20}\.log\.cut-[0-9]+(\.[0-9]+)?")
 
 
 def verify_log(
@@ -123,10 +125,9 @@ class _Verifier:
         if self.mark.start_offset > marked_start(self.files):
             message = f"there is no start marker for offset {self.mark.start_offset}; the next checkpoint writes it"
             yield Finding(Severity.WARNING, self.directory, message)
-        for name in sorted(self.files):
-            if name.endswith((".index", ".txn")) and name[:20].isdecimal() and f"{name[:20]}.log" not in self.files:
-                if self.start <= int(name[:20]) < self.mark.recovery_offset:
-                    yield self._error(f"{self.directory}/{name[:20]}.log", 0, "the segment was here and is gone")
+        for base in sorted(set(orphans(self.files).values())):
+            if self.start <= base < self.mark.recovery_offset:
+                yield self._error(f"{self.directory}/{segment_name(base)}.log", 0, "the segment was here and is gone")
 
     def _end(self, bases: list[Offset]) -> Iterator[Finding]:
         reached = max(self.next_offset, self.start) if bases else self.start
@@ -137,7 +138,7 @@ class _Verifier:
 
     def _other_files(self) -> Iterator[Finding]:
         for name in sorted(self.files):
-            if ".cut-" in name:
+            if _CUT.fullmatch(name):
                 yield self._warning(
                     f"{self.directory}/{name}", 0, "set aside; it holds batches that are not in the log"
                 )

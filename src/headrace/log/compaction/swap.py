@@ -42,7 +42,10 @@ __all__ = [
 LOG = logging.getLogger("headrace.compaction")
 
 _KINDS = ("log", "index", "txn")
-_DECIDED = re.compile(r"(\d{20})\.log\.swap-(\d{20})")
+_DECIDED = re.compile(r"([0-9]{20})\.log\.swap-([0-9]{20})")
+_UNDECIDED = re.compile(r"([0-9]{20})\.(index|txn)\.swap")
+_CLEANED = re.compile(r"[0-9]{20}\.(log|index|txn)\.cleaned-[0-9A-Za-z]+")
+_SEGMENT_FILE = re.compile(r"([0-9]{20})\.(log|index|txn)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +168,14 @@ def complete_swaps(disk: Disk, directory: str, files: dict[str, int]) -> bool:
     """After a crash: complete the swaps that were decided and remove what was written for others. True if it did
     any."""
     decided = {int(match[1]): int(match[2]) for match in map(_DECIDED.fullmatch, files) if match}
-    leftovers = [
-        name for name in files if ".cleaned-" in name or (name.endswith(".swap") and int(name[:20]) not in decided)
-    ]
+    leftovers = [name for name in files if _CLEANED.fullmatch(name)]
+    leftovers += [match[0] for match in map(_UNDECIDED.fullmatch, files) if match and int(match[1]) not in decided]
     if not decided and not leftovers:
         return False
     for name in leftovers:
         disk.unlink(f"{directory}/{name}")
+    present = {int(match[1]) for match in map(_SEGMENT_FILE.fullmatch, files) if match}
     for base, end_offset in decided.items():
-        present = {int(name[:20]) for name in files if name[20:] in (".log", ".index", ".txn")}
         _replace_companions(disk, directory, base, sorted(other for other in present if base < other < end_offset))
     disk.sync_dir(directory)
     for base, end_offset in decided.items():
