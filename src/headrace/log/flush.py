@@ -42,6 +42,10 @@ _FADE_HALF_LIFE_S = 10.0
 _WEIGHT = 0.2
 _OUTLIER = 4.0
 
+NOTE_WITHIN_S = 0.02
+"""How soon it is noted that something was flushed. Not at once: on a busy disk that write may wait for the filesystem's
+journal, and then the next sync would wait for it too."""
+
 
 @dataclass(slots=True)
 class SyncCosts:
@@ -74,8 +78,8 @@ def _follow(estimate_s: float, took_s: float) -> float:
 class Flusher:
     """Syncs marked logs on its own thread and reports back through ``post`` (such as ``loop.call_soon_threadsafe``).
 
-    ``defer`` runs a function at the end of the owner's turn (such as ``loop.call_soon``). ``note`` is called after each
-    sync, on the thread that made it, before anybody learns of it (such as ``LogStore.note_flushed``). A sync that takes
+    ``defer`` runs a function at the end of the owner's turn (such as ``loop.call_soon``). ``note`` gets what has been
+    synced (such as ``LogStore.note_flushed``), on the flusher's thread, within ``NOTE_WITHIN_S``. A sync that takes
     ``slow_s`` or longer is logged.
     """
 
@@ -106,6 +110,8 @@ class Flusher:
         self.costs = SyncCosts()
         self.sync_seconds = Histogram(SYNC_SECONDS)
         """Written by the flusher's thread; its count is the number of syncs."""
+        self._unnoted: dict[PartitionLog, FlushMark] = {}
+        self._noted_at = monotonic()
         self.on_waiting: Callable[[float], None] = lambda _: None
         """Called when a log will be due later: ``tick`` is wanted after so many seconds."""
 
@@ -182,9 +188,9 @@ class Flusher:
     def _run(self) -> None:
         last = False
         while not last:
-            marks = self._handed_over.get()
+            marks = self._next()
             if marks is None:
-                return
+                break
             with suppress(Empty):
                 while not last:
                     more = self._handed_over.get_nowait()
@@ -196,6 +202,25 @@ class Flusher:
                 self.disk.fail(error)  # whatever it was, nobody will be acknowledged from here on
                 return
             self._post(lambda marks=marks: self._complete(marks))  # type: ignore[misc]
+            self._unnoted.update((mark.log, mark) for mark in marks)
+            if self._monotonic() - self._noted_at >= NOTE_WITHIN_S:
+                self._note_synced()
+        self._note_synced()
+
+    def _next(self) -> list[FlushMark] | None:
+        """What is handed over next. While nothing comes, what has been synced is noted."""
+        if self._unnoted:
+            try:
+                return self._handed_over.get(timeout=NOTE_WITHIN_S)
+            except Empty:
+                self._note_synced()
+        return self._handed_over.get()
+
+    def _note_synced(self) -> None:
+        if self._unnoted:
+            self._note(list(self._unnoted.values()))
+            self._unnoted.clear()
+        self._noted_at = self._monotonic()
 
     def _sync(self, marks: list[FlushMark]) -> None:
         files = {file.path: file for mark in marks for file in mark.files.values()}
@@ -217,6 +242,5 @@ class Flusher:
             ended = self._monotonic()
             self.costs.measured_files(count, ended - began)
         self.sync_seconds.observe(ended - began)
-        self._note(marks)
         if ended - began >= self._slow_s:
             LOG.warning("a sync of %d files took %.2f s: every acknowledgement waits for it", count, ended - began)

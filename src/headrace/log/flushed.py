@@ -15,9 +15,10 @@ The file is a table of 32-byte slots, little-endian, one per log, in no order::
 A slot of zeros is free. A slot whose checksum is wrong says nothing.
 
 The rule that makes it safe: *an entry is written after the sync that it speaks of has returned*. So it never claims
-more than was flushed, whatever happens. It may claim less. It is written without a sync of its own: a killed process
-leaves it in the page cache, up to date; after a power loss it is as old as the last checkpoint or the last ``syncfs``
-of the flusher, and a log that lost its end after that is cut as before. See docs/adr/0011.
+more than was flushed, whatever happens. It may claim less. It is written a few milliseconds after the sync, and without
+a sync of its own: a killed process leaves it in the page cache, up to date but for those milliseconds; after a power
+loss it is as old as the last checkpoint or the last ``syncfs`` of the flusher. A log that lost what was acknowledged
+later than that is cut as before. See docs/adr/0011.
 
 The flusher's thread and a checkpoint's thread write here; the event loop does not.
 """
@@ -42,6 +43,7 @@ __all__ = ["SLOT_BYTES", "FlushedEnd", "FlushedEnds", "decode_slots", "name_dige
 LOG = logging.getLogger("headrace.recovery")
 
 _SLOT = struct.Struct("<II16sq")
+_END = struct.Struct("<q")
 _CHECKED_FROM: Final = 8
 SLOT_BYTES: Final = _SLOT.size
 assert SLOT_BYTES == 32
@@ -49,11 +51,6 @@ assert SLOT_BYTES == 32
 
 def name_digest(name: str) -> bytes:
     return blake2b(name.encode(), digest_size=16).digest()
-
-
-def encode_slot(digest: bytes, end_offset: Offset) -> bytes:
-    checked = _SLOT.pack(0, 0, digest, end_offset)[_CHECKED_FROM:]
-    return struct.pack("<II", google_crc32c.value(checked), 0) + checked
 
 
 def decode_slots(data: bytes) -> tuple[dict[int, tuple[bytes, Offset]], int]:
@@ -81,6 +78,11 @@ class FlushedEnd:
     digest: bytes
     end_offset: Offset
     in_use: bool = True
+    checksum: int = 0
+    """Of the digest; that of the slot goes on from here."""
+
+    def __post_init__(self) -> None:
+        self.checksum = google_crc32c.value(self.digest)
 
 
 class FlushedEnds:
@@ -140,27 +142,23 @@ class FlushedEnds:
         A failure here costs knowledge, not data, so it is reported once and fails nothing.
         """
         with self._lock:
-            changed = [end.number for end, end_offset in ends if self._advance(end, end_offset)]
-            if not changed:
+            first, last = len(self._table), -1
+            for end, end_offset in ends:
+                if end_offset > end.end_offset and end.in_use:
+                    number = end.number
+                    end.end_offset = end_offset
+                    checksum = google_crc32c.extend(end.checksum, _END.pack(end_offset))
+                    _SLOT.pack_into(self._table, number * SLOT_BYTES, checksum, 0, end.digest, end_offset)
+                    first, last = min(first, number), max(last, number)
+            if last < 0:
                 return
-            start, stop = min(changed) * SLOT_BYTES, (max(changed) + 1) * SLOT_BYTES
+            start, stop = first * SLOT_BYTES, (last + 1) * SLOT_BYTES
             try:
                 self._file.write([bytes(self._table[start:stop])], start)
             except OSError as error:
                 if not self._failed:
                     LOG.warning("%s: not written: %s; damage at the end of a log may go unnoticed", self.path, error)
                 self._failed = True
-
-    def _advance(self, end: FlushedEnd, end_offset: Offset) -> bool:
-        if end_offset <= end.end_offset or not end.in_use:
-            return False
-        self._set(end, end_offset)
-        return True
-
-    def _set(self, end: FlushedEnd, end_offset: Offset) -> None:
-        end.end_offset = end_offset
-        position = end.number * SLOT_BYTES
-        self._table[position : position + SLOT_BYTES] = encode_slot(end.digest, end_offset)
 
     def sync(self) -> None:
         """Make what was noted durable."""

@@ -231,3 +231,38 @@ def test_a_callback_that_fails_does_not_keep_the_others_from_being_called(caplog
         loop.run_one()
     assert heard == [log.directory for log in logs]
     assert len([record for record in caplog.records if record.exc_info]) == 3
+
+
+@pytest.mark.parametrize("then", ["nothing follows", "more follows", "the flusher stops"])
+def test_what_was_synced_is_noted_soon_whatever_follows(then: str) -> None:
+    disk = SimulatedDisk()
+    log = PartitionLog.open(disk, "/data/0", LogConfig())
+    noted: queue.Queue[int] = queue.Queue()
+    now = iter(float(second) for second in range(1000))
+    flusher = Flusher(
+        SyncGuard(disk, lambda _: None),
+        "/data",
+        post=lambda _: None,
+        monotonic=(lambda: next(now)) if then == "more follows" else lambda: 0.0,
+        note=lambda marks: [noted.put(mark.end_offset) for mark in marks],
+    )
+    flusher.start()
+    fill(log, 2)
+    flusher.mark(log)
+    if then == "the flusher stops":
+        flusher.stop()
+    assert noted.get(timeout=PATIENCE_S) == 2
+    if then != "the flusher stops":
+        flusher.stop()
+
+
+def test_what_failed_to_sync_is_not_noted() -> None:
+    disk = SimulatedDisk()
+    log = PartitionLog.open(disk, "/data/0", LogConfig())
+    noted: list[int] = []
+    flusher = FlusherByHand(disk, "/data", note=lambda marks: noted.extend(mark.end_offset for mark in marks))
+    fill(log, 2)
+    disk.fail_next("datasync", errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        flusher.flush([log])
+    assert noted == []
