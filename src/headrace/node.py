@@ -1,7 +1,7 @@
 """A node: the data directory, the broker and its listeners, put together, run and taken apart again.
 
     start   raise the limit on open files, take the data directory, recover, listen
-    serve   until SIGTERM, SIGINT or a failure; SIGHUP opens the log file again
+    serve   until SIGTERM, SIGINT or a failure; SIGHUP opens the log file again, or stops where there is none
     stop    accept no more, finish what is in flight, flush, mark the directory as cleanly closed
 
 A failed sync ends the process at once and with a non-zero status: the kernel may have dropped what it could not write,
@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -372,14 +373,16 @@ async def _serve(settings: Settings, say: Callable[[str], None], operator_log: O
         on_failure=lambda error: end_process(error, operator_log),
         lines_dropped=lambda: operator_log.lines_dropped,
     )
-    _interrupt_start_on_signals()
+    hangup = _hangup_action(operator_log)
+    _interrupt_start_on_signals(hangup)
     try:
         await node.start()
     except StartInterrupted as interrupted:
         log.info("stopped while starting: %s", interrupted)
         return 0
-    _stop_on_signals(node)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, operator_log.reopen)
+    _stop_on_signals(node, hangup)
+    if hangup is Hangup.REOPEN:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, operator_log.reopen)
     # What is here now stays: the collector need not look at it again. With 1,000 partitions each look took 25 ms.
     gc.collect()
     gc.freeze()
@@ -392,7 +395,24 @@ async def _serve(settings: Settings, say: Callable[[str], None], operator_log: O
     return 0
 
 
-def _interrupt_start_on_signals() -> None:
+class Hangup(Enum):
+    """What SIGHUP does."""
+
+    REOPEN = auto()
+    """It opens the log file again."""
+    STOP = auto()
+    """There is no log file: the terminal was closed, and the process stops in order."""
+    IGNORE = auto()
+    """There is no log file, and the process was started with nohup."""
+
+
+def _hangup_action(operator_log: OperatorLog) -> Hangup:
+    if operator_log.has_file:
+        return Hangup.REOPEN
+    return Hangup.IGNORE if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else Hangup.STOP
+
+
+def _interrupt_start_on_signals(hangup: Hangup) -> None:
     """Recovery keeps the event loop busy, so the loop's handlers would not be called before it ends."""
 
     def interrupt(number: int, _: object) -> None:
@@ -400,11 +420,13 @@ def _interrupt_start_on_signals() -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, interrupt)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the log file has just been opened
+    # The log file has just been opened and need not be opened again.
+    signal.signal(signal.SIGHUP, interrupt if hangup is Hangup.STOP else signal.SIG_IGN)
 
 
-def _stop_on_signals(node: Node) -> None:
-    """The first signal stops in order. The second one ends the process at once, whatever it waits for."""
+def _stop_on_signals(node: Node, hangup: Hangup) -> None:
+    """The first signal stops in order. The second one ends the process at once, whatever it waits for. A second SIGHUP
+    does not: a terminal that is closed may send several."""
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)
 
@@ -413,8 +435,11 @@ def _stop_on_signals(node: Node) -> None:
         for each in numbers:
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
+        if hangup is Hangup.STOP:
+            loop.remove_signal_handler(signal.SIGHUP)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    for each in numbers:
+    for each in numbers if hangup is not Hangup.STOP else (*numbers, signal.SIGHUP):
         loop.add_signal_handler(each, stop, each)
 
 

@@ -4,8 +4,9 @@ Lines have a time, a level, the part that speaks and one sentence. Three rules h
 
 * Writing never waits. Records go through a bounded queue to a thread; when it is full they are dropped and counted.
 * A client cannot fill the disk. Of each kind of message (one call of the logger in the code) ``BURST`` are written at
-  once and then one in ``REFILL_S`` seconds, which says how many were left out. What recovery found is always written.
-* A client cannot forge lines: characters that move the cursor are escaped in what it sent.
+  once and then one in ``REFILL_S`` seconds, which says how many were left out. If no more come, a line says so after
+  ``REFILL_S`` seconds or at the end. What recovery found is always written.
+* A client cannot forge lines: characters that move the cursor are escaped in messages and tracebacks.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ BURST = 20
 REFILL_S = 30.0
 KINDS_MAX = 1_000
 MESSAGE_CHARACTERS_MAX = 4_000
+EXAMPLE_CHARACTERS_MAX = 200
 QUEUE_LENGTH_MAX = 10_000
 FLUSH_S = 2.0
 
@@ -50,13 +52,17 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
         part = record.name.removeprefix("headrace.")
-        message = _CONTROL.sub(_escaped, record.getMessage())
-        if len(message) > MESSAGE_CHARACTERS_MAX:
-            message = f"{message[:MESSAGE_CHARACTERS_MAX]}… ({len(message)} characters)"
-        line = f"{time} {record.levelname:<7} {part}: {message}"
+        line = f"{time} {record.levelname:<7} {part}: {_bounded(record.getMessage())}"
         if record.exc_info:
-            line += "\n" + "\n".join(f"    {each}" for each in self.formatException(record.exc_info).splitlines())
+            line += "".join(f"\n    {_bounded(each)}" for each in self.formatException(record.exc_info).split("\n"))
         return line
+
+
+def _bounded(text: str) -> str:
+    text = _CONTROL.sub(_escaped, text)
+    if len(text) > MESSAGE_CHARACTERS_MAX:
+        return f"{text[:MESSAGE_CHARACTERS_MAX]}… ({len(text)} characters)"
+    return text
 
 
 def _escaped(found: re.Match[str]) -> str:
@@ -68,6 +74,9 @@ class _Allowance:
     tokens: float
     since: float
     left_out: int = 0
+    level: int = logging.INFO
+    example: str = ""
+    """The text of a message that was left out, before its arguments are put in."""
 
 
 class RateLimit(logging.Filter):
@@ -77,11 +86,33 @@ class RateLimit(logging.Filter):
         super().__init__()
         self._now = now
         self._allowances: dict[tuple[str, str], _Allowance] = {}
+        self._looked_at = now()
+        self._lock = threading.Lock()
         self.left_out = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name.startswith(_UNLIMITED) or record.levelno >= logging.CRITICAL:
             return True
+        with self._lock:
+            return self._passes(record)
+
+    def take_left_out(self, *, at_end: bool = False) -> list[logging.LogRecord]:
+        """Messages that say what was left out, for kinds of which no more came for ``REFILL_S``; all kinds ``at_end``.
+        Call it often: it looks once in ``REFILL_S``."""
+        now = self._now()
+        if now - self._looked_at < REFILL_S and not at_end:
+            return []
+        with self._lock:
+            self._looked_at = now
+            found = []
+            for (name, _), each in self._allowances.items():
+                if each.left_out and (at_end or now - each.since >= REFILL_S):
+                    values = each.left_out, each.example
+                    found.append(logging.LogRecord(name, each.level, "", 0, "%d more were left out: %s", values, None))
+                    each.left_out = 0
+            return found
+
+    def _passes(self, record: logging.LogRecord) -> bool:
         now = self._now()
         kind = self._kind(record)
         allowance = self._allowances.setdefault(kind, _Allowance(BURST, now))
@@ -89,6 +120,8 @@ class RateLimit(logging.Filter):
         allowance.since = now
         if allowance.tokens < 1:
             allowance.left_out += 1
+            allowance.level = record.levelno
+            allowance.example = str(record.msg)[:EXAMPLE_CHARACTERS_MAX]
             self.left_out += 1
             return False
         allowance.tokens -= 1
@@ -145,6 +178,10 @@ class OperatorLog:
     def lines_dropped(self) -> int:
         """Lines that were not written: too many of a kind, or too many for the thread."""
         return self._limit.left_out + self._handler.dropped
+
+    @property
+    def has_file(self) -> bool:
+        return self._path is not None
 
     def start(self) -> None:
         """Raises UsageError when the file cannot be written."""
@@ -208,17 +245,29 @@ class OperatorLog:
     # On the writing thread.
 
     def _write_all(self) -> None:
-        while (line := self._queue.get()) is not None:
+        is_last = False
+        while not is_last:
+            try:
+                line = self._queue.get(timeout=REFILL_S)
+            except queue.Empty:
+                line = ""
             if isinstance(line, threading.Event):
                 line.set()
                 continue
-            try:
-                self._terminal.write(f"{line}\n")
-                self._terminal.flush()
-            except (OSError, ValueError):  # nobody reads it any more
-                self._handler.dropped += 1
-            with self._file_lock:
-                self._write_to_file(f"{line}\n".encode(errors="backslashreplace"))
+            if line:
+                self._write(line)
+            is_last = line is None
+            for record in self._limit.take_left_out(at_end=is_last):
+                self._write(self._handler.format(record))
+
+    def _write(self, line: str) -> None:
+        try:
+            self._terminal.write(f"{line}\n")
+            self._terminal.flush()
+        except (OSError, ValueError):  # nobody reads it any more
+            self._handler.dropped += 1
+        with self._file_lock:
+            self._write_to_file(f"{line}\n".encode(errors="backslashreplace"))
 
     def _write_to_file(self, line: bytes) -> None:
         if self._file is not None:

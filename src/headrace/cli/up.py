@@ -30,7 +30,8 @@ def command(
     """Serve: the embedded broker, in the foreground.
 
     Prints one line per listener and then "ready" to stdout, and a log of messages to stderr. Ctrl-C or SIGTERM finishes
-    what is in flight and exits 0; a second one ends the process at once. SIGHUP opens the log file again.
+    what is in flight and exits 0; a second one ends the process at once. SIGHUP opens the log file
+    again; without a log file it stops too, unless nohup started it.
 
     \b
       headrace up                                        on 127.0.0.1:9092, data in ./headrace-data

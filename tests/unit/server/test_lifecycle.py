@@ -119,7 +119,29 @@ def test_sighup_opens_the_log_file_again(tmp_path: Path) -> None:
     assert "stopped in order" in file.read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_sighup_without_a_log_file_stops_in_order_also_when_it_comes_twice(tmp_path: Path) -> None:
+    with child(tmp_path, NODE) as running:
+        lines_until(running, "ready")
+        running.send_signal(signal.SIGHUP)
+        eventually(lambda: "stopping: SIGHUP" in (tmp_path / "stderr").read_text())
+        running.send_signal(signal.SIGHUP)
+        assert running.wait(PATIENCE_S) == 0
+    assert "stopped in order" in (tmp_path / "stderr").read_text()
+
+
+def test_sighup_is_ignored_where_nohup_started_the_broker(tmp_path: Path) -> None:
+    nohup = "import signal, runpy; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+    with child(tmp_path, ["-c", f"{nohup}runpy.run_module('headrace.node', run_name='__main__')"]) as running:
+        lines_until(running, "ready")
+        running.send_signal(signal.SIGHUP)
+        running.terminate()
+        assert running.wait(PATIENCE_S) == 0
+    text = (tmp_path / "stderr").read_text()
+    assert "stopping: SIGTERM" in text
+    assert "SIGHUP" not in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_during_the_start_ends_it_soon_and_in_order(tmp_path: Path, number: signal.Signals) -> None:
     with child(tmp_path, ["-c", SLOW_START]) as running:
         lines_until(running, "recovering")

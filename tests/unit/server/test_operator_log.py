@@ -71,6 +71,24 @@ def test_a_traceback_follows_its_line_indented(log: OperatorLog, terminal: io.St
     assert all(line.startswith("    ") for line in others)
 
 
+def test_a_traceback_cannot_move_the_cursor_either(log: OperatorLog, terminal: io.StringIO) -> None:
+    try:
+        raise ZeroDivisionError("group evil\x1b[2J\u2028\r" + "x" * 100_000)
+    except ZeroDivisionError:
+        LOG.exception("it failed")
+    log.stop()
+    assert r"evil\x1b[2J\u2028\r" in terminal.getvalue()
+    assert not set("\x1b\u2028\r") & set(terminal.getvalue())
+    assert len(terminal.getvalue()) < 10_000
+
+
+def test_what_was_left_out_is_reported_at_the_end(log: OperatorLog, terminal: io.StringIO) -> None:
+    for number in range(BURST + 7):
+        LOG.warning("flood %d", number)
+    log.stop()
+    assert terminal.getvalue().rstrip("\n").endswith("test: 7 more were left out: flood %d")
+
+
 def test_the_file_holds_what_the_terminal_shows(log: OperatorLog, terminal: io.StringIO, tmp_path: Path) -> None:
     LOG.info("one")
     LOG.debug("below the level")
@@ -123,6 +141,18 @@ def test_many_messages_of_a_kind_are_written_a_few_times_and_counted() -> None:
     assert limit.filter(late)
     assert late.getMessage() == f"flood (and {1000 - BURST} more like it)"
     assert not limit.filter(record("flood"))
+
+
+def test_what_was_left_out_is_reported_after_a_while_when_no_more_comes() -> None:
+    now = 0.0
+    limit = RateLimit(lambda: now)
+    for _ in range(BURST + 5):
+        limit.filter(record("flood"))
+    assert limit.take_left_out() == []
+    now = REFILL_S
+    assert [each.getMessage() for each in limit.take_left_out()] == ["5 more were left out: flood"]
+    now = 2 * REFILL_S
+    assert limit.take_left_out() == []
 
 
 def test_messages_that_all_differ_are_limited_together() -> None:
