@@ -84,6 +84,8 @@ class PartitionLog:
         self._marked_start = opened.marked_start
         """What the start marker says."""
         self._end = opened.end_offset
+        if not self.flush_policy.is_synced_by_us:
+            self._unsynced.end_offset = self._end
         self._flushed = min(self._mark.recovery_offset, self._end)
         self.flushed_end: FlushedEnd | None = None
         """Where the flusher notes how far this log is flushed."""
@@ -168,11 +170,17 @@ class PartitionLog:
 
     @config.setter
     def config(self, config: LogConfig) -> None:
-        """New settings hold from the next append on. What was left to the operating system so far is ours to sync."""
+        """New settings hold from the next append on. What was left to the operating system so far is ours to sync; what
+        will be left to it is not covered by syncs that are still to come."""
         policy = FlushPolicy.of(config)
         if policy.is_synced_by_us and not self.flush_policy.is_synced_by_us:
+            self._unsynced.end_offset = None
             for segment in self._segments[number_of_segment(self._segments, self._flushed) :]:
                 self._unsynced.add_new(segment.file())
+                with suppress(FileNotFoundError):
+                    self._unsynced.add_new(self._cache.open(segment.aborted.path))
+        elif self.flush_policy.is_synced_by_us and not policy.is_synced_by_us:
+            self._unsynced.end_offset = self._end
         self._config = config
         self.flush_policy = policy
         self._advance()
@@ -321,7 +329,8 @@ class PartitionLog:
         with suppress(OSError):
             if segment.aborted.unwritten:
                 segment.aborted.write()
-                self._unsynced.add_new(self._cache.open(segment.aborted.path))
+                if self.flush_policy.is_synced_by_us:
+                    self._unsynced.add_new(self._cache.open(segment.aborted.path))
 
     def _segment_for(self, batches: Sequence[Batch], total: int, now_ms: int) -> Segment:
         if total > self._config.segment_bytes_max:
@@ -337,11 +346,11 @@ class PartitionLog:
         return active
 
     def _is_old(self, segment: Segment, timestamp: int, now_ms: int) -> bool:
-        """By the records' own time, like Kafka: what is replayed fast rolls as it did when it was written."""
+        """By the records' own time, like Kafka: what is replayed fast rolls as it did when it was written. A record
+        without a timestamp counts with the time of the append."""
         if segment.first_timestamp is None:
-            segment.first_timestamp = next(
-                (header.max_timestamp for _, header in segment.headers(Position(0), segment.size)), now_ms
-            )
+            first = next((header.max_timestamp for _, header in segment.headers(Position(0), segment.size)), -1)
+            segment.first_timestamp = first if first >= 0 else now_ms
         reached = timestamp if timestamp >= 0 else now_ms
         return reached - segment.first_timestamp > self._config.segment_ms_max
 

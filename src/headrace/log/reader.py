@@ -225,17 +225,19 @@ class LogReader:
         log = self._log
         number = number_of_segment(log.segments, from_offset)
         segment = log.segments[number]
+        following = log.segments[number + 1].base_offset if number + 1 < len(log.segments) else None
         if from_offset <= segment.base_offset:
             segment.summarise()
-            following = log.segments[number + 1].base_offset if number + 1 < len(log.segments) else None
             return segment.max_timestamp, following
         latest = -1
         position = segment.position_of(from_offset)
-        for _, header in islice(segment.headers(position, Position(segment.size)), _HEADERS_PER_LOOK):
+        for place, header in islice(segment.headers(position, Position(segment.size)), _HEADERS_PER_LOOK):
             if header.base_offset >= from_offset:
                 latest = max(latest, header.max_timestamp)
             from_offset = max(from_offset, header.next_offset)
-        return latest, from_offset if from_offset < log.end_offset else None
+            position = Position(place + header.size)
+        # Compaction may have left a gap after the last batch of a segment.
+        return latest, from_offset if position < segment.size else following
 
     @_raising_storage_errors
     def batch_holding(self, offset: Offset) -> Batch | None:

@@ -147,11 +147,27 @@ class Recovery:
             return
         segment = self.segments[bases.index(self.mark.recovery_offset) - 1]
         known = segment.index.load_summary()
-        if known is None or not known.is_sealed:
+        if known is not None and known.is_sealed:
+            return
+        size, gaps_allowed = segment.size, segment.gaps_allowed
+        try:
             self._load_believed(segment)
             self._write_aborted(segment)
             segment.seal(self.mark.recovery_offset)
-            self.unsynced = True
+        except CorruptLog:
+            if not gaps_allowed:
+                raise
+            self._rebuild_compacted(segment, size)
+        self.unsynced = True
+
+    def _rebuild_compacted(self, segment: Segment, size: int) -> None:
+        """Compaction may have rewritten the segment after the checkpoint. Only the index knew its length, and it is
+        lost: the headers must lead to the end of the file. Raises CorruptLog."""
+        segment.size, segment.gaps_allowed = size, True
+        segment.rebuild_index()
+        self.report.add(
+            Finding(Severity.WARNING, segment.index.path, "lost; rebuilt from a segment that was compacted")
+        )
 
     @staticmethod
     def _load_to(segment: Segment, end: int) -> None:
@@ -203,6 +219,7 @@ class Recovery:
                 segment.index.reset()
                 segment.load_from(BlockSummary(0, segment.base_offset, NO_TIMESTAMP), 0)
                 segment.aborted.replace([])
+                next_offset = max(next_offset, segment.base_offset)  # after a gap that compaction has left
             next_offset = self._scan_segment(segment, ends[number], next_offset)
             is_last = number + 1 == len(self.segments)
             if segment.size < ends[number] or (not is_last and not self._joins(next_offset, self.segments[number + 1])):

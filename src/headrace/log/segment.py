@@ -190,7 +190,7 @@ class Segment:
             self._indexed_position = self.size
         self._prefixes = _extend(self._prefixes, prefix)
         if self.size == 0:
-            self.first_timestamp = max_timestamp
+            self.first_timestamp = max_timestamp if max_timestamp >= 0 else None
         if max_timestamp > self.max_timestamp:
             self.max_timestamp = max_timestamp
         self.size += size

@@ -35,11 +35,13 @@ class FlushMark:
 class Unsynced:
     """Files with unsynced bytes by their paths, and whether the directory has unsynced entries."""
 
-    __slots__ = ("directory_changed", "files")
+    __slots__ = ("directory_changed", "end_offset", "files")
 
     def __init__(self) -> None:
         self.files: dict[str, File] = {}
         self.directory_changed = False
+        self.end_offset: Offset | None = None
+        """Set while appends are left to the operating system: these files hold what was written before it."""
 
     def add_new(self, file: File) -> None:
         """The file was created, or created and written."""
@@ -52,11 +54,12 @@ class Unsynced:
         self.files.pop(segment.aborted.path, None)
 
     def take(self, log: PartitionLog) -> FlushMark | None:
-        """Hand over what must be synced so that everything up to the log's ``end_offset`` is flushed."""
+        """Hand over what must be synced so that everything up to the mark's ``end_offset`` is flushed."""
         if not self.files and not self.directory_changed:
             return None
         directory = log.directory if self.directory_changed else None
-        mark = FlushMark(log, log.end_offset, self.files, directory)
+        end_offset = log.end_offset if self.end_offset is None else self.end_offset
+        mark = FlushMark(log, end_offset, self.files, directory)
         self.files = {}
         self.directory_changed = False
         return mark
