@@ -39,6 +39,7 @@ LONG_MAX = 2**63 - 1
 class Kind(IntEnum):
     """The type of a setting; the number is its code in DescribeConfigs."""
 
+    UNKNOWN = 0
     BOOLEAN = 1
     STRING = 2
     INT = 3
@@ -346,13 +347,16 @@ class _Given:
 
 
 class Settings:
-    """Effective broker-wide settings. Unknown names are refused with the nearest valid ones."""
+    """Effective broker-wide settings. Unknown names are refused with the nearest valid ones.
+
+    A setting may be given by several sources at once. The source with the smallest code takes precedence, as in Kafka;
+    when it is dropped, the next one holds again.
+    """
 
     def __init__(self, given: Mapping[str, Any] | None = None, origin: str = "flag") -> None:
-        self._static: dict[str, _Given] = {}
-        """What was given at the start: by the file, the environment or a flag."""
+        self._layers: dict[str, dict[Source, _Given]] = {}
         self._given: dict[str, _Given] = {}
-        """What holds: the changes made at run time, and what was given at the start for the other settings."""
+        """The layer of each setting that holds."""
         for name, raw in (given or {}).items():
             self.give(name, raw, origin)
 
@@ -384,9 +388,8 @@ class Settings:
             given = _Given(parse_value(setting, raw), origin, source)
         except KafkaError as error:
             raise UsageError(error.message, f"from {origin}") from None
-        if source is Source.STATIC:
-            self._static[name] = given
-        self._given[name] = given
+        self._layers.setdefault(name, {})[source] = given
+        self._choose(name)
 
     @staticmethod
     def declared(name: str, origin: str = "") -> Setting:
@@ -399,17 +402,22 @@ class Settings:
                              f"did you mean {', '.join(near[:5])}?")  # fmt: skip
         return setting
 
-    def drop(self, name: str) -> None:
-        """Undo a change made at run time: what was given at the start holds again, or the default."""
-        if name in self._static:
-            self._given[name] = self._static[name]
+    def drop(self, name: str, source: Source) -> None:
+        """Undo what a source has given. The next source holds again, or the default."""
+        self._layers.get(name, {}).pop(source, None)
+        self._choose(name)
+
+    def _choose(self, name: str) -> None:
+        layers = self._layers.get(name)
+        if layers:
+            self._given[name] = layers[min(layers)]
         else:
             self._given.pop(name, None)
 
-    def given_at_start(self, name: str) -> Any | None:
-        """The value of the file, the environment or a flag; None if none of them gives one."""
-        given = self._static.get(name)
-        return given.value if given is not None else None
+    def layers(self, name: str) -> list[tuple[Any, Source]]:
+        """(value, source) of everything that was given for a setting, the one that holds first."""
+        layers = self._layers.get(name, {})
+        return [(layers[source].value, source) for source in sorted(layers)]
 
     def get(self, name: str) -> Any:
         given = self._given.get(name)

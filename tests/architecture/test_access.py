@@ -13,7 +13,8 @@ BROKER = Path(__file__).resolve().parents[2] / "src" / "headrace" / "broker"
 HANDLERS = [
     "admin.py",
     "cluster.py",
-    "configs.py",
+    "config_changes.py",
+    "config_descriptions.py",
     "fetch.py",
     "metadata.py",
     "positions.py",

@@ -14,7 +14,8 @@ from typing import Any
 from headrace.broker.access import Authorizer, Gate
 from headrace.broker.admin import TopicAdmin
 from headrace.broker.cluster import ClusterHandler
-from headrace.broker.configs import ConfigHandler
+from headrace.broker.config_changes import ConfigChanger
+from headrace.broker.config_descriptions import ConfigDescriber
 from headrace.broker.dynamic_settings import DynamicSettings
 from headrace.broker.fetch import FetchHandler
 from headrace.broker.groups import GroupCoordinator
@@ -254,8 +255,14 @@ class Broker:
             settings=self.settings,
             identity=self._identity,
         )
-        configs = ConfigHandler(
+        changes = ConfigChanger(
             topics=self.topics,
+            state=self.state,
+            settings=self.settings,
+            dynamic_settings=self._dynamic_settings,
+            identity=self._identity,
+        )
+        descriptions = ConfigDescriber(
             state=self.state,
             store=self.store,
             settings=self.settings,
@@ -271,10 +278,10 @@ class Broker:
             ApiKey.DESCRIBE_PRODUCERS: topics.describe_producers,
             ApiKey.DESCRIBE_LOG_DIRS: topics.describe_log_dirs,
             ApiKey.ELECT_LEADERS: topics.elect_leaders,
-            ApiKey.DESCRIBE_CONFIGS: configs.describe_configs,
-            ApiKey.ALTER_CONFIGS: configs.alter_configs,
-            ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
-            ApiKey.LIST_CONFIG_RESOURCES: configs.list_config_resources,
+            ApiKey.DESCRIBE_CONFIGS: descriptions.describe_configs,
+            ApiKey.ALTER_CONFIGS: changes.alter_configs,
+            ApiKey.INCREMENTAL_ALTER_CONFIGS: changes.incremental_alter_configs,
+            ApiKey.LIST_CONFIG_RESOURCES: descriptions.list_config_resources,
             ApiKey.ALTER_REPLICA_LOG_DIRS: cluster.alter_replica_log_dirs,
             ApiKey.ALTER_PARTITION_REASSIGNMENTS: cluster.alter_partition_reassignments,
             ApiKey.LIST_PARTITION_REASSIGNMENTS: cluster.list_partition_reassignments,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -336,16 +336,21 @@ class Topics:
         except HeadraceError:
             topic.config.given = before
             raise
-        self.settings_changed([topic])
+        self._apply_settings(topic)
         return offset
 
-    def settings_changed(self, topics: Iterable[Topic] | None = None) -> None:
-        for topic in list(self._by_name.values()) if topics is None else topics:
-            topic.config.forget()
-            config = topic.config.log_config()
-            for partition in topic.served:
-                partition.log.config = config
-                self._flusher.mark(partition.log)  # it may be an ack topic now, so what is written must be flushed
+    def settings_changed(self) -> Iterator[int]:
+        """The broker's settings were altered: apply them to all topics, one at a time. Yields partitions looked at."""
+        for topic in list(self._by_name.values()):
+            self._apply_settings(topic)
+            yield 1 + len(topic.partitions) // 5
+
+    def _apply_settings(self, topic: Topic) -> None:
+        topic.config.forget()
+        config = topic.config.log_config()
+        for partition in topic.served:
+            partition.log.config = config
+            self._flusher.mark(partition.log)  # it may be an ack topic now, so what is written must be flushed
 
     # ---- inside ----
 

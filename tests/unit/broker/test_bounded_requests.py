@@ -14,7 +14,15 @@ import pytest
 
 from headrace.broker.broker import settled
 from headrace.broker.slices import UNITS_PER_TURN
+from headrace.config import TOPIC_SETTINGS
 from headrace.errors import ErrorCode
+from headrace.wire.kafka.messages.configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterableConfig,
+    IncrementalAlterConfigsRequestAlterConfigsResource,
+)
 from headrace.wire.kafka.messages.consumer_groups import ConsumerGroupDescribeRequest
 from headrace.wire.kafka.messages.coordinator import FindCoordinatorRequest
 from headrace.wire.kafka.messages.group_offsets import (
@@ -221,3 +229,107 @@ def test_metadata_of_all_topics_is_made_in_slices(with_broker: Callable[..., Non
         assert [len(each.partitions) for each in answer.topics] == [PARTITIONS, PARTITIONS]
 
     with_broker(scenario)
+
+
+# ---- settings -------------------------------------------------------------------------------------------------------
+
+
+def described(name: str, keys: list[str] | None = None, kind: int = 2) -> DescribeConfigsResource:
+    return DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=keys)
+
+
+def test_settings_that_are_asked_for_again_and_again_are_described_once(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        asked = [described("t"), described("t", ["retention.ms"])] * 5000
+        answer = await raw(harness, DescribeConfigsRequest(resources=asked))
+        assert len(answer.results) == 10_000
+        assert len({id(each) for each in answer.results}) == 2
+        few = await harness.ask(DescribeConfigsRequest(resources=asked[:4]))
+        assert [len(each.configs) for each in few.results] == [len(TOPIC_SETTINGS), 1] * 2
+
+    with_broker(scenario)
+
+
+def test_settings_beyond_the_size_of_an_answer_are_refused(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        asked = DescribeConfigsRequest(resources=[described("t")] * 2000, include_synonyms=True)
+        answer = await harness.ask(asked)
+        codes = [each.error_code for each in answer.results]
+        given = codes.count(0)
+        assert given > 50
+        assert codes == [0] * given + [ErrorCode.POLICY_VIOLATION] * (2000 - given)
+        assert "response.bytes.max" in answer.results[-1].error_message
+
+    with_broker(scenario, **{"response.bytes.max": MIB})
+
+
+def alteration(name: str, value: str | None, kind: int = 2, key: str = "retention.ms", operation: int = 0) -> Any:
+    change = IncrementalAlterConfigsRequestAlterableConfig(name=key, value=value, config_operation=operation)
+    return IncrementalAlterConfigsRequestAlterConfigsResource(resource_type=kind, resource_name=name, configs=[change])
+
+
+def test_many_alterations_are_made_in_slices(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        names = [f"t-{number}" for number in range(60)]
+        for name in names:
+            await harness.create(name)
+        resources = [alteration(name, "5") for name in names] + [alteration("none", "5")] * 2000
+        answer = await harness.ask(IncrementalAlterConfigsRequest(resources=resources))
+        assert [each.error_code for each in answer.responses[:60]] == [0] * 60
+        assert {each.error_code for each in answer.responses[60:]} == {ErrorCode.INVALID_REQUEST}
+        assert harness.partition("t-59", 0).log.config.retention_ms == 5
+
+    with_broker(scenario)
+
+
+async def altered(harness: Harness, *args: Any, **more: Any) -> ErrorCode:
+    answer = await harness.ask(IncrementalAlterConfigsRequest(resources=[alteration(*args, **more)]))
+    return ErrorCode(answer.responses[0].error_code)
+
+
+def test_a_value_without_end_is_refused(tmp_path: Path) -> None:
+    async def whole() -> None:
+        async with running(tmp_path) as harness:
+            await harness.create("t")
+            endless = ",".join(f"{number}" for number in range(100_000))
+            key = "leader.replication.throttled.replicas"
+            for operation in (0, 2):
+                code = await altered(harness, "t", endless, key=key, operation=operation)
+                assert code is ErrorCode.INVALID_CONFIG
+
+    asyncio.run(whole())
+
+
+def test_a_setting_of_the_broker_that_nobody_knows_is_kept_and_said_to_have_no_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def whole() -> None:
+        async with running(tmp_path) as harness:
+            assert await altered(harness, "1", "5", kind=4, key="no.such.thing") is ErrorCode.NONE
+            assert "'no.such.thing' is not known to headrace: it is kept and has no effect" in caplog.text
+            asked = DescribeConfigsRequest(resources=[described("1", ["no.such.thing"], kind=4)])
+            (entry,) = (await harness.ask(asked)).results[0].configs
+            assert (entry.value, entry.read_only, entry.config_source, entry.is_sensitive) == (None, True, 2, True)
+            assert await altered(harness, "1", None, kind=4, key="no.such.thing", operation=1) is ErrorCode.NONE
+            assert (await harness.ask(asked)).results[0].configs == []
+
+    asyncio.run(whole())
+
+
+def test_settings_that_nobody_knows_are_kept_in_a_bounded_number(tmp_path: Path) -> None:
+    async def whole() -> None:
+        async with running(tmp_path) as harness:
+            changes = [
+                IncrementalAlterConfigsRequestAlterableConfig(name=f"unknown.{number}", value="1")
+                for number in range(1001)
+            ]
+            resource = IncrementalAlterConfigsRequestAlterConfigsResource(
+                resource_type=4, resource_name="", configs=changes
+            )
+            answer = await harness.ask(IncrementalAlterConfigsRequest(resources=[resource]))
+            assert answer.responses[0].error_code == ErrorCode.POLICY_VIOLATION
+            assert await altered(harness, "", "1", kind=4, key="x" * 1001) is ErrorCode.POLICY_VIOLATION
+
+    asyncio.run(whole())

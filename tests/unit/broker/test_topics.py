@@ -75,7 +75,7 @@ def test_topics_partitions_and_settings_are_as_they_were_after_a_restart(tmp_pat
             assert len(topic.partitions) == 5
             assert await config(harness, "kept", "retention.ms") == ("12345", 1)
             assert await config(harness, "kept", "segment.ms") == ("777777", 1)
-            assert await config(harness, "kept", "retention.bytes") == ("4096", 2)
+            assert await config(harness, "kept", "retention.bytes") == ("4096", Source.DYNAMIC_DEFAULT)
             assert topic.partitions[0].log.config.retention_bytes == 4096
             assert await harness.values("kept", 0, 2) == [b"x"]
 
