@@ -20,7 +20,8 @@ a sync of its own: a killed process leaves it in the page cache, up to date but 
 loss it is as old as the last checkpoint or the last ``syncfs`` of the flusher. A log that lost what was acknowledged
 later than that is cut as before. See docs/adr/0011.
 
-The flusher's thread and a checkpoint's thread write here; the event loop does not.
+The flusher's thread and a checkpoint's thread write here, and the owner's thread when it opens logs. A lock keeps them
+apart.
 """
 
 from __future__ import annotations

@@ -34,10 +34,12 @@ from headrace.log.producer_snapshots import adopt_snapshot, derive_aborted, prod
 from headrace.log.producers import ProducerStates
 from headrace.log.scanning import count_batches, scan_batches
 from headrace.log.segment import NO_TIMESTAMP, Segment
-from headrace.ports import Disk
-from headrace.vocabulary import FILE_START, Offset, Position
+from headrace.ports import Disk, File
+from headrace.vocabulary import Offset, Position
 
 __all__ = ["Cut", "Recovery", "RecoveryReport", "unused_path"]
+
+_COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,24 +272,27 @@ class Recovery:
         if end == segment.size:
             return
         file = segment.file()
-        tail = file.pread(end - segment.size, segment.size)
         saved_as = None
-        batches, records = count_batches(tail, segment.next_offset)
+        batches, records = count_batches(file, segment.size, end, segment.next_offset)
         if batches:
             saved_as = unused_path(self.disk, f"{segment.path}.cut-{segment.size}")
-            copy = self.disk.open(saved_as, create=True)
-            copy.write([tail], 0)
-            copy.datasync()
-            copy.close()
-        self.report.add_cut(Cut(segment.path, segment.size, len(tail), batches, records, saved_as))
+            self._copy(file, segment.size, end, saved_as)
+        self.report.add_cut(Cut(segment.path, segment.size, end - segment.size, batches, records, saved_as))
         file.truncate(segment.size)
+
+    def _copy(self, file: File, start: int, end: int, path: str) -> None:
+        """Copy [start, end) of a file to a new one, in pieces: a segment may have a GiB."""
+        copy = self.disk.open(path, create=True)
+        for position in range(start, end, _COPY_BYTES):
+            copy.write([file.pread(min(_COPY_BYTES, end - position), position)], position - start)
+        copy.datasync()
+        copy.close()
 
     def _set_aside(self, first: int, ends: Sequence[int]) -> None:
         """Segments after a cut cannot be joined to the log; bytes with a batch in them are kept beside it."""
         for segment, size in zip(self.segments[first:], ends[first:], strict=True):
-            data = segment.file().pread(size, FILE_START)
             saved_as = None
-            batches, records = count_batches(data, segment.base_offset)
+            batches, records = count_batches(segment.file(), 0, size, segment.base_offset)
             if batches:
                 saved_as = unused_path(self.disk, f"{segment.path}.cut-0")
                 self.disk.rename(segment.path, saved_as)

@@ -29,7 +29,7 @@ from headrace.log.recovery import unused_path
 from headrace.log.scanning import count_batches, find_batch
 from headrace.log.segment import OFFSET_DELTA_MAX, orphans, segment_bases, segment_name
 from headrace.log.start import marked_start, write_start
-from headrace.ports import Disk
+from headrace.ports import Disk, File
 from headrace.vocabulary import Offset
 
 __all__ = ["Hole", "Repair", "apply", "survey"]
@@ -154,7 +154,7 @@ class _Survey:
         limit = Offset(base + OFFSET_DELTA_MAX) if following is None else following
         for position, size, batch in self._batches(data, base, limit, kept):
             if batch is None:
-                self._note_bad(kept, data[position : position + size], position)
+                self._note_bad(kept, file, position, size)
             else:
                 self._note_hole_before(kept, batch)
                 kept.keep(position, batch)
@@ -216,9 +216,9 @@ class _Survey:
         is_in_order = next_offset <= batch.base_offset and batch.next_offset <= limit
         return batch.base_offset if is_in_order else None
 
-    def _note_bad(self, kept: _Kept, data: bytes, position: int) -> None:
-        batches, records = count_batches(data, kept.next_offset)
-        kept.holes.append(Hole(kept.path, position, len(data), kept.next_offset, kept.next_offset, batches, records))
+    def _note_bad(self, kept: _Kept, file: File, position: int, size: int) -> None:
+        batches, records = count_batches(file, position, position + size, kept.next_offset)
+        kept.holes.append(Hole(kept.path, position, size, kept.next_offset, kept.next_offset, batches, records))
 
     def _note_hole_before(self, kept: _Kept, batch: Batch) -> None:
         """After bytes that were cut, the next batch tells which offsets were in them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace.batch import HEADER_BYTES, MAGIC, PREFIX_BYTES, Batch, parse_header
+from headrace.batch import HEADER_BYTES, MAGIC, PREFIX_BYTES, Batch, BatchHeader, parse_header
 from headrace.ports import File
 from headrace.vocabulary import Offset, Position
 
@@ -74,14 +74,42 @@ def find_batch(data: bytes, position: int, offset_min: int, offset_max: int) -> 
     return None
 
 
-def count_batches(tail: bytes, next_offset: int) -> tuple[int, int]:
-    """(batches, records) that stand whole in these bytes: at their start with any checksum, or anywhere with the right
-    one."""
-    batches = records = position = 0
-    first = parse_header(tail)
-    if first is not None and first.base_offset >= next_offset and first.size <= len(tail):
-        batches, records, position = 1, first.record_count, first.size
-    while (found := find_batch(tail, position, next_offset, next_offset + len(tail))) is not None:
-        position, batch = found
-        batches, records, position = batches + 1, records + batch.record_count, position + batch.size
+def count_batches(file: File, position: int, end: int, next_offset: int) -> tuple[int, int]:
+    """(batches, records) that stand whole in [position, end): at its start with any checksum, elsewhere with the right
+    one. Never more than a piece of the file or one batch is in memory."""
+    batches = records = 0
+    offset_max = next_offset + end - position
+    first = parse_header(file.pread(min(HEADER_BYTES, end - position), position))
+    if first is not None and first.base_offset >= next_offset and first.size <= end - position:
+        batches, records, position = 1, first.record_count, position + first.size
+    for batch in _whole_batches(file, position, end, next_offset, offset_max):
+        batches, records = batches + 1, records + batch.record_count
     return batches, records
+
+
+def _whole_batches(file: File, position: int, end: int, offset_min: int, offset_max: int) -> Iterator[Batch]:
+    while end - position >= HEADER_BYTES:
+        chunk = file.pread(min(_READ_BYTES, end - position), position)
+        last = len(chunk) - HEADER_BYTES
+        relative = 0
+        while relative <= last:
+            place = chunk.find(MAGIC, relative + _MAGIC_POSITION)
+            relative = last + 1 if place < 0 else place - _MAGIC_POSITION
+            header = parse_header(chunk, relative) if relative <= last else None
+            if header is None or not offset_min <= header.base_offset <= offset_max:
+                relative += relative <= last
+                continue
+            batch = _batch_at(file, position + relative, end, header)
+            if batch is not None:
+                yield batch
+            relative += 1 if batch is None else header.size
+        if last < 0:
+            return
+        position += relative
+
+
+def _batch_at(file: File, position: int, end: int, header: BatchHeader) -> Batch | None:
+    if header.size > end - position:
+        return None
+    batch = Batch(header, file.pread(header.size - PREFIX_BYTES, position + PREFIX_BYTES))
+    return batch if batch.checksum_holds() else None

@@ -10,7 +10,7 @@ import pytest
 from headrace.log.config import LogConfig
 from headrace.log.log import PartitionLog
 from headrace.log.store import LogStore
-from headrace.testing.disk import SimulatedDisk
+from headrace.testing.disk import SimulatedDisk, SimulatedFile
 from tests.unit.log.builders import append, fill, offsets_in, open_log, produced
 
 ID = UUID(int=0xABC)
@@ -94,3 +94,27 @@ def test_the_temporary_file_of_a_killed_process_is_removed_at_the_next_opening()
     disk.open(f"{log.directory}/00000000000000000003.producers.tmp", create=True)
     _, log = opened(disk)
     assert not [name for name in disk.listdir(log.directory) if name.endswith(".tmp")]
+
+
+def test_a_long_torn_end_is_counted_and_kept_without_reading_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimulatedDisk()
+    config = LogConfig(retention_ms=-1)
+    store = LogStore.open(disk, "/data")
+    log = open_log(store, "t", ID, 0, config)
+    fill(log, 60, size=100_000)
+    path = log.segments[0].path
+    disk.kill()
+    disk.damage(path, lambda content: content.__setitem__(100, content[100] ^ 1))
+    before = disk.contents(path)
+    sizes: list[int] = []
+    pread = SimulatedFile.pread
+
+    def recorded(file: SimulatedFile, size: int, position: int) -> bytes:
+        sizes.append(size)
+        return pread(file, size, position)
+
+    monkeypatch.setattr(SimulatedFile, "pread", recorded)
+    log = open_log(LogStore.open(disk, "/data"), "t", ID, 0, config)
+    assert max(sizes) <= 1 << 20
+    assert [(cut.batches, cut.records) for cut in log.recovery.cuts] == [(60, 60)]
+    assert disk.contents(f"{path}.cut-0") == before
