@@ -28,6 +28,9 @@ log = logging.getLogger("headrace.http")
 HEADER_BYTES_MAX = 16 << 10
 HEADER_S = 10.0
 
+ENDING = (HTTPStatus.BAD_REQUEST, HTTPStatus.INTERNAL_SERVER_ERROR)
+"""A connection ends with these answers."""
+
 TEXT = "text/plain; charset=utf-8"
 
 
@@ -170,6 +173,7 @@ class HttpSession(Session, asyncio.Protocol):
             self._transport.abort()
 
     def _finish(self, request: h11.Request, response: HttpResponse) -> None:
+        self._ending = self._ending or response.status in ENDING
         self._send(response, head=request.method == b"HEAD")
         if self._ending or self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
             self._transport.close()
