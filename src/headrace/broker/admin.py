@@ -11,8 +11,9 @@ from headrace.broker.identity import Identity
 from headrace.broker.partition import Partition
 from headrace.broker.replies import PendingReply, Reply, once_flushed
 from headrace.broker.request import Request
+from headrace.broker.slices import Steps
 from headrace.broker.state import StateStore
-from headrace.broker.topics import PARTITIONS_PER_TOPIC_MAX, Topic, Topics, check_name, new_id
+from headrace.broker.topics import PARTITIONS_PER_TOPIC_MAX, NewTopic, Topic, Topics, check_name
 from headrace.config import TOPIC_SETTINGS, Settings, show_value
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.log.maintenance import Maintenance
@@ -62,6 +63,8 @@ from headrace.wire.kafka.schema import NO_ID
 __all__ = ["TopicAdmin"]
 
 BROKER_DEFAULT = -1
+ANSWER_UNITS = 5
+"""What it costs to list the settings of a topic, in units of ``slices``."""
 
 
 class TopicAdmin:
@@ -87,61 +90,62 @@ class TopicAdmin:
 
     # ---- topics ----
 
-    def create_topics(self, request: Request[CreateTopicsRequest]) -> Reply:
+    def create_topics(self, request: Request[CreateTopicsRequest]) -> Steps[CreateTopicsResponse]:
         times = Counter(each.name for each in request.body.topics)
-        answers: list[CreatableTopicResult] = []
-        state_offset = -1
-        seen: set[str] = set()
+        found: dict[str, Topic | HeadraceError] = {}
+        wanted: dict[str, NewTopic] = {}
         for asked in request.body.topics:
-            if asked.name in seen:
+            if asked.name in found or asked.name in wanted:
                 continue
-            seen.add(asked.name)
             try:
                 if times[asked.name] > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-                answer, offset = self._create(request, asked)
-                state_offset = max(state_offset, offset)
+                new = self._new_topic(request.access, asked)
+                if request.body.validate_only:
+                    found[asked.name] = self._topics.validated(new)
+                wanted[asked.name] = new
             except HeadraceError as error:
-                answer = CreatableTopicResult(
-                    name=asked.name, error_code=code_of(error), error_message=error.message, configs=[]
-                )
-            answers.append(answer)
-        return once_flushed(self._state, state_offset, CreateTopicsResponse(topics=answers))
+                found[asked.name] = error
+            yield 1
+        if not request.body.validate_only:
+            made = yield from self._topics.create(list(wanted.values()))
+            found.update(zip(wanted, made, strict=True))
+        answers = []
+        for name in dict.fromkeys(each.name for each in request.body.topics):
+            answers.append(self._created(request.access, name, found[name], wanted.get(name)))
+            yield ANSWER_UNITS
+        return CreateTopicsResponse(topics=answers)
 
-    def _create(self, request: Request[CreateTopicsRequest], asked: CreatableTopic) -> tuple[CreatableTopicResult, int]:
-        known = request.access.topic(asked.name, Operation.CREATE, or_on_cluster=Operation.CREATE)
+    def _new_topic(self, access: Access, asked: CreatableTopic) -> NewTopic:
+        known = access.topic(asked.name, Operation.CREATE, or_on_cluster=Operation.CREATE)
         partitions = self._partition_count(asked, known)
-        config = {each.name: each.value for each in asked.configs}
-        topics = self._topics
-        topic_id, offset = new_id(), -1
-        if request.body.validate_only:
-            clean = topics.check_new(asked.name, partitions, config)
-            effective = {name: clean.get(name, show_value(self._default(name))) for name in TOPIC_SETTINGS}
-        else:
-            topic, offset = topics.create(asked.name, partitions, config)
-            topic_id = topic.topic_id
-            effective = {name: show_value(topic.config.get(name)) for name in TOPIC_SETTINGS}
-        if not request.access.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, asked.name):
-            result = CreatableTopicResult(
-                name=asked.name, topic_id=topic_id, topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return NewTopic(asked.name, partitions, {each.name: each.value for each in asked.configs})
+
+    @staticmethod
+    def _created(
+        access: Access, name: str, found: Topic | HeadraceError, wanted: NewTopic | None
+    ) -> CreatableTopicResult:
+        if isinstance(found, HeadraceError) or wanted is None:
+            assert isinstance(found, HeadraceError)
+            return CreatableTopicResult(name=name, error_code=code_of(found), error_message=found.message, configs=[])
+        if not access.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name):
+            return CreatableTopicResult(
+                name=name, topic_id=found.topic_id, topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED
             )
-            return result, offset
-        result = CreatableTopicResult(
-            name=asked.name,
-            topic_id=topic_id,
+        config = found.config
+        return CreatableTopicResult(
+            name=name,
+            topic_id=found.topic_id,
             error_message=None,
-            num_partitions=partitions,
+            num_partitions=wanted.partitions,
             replication_factor=1,
             configs=[
-                CreatableTopicConfigs(name=name, value=value, config_source=1 if name in config else 5)
-                for name, value in effective.items()
+                CreatableTopicConfigs(
+                    name=each, value=show_value(config.get(each)), config_source=1 if each in config.given else 5
+                )
+                for each in TOPIC_SETTINGS
             ],
         )
-        return result, offset
-
-    def _default(self, name: str) -> object:
-        setting = TOPIC_SETTINGS[name]
-        return self._settings.get(setting.synonym) if setting.synonym else setting.default
 
     def _partition_count(self, asked: CreatableTopic, known: Topic | None) -> int:
         """The number of partitions, given as a number or by an explicit assignment. Only one replica is accepted."""
@@ -233,10 +237,9 @@ class TopicAdmin:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
         return access.existing_topic(asked.name, Operation.DELETE, or_on_cluster=Operation.DELETE)
 
-    def create_partitions(self, request: Request[CreatePartitionsRequest]) -> Reply:
+    def create_partitions(self, request: Request[CreatePartitionsRequest]) -> Steps[CreatePartitionsResponse]:
         times = Counter(each.name for each in request.body.topics)
         answers = []
-        state_offset = -1
         for asked in request.body.topics:
             repeated = times.pop(asked.name, 0)
             if not repeated:
@@ -246,13 +249,14 @@ class TopicAdmin:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
                 topic = self._check_growth(request.access, asked)
                 if not request.body.validate_only:
-                    state_offset = max(state_offset, self._topics.add_partitions(topic, asked.count))
+                    yield from self._topics.add_partitions(topic, asked.count)
                 answers.append(CreatePartitionsTopicResult(name=asked.name))
             except HeadraceError as error:
                 answers.append(
                     CreatePartitionsTopicResult(name=asked.name, error_code=code_of(error), error_message=error.message)
                 )
-        return once_flushed(self._state, state_offset, CreatePartitionsResponse(results=answers))
+            yield 1
+        return CreatePartitionsResponse(results=answers)
 
     def _check_growth(self, access: Access, asked: CreatePartitionsTopic) -> Topic:
         topic = access.existing_topic(asked.name, Operation.ALTER)

@@ -200,9 +200,7 @@ class Broker:
             clock=self.clock,
         )
         offsets = OffsetLookup()
-        metadata = MetadataHandler(
-            topics=self.topics, state=self.state, settings=self.settings, identity=self._identity
-        )
+        metadata = MetadataHandler(topics=self.topics, settings=self.settings, identity=self._identity)
         return {
             ApiKey.PRODUCE: produce.produce,
             ApiKey.FETCH: self.fetches.fetch,

@@ -9,11 +9,10 @@ from headrace.broker.elements import Elements
 from headrace.broker.errors import code_of
 from headrace.broker.identity import Identity
 from headrace.broker.partition import Partition
-from headrace.broker.replies import Reply, once_flushed
+from headrace.broker.replies import Reply
 from headrace.broker.request import Request
 from headrace.broker.slices import Steps, in_steps
-from headrace.broker.state import StateStore
-from headrace.broker.topics import Topic, Topics, check_name
+from headrace.broker.topics import NewTopic, Topic, Topics, check_name
 from headrace.config import Settings
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.wire.kafka.apis import APIS
@@ -56,9 +55,8 @@ PARTITIONS_PER_STEP = 50
 class MetadataHandler:
     """Answers ApiVersions, Metadata, FindCoordinator, DescribeCluster and DescribeTopicPartitions."""
 
-    def __init__(self, *, topics: Topics, state: StateStore, settings: Settings, identity: Identity) -> None:
+    def __init__(self, *, topics: Topics, settings: Settings, identity: Identity) -> None:
         self._topics = topics
-        self._state = state
         self._settings = settings
         self._identity = identity
 
@@ -96,12 +94,11 @@ class MetadataHandler:
                 topics=[_no_topic("", each.topic_id, code) for each in body.topics or []], error_code=code
             )
         topics = Elements(MetadataResponse, request.version, self._settings)
-        state_offset = -1
         if body.topics is None or (request.version == 0 and not body.topics):
             for each in request.access.visible_topics():
                 yield from self._add_topic(request, each, topics)
         else:
-            state_offset = yield from self._asked_topics(request, topics)
+            yield from self._asked_topics(request, topics)
         host, port = self._identity.address_for(request.peer)
         response = MetadataResponse(
             brokers=[MetadataResponseBroker(node_id=identity.node_id, host=host, port=port)],
@@ -111,15 +108,11 @@ class MetadataHandler:
         )
         if body.include_cluster_authorized_operations:
             response.cluster_authorized_operations = request.access.operations(ResourceType.CLUSTER)
-        return once_flushed(self._state, state_offset, response)
+        return response
 
-    def _asked_topics(self, request: Request[MetadataRequest], topics: Elements) -> Steps[int]:
-        """Add each topic once, however often and under which of its names it is asked for, as Kafka does.
-
-        The journal offset to wait for, or -1: topics may be made by asking for them.
-        """
+    def _asked_topics(self, request: Request[MetadataRequest], topics: Elements) -> Steps[None]:
+        """Add each topic once, however often and under which of its names it is asked for, as Kafka does."""
         made = 0
-        state_offset = -1
         answered: set[str | bytes] = set()
         for asked in request.body.topics or []:
             yield 1
@@ -127,36 +120,39 @@ class MetadataHandler:
                 continue
             may_make = made < self._settings.integer("auto.create.topics.per.request")
             try:
-                topic, offset = self._found(request, asked, may_make)
+                topic = self._known(request, asked)
+                if topic is None:
+                    topic = yield from self._auto_create(request, asked.name or "", may_make)
+                    made += 1
             except HeadraceError as error:
                 topics.refuse(_no_topic(asked.name, asked.topic_id if asked.name is None else NO_ID, code_of(error)))
                 answered.add(asked.topic_id if asked.name is None else asked.name)
                 continue
-            made += offset >= 0
-            state_offset = max(state_offset, offset)
             if topic.name not in answered:
                 yield from self._add_topic(request, topic, topics)
             answered.update((topic.name, topic.topic_id))
-        return state_offset
 
-    def _found(
-        self, request: Request[MetadataRequest], asked: MetadataRequestTopic, may_make: bool
-    ) -> tuple[Topic, int]:
-        if asked.name is None:
-            topic = request.access.topic_by_id(asked.topic_id, Operation.DESCRIBE)
-            if topic is None:
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
-            return topic, -1
-        topic = request.access.topic(asked.name, Operation.DESCRIBE)
-        return (topic, -1) if topic is not None else self._auto_create(request, asked.name, may_make)
+    @staticmethod
+    def _known(request: Request[MetadataRequest], asked: MetadataRequestTopic) -> Topic | None:
+        if asked.name is not None:
+            return request.access.topic(asked.name, Operation.DESCRIBE)
+        topic = request.access.topic_by_id(asked.topic_id, Operation.DESCRIBE)
+        if topic is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
+        return topic
 
-    def _auto_create(self, request: Request[MetadataRequest], name: str, may_make: bool) -> tuple[Topic, int]:
+    def _auto_create(self, request: Request[MetadataRequest], name: str, may_make: bool) -> Steps[Topic]:
         check_name(name)
         enabled = self._settings.boolean("auto.create.topics.enable")
         if not (may_make and enabled and request.body.allow_auto_topic_creation):
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         request.access.topic(name, Operation.CREATE, or_on_cluster=Operation.CREATE)
-        return self._topics.create(name, self._settings.integer("num.partitions"))
+        (made,) = yield from self._topics.create([NewTopic(name, self._settings.integer("num.partitions"), {})])
+        if isinstance(made, Topic):
+            return made
+        if code_of(made) is ErrorCode.TOPIC_ALREADY_EXISTS:  # another request is making it: the client asks again
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        raise made
 
     def _add_topic(self, request: Request[MetadataRequest], topic: Topic, topics: Elements) -> Steps[None]:
         if topics.full is not None:

@@ -37,7 +37,8 @@ from headrace.broker.record_checks import RefusedRecords, check_records, is_out_
 from headrace.broker.replies import PendingReply, Reply
 from headrace.broker.request import Request
 from headrace.broker.slices import Steps
-from headrace.broker.topics import ProducePolicy, Topic
+from headrace.broker.topic_config import ProducePolicy
+from headrace.broker.topics import Topic
 from headrace.broker.transactions.additions import AdditionHandler
 from headrace.config import INT_MAX
 from headrace.errors import ErrorCode, HeadraceError, KafkaError

@@ -16,7 +16,7 @@ from typing import Any
 
 from headrace.batch import CODEC_MASK, HEADER_BYTES, PREFIX_BYTES, Batch, reseal
 from headrace.broker.slices import InThread, Steps
-from headrace.broker.topics import ProducePolicy
+from headrace.broker.topic_config import ProducePolicy
 from headrace.errors import ErrorCode, KafkaError
 from headrace.record import (
     Bytes,

@@ -40,6 +40,8 @@ class InThread(NamedTuple):
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
+    syncs: bool = False
+    """Whether it waits for the disk: such calls have a thread of their own, so that others do not wait with them."""
 
 
 Yielded = int | PendingReply[Any] | InThread
@@ -59,6 +61,7 @@ class Slices:
         self._queue: deque[_Job[Any]] = deque()
         self._turn_is_set = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="headrace-work")
+        self._disk_thread = ThreadPoolExecutor(1, thread_name_prefix="headrace-disk")
 
     def run(self, steps: Steps[T], peer: Peer | None = None) -> T | PendingReply[T]:
         """The result, if it fits into what this turn has left; else a reply that will have it.
@@ -78,7 +81,8 @@ class Slices:
     def close(self) -> None:
         """No work is finished after this: the loop is about to end."""
         self._queue.clear()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._thread, self._disk_thread):
+            thread.shutdown(wait=False, cancel_futures=True)
 
     def _advance(self, job: _Job[Any]) -> None:
         """Work on ``job`` until it is done, waits for something, or the turn is spent."""
@@ -96,7 +100,8 @@ class Slices:
         job.waits = True
         if isinstance(awaited, InThread):
             loop = asyncio.get_running_loop()
-            future = loop.run_in_executor(self._thread, awaited.function, *awaited.arguments)
+            thread = self._disk_thread if awaited.syncs else self._thread
+            future = loop.run_in_executor(thread, awaited.function, *awaited.arguments)
             future.add_done_callback(lambda done: self._returned(job, done))
         elif awaited.ready:
             self._resume(job, awaited.response, None)

@@ -1,9 +1,10 @@
 """Topics: their names, ids, partitions and settings.
 
-A topic is a row of the state table ``topics``; its partitions are directories. The row is written first when a topic is
-made, and removed first when it is deleted, so that a crash in between leaves either a topic whose empty logs are made
-at the next start or directories that the row in ``deleted`` names. A directory that no row names is reported and never
-removed.
+A topic is a row of the state table ``topics``; its partitions are the logs of a group in the space ``topics``. A topic
+is made in this order: directories with empty logs, synced, in a thread; the row; when the row is flushed, the topic is
+there for everybody. What a crash or an error leaves before the row is removed (``log/space.py``). It is deleted in the
+opposite order: the row first, then, when that is flushed, the files. A directory that no row names is reported and
+never removed.
 """
 
 from __future__ import annotations
@@ -11,30 +12,31 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.broker.partition import DamagedPartition, Partition
+from headrace.broker.replies import once_flushed
+from headrace.broker.slices import InThread, Steps, in_steps
 from headrace.broker.state import StateStore
+from headrace.broker.topic_config import TopicConfig
 from headrace.config import TOPIC_SETTINGS, Settings, parse_value
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
-from headrace.log.config import FlushMode, LogConfig
 from headrace.log.errors import CorruptLog, LogError, storage_error
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
 from headrace.log.space import GROUP_CHARACTERS_MAX, TOPICS, LogSpace
 from headrace.log.store import LogStore
 from headrace.ports import Clock
-from headrace.record import Codec
 from headrace.vocabulary import Epoch
 
 __all__ = [
     "NAME_LENGTH_MAX",
     "PARTITIONS_PER_TOPIC_MAX",
+    "NewTopic",
     "Topic",
-    "TopicConfig",
     "Topics",
     "check_name",
     "group_name",
@@ -45,16 +47,9 @@ LOG = logging.getLogger("headrace.topics")
 
 NAME_LENGTH_MAX = 249
 PARTITIONS_PER_TOPIC_MAX = 10_000
-SYNC_TOGETHER_ABOVE = 3
-"""New partitions take about three syncs each; from here on one sync of the filesystem serves them all."""
-CODECS = {
-    "uncompressed": Codec.NONE,
-    "gzip": Codec.GZIP,
-    "snappy": Codec.SNAPPY,
-    "lz4": Codec.LZ4,
-    "zstd": Codec.ZSTD,
-}
-"""By the values of ``compression.type``; "producer" is none of them."""
+ROWS_PER_STEP = 50
+PARTITION_UNITS = 4
+"""What it costs to add a partition, in units of ``slices``."""
 _NAME = re.compile(r"[A-Za-z0-9._-]+\Z")
 
 
@@ -87,98 +82,6 @@ def _invalid_name(message: str) -> KafkaError:
     return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, message)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducePolicy:
-    """What Produce asks of a topic's settings, looked up once and not for each batch."""
-
-    batch_bytes_max: int
-    batch_records_max: int
-    decoded_bytes_max: int
-    validates_records: bool
-    is_compacted: bool
-    stamps_append_time: bool
-    timestamp_after_ms_max: int
-    timestamp_before_ms_max: int
-    codec: Codec | None
-    """The topic's own codec; None keeps the producer's."""
-    reads_records: bool
-    """Whether the records of every batch are looked at."""
-    may_overflow: bool
-
-
-class TopicConfig:
-    """A topic's effective settings: its own where given, else the broker's."""
-
-    def __init__(self, given: Mapping[str, str], settings: Settings) -> None:
-        self.given = dict(given)
-        self._settings = settings
-        self._cache: dict[str, Any] = {}
-        self._produce_policy: ProducePolicy | None = None
-
-    def get(self, name: str) -> Any:
-        if name not in self._cache:
-            setting = TOPIC_SETTINGS[name]
-            if name in self.given:
-                value = parse_value(setting, self.given[name])
-            elif setting.synonym:
-                value = self._settings.get(setting.synonym)
-                value = setting.default if value is None else value
-            else:
-                value = setting.default
-            self._cache[name] = value
-        return self._cache[name]
-
-    def forget(self) -> None:
-        """Drop cached values, because a setting has changed."""
-        self._cache.clear()
-        self._produce_policy = None
-
-    @property
-    def compacted(self) -> bool:
-        return "compact" in self.get("cleanup.policy")
-
-    @property
-    def produce_policy(self) -> ProducePolicy:
-        policy = self._produce_policy
-        if policy is None:
-            validates_records = self.get("headrace.validate") == "records"
-            codec = CODECS.get(self.get("compression.type"))
-            policy = self._produce_policy = ProducePolicy(
-                batch_bytes_max=self.get("max.message.bytes"),
-                batch_records_max=self._settings.integer("max.batch.records"),
-                decoded_bytes_max=self._settings.integer("records.decoded.bytes.max"),
-                validates_records=validates_records,
-                is_compacted=self.compacted,
-                stamps_append_time=self.get("message.timestamp.type") == "LogAppendTime",
-                timestamp_after_ms_max=self.get("message.timestamp.after.max.ms"),
-                timestamp_before_ms_max=self.get("message.timestamp.before.max.ms"),
-                codec=codec,
-                reads_records=validates_records or self.compacted or codec is not None,
-                may_overflow=self.get("headrace.overflow") != "buffer",
-            )
-        return policy
-
-    def log_config(self) -> LogConfig:
-        policies = self.get("cleanup.policy")
-        return LogConfig(
-            segment_bytes_max=self.get("segment.bytes"),
-            segment_ms_max=self.get("segment.ms"),
-            index_interval_bytes=self.get("index.interval.bytes"),
-            retention_ms=self.get("retention.ms"),
-            retention_bytes=self.get("retention.bytes"),
-            cleanup_delete="delete" in policies,
-            cleanup_compact="compact" in policies,
-            delete_retention_ms=self.get("delete.retention.ms"),
-            min_cleanable_dirty_ratio=self.get("min.cleanable.dirty.ratio"),
-            min_compaction_lag_ms=self.get("min.compaction.lag.ms"),
-            max_compaction_lag_ms=self.get("max.compaction.lag.ms"),
-            flush=FlushMode(self.get("headrace.flush")),
-            flush_interval_ms=self._settings.integer("flush.interval.ms"),
-            producer_expiration_ms=self._settings.integer("producer.id.expiration.ms"),
-            decompressed_bytes_max=self._settings.integer("records.decoded.bytes.max"),
-        )
-
-
 class Topic:
     """One topic, alive."""
 
@@ -186,6 +89,8 @@ class Topic:
         self.name = name
         self.topic_id = topic_id
         self.config = config
+        self.partition_count = 0
+        """What the row says. ``partitions`` follows it when they have been made."""
         self.partitions: list[Partition] = []
         self.internal = False
 
@@ -196,6 +101,15 @@ class Topic:
 
     def partition(self, index: int) -> Partition | None:
         return self.partitions[index] if 0 <= index < len(self.partitions) else None
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """What somebody asks for."""
+
+    name: str
+    partitions: int
+    config: Mapping[str, str | None]
 
 
 class Topics:
@@ -222,14 +136,23 @@ class Topics:
         self._leader_epoch = leader_epoch
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
+        self._name_by_metric: dict[str, str] = {}
+        """Kafka's metrics write dots as underscores: two names that differ in nothing else collide there. Names that
+        are being made count too."""
+        self._growing: set[Topic] = set()
         self._listeners: list[Callable[[], None]] = []
         self._remove_files = remove_files
 
     def load(self) -> None:
-        """Open every topic of the state; finish deletions that a crash interrupted."""
-        for name, row in self._state.table("topics").items():
+        """Open every topic of the state; finish what a crash interrupted."""
+        rows = self._state.table("topics")
+        self._space.discard_unconfirmed(
+            {group_name(name, bytes.fromhex(row["id"])): int(row["partitions"]) for name, row in rows.items()}
+        )
+        for name, row in rows.items():
             topic = Topic(name, bytes.fromhex(row["id"]), TopicConfig(row["config"], self._settings))
-            self._open_partitions(topic, int(row["partitions"]), sync=False)
+            self._open_partitions(topic, int(row["partitions"]))
+            self._reserve(name)
             self._register(topic)
         for key in list(self._state.table("deleted")):
             self._space.forget(_group_of(key))
@@ -259,11 +182,11 @@ class Topics:
         """Whether a topic could be made like this; its settings, cleaned."""
         check_name(name)
         check_not_reserved(name)
-        if name in self._by_name:
+        other = self._name_by_metric.get(_metric_name(name))
+        if other == name:
             raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
-        for other in self._by_name:
-            if other.replace(".", "_") == name.replace(".", "_"):
-                raise _invalid_name(f"Topic '{name}' collides with existing topic: {other}")
+        if other is not None:
+            raise _invalid_name(f"Topic '{name}' collides with existing topic: {other}")
         if not 0 < partitions <= PARTITIONS_PER_TOPIC_MAX:
             raise KafkaError(
                 ErrorCode.INVALID_PARTITIONS,
@@ -285,31 +208,111 @@ class Topics:
             clean[key] = raw
         return clean
 
-    def create(self, name: str, partitions: int, config: Mapping[str, str | None] = {}) -> tuple[Topic, int]:
-        """Make a topic; it and the state offset after which it is durable."""
-        clean = self.check_new(name, partitions, config)
-        topic = Topic(name, new_id(), TopicConfig(clean, self._settings))
-        offset = self._write_row(topic, partitions)
-        try:
-            self._open_partitions(topic, partitions)
-        except OSError as error:
-            self.delete_row(topic)
-            raise storage_error(error, self._store.directory) from error
-        self._register(topic)
-        self._notify()
-        return topic, offset
+    def validated(self, wanted: NewTopic) -> Topic:
+        """A topic as it would be made. It goes nowhere."""
+        clean = self.check_new(wanted.name, wanted.partitions, wanted.config)
+        return Topic(wanted.name, new_id(), TopicConfig(clean, self._settings))
 
-    def add_partitions(self, topic: Topic, count: int) -> int:
-        before = len(topic.partitions)
-        offset = self._write_row(topic, count)
+    def create(self, wanted: Sequence[NewTopic]) -> Steps[list[Topic | HeadraceError]]:
+        """Make topics; each, or why it was not made. They are durable and there for everybody when this returns."""
+        asked: list[Topic | HeadraceError] = []
+        counts: dict[Topic, int] = {}
+        for each in wanted:
+            try:
+                topic = self.validated(each)
+                self._reserve(topic.name)
+                counts[topic] = each.partitions
+                asked.append(topic)
+            except HeadraceError as error:
+                asked.append(error)
+            yield 1
         try:
-            self._open_partitions(topic, count)
-        except OSError as error:
-            del topic.partitions[before:]
-            self._write_row(topic, before)
-            raise storage_error(error, self._store.directory) from error
+            made = yield from self._make(counts)
+        except BaseException:
+            self._release(counts)
+            raise
+        refused: dict[Topic, HeadraceError] = {}
+        for topic, partitions in made.items():
+            if isinstance(partitions, HeadraceError):
+                refused[topic] = partitions
+            else:
+                topic.partitions = partitions
+                self._register(topic)
+                self._catch_up(topic)
+        self._release(refused)
+        if len(refused) < len(counts):
+            self._notify()
+        return [refused.get(each, each) if isinstance(each, Topic) else each for each in asked]
+
+    def add_partitions(self, topic: Topic, count: int) -> Steps[None]:
+        """Let a topic have ``count`` partitions. Raises with nothing changed if the disk refuses, or when the topic is
+        deleted meanwhile."""
+        if topic in self._growing:
+            raise KafkaError(ErrorCode.REASSIGNMENT_IN_PROGRESS, f"Topic '{topic.name}' is being given partitions.")
+        self._growing.add(topic)
+        try:
+            made = yield from self._make({topic: count})
+        finally:
+            self._growing.discard(topic)
+        partitions = made[topic]
+        if isinstance(partitions, HeadraceError):
+            raise partitions
+        topic.partitions += partitions
+        self._catch_up(topic)
         self._notify()
+
+    def _make(self, counts: Mapping[Topic, int]) -> Steps[dict[Topic, list[Partition] | HeadraceError]]:
+        """Make the partitions that topics lack: on disk, then in the state, then in memory. They, or why not."""
+        lacking = {_group(topic): range(len(topic.partitions), count) for topic, count in counts.items()}
+        failed = yield InThread(self._space.make, (lacking,), syncs=True)
+        made: dict[Topic, list[Partition] | HeadraceError] = {}
+        for topic in counts:
+            if _group(topic) in failed:
+                made[topic] = storage_error(failed[_group(topic)], f"{self._space.directory}/{_group(topic)}")
+        offset = yield from self._write_rows({topic: counts[topic] for topic in counts if topic not in made}, made)
+        for topic in made:
+            if _group(topic) not in failed:
+                yield InThread(self._space.unmake, (_group(topic), lacking[_group(topic)]), syncs=True)
+        flushed = once_flushed(self._state, offset, None)
+        for topic in counts.keys() - made.keys():
+            made[topic] = yield from self._new_partitions(topic, lacking[_group(topic)])
+        if flushed is not None:
+            yield flushed
+        confirmed = [_group(topic) for topic, found in made.items() if not isinstance(found, HeadraceError)]
+        yield InThread(self._space.confirm, (confirmed,), syncs=True)
+        return made
+
+    def _write_rows(
+        self, counts: Mapping[Topic, int], refused: dict[Topic, list[Partition] | HeadraceError]
+    ) -> Steps[int]:
+        """The journal offset of the last row. Topics whose rows are not written are added to ``refused``."""
+        offset = -1
+        for some in in_steps(counts, ROWS_PER_STEP):
+            there = [topic for topic in some if not self._is_gone(topic)]
+            refused.update((topic, _deleted(topic)) for topic in some if topic not in there)
+            rows = [("topics", topic.name, _row(topic, counts[topic])) for topic in there]
+            try:
+                offset = self._state.put_many(rows) if rows else offset
+                for topic in there:
+                    topic.partition_count = counts[topic]
+            except HeadraceError as error:
+                refused.update(dict.fromkeys(there, error))
+            yield len(some)
         return offset
+
+    def _new_partitions(self, topic: Topic, numbers: range) -> Steps[list[Partition] | HeadraceError]:
+        config = topic.config.log_config()
+        made = []
+        for number in numbers:
+            if self._is_gone(topic):
+                return _deleted(topic)
+            made.append(self._partition(topic, number, self._space.add_made(_group(topic), number, config)))
+            yield PARTITION_UNITS
+        return made
+
+    def _is_gone(self, topic: Topic) -> bool:
+        """Whether a topic that is being given partitions was deleted. One that is being made cannot be."""
+        return topic in self._growing and self._by_name.get(topic.name) is not topic
 
     def delete(self, topic: Topic) -> int:
         """Delete a topic. It is gone at once; its files are removed when that is flushed."""
@@ -317,6 +320,7 @@ class Topics:
         offset = self._state.put_many([("topics", topic.name, None), ("deleted", key, True)])
         del self._by_name[topic.name]
         del self._by_id[topic.topic_id]
+        self._release([topic])
         for partition in topic.partitions:
             partition.remove()
         for partition in topic.served:
@@ -332,7 +336,7 @@ class Topics:
         before = topic.config.given
         topic.config.given = dict(config)
         try:
-            offset = self._write_row(topic, len(topic.partitions))
+            offset = self._state.put("topics", topic.name, _row(topic, topic.partition_count))
         except HeadraceError:
             topic.config.given = before
             raise
@@ -345,6 +349,13 @@ class Topics:
             self._apply_settings(topic)
             yield 1 + len(topic.partitions) // 5
 
+    def _catch_up(self, topic: Topic) -> None:
+        """Settings may have changed while partitions were made."""
+        topic.config.forget()
+        newest = topic.partitions[-1]
+        if newest.fault is None and newest.log.config != topic.config.log_config():
+            self._apply_settings(topic)
+
     def _apply_settings(self, topic: Topic) -> None:
         topic.config.forget()
         config = topic.config.log_config()
@@ -354,30 +365,19 @@ class Topics:
 
     # ---- inside ----
 
-    def delete_row(self, topic: Topic) -> None:
-        """Undo a creation that the disk refused. Its directories are removed like those of deleted topics."""
-        key = f"{topic.name}~{topic.topic_id.hex()}"
-        with suppress(HeadraceError):
-            self._state.put_many([("topics", topic.name, None), ("deleted", key, True)])
-
-    def _write_row(self, topic: Topic, partitions: int) -> int:
-        row = {"id": topic.topic_id.hex(), "partitions": partitions, "config": topic.config.given}
-        return self._state.put("topics", topic.name, row)
-
-    def _open_partitions(self, topic: Topic, count: int, *, sync: bool = True) -> None:
+    def _open_partitions(self, topic: Topic, count: int) -> None:
         config = topic.config.log_config()
-        together = sync and count - len(topic.partitions) > SYNC_TOGETHER_ABOVE
-        for index in range(len(topic.partitions), count):
-            topic.partitions.append(self._open_partition(topic, index, config, sync=sync and not together))
-        if together:
-            self._store.sync_recovered()
+        topic.partition_count = count
+        for index in range(count):
+            try:
+                log = self._space.open_log(_group(topic), index, config, sync=False)
+            except CorruptLog as error:
+                LOG.error("%s-%d is not served: %s", topic.name, index, error)
+                topic.partitions.append(self._damaged(topic, index, error))
+            else:
+                topic.partitions.append(self._partition(topic, index, log))
 
-    def _open_partition(self, topic: Topic, index: int, config: LogConfig, *, sync: bool) -> Partition:
-        try:
-            log = self._space.open_log(group_name(topic.name, topic.topic_id), index, config, sync=sync)
-        except CorruptLog as error:
-            LOG.error("%s-%d is not served: %s", topic.name, index, error)
-            return DamagedPartition(topic=topic.name, index=index, fault=error, leader_epoch=self._leader_epoch)
+    def _partition(self, topic: Topic, index: int, log: PartitionLog) -> Partition:
         return Partition(
             topic=topic.name,
             index=index,
@@ -386,6 +386,16 @@ class Topics:
             clock=self._clock,
             leader_epoch=self._leader_epoch,
         )
+
+    def _damaged(self, topic: Topic, index: int, fault: LogError) -> DamagedPartition:
+        return DamagedPartition(topic=topic.name, index=index, fault=fault, leader_epoch=self._leader_epoch)
+
+    def _reserve(self, name: str) -> None:
+        self._name_by_metric[_metric_name(name)] = name
+
+    def _release(self, topics: Iterable[Topic]) -> None:
+        for topic in topics:
+            self._name_by_metric.pop(_metric_name(topic.name), None)
 
     def _register(self, topic: Topic) -> None:
         self._by_name[topic.name] = topic
@@ -405,13 +415,27 @@ class Topics:
             for partition in topic.served:
                 if partition.log is log:
                     self._store.set_aside(log)
-                    damaged = DamagedPartition(
-                        topic=topic.name, index=partition.index, fault=fault, leader_epoch=self._leader_epoch
-                    )
+                    damaged = self._damaged(topic, partition.index, fault)
                     damaged.dropped_records = partition.dropped_records
                     damaged.refused_batches = partition.refused_batches
                     topic.partitions[partition.index] = damaged
                     partition.retire()
+
+
+def _group(topic: Topic) -> str:
+    return group_name(topic.name, topic.topic_id)
+
+
+def _deleted(topic: Topic) -> KafkaError:
+    return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic '{topic.name}' was deleted meanwhile.")
+
+
+def _row(topic: Topic, partitions: int) -> dict[str, Any]:
+    return {"id": topic.topic_id.hex(), "partitions": partitions, "config": topic.config.given}
+
+
+def _metric_name(name: str) -> str:
+    return name.replace(".", "_")
 
 
 def group_name(name: str, topic_id: bytes) -> str:

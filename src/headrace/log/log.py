@@ -31,7 +31,7 @@ from headrace.log.errors import CorruptLog, OffsetOutOfRange, RecordListTooLarge
 from headrace.log.findings import Finding, OnFinding, Severity
 from headrace.log.flushed import FlushedEnd
 from headrace.log.index import NOT_COUNTED
-from headrace.log.opening import NOTHING_KNOWN, Known, OpenedLog, open_segments, segment_in
+from headrace.log.opening import NOTHING_KNOWN, Known, OpenedLog, new_log, open_segments, segment_in
 from headrace.log.producer_snapshots import derive_aborted, producers_at, write_snapshot
 from headrace.log.producers import ProducerStates
 from headrace.log.reader import LogReader
@@ -130,6 +130,11 @@ class PartitionLog:
         if sync:
             log.flushed_to_end()
         return log
+
+    @classmethod
+    def of_new(cls, disk: Disk, directory: str, config: LogConfig, cache: FileCache) -> PartitionLog:
+        """A log whose directory holds an empty first segment, synced, and nothing else. It touches no disk."""
+        return cls(disk, directory, config, cache, new_log(directory, config, cache))
 
     def _segment(self, base: Offset, size: int, *, gaps_allowed: bool = False) -> Segment:
         return segment_in(self.directory, self._cache, self._config, base, size, gaps_allowed=gaps_allowed)

@@ -29,7 +29,7 @@ from headrace.log.start import marked_start
 from headrace.ports import Disk
 from headrace.vocabulary import FIRST_OFFSET, Offset
 
-__all__ = ["NOTHING_KNOWN", "Known", "OpenedLog", "open_segments", "segment_in"]
+__all__ = ["NOTHING_KNOWN", "Known", "OpenedLog", "new_log", "open_segments", "segment_in"]
 
 _OWN_FILE = re.compile(r"[0-9]{20}\.(log|index|txn|producers|start)(\.tmp|\.cut-[0-9]+(\.[0-9]+)?)?")
 _TEMPORARY_FILE = re.compile(r"[0-9]{20}\.(log|index|txn|producers|start)\.tmp")
@@ -74,6 +74,22 @@ def segment_in(
 ) -> Segment:
     stem = f"{directory}/{segment_name(base)}"
     return Segment(cache, stem, base, size, config.index_interval_bytes, gaps_allowed=gaps_allowed)
+
+
+def new_log(directory: str, config: LogConfig, cache: FileCache) -> OpenedLog:
+    """A log that has just been made: one empty segment."""
+    segment = segment_in(directory, cache, config, FIRST_OFFSET, 0)
+    segment.begin()
+    return OpenedLog(
+        [segment],
+        FIRST_OFFSET,
+        FIRST_OFFSET,
+        FIRST_OFFSET,
+        LogMark(),
+        EpochHistory(),
+        RecoveryReport(),
+        ProducerStates(),
+    )
 
 
 def open_segments(

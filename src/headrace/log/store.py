@@ -198,6 +198,13 @@ class LogStore:
         self.report.cut_bytes += sum(cut.size for cut in log.recovery.cuts)
         return log
 
+    def add_made(self, name: str, config: LogConfig) -> PartitionLog:
+        """For the spaces: a log whose directory and first segment have been made."""
+        log = PartitionLog.of_new(self.disk, f"{self.directory}/{name}", config, self.cache)
+        log.flushed_end = self._flushed.claim(name)
+        self.logs[name] = log
+        return log
+
     def set_aside(self, log: PartitionLog) -> None:
         """The log can no longer be served. Its mark stays, for the next start."""
         for name in [name for name, other in self.logs.items() if other is log]:

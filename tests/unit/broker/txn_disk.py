@@ -14,7 +14,9 @@ from typing import Any
 from headrace.batch import Batch, read_batches
 from headrace.broker.broker import Broker
 from headrace.broker.partition import Partition
+from headrace.broker.replies import PendingReply
 from headrace.broker.request import Peer, Request
+from headrace.broker.topics import NewTopic
 from headrace.config import Settings
 from headrace.log.store import LogStore
 from headrace.testing.clock import VirtualClock
@@ -93,8 +95,7 @@ class DiskWorld(Asking):
         self.runner = runner or asyncio.Runner()
         self.do(self.open)
         if disk is None:
-            self.do(lambda: [self.broker.topics.create(name, count) for name, count in (("a", 2), ("b", 1))])
-            self.flush()
+            self.runner.run(self.create_topics())
         self.partitions = [DiskPartition(each) for topic in self.broker.topics.all() for each in topic.partitions]
         self.groups = DiskGroups(self)
         self.advance(0)
@@ -108,6 +109,13 @@ class DiskWorld(Asking):
         self.broker.transaction_coordinator.load()
         self.coordinator = self.broker.transaction_coordinator
         self.gate = self.broker._gate
+
+    async def create_topics(self) -> None:
+        reply = self.broker.slices.run(self.broker.topics.create([NewTopic("a", 2, {}), NewTopic("b", 1, {})]))
+        assert isinstance(reply, PendingReply)
+        while not reply.ready:
+            self.flusher.flush()
+            await asyncio.sleep(0.0001)
 
     @property
     def state(self) -> SimpleNamespace:
