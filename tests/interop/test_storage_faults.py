@@ -5,28 +5,34 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from headrace.client import Admin, Client, ClientOptions, end_offsets, start_offsets
+from headrace.client import Producer as HeadraceProducer
+from headrace.client import TopicPartition as ClientPartition
+from headrace.errors import HeadraceError
 from tests.servers.headrace import COMMAND, headrace_server
 from tests.waiting import PATIENCE_S
 
 DISK_BYTES = 24 << 20
-STORAGE_FAILED = 74
+DISK_INODES = 200
+GIVES_UP_SOON = ClientOptions(retry_timeout_ms=1_000, request_timeout_ms=3_000)
 MESSAGES_MAX = 2 * DISK_BYTES // 100_000
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real filesystem of 24 MB."""
+    """A real filesystem of 24 MB and 200 files."""
     place = tmp_path / "disk"
     place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)], capture_output=True, check=False
-    )
+    options = f"size={DISK_BYTES},nr_inodes={DISK_INODES}"
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+    mounted = subprocess.run(command, capture_output=True, check=False)
     if mounted.returncode != 0:
         pytest.skip(f"only root may mount a small tmpfs: {mounted.stderr.decode().strip()}")
     try:
@@ -92,6 +98,43 @@ def test_a_full_disk_refuses_writes_serves_reads_and_recovers_when_space_returns
         assert count(server.bootstrap, "fills") >= acknowledged + more
     with headrace_server(data=small_disk / "data") as server:
         assert count(server.bootstrap, "fills") >= acknowledged + more, "and all of it is there after a restart"
+
+
+def test_a_disk_without_inodes_refuses_what_needs_files_and_recovers(small_disk: Path) -> None:
+    with headrace_server(data=small_disk / "data") as server, Client(server.bootstrap) as client:
+        admin = Admin(client)
+        admin.create_topic("t", partitions=1)
+        place = ClientPartition("t", 0)
+        with HeadraceProducer(client) as producer:
+            for number in range(10):
+                producer.send("t", b"%d" % number, partition=0)
+        files = fill_inodes(small_disk / "filler")
+        with Client(server.bootstrap, GIVES_UP_SOON) as impatient:
+            with pytest.raises(HeadraceError):
+                Admin(impatient).create_topic("another", partitions=1)
+            with suppress(HeadraceError):  # it needs a new file: it may be refused, and the broker goes on
+                Admin(impatient).delete_records({place: -1})
+        with HeadraceProducer(client) as producer:
+            producer.send("t", b"10", partition=0)
+        for file in files:
+            file.unlink()
+        admin.create_topic("another", partitions=1)
+        assert admin.delete_records({place: 11}) == {place: 11}
+        assert "Traceback" not in server.log.read_text()
+    with headrace_server(data=small_disk / "data") as server, Client(server.bootstrap) as client:
+        assert start_offsets(client, [place])[place] == end_offsets(client, [place])[place] == 11
+
+
+def fill_inodes(folder: Path) -> list[Path]:
+    """Create files until there can be no more."""
+    folder.mkdir()
+    made: list[Path] = []
+    while True:
+        try:
+            (folder / str(len(made))).touch()
+        except OSError:
+            return made
+        made.append(folder / str(len(made)))
 
 
 def test_a_second_broker_on_the_same_directory_is_refused_naming_the_first(tmp_path: Path) -> None:
