@@ -42,10 +42,6 @@ _FADE_HALF_LIFE_S = 10.0
 _WEIGHT = 0.2
 _OUTLIER = 4.0
 
-NOTE_WITHIN_S = 0.02
-"""How soon it is noted that something was flushed. Not at once: on a busy disk that write may wait for the filesystem's
-journal, and then the next sync would wait for it too."""
-
 
 @dataclass(slots=True)
 class SyncCosts:
@@ -79,7 +75,7 @@ class Flusher:
     """Syncs marked logs on its own thread and reports back through ``post`` (such as ``loop.call_soon_threadsafe``).
 
     ``defer`` runs a function at the end of the owner's turn (such as ``loop.call_soon``). ``note`` gets what has been
-    synced (such as ``LogStore.note_flushed``), on the flusher's thread, within ``NOTE_WITHIN_S``. A sync that takes
+    synced (such as ``LogStore.note_flushed``), on the flusher's thread, before they are acknowledged. A sync that takes
     ``slow_s`` or longer is logged.
     """
 
@@ -110,8 +106,6 @@ class Flusher:
         self.costs = SyncCosts()
         self.sync_seconds = Histogram(SYNC_SECONDS)
         """Written by the flusher's thread; its count is the number of syncs."""
-        self._unnoted: dict[PartitionLog, FlushMark] = {}
-        self._noted_at = monotonic()
         self.on_waiting: Callable[[float], None] = lambda _: None
         """Called when a log will be due later: ``tick`` is wanted after so many seconds."""
 
@@ -188,9 +182,9 @@ class Flusher:
     def _run(self) -> None:
         last = False
         while not last:
-            marks = self._next()
+            marks = self._handed_over.get()
             if marks is None:
-                break
+                return
             with suppress(Empty):
                 while not last:
                     more = self._handed_over.get_nowait()
@@ -198,29 +192,11 @@ class Flusher:
                     marks += more or []
             try:
                 self._sync(marks)
+                self._note(marks)  # before anybody is acknowledged: after a kill, all that was acknowledged is noted
             except BaseException as error:
                 self.disk.fail(error)  # whatever it was, nobody will be acknowledged from here on
                 return
             self._post(lambda marks=marks: self._complete(marks))  # type: ignore[misc]
-            self._unnoted.update((mark.log, mark) for mark in marks)
-            if self._monotonic() - self._noted_at >= NOTE_WITHIN_S:
-                self._note_synced()
-        self._note_synced()
-
-    def _next(self) -> list[FlushMark] | None:
-        """What is handed over next. While nothing comes, what has been synced is noted."""
-        if self._unnoted:
-            try:
-                return self._handed_over.get(timeout=NOTE_WITHIN_S)
-            except Empty:
-                self._note_synced()
-        return self._handed_over.get()
-
-    def _note_synced(self) -> None:
-        if self._unnoted:
-            self._note(list(self._unnoted.values()))
-            self._unnoted.clear()
-        self._noted_at = self._monotonic()
 
     def _sync(self, marks: list[FlushMark]) -> None:
         files = {file.path: file for mark in marks for file in mark.files.values()}
