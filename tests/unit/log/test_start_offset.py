@@ -57,8 +57,8 @@ def test_a_log_that_lost_everything_below_its_start_begins_there(mode: FlushMode
 
 def test_wherever_a_checkpoint_is_interrupted_the_start_marker_is_not_durable_before_the_records_below_it() -> None:
     config = replace(WIDE, flush=FlushMode.OS)
-    for operations in range(1, 40):
-        for seed in range(5):
+    for operations in range(1, 20):
+        for seed in range(30):
             disk = SimulatedDisk()
             store, log = opened(disk, config)
             fill(log, 30)
