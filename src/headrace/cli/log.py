@@ -160,6 +160,8 @@ def _print_repair(log: DamagedLog) -> None:
         click.echo(f"  {hole}")
     if log.repair.restored:
         click.echo(f"  the offset or leader epoch of {log.repair.restored} batches is put right")
+    if log.repair.undecided:
+        click.echo(f"  the end of {log.repair.undecided} transactions is lost: they are taken for aborted")
     lost, cut = log.repair.offsets_lost, log.repair.cut_bytes
     click.echo(
         f"  in all {lost} offsets are lost and {cut} bytes are cut; it goes on at offset {log.repair.end_offset}"

@@ -24,7 +24,6 @@ from headrace.ports import Disk
 from headrace.vocabulary import FILE_START, Offset
 
 __all__ = [
-    "adopt_snapshot",
     "decode_snapshot",
     "derive_aborted",
     "encode_snapshot",
@@ -98,12 +97,6 @@ def _newest_snapshot(
                 return found
             on_finding(Finding(Severity.WARNING, path, "the checksum is wrong; an older one or the log is used"))
     return ProducerStates(), Offset(0)
-
-
-def adopt_snapshot(disk: Disk, directory: str, states: ProducerStates, end_offset: Offset) -> None:
-    """After a scan of the whole log: add the producers that only a snapshot knows, because retention has removed all
-    that they wrote."""
-    states.adopt(_newest_snapshot(disk, directory, end_offset, lambda _: None)[0])
 
 
 def derive_aborted(

@@ -263,15 +263,6 @@ class ProducerStates:
             for number, each in self._producers.items()
         ]
 
-    def adopt(self, other: ProducerStates) -> None:
-        """Add the producers that only ``other`` knows."""
-        for number, producer in other._producers.items():
-            if number not in self._producers:
-                self._producers[number] = producer
-                if producer.transaction_start is not None:
-                    self._open[number] = producer.transaction_start
-        self._open = dict(sorted(self._open.items(), key=lambda each: each[1]))
-
     @classmethod
     def of(cls, rows: Iterable[ProducerRow]) -> ProducerStates:
         """The states that ``rows`` describes."""

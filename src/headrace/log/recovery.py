@@ -30,7 +30,7 @@ from headrace.log.epochs import EpochHistory
 from headrace.log.errors import CorruptLog
 from headrace.log.findings import Finding, OnFinding, Severity
 from headrace.log.index import BlockSummary
-from headrace.log.producer_snapshots import adopt_snapshot, derive_aborted, producers_at
+from headrace.log.producer_snapshots import derive_aborted, producers_at
 from headrace.log.producers import ProducerStates
 from headrace.log.scanning import count_batches, scan_batches
 from headrace.log.segment import NO_TIMESTAMP, Segment
@@ -223,18 +223,20 @@ class Recovery:
                 segment.aborted.replace([])
                 next_offset = max(next_offset, segment.base_offset)  # after a gap that compaction has left
             next_offset = self._scan_segment(segment, ends[number], next_offset)
-            is_last = number + 1 == len(self.segments)
-            if segment.size < ends[number] or (not is_last and not self._joins(next_offset, self.segments[number + 1])):
+            if number + 1 < len(self.segments) and not self._joins(segment, ends[number], next_offset):
                 stopped_at = number
                 break
         self._check_end(self.segments[stopped_at], next_offset)
         if self.mark_lost:
-            adopt_snapshot(self.disk, self.directory, self.producers, next_offset)
+            # The scan knows only those producers of which something is left. A snapshot remembers the others.
+            segments = self.segments[: stopped_at + 1]
+            self.producers = producers_at(self.disk, self.directory, segments, next_offset, self.mark)
         for segment in self.segments[first : stopped_at + 1]:
             self._write_aborted(segment)
+        for number in range(first, stopped_at + 1):
+            self._cut(self.segments[number], ends[number])
         for segment, following in zip(self.segments[first:stopped_at], self.segments[first + 1 :], strict=False):
             segment.seal(following.base_offset)
-        self._cut(self.segments[stopped_at], ends[stopped_at])
         self._set_aside(stopped_at + 1, ends)
 
     def _segment_of_recovery_point(self) -> int:
@@ -243,8 +245,12 @@ class Recovery:
             number -= 1
         return number
 
-    def _joins(self, next_offset: Offset, following: Segment) -> bool:
-        return following.base_offset == next_offset or (self.mark_lost and following.base_offset > next_offset)
+    def _joins(self, segment: Segment, end: int, next_offset: Offset) -> bool:
+        """Whether the next segment goes on where this one ends. If it does, bytes that follow in this one are not
+        ours."""
+        if segment.following_offset == next_offset:
+            return True
+        return self.mark_lost and segment.following_offset > next_offset and segment.size == end
 
     def _scan_segment(self, segment: Segment, end: int, next_offset: Offset) -> Offset:
         assert self.producers is not None

@@ -4,6 +4,10 @@
 that can stand there. Everything else is a *hole*. A batch whose offset alone was changed is not lost: the batches
 around it tell what the offset was.
 
+A hole may have held the marker of a transaction whose records stand before it. Then nobody knows how it ended, and the
+next marker of that producer would decide it too. Such a transaction is taken for aborted, so that records of an aborted
+one are never shown: an abort marker is put in the place of one of the lost offsets.
+
 ``apply`` makes it so. Bytes that go are kept beside the segment as ``<segment>.log.cut-<position>``. Offsets are never
 given out again: the log goes on where it was flushed to, and the lost offsets stay missing, like those that compaction
 removes. Indexes, aborted transactions and producers are derived from what is left.
@@ -13,11 +17,11 @@ The caller owns the data directory, and puts the mark that ``apply`` returns int
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from headrace.batch import PREFIX_BYTES, Batch, BatchHeader, parse_header, stamp
+from headrace.batch import PREFIX_BYTES, Batch, BatchHeader, control_batch, parse_header, stamp
 from headrace.log.checkpoint import LogMark
 from headrace.log.config import LogConfig
 from headrace.log.disk import FileCache, replace_file
@@ -25,12 +29,14 @@ from headrace.log.epochs import EpochHistory
 from headrace.log.index import Index
 from headrace.log.log import PartitionLog
 from headrace.log.opening import Known
+from headrace.log.producer_snapshots import snapshot_offsets, snapshot_path
+from headrace.log.producers import ProducerStates
 from headrace.log.recovery import unused_path
 from headrace.log.scanning import count_batches, find_batch
 from headrace.log.segment import OFFSET_DELTA_MAX, orphans, segment_bases, segment_name
 from headrace.log.start import marked_start, write_start
 from headrace.ports import Disk, File
-from headrace.vocabulary import Offset
+from headrace.vocabulary import Epoch, Offset
 
 __all__ = ["Hole", "Repair", "apply", "survey"]
 
@@ -68,8 +74,8 @@ class _Kept:
     base_offset: Offset
     path: str
     size: int
-    ranges: list[tuple[int, int]] = field(default_factory=list)
-    """(start, end) of the bytes that stay; neighbours are one range."""
+    parts: list[tuple[int, int] | bytes] = field(default_factory=list)
+    """What the segment will be: (start, end) of bytes that stay, and batches that are put in."""
     prefixes: dict[int, bytes] = field(default_factory=dict)
     """The first 21 bytes of batches whose offset or leader epoch is put right, by position."""
     holes: list[Hole] = field(default_factory=list)
@@ -77,12 +83,15 @@ class _Kept:
 
     @property
     def is_changed(self) -> bool:
-        return bool(self.prefixes) or any(hole.size for hole in self.holes)
+        is_cut = any(hole.size for hole in self.holes)
+        return is_cut or bool(self.prefixes) or any(isinstance(part, bytes) for part in self.parts)
 
     def keep(self, position: int, batch: Batch) -> None:
-        is_neighbour = self.ranges and self.ranges[-1][1] == position
-        start = self.ranges.pop()[0] if is_neighbour else position
-        self.ranges.append((start, position + batch.size))
+        last = self.parts[-1] if self.parts else b""
+        if isinstance(last, tuple) and last[1] == position:
+            self.parts[-1] = (last[0], position + batch.size)
+        else:
+            self.parts.append((position, position + batch.size))
         self.next_offset = batch.next_offset
 
 
@@ -96,6 +105,9 @@ class Repair:
     """Where the log goes on."""
     holes: list[Hole]
     restored: int
+    """Batches whose offset or leader epoch is put right."""
+    undecided: int
+    """Transactions whose end is lost: they are taken for aborted."""
     segments: list[_Kept]
 
     @property
@@ -122,6 +134,8 @@ class _Survey:
         self.files = disk.list_files(directory) if disk.exists(directory) else {}
         self.start = max(self.mark.start_offset, marked_start(self.files))
         self.holes: list[Hole] = []
+        self.states = ProducerStates()
+        self.undecided = 0
 
     def run(self) -> Repair:
         bases = segment_bases(self.files)
@@ -141,10 +155,12 @@ class _Survey:
             path = kept[-1].path if kept else self.directory
             position = kept[-1].size if kept else 0
             self.holes.append(Hole(path, position, 0, next_offset, self.flushed_end))
+            if kept:
+                self._abort_undecided(kept[-1], self.flushed_end, self.states.open_transactions())
             next_offset = self.flushed_end
             self.start = self.start if kept else next_offset
         restored = sum(len(segment.prefixes) for segment in kept)
-        return Repair(self.directory, self.start, next_offset, self.holes, restored, kept)
+        return Repair(self.directory, self.start, next_offset, self.holes, restored, self.undecided, kept)
 
     def _segment(self, base: Offset, following: Offset | None) -> _Kept:
         path = f"{self.directory}/{segment_name(base)}.log"
@@ -156,8 +172,9 @@ class _Survey:
             if batch is None:
                 self._note_bad(kept, file, position, size)
             else:
-                self._note_hole_before(kept, batch)
+                self._note_hole_before(kept, batch, data)
                 kept.keep(position, batch)
+                self.states.apply(batch)
         self._note_missing_end(kept, following)
         return kept
 
@@ -220,15 +237,39 @@ class _Survey:
         batches, records = count_batches(file, position, position + size, kept.next_offset)
         kept.holes.append(Hole(kept.path, position, size, kept.next_offset, kept.next_offset, batches, records))
 
-    def _note_hole_before(self, kept: _Kept, batch: Batch) -> None:
+    def _note_hole_before(self, kept: _Kept, batch: Batch, data: bytes) -> None:
         """After bytes that were cut, the next batch tells which offsets were in them."""
         if kept.holes and kept.holes[-1].next_offset == kept.next_offset < batch.base_offset:
-            hole = kept.holes.pop()
-            kept.holes.append(
-                Hole(
-                    hole.path, hole.position, hole.size, kept.next_offset, batch.base_offset, hole.batches, hole.records
-                )
+            hole = kept.holes[-1]
+            kept.holes[-1] = replace(hole, next_offset=batch.base_offset)
+            self._abort_undecided(kept, batch.base_offset, self._undecided_by(hole, data))
+
+    def _undecided_by(self, hole: Hole, data: bytes) -> Iterable[int]:
+        """The producers whose markers may have been in the hole. If it was a single batch, its header tells."""
+        undecided = self.states.open_transactions()
+        header = parse_header(data, hole.position)
+        if header is None or header.size != hole.size or header.base_offset != hole.first_offset:
+            return undecided
+        lost = Batch(header, b"")
+        return [lost.producer_id] if lost.is_control and lost.producer_id in undecided else []
+
+    def _abort_undecided(self, kept: _Kept, limit: Offset, producer_ids: Iterable[int]) -> None:
+        """Put abort markers where offsets are missing. There cannot have been more markers than offsets."""
+        known = {each.producer_id: each for each in self.states.describe()}
+        for producer_id in list(producer_ids)[: limit - kept.next_offset]:
+            producer = known[producer_id]
+            marker = control_batch(
+                commit=False,
+                producer_id=producer_id,
+                producer_epoch=producer.producer_epoch,
+                coordinator_epoch=max(producer.coordinator_epoch, 0),
+                timestamp=max(producer.last_timestamp, 0),
             )
+            stamp(marker, kept.next_offset, self.epochs.at(kept.next_offset) or Epoch(0))
+            kept.parts.append(marker.data)
+            kept.next_offset = marker.next_offset
+            self.states.apply(marker)
+            self.undecided += 1
 
     def _note_missing_end(self, kept: _Kept, following: Offset | None) -> None:
         if following is None or kept.next_offset >= following:
@@ -241,6 +282,7 @@ class _Survey:
         if is_whole and sealed is not None and sealed.end_offset == following:
             return  # compaction removed what is missing
         kept.holes.append(Hole(kept.path, kept.size, 0, kept.next_offset, following))
+        self._abort_undecided(kept, following, self.states.open_transactions())
 
 
 def apply(disk: Disk, repair: Repair) -> LogMark:
@@ -250,11 +292,14 @@ def apply(disk: Disk, repair: Repair) -> LogMark:
     for segment in repair.segments:
         if segment.is_changed:
             _rewrite(disk, segment)
-    bases = [segment.base_offset for segment in repair.segments]
-    reached = max((segment.next_offset for segment in repair.segments), default=Offset(-1))
-    if reached < repair.end_offset and repair.end_offset not in bases:
+    if repair.end_offset not in [segment.base_offset for segment in repair.segments]:
+        # The last segment of a log has no gaps. What is left of the damaged one is sealed by this.
         disk.open(f"{directory}/{segment_name(repair.end_offset)}.log", create=True).close()
     files = disk.list_files(directory)
+    if repair.undecided:
+        for offset in snapshot_offsets(files):
+            if offset > min(hole.first_offset for hole in repair.holes):
+                disk.unlink(snapshot_path(directory, offset))  # it knows another end of these transactions
     for name in orphans(files):
         disk.unlink(f"{directory}/{name}")  # of a segment that is gone
     marked = marked_start(files)
@@ -278,7 +323,11 @@ def _rewrite(disk: Disk, segment: _Kept) -> None:
         disk.unlink(temporary)
     target = disk.open(temporary, create=True)
     written = 0
-    for start, end in segment.ranges:
+    for part in segment.parts:
+        if isinstance(part, bytes):
+            written += target.write([part], written)
+            continue
+        start, end = part
         for position in range(start, end, _COPY_BYTES):
             target.write([source.pread(min(_COPY_BYTES, end - position), position)], written + position - start)
         for position, prefix in segment.prefixes.items():

@@ -268,6 +268,7 @@ class Segment:
             self.size = self._end_of_last_whole_batch()
         else:
             self.size = known.covered_bytes
+        self._believed_bytes = min(self._believed_bytes, self.size)
 
     def _end_of_last_whole_batch(self) -> int:
         _, end = self.with_index(lambda index: index.floor_position(Position(self.size)))
@@ -338,7 +339,9 @@ class Segment:
             except IndexDamaged:
                 self.rebuild_index()
                 return
-            if position >= after.covered_bytes or after.covered_bytes > self.size:
+            assert after.covered_bytes > position, "what is believed is what the index covers"
+            if after.covered_bytes > self.size:
+                self._check_cut_stretch(before)
                 return
             self._compare(before, after)
             self._note_checked(before.covered_bytes, after.covered_bytes)
@@ -360,6 +363,16 @@ class Segment:
             reason = f"an offset, length or epoch before byte {after.covered_bytes} is not what was written"
             self.corruption = CorruptLog(self.path, before.covered_bytes, reason)
             raise self.corruption
+
+    def _check_cut_stretch(self, before: BlockSummary) -> None:
+        """The end of this stretch is gone, and its checksum with it. What is left must at least go on from what was
+        before."""
+        next_offset = before.next_offset
+        for position, header in self.headers(Position(before.covered_bytes), self.size):
+            is_next = header.base_offset == next_offset or (self.gaps_allowed and header.base_offset > next_offset)
+            if not is_next or header.next_offset > self.end_offset:
+                raise CorruptLog(self.path, position, f"offset {header.base_offset} stands where {next_offset} must")
+            next_offset = header.next_offset
 
     def _note_checked(self, start: int, end: int) -> None:
         """Ranges that touch become one, so that a sequential reader leaves a single one."""

@@ -75,6 +75,8 @@ class _Walked:
     """Bytes of the file that belong to the segment."""
     starts: dict[int, int] = field(default_factory=dict)
     """Base offset of the batch at each position."""
+    prefixes_at: dict[int, int] = field(default_factory=dict)
+    """The checksum of all prefixes before each position."""
     end: int = 0
     """Where the last whole batch ends."""
     prefixes: int = 0
@@ -198,6 +200,7 @@ class _Verifier:
             walked.starts[found.position] = batch.base_offset
             walked.end = found.position + batch.size
             walked.prefixes = google_crc32c.extend(walked.prefixes, batch.prefix())
+            walked.prefixes_at[walked.end] = walked.prefixes
             walked.next_offset = batch.next_offset
             if not found.checksum_holds:
                 message = f"the checksum of the batch at offset {batch.base_offset} is wrong"
@@ -206,12 +209,14 @@ class _Verifier:
                 message = f"offsets {batch.base_offset} to {batch.last_offset} do not belong here"
                 yield self._error(found.path, found.position, message)
             else:
-                for message in self._batch(batch, walked.aborted):
+                for message in self._batch(batch, walked):
                     yield self._error(found.path, found.position, message)
 
-    def _batch(self, batch: Batch, aborted: list[AbortedTransaction]) -> Iterator[str]:
-        if batch.base_offset < self.next_offset:
-            yield f"offset {batch.base_offset} where {self.next_offset} or more was expected"
+    def _batch(self, batch: Batch, walked: _Walked) -> Iterator[str]:
+        is_unflushed = self.known.mark is not None and batch.base_offset >= self.mark.recovery_offset
+        no_gap_allowed = walked.following is None or is_unflushed
+        if batch.base_offset < self.next_offset or (batch.base_offset > self.next_offset and no_gap_allowed):
+            yield f"offset {batch.base_offset} stands where {self.next_offset} must"
         self._skip_to(batch.base_offset)
         self.next_offset = max(self.next_offset, batch.next_offset)
         try:
@@ -221,7 +226,7 @@ class _Verifier:
             if not batch.is_control:
                 self.missing_at[batch.producer_id] = self.missing_offsets
             if entry is not None:
-                aborted.append(entry)
+                walked.aborted.append(entry)
             if self.decompressed_bytes_max:
                 self._records(batch)
         except HeadraceError as error:
@@ -252,7 +257,10 @@ class _Verifier:
         """The end of the last segment may be torn, after what was flushed. Elsewhere it is damage."""
         if walked.bad is None:
             return
-        if walked.following is None and self._nothing_more_was_promised():
+        if walked.following == max(walked.next_offset, walked.base_offset):
+            message = f"{walked.bad.size} bytes are not ours; they are not read"
+            yield self._warning(walked.path, walked.bad.position, message)
+        elif walked.following is None and self._nothing_more_was_promised():
             message = f"a torn write of {walked.bad.size} bytes; a start of the broker cuts it"
             yield Finding(Severity.INFO, walked.path, message, walked.bad.position)
         else:
@@ -310,12 +318,20 @@ class _Verifier:
             summary = index.load_summary()
             if (summary is None or not summary.is_sealed) and walked.following is not None:
                 yield self._warning(path, 0, "its last block is not valid; it will be rebuilt")
+            if summary is not None and walked.following is None:
+                yield from self._believed_part(walked, summary)
             for number, (offset, position, _) in enumerate(index.entries()):
                 if position < walked.end and walked.starts.get(position) != offset:
                     message = f"offset {offset} is not at byte {position}; it will be rebuilt"
                     yield self._warning(path, number, message)
         except IndexDamaged as error:
             yield self._warning(path, 0, f"{error}; it will be rebuilt")
+
+    def _believed_part(self, walked: _Walked, known: BlockSummary) -> Iterator[Finding]:
+        """Of the last segment: what the index has noted of the part that recovery believes."""
+        is_believed = self.known.mark is None or known.covered_bytes <= self.mark.recovery_position
+        if is_believed and walked.prefixes_at.get(known.covered_bytes, known.prefixes) != known.prefixes:
+            yield self._error(walked.path, 0, "an offset, length or epoch in it is not what was written")
 
     def _aborted(self, stem: str, walked: _Walked, sealed: BlockSummary | None) -> Iterator[Finding]:
         path = f"{stem}.txn"

@@ -67,7 +67,10 @@ def cut(path: Path, position: int) -> None:
 def values(client: Client) -> list[bytes | None]:
     consumer = Consumer(client)
     consumer.assign(start_offsets(client, [ORDERS]))
-    return [record.value for records in consumer.poll(500).values() for record in records]
+    found: list[bytes | None] = []
+    while not consumer.at_end():
+        found += [record.value for records in consumer.poll(500).values() for record in records]
+    return found
 
 
 # ---- verify ----

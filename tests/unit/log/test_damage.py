@@ -105,6 +105,20 @@ def test_bytes_after_the_end_of_a_sealed_segment_are_not_read() -> None:
     assert offsets_in(reopen(disk, mark)) == list(range(20))
 
 
+def test_bytes_after_the_end_of_a_segment_do_not_end_the_log_when_the_next_one_goes_on() -> None:
+    disk = SimulatedDisk()
+    log = new_log(disk, SMALL)
+    fill(log, 20)
+    second = log.segments[1]
+    disk.kill()
+    disk.damage(second.path, lambda content: content.extend(bytes(700)))
+    known = Known(mark=LogMark(), flushed_end=Offset(20))
+    again = PartitionLog.open(disk, DIRECTORY, SMALL, known=known)
+    assert offsets_in(again) == list(range(20))
+    [cut] = again.recovery.cuts
+    assert (cut.path, cut.position, cut.size) == (second.path, second.size, 700)
+
+
 @pytest.mark.parametrize("field", [0, 3, 7, 12, 15], ids=lambda position: f"byte {position}")
 @pytest.mark.parametrize("number", [0, 1, -1], ids=["first segment", "second segment", "last segment"])
 def test_an_offset_or_leader_epoch_that_has_changed_is_noticed_by_whoever_reads_it(field: int, number: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from headrace.batch import Batch
 from headrace.log.checkpoint import LogMark
+from headrace.log.config import LogConfig
 from headrace.log.errors import CorruptLog
 from headrace.log.findings import Severity
 from headrace.log.log import PartitionLog
@@ -111,6 +112,51 @@ def test_a_survey_changes_nothing() -> None:
     assert {name: disk.contents(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)} == before
 
 
+@pytest.mark.parametrize("lost", ["the marker", "the marker and what is beside it", "the end of the log"])
+def test_a_transaction_whose_end_is_lost_is_taken_for_aborted(lost: str) -> None:
+    disk = SimulatedDisk()
+    log = new_log(disk, LogConfig(retention_ms=-1))
+    append(log, plain(b"before"))
+    append(log, produced(1, 0, transactional=True))
+    append(log, produced(2, 0, transactional=True))
+    append(log, marker(1, commit=False))
+    append(log, plain(b"beside"))
+    append(log, marker(2, commit=True))
+    if lost != "the end of the log":
+        append(log, produced(1, 1, transactional=True), marker(1, commit=True))
+    known = Known(mark=log.close(), flushed_end=log.end_offset)
+    path = log.segments[0].path
+    disk.kill()
+    starts = starts_in(disk, path)
+    if lost == "the marker":
+        disk.damage(path, flip(starts[3] + 70))
+    elif lost == "the end of the log":
+        disk.damage(path, cut_at(starts[3]))
+    else:
+        disk.damage(
+            path, lambda content: content.__setitem__(slice(starts[3], starts[6]), bytes(starts[6] - starts[3]))
+        )
+    assert survey(disk, DIRECTORY, known).undecided == (1 if lost == "the marker" else 2)
+    again = repaired(disk, known)
+    aborted = {each.producer_id for each in again.reader.aborted_transactions(Offset(0), again.end_offset)}
+    assert aborted == ({1} if lost == "the marker" else {1, 2})
+    assert again.last_stable_offset == again.end_offset
+
+
+def test_a_lost_batch_of_records_decides_no_transaction() -> None:
+    disk = SimulatedDisk()
+    log = new_log(disk, LogConfig(retention_ms=-1))
+    for sequence in range(3):
+        append(log, produced(1, sequence, transactional=True))
+    append(log, marker(1, commit=True))
+    known = Known(mark=log.close(), flushed_end=log.end_offset)
+    path = log.segments[0].path
+    disk.kill()
+    disk.damage(path, flip(starts_in(disk, path)[1] + 70))
+    assert survey(disk, DIRECTORY, known).undecided == 0
+    assert repaired(disk, known).reader.aborted_transactions(Offset(0), Offset(9)) == []
+
+
 def test_deleted_records_stay_deleted_through_a_repair() -> None:
     disk = SimulatedDisk()
     log = new_log(disk, SMALL)
@@ -134,7 +180,7 @@ def test_whatever_was_damaged_a_repaired_log_opens_and_holds_what_was_written_an
         except CorruptLog as error:
             raise AssertionError(f"seed {seed}") from error
         for batch in found.reader.batches(found.start_offset):
-            assert original[batch.base_offset].body == batch.body, f"seed {seed}"
+            assert batch.is_control or original[batch.base_offset].body == batch.body, f"seed {seed}"
         assert found.end_offset == known.flushed_end, f"seed {seed}"
 
 

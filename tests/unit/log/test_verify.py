@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.log.compaction.cleaner import clean
+from headrace.log.compaction.planning import plan
 from headrace.log.dump import BadBytes, StoredBatch, walk_directory
 from headrace.log.findings import Severity
 from headrace.log.log import PartitionLog
+from headrace.log.opening import Known
 from headrace.log.verify import verify_log
 from headrace.testing.disk import SimulatedDisk
-from tests.unit.log.builders import DIRECTORY, SMALL, append, fill, marker, plain, produced
+from headrace.vocabulary import Offset
+from tests.unit.log.builders import DIRECTORY, SMALL, append, fill, marker, new_log, plain, produced, swap_in
+from tests.unit.log.test_damage import COMPACT
 
 
 def healthy() -> tuple[SimulatedDisk, PartitionLog]:
@@ -89,6 +94,38 @@ def test_a_gap_in_a_producers_sequences_is_told() -> None:
     append(log, plain(b"x"))
     [problem] = verify_log(disk, DIRECTORY)
     assert "sequence 5 where 1 was expected" in problem.message
+
+
+def test_the_sequence_gaps_that_compaction_leaves_are_no_problem() -> None:
+    disk = SimulatedDisk()
+    log = new_log(disk, COMPACT)
+    for sequence in range(30):
+        append(log, produced(1, sequence, key=b"a"))
+        append(log, plain(b"x" * 60, key=b"%d" % (sequence % 3)))
+    log.checkpointed(log.prepare_checkpoint())
+    log.sync_all()
+    job = plan(log, 5000, token="t")
+    assert job is not None
+    swap_in(log, clean(disk, job))
+    log.close()
+    assert len(list(log.reader.batches(Offset(0)))) < 50, "something was removed"
+    assert verify_log(disk, DIRECTORY) == []
+
+
+@pytest.mark.parametrize("byte", [5, 14], ids=["offset", "leader epoch"])
+def test_a_changed_offset_or_epoch_in_the_last_segment_is_an_error(byte: int) -> None:
+    disk, log = healthy()
+    last = log.segments[-1]
+    disk.damage(last.path, lambda content: content.__setitem__(byte, content[byte] ^ 1))
+    known = Known(mark=log.mark, flushed_end=log.end_offset)
+    assert Severity.ERROR in {finding.severity for finding in verify_log(disk, DIRECTORY, known)}
+
+
+def test_a_torn_end_after_what_was_flushed_is_only_told() -> None:
+    disk, log = healthy()
+    disk.damage(log.segments[-1].path, lambda content: content.extend(b"torn"))
+    known = Known(mark=log.mark, flushed_end=log.end_offset)
+    assert [finding.severity for finding in verify_log(disk, DIRECTORY, known)] == [Severity.INFO]
 
 
 def test_verifying_changes_nothing() -> None:
