@@ -9,7 +9,9 @@ import pytest
 
 from headrace.log.disk import OsDisk, OsFile
 from headrace.server import page_cache
+from headrace.server.page_cache import _cached_pages as _count_cached
 from headrace.server.page_cache import is_cached, read_at_once
+from tests.waiting import eventually
 
 SIZE = 1 << 20
 
@@ -23,7 +25,14 @@ def file(tmp_path: Path) -> OsFile:
 
 
 def drop_pages(file: OsFile) -> None:
+    """The kernel keeps pages that are in use for a moment: it is asked again until they are gone."""
+    eventually(lambda: _dropped(file), bool)
+
+
+def _dropped(file: OsFile) -> bool:
+    file.datasync()
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return _count_cached(file, SIZE, 0) == 0
 
 
 @pytest.fixture(params=["by cachestat", "by samples"])
