@@ -1,0 +1,12 @@
+"""Queues: messages that are handed out one by one, acknowledged one by one, and gone then.
+
+    routing.py      exchanges and bindings: which queues a message goes to
+    virtual_host.py the exchanges and queues of one name space, and what is durable of them
+    queue.py        who gets the next message, and what a queue's policy does to the others
+    lane.py         the messages of a queue in a log: which are ready, taken and gone
+    journal.py      what makes that survive a crash
+    channel.py      what one client does: publishing, consuming, acknowledging
+    turn.py         work that is done once for everything that one read of a socket brought
+
+Owns what AMQP's methods mean. Never touches a socket.
+"""

@@ -1,0 +1,128 @@
+"""What has become of a queue's messages: a second log beside them.
+
+A record is one turn's changes, entries of 18 bytes:
+
+    'g' lane first end      the offsets [first, end) are gone: acknowledged, expired or dropped
+    'd' lane cursor 0       offsets below the cursor were handed out
+
+or a part of a snapshot, which says everything that the records before it said:
+
+    'f' lane floor cursor   everything below the floor is gone
+    'b' lane number bits    a chunk of an ``OffsetSet``: what is gone above the floor
+
+Folding the journal from its start gives the lanes as they were. It is written before a consumer sees a message and when
+one has acknowledged it, once per turn of the loop, and synced at intervals: what a killed process wrote is there. After
+a power loss the acknowledgements of the last second may be missing, and those messages come again.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from headrace.batch import build_batch
+from headrace.broker.queues.lane import Lane
+from headrace.log.flush import Flusher
+from headrace.log.log import PartitionLog
+from headrace.record import Record, decode_records
+from headrace.vocabulary import Epoch
+
+__all__ = ["QueueJournal"]
+
+SNAPSHOT_BYTES_MIN = 1 << 20
+DECODED_BYTES_MAX = 256 << 20
+LEADER_EPOCH = Epoch(0)
+_ENTRY = struct.Struct(">cBQQ")
+_CHUNK = struct.Struct(">cBQ")
+
+
+class QueueJournal:
+    """Writes and folds the journal of one queue."""
+
+    def __init__(self, log: PartitionLog, flusher: Flusher, lanes: Sequence[Lane]) -> None:
+        self._log = log
+        self._flusher = flusher
+        self._lanes = lanes
+        self._gone: list[list[int]] = [[] for _ in lanes]
+        self._written_cursors = [lane.cursor for lane in lanes]
+        self._bytes = 0
+        self._snapshot_bytes = 0
+
+    def load(self) -> None:
+        gone: list[list[tuple[int, int]]] = [[] for _ in self._lanes]
+        for batch in self._log.reader.batches(self._log.start_offset):
+            self._bytes += batch.size
+            for record in decode_records(batch, DECODED_BYTES_MAX):
+                self._fold(record.value or b"", gone)
+        for lane, ranges in zip(self._lanes, gone, strict=True):
+            lane.recover(ranges)
+        self._written_cursors = [lane.delivered_before for lane in self._lanes]
+
+    def _fold(self, value: bytes, gone: list[list[tuple[int, int]]]) -> None:
+        if value[:1] == b"b":
+            _, number_of_lane, number = _CHUNK.unpack_from(value)
+            self._lanes[number_of_lane].recover_chunk(number, value[_CHUNK.size :])
+            return
+        for kind, number_of_lane, first, second in _ENTRY.iter_unpack(value):
+            lane = self._lanes[number_of_lane]
+            if kind == b"g":
+                gone[number_of_lane].append((first, second))
+            elif kind == b"d":
+                lane.delivered_before = first
+            else:
+                gone[number_of_lane].append((0, first))
+                lane.delivered_before = second
+
+    def note_gone(self, lane: int, offset: int) -> None:
+        """For the next ``write``."""
+        self._gone[lane].append(offset)
+
+    def write(self, now_ms: int) -> None:
+        """Write what has changed since the last time. Raises LogError; then it is kept for the next."""
+        entries = []
+        for number, lane in enumerate(self._lanes):
+            entries += [_ENTRY.pack(b"g", number, first, end) for first, end in _ranges(self._gone[number])]
+            if lane.cursor > self._written_cursors[number]:
+                entries.append(_ENTRY.pack(b"d", number, lane.cursor, 0))
+        if not entries:
+            return
+        self._append([Record(None, b"".join(entries), now_ms)], now_ms)
+        for number, lane in enumerate(self._lanes):
+            self._gone[number].clear()
+            self._written_cursors[number] = max(lane.cursor, self._written_cursors[number])
+            lane.release()
+        if self._bytes > max(SNAPSHOT_BYTES_MIN, 4 * self._snapshot_bytes):
+            self.snapshot(now_ms)
+
+    def snapshot(self, now_ms: int) -> None:
+        """Say everything once more, in one batch, and let go of what was said before."""
+        records = []
+        for number, lane in enumerate(self._lanes):
+            cursor = max(lane.cursor, self._written_cursors[number])
+            records.append(Record(None, _ENTRY.pack(b"f", number, lane.floor, cursor), now_ms))
+            records += [
+                Record(None, _CHUNK.pack(b"b", number, chunk) + data, now_ms) for chunk, data in lane.gone_chunks()
+            ]
+        self._log.roll()
+        first = self._log.end_offset
+        self._bytes = 0
+        self._append(records, now_ms)
+        self._snapshot_bytes = self._bytes
+        self._log.advance_start(first)
+
+    def _append(self, records: list[Record], now_ms: int) -> None:
+        batch = build_batch(records)
+        self._log.append(batch, leader_epoch=LEADER_EPOCH, now_ms=now_ms)
+        self._bytes += batch.size
+        self._flusher.mark(self._log)
+
+
+def _ranges(offsets: list[int]) -> list[tuple[int, int]]:
+    """[first, end) of runs, of offsets in any order."""
+    found: list[tuple[int, int]] = []
+    for offset in sorted(offsets):
+        if found and found[-1][1] == offset:
+            found[-1] = (found[-1][0], offset + 1)
+        else:
+            found.append((offset, offset + 1))
+    return found

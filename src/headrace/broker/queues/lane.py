@@ -1,0 +1,223 @@
+"""The messages of a queue, or those of one priority: a log, and which of its offsets are ready, taken or gone.
+
+Offsets of the log are the places in the queue. At any time
+
+    floor ≤ … ≤ cursor ≤ end
+
+Everything below *floor* is gone: acknowledged, expired or dropped. From *cursor* on nothing was handed out since the
+broker started. Between them an offset is *gone* (``_gone``), *back* (``_back``: it was handed out and returned, and is
+ready), or *taken* (handed out and not yet acknowledged; the channels know by whom). So the memory of a lane depends on
+what is out of order and not on how much it holds.
+
+Messages near the cursor are kept as they were appended, up to ``WINDOW_BYTES``; the others are read from the log in
+pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from headrace.batch import build_batch
+from headrace.broker.queues.message import Message
+from headrace.broker.queues.offset_set import OffsetSet
+from headrace.log.flush import Flusher
+from headrace.log.log import PartitionLog
+from headrace.log.reader import checked_batches
+from headrace.record import decode_records
+from headrace.vocabulary import Epoch, Offset
+
+__all__ = ["Lane"]
+
+WINDOW_BYTES = 256 << 10
+READ_BYTES = 256 << 10
+DECODED_BYTES_MAX = 512 << 20
+BATCH_BYTES = 1 << 20
+"""A batch is read and decoded as a whole: large turns become several."""
+LEADER_EPOCH = Epoch(0)
+
+
+class Lane:
+    """One log of a queue; see the module."""
+
+    def __init__(self, log: PartitionLog, flusher: Flusher) -> None:
+        self.log = log
+        self.floor: int = log.start_offset
+        self.cursor: int = log.start_offset
+        self.delivered_before: int = 0
+        """Offsets below were handed out by an earlier run, or may have been: they come with ``redelivered``."""
+        self._flusher = flusher
+        self._gone = OffsetSet()
+        self._back = OffsetSet()
+        self._taken = 0
+        self._window: dict[int, Message] = {}
+        self._window_bytes = 0
+
+    # ---- counting ---------------------------------------------------------------------------------------------------
+
+    @property
+    def end(self) -> int:
+        return self.log.end_offset
+
+    @property
+    def ready(self) -> int:
+        return self.end - self.floor - len(self._gone) - self._taken
+
+    @property
+    def taken(self) -> int:
+        return self._taken
+
+    # ---- appending --------------------------------------------------------------------------------------------------
+
+    def append(self, messages: Sequence[Message]) -> Offset:
+        """Write the messages at the end; the offset of the last. Raises LogError; those before it stay appended."""
+        first = 0
+        size = 0
+        for place, message in enumerate(messages):
+            size += message.size
+            if size >= BATCH_BYTES:
+                self._append(messages[first : place + 1])
+                first, size = place + 1, 0
+        if first < len(messages):
+            self._append(messages[first:])
+        return Offset(self.log.end_offset - 1)
+
+    def _append(self, messages: Sequence[Message]) -> None:
+        log = self.log
+        offset: int = log.end_offset
+        batch = build_batch([message.as_record() for message in messages])
+        log.append(batch, leader_epoch=LEADER_EPOCH, now_ms=messages[-1].enqueued_ms)
+        self._flusher.mark(log)
+        if self._window_bytes < WINDOW_BYTES and (offset == self.cursor or offset - 1 in self._window):
+            for message in messages:
+                self._window[offset] = message
+                self._window_bytes += message.size
+                offset += 1
+
+    # ---- handing out ------------------------------------------------------------------------------------------------
+
+    def head(self) -> int | None:
+        """The offset of the message that is next, None when none is ready."""
+        back = self._back.first()
+        if back is not None:
+            return back
+        self.cursor = self._gone.next_missing(self.cursor) if len(self._gone) else self.cursor
+        return self.cursor if self.cursor < self.log.end_offset else None
+
+    def peek(self, offset: int) -> Message:
+        """The message at an offset. Raises LogError when it cannot be read."""
+        message = self._window.get(offset)
+        return self._read(offset) if message is None else message
+
+    def take(self, offset: int) -> bool:
+        """The message that ``head`` has given is handed out; whether it may have been before."""
+        self._taken += 1
+        message = self._window.pop(offset, None)
+        if message is not None:
+            self._window_bytes -= message.size
+        if offset == self.cursor:
+            self.cursor += 1
+            return offset < self.delivered_before
+        self._back.discard(offset)
+        return True
+
+    def give_back(self, offset: int) -> None:
+        """It was not acknowledged: it is ready again, at its old place."""
+        self._taken -= 1
+        self._back.add(offset)
+
+    def settle(self, offset: int) -> None:
+        """A message that was taken is gone for good."""
+        self._taken -= 1
+        self._add_gone(offset)
+
+    def drop(self, offset: int) -> None:
+        """A message that is ready, and that ``head`` has given, is gone for good."""
+        self.take(offset)
+        self.settle(offset)
+
+    def _add_gone(self, offset: int) -> None:
+        if offset != self.floor:
+            self._gone.add(offset)
+            return
+        self.floor += 1
+        self._settle_floor()
+
+    def purge(self) -> int:
+        """Everything that is ready is gone; how much that was."""
+        count = self.ready
+        for offset in list(self._back):
+            self._back.discard(offset)
+            self._add_gone(offset)
+        first, end = self.cursor, self.end
+        if first < end:
+            if first == self.floor:
+                self.floor = end
+                self._gone.discard_below(end)
+            else:
+                self._gone.add_range(first, end)
+            self.cursor = end
+        self._window.clear()
+        self._window_bytes = 0
+        return count
+
+    def release(self) -> None:
+        """Let the log remove what lies below the floor."""
+        if self.floor > self.log.start_offset:
+            self.log.advance_start(Offset(min(self.floor, self.log.end_offset)))
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def _read(self, offset: int) -> Message:
+        """Read the piece of the log that holds an offset, and keep what will be next."""
+        found: Message | None = None
+        log = self.log
+        for piece in log.reader.read(Offset(offset), bytes_max=READ_BYTES, offset_max=log.end_offset):
+            for batch in checked_batches(piece):
+                for record in decode_records(batch, DECODED_BYTES_MAX):
+                    if record.offset == offset:
+                        found = Message.from_record(record)
+                    elif record.offset > offset and self._window_bytes < WINDOW_BYTES:
+                        self._keep(record.offset, Message.from_record(record))
+        assert found is not None, f"{log.directory}: offset {offset} is below the end and cannot be found"
+        return found
+
+    def _keep(self, offset: int, message: Message) -> None:
+        if offset >= self.cursor and offset not in self._window and offset not in self._gone:
+            self._window[offset] = message
+            self._window_bytes += message.size
+
+    def messages(self, first: int, count_max: int) -> Iterator[tuple[int, Message]]:
+        """Messages that are not gone, from an offset on, for those who only look."""
+        offset = max(first, self.floor)
+        while count_max and offset < self.end:
+            offset = self._gone.next_missing(offset)
+            if offset >= self.end:
+                return
+            yield offset, self.peek(offset)
+            offset += 1
+            count_max -= 1
+
+    # ---- recovering -------------------------------------------------------------------------------------------------
+
+    def recover(self, gone: Iterator[tuple[int, int]] | list[tuple[int, int]]) -> None:
+        """The journal says that these ranges are gone."""
+        for first, end in gone:
+            if first <= self.floor:
+                self.floor = max(self.floor, min(end, self.end))
+            else:
+                self._gone.add_range(first, min(end, self.end))
+        self._settle_floor()
+
+    def recover_chunk(self, number: int, data: bytes) -> None:
+        self._gone.add_chunk(number, data)
+
+    def _settle_floor(self) -> None:
+        self._gone.discard_below(self.floor)
+        if len(self._gone):
+            self.floor = self._gone.next_missing(self.floor)
+            self._gone.discard_below(self.floor)
+        self.cursor = max(self.cursor, self.floor)
+
+    def gone_chunks(self) -> Iterator[tuple[int, bytes]]:
+        """What is gone above the floor; ``recover_chunk`` takes it."""
+        return self._gone.chunks()

@@ -1,0 +1,421 @@
+"""A queue: who gets the next message, and what its policy does to the others.
+
+Messages keep the order in which they were published, within a priority. A message that comes back (its consumer died,
+or gave it back) is handed out again before younger ones: it stands at its old place. Consumers take turns; those with a
+higher priority go first while they have credit, and with a single active consumer the others wait for its end.
+
+Time limits are looked at where they matter, at the head: an expired message behind one that is not expired leaves when
+it gets there. It is never delivered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from headrace.broker.queues.journal import QueueJournal
+from headrace.broker.queues.lane import Lane
+from headrace.broker.queues.message import Message
+from headrace.broker.queues.policy import QueuePolicy
+from headrace.broker.queues.turn import Turn
+from headrace.ports import TimerHandle
+
+__all__ = ["Consumer", "DeadLetters", "Delivery", "Published", "Queue"]
+
+DELIVERIES_PER_TURN = 1_000
+"""So many, and then others have their turn."""
+
+DROPS_PER_TURN = 10_000
+
+
+class Published(Protocol):
+    """Waits until messages are flushed: a group of confirms."""
+
+    def add_waits(self, count: int) -> None: ...
+
+    def one_done(self) -> None: ...
+
+
+class Delivery(NamedTuple):
+    """A message that was handed out: where it stands, and what it counts for."""
+
+    queue: Queue
+    lane: int
+    offset: int
+    size: int
+
+
+class Consumer(Protocol):
+    """Somebody who takes messages."""
+
+    tag: str
+    no_ack: bool
+    priority: int
+
+    def has_credit(self) -> bool: ...
+
+    def deliver(self, delivery: Delivery, message: Message, *, is_redelivered: bool) -> None: ...
+
+    def cancelled(self) -> None:
+        """The queue is gone."""
+
+
+class DeadLetters(Protocol):
+    """Takes what a queue does not deliver."""
+
+    def dead_letter(self, queue: Queue, message: Message, reason: str) -> None: ...
+
+
+class Queue:
+    """One queue of a virtual host; see the module."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        arguments: Mapping[str, Any],
+        policy: QueuePolicy,
+        lanes: Sequence[Lane],
+        journal: QueueJournal,
+        turn: Turn,
+        dead_letters: DeadLetters,
+        group: str,
+        is_durable: bool,
+        is_auto_delete: bool = False,
+        owner: object | None = None,
+    ) -> None:
+        self.name = name
+        self.arguments = dict(arguments)
+        self.policy = policy
+        self.is_durable = is_durable
+        self.is_auto_delete = is_auto_delete
+        self.owner = owner
+        """The connection that has it for itself."""
+        self.group = group
+        self.exclusive_consumer: Consumer | None = None
+        self.consumers: list[Consumer] = []
+        self.had_consumers = False
+        self.is_deleted = False
+        self.used_at_ms = turn.now_ms()
+        self.ready_bytes = 0
+        """Of bodies; only counted where the policy limits it."""
+        self._lanes = lanes
+        self._journal = journal
+        self._turn = turn
+        self._dead_letters = dead_letters
+        self._waiting: list[Message] = []
+        self._published: dict[Published, None] = {}
+        self._rotation: deque[Consumer] = deque()
+        self._returns: dict[tuple[int, int], int] = {}
+        self._expiry: TimerHandle | None = None
+
+    def recover(self) -> None:
+        """Fold the journal of a queue that was there before the start. Raises LogError."""
+        self._journal.load()
+        if self.policy.bytes_max is not None:
+            self.ready_bytes = sum(
+                len(message.body) for lane in self._lanes for _, message in lane.messages(lane.floor, lane.ready)
+            )
+
+    # ---- counting ---------------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> int:
+        return sum(lane.ready for lane in self._lanes) + len(self._waiting)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether messages wait to be appended."""
+        return bool(self._waiting)
+
+    @property
+    def unacknowledged(self) -> int:
+        return sum(lane.taken for lane in self._lanes)
+
+    def now_ms(self) -> int:
+        return self._turn.now_ms()
+
+    def used(self) -> None:
+        """Somebody has declared it, or asked for a message."""
+        self.used_at_ms = self._turn.now_ms()
+
+    def expires_in_ms(self) -> int:
+        """How long until the queue may go because nobody uses it."""
+        limit_ms = self.policy.expires_ms
+        assert limit_ms is not None, "only asked of queues that have a limit"
+        return limit_ms if self.consumers else max(0, self.used_at_ms + limit_ms - self._turn.now_ms())
+
+    # ---- publishing -------------------------------------------------------------------------------------------------
+
+    def rejects(self, message: Message) -> bool:
+        """Whether the policy refuses one more message."""
+        policy = self.policy
+        if policy.overflow == "drop-head":
+            return False
+        too_many = policy.length_max is not None and self.ready >= policy.length_max
+        too_much = policy.bytes_max is not None and self.ready_bytes + len(message.body) > policy.bytes_max
+        if (too_many or too_much) and policy.overflow == "reject-publish-dlx":
+            self._dead_letters.dead_letter(self, message, "maxlen")
+        return too_many or too_much
+
+    def publish(self, message: Message, published: Published | None = None) -> None:
+        """Take a message; it is appended with all others of this turn."""
+        self._waiting.append(message)
+        if self.policy.bytes_max is not None:
+            self.ready_bytes += len(message.body)
+        if published is not None and published not in self._published:
+            self._published[published] = None
+            published.add_waits(1)
+        self._turn.touch(self)
+
+    def append_waiting(self) -> None:
+        """Write what was published. Raises LogError; what is not written then waits."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        last: list[tuple[Lane, Any]] = []
+        try:
+            for number, messages in self._by_lane(waiting):
+                last.append((self._lanes[number], self._lanes[number].append(messages)))
+                waiting = [each for each in waiting if self._lane_of(each) != number]
+        except BaseException:
+            self._waiting = waiting + self._waiting
+            raise
+        published, self._published = self._published, {}
+        for each in published:
+            each.add_waits(len(last) - 1)
+            for lane, offset in last:
+                lane.log.when_acknowledged(offset, each.one_done)
+        self._enforce_length()
+
+    def _by_lane(self, messages: list[Message]) -> list[tuple[int, list[Message]]]:
+        if len(self._lanes) == 1:
+            return [(0, messages)]
+        lanes: dict[int, list[Message]] = {}
+        for message in messages:
+            lanes.setdefault(self._lane_of(message), []).append(message)
+        return list(lanes.items())
+
+    def _lane_of(self, message: Message) -> int:
+        return 0 if len(self._lanes) == 1 else min(message.summary.priority, len(self._lanes) - 1)
+
+    def _enforce_length(self) -> None:
+        """drop-head: the oldest go until it fits. Only what is ready counts."""
+        policy = self.policy
+        if policy.length_max is None and policy.bytes_max is None:
+            return
+        for _ in range(DROPS_PER_TURN):
+            too_many = policy.length_max is not None and self.ready > policy.length_max
+            too_much = policy.bytes_max is not None and self.ready_bytes > policy.bytes_max
+            place = self._oldest() if too_many or too_much else None
+            if place is None:
+                return
+            self._drop(*place, "maxlen")
+        self._turn.touch(self)
+
+    # ---- delivering -------------------------------------------------------------------------------------------------
+
+    def deliver(self) -> None:
+        """Hand out what is ready to those who have credit, some at a time."""
+        for _ in range(DELIVERIES_PER_TURN):
+            place = self._head()
+            if place is None:
+                return
+            consumer = self._next_consumer()
+            if consumer is None:
+                return
+            number, offset = place
+            message = self._lanes[number].peek(offset)
+            consumer.deliver(
+                Delivery(self, number, offset, len(message.body)),
+                self._counted(message, number, offset),
+                is_redelivered=self._take(number, offset, message),
+            )
+            if consumer.no_ack:
+                self._settle(number, offset)
+        self._turn.touch(self)
+
+    def get(self, *, no_ack: bool) -> tuple[Delivery, Message, bool] | None:
+        """The next message for somebody who asks for one."""
+        self.used()
+        self.append_waiting()
+        place = self._head()
+        if place is None:
+            return None
+        number, offset = place
+        message = self._lanes[number].peek(offset)
+        is_redelivered = self._take(number, offset, message)
+        if no_ack:
+            self._settle(number, offset)
+        self._turn.touch(self)
+        return Delivery(self, number, offset, len(message.body)), self._counted(message, number, offset), is_redelivered
+
+    def _take(self, number: int, offset: int, message: Message) -> bool:
+        if self.policy.bytes_max is not None:
+            self.ready_bytes -= len(message.body)
+        return self._lanes[number].take(offset)
+
+    def _counted(self, message: Message, number: int, offset: int) -> Message:
+        """Queues that limit deliveries say how often a message was returned."""
+        returns = self._returns.get((number, offset), 0)
+        if not returns or self.policy.delivery_limit is None:
+            return message
+        return message.with_properties(headers={**message.headers, "x-delivery-count": returns})
+
+    def _head(self) -> tuple[int, int] | None:
+        """The lane and offset of the next message: the highest priority first. Expired ones are dropped on the way."""
+        while (place := self._first(reversed(range(len(self._lanes))))) is not None:
+            wait_ms = self._expires_in_ms(*place)
+            if wait_ms is None:
+                return place
+            if wait_ms > 0:
+                self._watch_expiry(wait_ms)
+                return place
+            self._drop(*place, "expired")
+        return None
+
+    def _oldest(self) -> tuple[int, int] | None:
+        """What is dropped first when there is too much: the lowest priority."""
+        return self._first(range(len(self._lanes)))
+
+    def _first(self, numbers: Any) -> tuple[int, int] | None:
+        for number in numbers:
+            offset = self._lanes[number].head()
+            if offset is not None:
+                return number, offset
+        return None
+
+    def _expires_in_ms(self, number: int, offset: int) -> int | None:
+        message = self._lanes[number].peek(offset)
+        limits = [self.policy.message_ttl_ms] if self.policy.message_ttl_ms is not None else []
+        expiration = message.summary.expiration
+        if expiration is not None:
+            limits.append(int(expiration))
+        if not limits:
+            return None
+        return max(0, message.enqueued_ms + min(limits) - self._turn.now_ms())
+
+    def _watch_expiry(self, wait_ms: int) -> None:
+        """The head will expire although nothing else happens."""
+        if self._expiry is None:
+
+            def due() -> None:
+                self._expiry = None
+                if not self.is_deleted:
+                    self._turn.touch(self)
+                    self._head()
+
+            self._expiry = self._turn.later(min(wait_ms / 1000, 3600.0), due)  # type: ignore[assignment]
+
+    def _drop(self, number: int, offset: int, reason: str) -> None:
+        """The message is not delivered; whoever wants dead letters gets it."""
+        message = self._lanes[number].peek(offset)
+        self._take(number, offset, message)
+        self._settle(number, offset)
+        self._dead_letters.dead_letter(self, message, reason)
+
+    # ---- settling ---------------------------------------------------------------------------------------------------
+
+    def acknowledge(self, delivery: Delivery) -> None:
+        if not self.is_deleted:
+            self._settle(delivery.lane, delivery.offset)
+            self._turn.touch(self)
+
+    def _settle(self, number: int, offset: int) -> None:
+        self._lanes[number].settle(offset)
+        self._journal.note_gone(number, offset)
+        if self._returns:
+            self._returns.pop((number, offset), None)
+
+    def give_back(self, delivery: Delivery) -> None:
+        """It comes back to its old place, unless that has happened too often."""
+        if self.is_deleted:
+            return
+        _, number, offset, size = delivery
+        place = (number, offset)
+        self._turn.touch(self)
+        limit = self.policy.delivery_limit
+        if limit is not None:
+            self._returns[place] = self._returns.get(place, 0) + 1
+            if self._returns[place] > limit:
+                self.reject(delivery, "delivery_limit")
+                return
+        if self.policy.bytes_max is not None:
+            self.ready_bytes += size
+        self._lanes[number].give_back(offset)
+
+    def reject(self, delivery: Delivery, reason: str = "rejected") -> None:
+        """It is not wanted: it becomes a dead letter."""
+        if self.is_deleted:
+            return
+        if self.policy.dead_letter_exchange is not None:
+            message = self._lanes[delivery.lane].peek(delivery.offset)
+            self._dead_letters.dead_letter(self, message, reason)
+        self.acknowledge(delivery)
+
+    def write_journal(self) -> None:
+        if not self.is_deleted:
+            self._journal.write(self._turn.now_ms())
+
+    def purge(self) -> int:
+        """Everything that is ready is gone; how much that was."""
+        self.append_waiting()
+        count = sum(lane.purge() for lane in self._lanes)
+        self.ready_bytes = 0
+        self._journal.snapshot(self._turn.now_ms())
+        for lane in self._lanes:
+            lane.release()
+        return count
+
+    # ---- consumers --------------------------------------------------------------------------------------------------
+
+    def add_consumer(self, consumer: Consumer, *, is_exclusive: bool = False) -> None:
+        self.consumers.append(consumer)
+        self._rotation.append(consumer)
+        self.had_consumers = True
+        if is_exclusive:
+            self.exclusive_consumer = consumer
+        self._turn.touch(self)
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        self.consumers.remove(consumer)
+        self._rotation.remove(consumer)
+        if self.exclusive_consumer is consumer:
+            self.exclusive_consumer = None
+        self.used()
+        self._turn.touch(self)
+
+    def wake(self) -> None:
+        """A consumer may have credit again."""
+        self._turn.touch(self)
+
+    def _next_consumer(self) -> Consumer | None:
+        rotation = self._rotation
+        if self.policy.has_single_active_consumer:
+            first = self.consumers[0] if self.consumers else None
+            return first if first is not None and first.has_credit() else None
+        best: Consumer | None = None
+        for consumer in rotation:
+            if (best is None or consumer.priority > best.priority) and consumer.has_credit():
+                best = consumer
+        if best is not None:
+            rotation.remove(best)
+            rotation.append(best)
+        return best
+
+    # ---- ending -----------------------------------------------------------------------------------------------------
+
+    def delete(self) -> int:
+        """Tell the consumers, and give up the logs; how many messages were ready."""
+        count = self.ready
+        self.is_deleted = True
+        for consumer in list(self.consumers):
+            consumer.cancelled()
+        self.consumers.clear()
+        self._rotation.clear()
+        self._waiting.clear()
+        for lane in self._lanes:
+            lane.log.is_retired = True
+            lane.log.release_waiters()
+        return count

@@ -1,0 +1,56 @@
+"""The queues of a broker, put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from headrace.broker.queues.registry import DEFAULT_HOST, Registry
+from headrace.broker.queues.turn import Turn
+from headrace.broker.queues.virtual_host import VirtualHost
+from headrace.broker.state import StateStore
+from headrace.log.flush import Flusher
+from headrace.log.space import LogSpace
+from headrace.log.store import LogStore
+from headrace.ports import Clock
+from headrace.wire.amqp.errors import AmqpError, ReplyCode
+
+__all__ = ["QueueBroker"]
+
+
+class QueueBroker:
+    """Everything between AMQP's methods and the logs. The event loop's thread owns it."""
+
+    def __init__(
+        self,
+        *,
+        store: LogStore,
+        state: StateStore,
+        flusher: Flusher,
+        clock: Clock,
+        remove_files: Callable[[LogSpace, str, Callable[[], None]], None],
+    ) -> None:
+        self.turn = Turn(
+            defer=lambda run: asyncio.get_running_loop().call_soon(run),
+            later=clock.call_later,
+            now_ms=clock.wall_ms,
+        )
+        self.registry = Registry(store=store, state=state, flusher=flusher, turn=self.turn, remove_files=remove_files)
+
+    def load(self) -> None:
+        """Before ``LogStore.sync_recovered``."""
+        self.registry.load()
+
+    def start(self) -> None:
+        self.registry.start()
+
+    def virtual_host(self, name: str) -> VirtualHost:
+        found = self.registry.hosts.get(name or DEFAULT_HOST)
+        if found is None:
+            raise AmqpError(ReplyCode.NOT_ALLOWED, f"vhost {name} not found")
+        return found
+
+    def connection_closed(self, host: VirtualHost, connection: object) -> None:
+        """The exclusive queues of a connection end with it."""
+        for queue in [each for each in host.queues.values() if each.owner is connection]:
+            self.registry.remove_queue_soon(host, queue)

@@ -1,0 +1,352 @@
+"""What is durable of queues and exchanges, and where messages lie.
+
+Exchanges, queues and bindings that must survive a restart are rows of the broker's state tables; a queue's messages are
+logs in the space ``queues``, in a group of a random name: number 0 is the journal, the others are the lanes. A queue is
+made like a topic: logs first, then the row, and only when that is flushed the queue exists for anybody. The logs of
+queues that do not survive a restart have no row; the next start removes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from headrace.broker.queues.journal import QueueJournal
+from headrace.broker.queues.lane import Lane
+from headrace.broker.queues.policy import QueuePolicy
+from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.routing import Binding, Exchange
+from headrace.broker.queues.turn import Turn
+from headrace.broker.queues.virtual_host import VirtualHost
+from headrace.broker.state import Change, StateStore
+from headrace.log.config import FlushMode, LogConfig
+from headrace.log.errors import LogError
+from headrace.log.flush import Flusher
+from headrace.log.space import QUEUES, LogSpace
+from headrace.log.store import LogStore
+from headrace.wire.amqp.errors import AmqpError, ReplyCode
+from headrace.wire.amqp.tables import decode_table, encode_table
+
+__all__ = ["Registry"]
+
+LOG = logging.getLogger("headrace.queues")
+
+EXCHANGES, QUEUE_ROWS, BINDINGS, DELETED = "amqp-exchanges", "amqp-queues", "amqp-bindings", "amqp-deleted"
+DEFAULT_HOST = "/"
+SEGMENT_BYTES_MAX = 32 << 20
+NEVER_MS = 2**62
+
+_MESSAGES = LogConfig(
+    segment_bytes_max=SEGMENT_BYTES_MAX,
+    segment_ms_max=NEVER_MS,
+    retention_ms=-1,
+    cleanup_delete=False,
+)
+JOURNAL_CONFIG = replace(_MESSAGES, flush=FlushMode.INTERVAL)
+DURABLE_CONFIG = replace(_MESSAGES, flush=FlushMode.ACK)
+TRANSIENT_CONFIG = replace(_MESSAGES, flush=FlushMode.OS)
+
+
+class Registry:
+    """Virtual hosts, and everything of them that is on disk."""
+
+    def __init__(
+        self,
+        *,
+        store: LogStore,
+        state: StateStore,
+        flusher: Flusher,
+        turn: Turn,
+        remove_files: Callable[[LogSpace, str, Callable[[], None]], None],
+    ) -> None:
+        self._space = store.space(QUEUES)
+        self._state = state
+        self._flusher = flusher
+        self._turn = turn
+        self._remove_files = remove_files
+        self.hosts = {DEFAULT_HOST: VirtualHost(DEFAULT_HOST)}
+        self._tasks: set[asyncio.Task[int]] = set()
+        self._making: dict[tuple[str, str], asyncio.Event] = {}
+        """Queues that are being made, each set when that has ended."""
+
+    # ---- starting ---------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """At a start, before ``LogStore.sync_recovered``."""
+        claimed = {row["group"]: 1 + row["lanes"] for row in self._state.table(QUEUE_ROWS).values()}
+        self._space.discard_unconfirmed(claimed)
+        for key, row in self._state.table(EXCHANGES).items():
+            host, name = json.loads(key)
+            self._host(host).declare_exchange(
+                Exchange(
+                    name,
+                    row["kind"],
+                    is_auto_delete=row["auto_delete"],
+                    is_internal=row["internal"],
+                    arguments=_table_of(row["arguments"]),
+                )
+            )
+        for key, row in self._state.table(QUEUE_ROWS).items():
+            host, name = json.loads(key)
+            self._load_queue(self._host(host), name, row)
+        for key in self._state.table(BINDINGS):
+            self._load_binding(*json.loads(key))
+
+    def start(self) -> None:
+        """Remove the files of queues that were being deleted when the broker stopped."""
+        for group in list(self._state.table(DELETED)):
+            self._remove(group)
+
+    def _host(self, name: str) -> VirtualHost:
+        return self.hosts.setdefault(name, VirtualHost(name))
+
+    def _load_queue(self, host: VirtualHost, name: str, row: Mapping[str, Any]) -> None:
+        group, arguments = row["group"], _table_of(row["arguments"])
+        try:
+            logs = [self._space.open_log(group, 0, JOURNAL_CONFIG, sync=False)]
+            logs += [
+                self._space.open_log(group, 1 + number, DURABLE_CONFIG, sync=False) for number in range(row["lanes"])
+            ]
+            queue = self._queue(host, name, group, logs, arguments, is_auto_delete=row["auto_delete"])
+            queue.recover()
+        except LogError as error:
+            LOG.error("queue %s in vhost %s cannot be served: %s", name, host.name, error)
+            host.damaged[name] = str(error)
+            return
+        host.add_queue(queue)
+
+    def _load_binding(self, host_name: str, source: str, kind: str, target: str, key: str, arguments: str) -> None:
+        host = self._host(host_name)
+        destination = host.queues.get(target) if kind == "queue" else host.exchanges.get(target)
+        if destination is not None and source in host.exchanges:
+            host.bind(host.exchanges[source], Binding(destination, key, _table_of(arguments)))
+
+    def _queue(
+        self,
+        host: VirtualHost,
+        name: str,
+        group: str,
+        logs: list[Any],
+        arguments: Mapping[str, Any],
+        *,
+        is_durable: bool = True,
+        is_auto_delete: bool = False,
+        owner: object | None = None,
+    ) -> Queue:
+        lanes = [Lane(log, self._flusher) for log in logs[1:]]
+        queue = Queue(
+            name,
+            arguments=arguments,
+            policy=QueuePolicy.of(arguments),
+            lanes=lanes,
+            journal=QueueJournal(logs[0], self._flusher, lanes),
+            turn=self._turn,
+            dead_letters=host,
+            group=group,
+            is_durable=is_durable,
+            is_auto_delete=is_auto_delete,
+            owner=owner,
+        )
+        if queue.policy.expires_ms is not None:
+            self._turn.later(queue.policy.expires_ms / 1000, lambda: self._expire(host, queue))
+        return queue
+
+    def _expire(self, host: VirtualHost, queue: Queue) -> None:
+        """Delete a queue that nobody has used for as long as its policy says, or look again when that may be so."""
+        if queue.is_deleted:
+            return
+        left_ms = queue.expires_in_ms()
+        if left_ms > 0:
+            self._turn.later(left_ms / 1000, lambda: self._expire(host, queue))
+        else:
+            self.remove_queue_soon(host, queue)
+
+    # ---- queues -----------------------------------------------------------------------------------------------------
+
+    async def settled(self, host: VirtualHost, name: str) -> None:
+        """Wait while somebody else makes a queue of this name: two of them would each get a part of its messages."""
+        while (made := self._making.get((host.name, name))) is not None:
+            await made.wait()
+
+    async def make_queue(
+        self,
+        host: VirtualHost,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        is_durable: bool,
+        is_auto_delete: bool,
+        owner: object | None,
+    ) -> Queue:
+        """A new queue, which exists when this returns. ``settled`` comes first, with nothing to wait for in between."""
+        made = self._making[host.name, name] = asyncio.Event()
+        try:
+            return await self._make_queue(
+                host, name, arguments, is_durable=is_durable, is_auto_delete=is_auto_delete, owner=owner
+            )
+        finally:
+            del self._making[host.name, name]
+            made.set()
+
+    async def _make_queue(
+        self,
+        host: VirtualHost,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        is_durable: bool,
+        is_auto_delete: bool,
+        owner: object | None,
+    ) -> Queue:
+        policy = QueuePolicy.of(arguments)
+        group = os.urandom(16).hex()
+        numbers = range(2 + policy.priority_max)
+        refused = await asyncio.get_running_loop().run_in_executor(None, self._space.make, {group: numbers})
+        if refused:
+            raise AmqpError(ReplyCode.RESOURCE_ERROR, f"the disk refuses queue '{name}': {refused[group]}")
+        survives = is_durable and owner is None
+        flush = DURABLE_CONFIG if survives else TRANSIENT_CONFIG
+        logs = [self._space.add_made(group, 0, JOURNAL_CONFIG if survives else TRANSIENT_CONFIG)]
+        logs += [self._space.add_made(group, number, flush) for number in numbers[1:]]
+        queue = self._queue(
+            host,
+            name,
+            group,
+            logs,
+            arguments,
+            is_durable=is_durable,
+            is_auto_delete=is_auto_delete,
+            owner=owner,
+        )
+        if survives:
+            row = {
+                "group": group,
+                "lanes": len(numbers) - 1,
+                "auto_delete": is_auto_delete,
+                "arguments": _text_of(arguments),
+            }
+            await self.changed([(QUEUE_ROWS, _key(host.name, name), row)])
+            self._space.confirm([group])
+        host.add_queue(queue)
+        return queue
+
+    async def remove_queue(self, host: VirtualHost, queue: Queue) -> int:
+        """Delete a queue, at once for everybody and durably when this returns; the messages that were ready."""
+        gone = host.remove_queue(queue)
+        count = queue.delete()
+        changes: list[Change] = [(DELETED, queue.group, {})]
+        changes.append((QUEUE_ROWS, _key(host.name, queue.name), None))
+        changes += self._binding_removals(host, lambda row: row[2:4] == ["queue", queue.name])
+        changes += self._exchange_removals(host, gone)
+        await self.changed(changes)
+        self._remove(queue.group)
+        return count
+
+    def remove_queue_soon(self, host: VirtualHost, queue: Queue) -> None:
+        """The same, where nobody waits for it."""
+        if queue.is_deleted:
+            return
+        task = asyncio.get_running_loop().create_task(self.remove_queue(host, queue))
+        self._tasks.add(task)
+        task.add_done_callback(self._removed)
+
+    def _removed(self, task: asyncio.Task[int]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            LOG.error("a queue could not be deleted: %s", task.exception())
+
+    def _remove(self, group: str) -> None:
+        self._remove_files(self._space, group, lambda: self._forget_deleted(group))
+
+    def _forget_deleted(self, group: str) -> None:
+        with suppress(LogError):  # else the next start does it
+            self._state.put(DELETED, group, None)
+
+    # ---- exchanges and bindings -------------------------------------------------------------------------------------
+
+    async def declare_exchange(self, host: VirtualHost, exchange: Exchange) -> None:
+        if host.declare_exchange(exchange) and exchange.is_durable:
+            row = {
+                "kind": exchange.kind,
+                "auto_delete": exchange.is_auto_delete,
+                "internal": exchange.is_internal,
+                "arguments": _text_of(exchange.arguments),
+            }
+            await self.changed([(EXCHANGES, _key(host.name, exchange.name), row)])
+
+    async def remove_exchange(self, host: VirtualHost, exchange: Exchange) -> None:
+        await self.changed(self._exchange_removals(host, host.remove_exchange(exchange)))
+
+    def _exchange_removals(self, host: VirtualHost, exchanges: Iterable[Exchange]) -> list[Change]:
+        changes: list[Change] = []
+        for exchange in exchanges:
+            name = exchange.name
+            changes.append((EXCHANGES, _key(host.name, name), None))
+            changes += self._binding_removals(
+                host, partial(lambda row, name: row[1] == name or row[2:4] == ["exchange", name], name=name)
+            )
+        return changes
+
+    def _binding_removals(self, host: VirtualHost, goes: Callable[[list[str]], bool]) -> list[Change]:
+        rows = [(key, json.loads(key)) for key in self._state.table(BINDINGS)]
+        return [(BINDINGS, key, None) for key, row in rows if row[0] == host.name and goes(row)]
+
+    async def bind(self, host: VirtualHost, source: Exchange, binding: Binding) -> None:
+        if host.bind(source, binding) and self._survives(source, binding):
+            await self.changed([(BINDINGS, _binding_key(host, source, binding), {})])
+
+    async def unbind(self, host: VirtualHost, source: Exchange, binding: Binding) -> None:
+        existed, gone = host.unbind(source, binding)
+        if existed:
+            changes: list[Change] = self._exchange_removals(host, gone)
+            if self._survives(source, binding):
+                changes.append((BINDINGS, _binding_key(host, source, binding), None))
+            await self.changed(changes)
+
+    def _survives(self, source: Exchange, binding: Binding) -> bool:
+        destination = binding.destination
+        is_owned = isinstance(destination, Queue) and destination.owner is not None
+        return source.is_durable and getattr(destination, "is_durable", False) and not is_owned
+
+    async def changed(self, changes: list[Change]) -> None:
+        """Make changes of the state tables; they are durable when this returns."""
+        tables = self._state.tables
+        wanted = [each for each in changes if each[2] is not None or each[1] in tables.get(each[0], {})]
+        if not wanted:
+            return
+        try:
+            offset = self._state.put_many(wanted)
+        except LogError as error:
+            raise AmqpError(ReplyCode.RESOURCE_ERROR, f"the disk refuses the change: {error}") from error
+        future = asyncio.get_running_loop().create_future()
+        self._state.when_flushed(offset, lambda: None if future.done() else future.set_result(None))
+        await future
+
+
+def _key(host: str, name: str) -> str:
+    return json.dumps([host, name])
+
+
+def _binding_key(host: VirtualHost, source: Exchange, binding: Binding) -> str:
+    kind = "queue" if isinstance(binding.destination, Queue) else "exchange"
+    return json.dumps(
+        [host.name, source.name, kind, binding.destination.name, binding.key, _text_of(binding.arguments)]
+    )
+
+
+def _text_of(arguments: Mapping[str, Any]) -> str:
+    """Arguments in a row: a field table, since JSON does not have all of its types."""
+    return base64.b64encode(encode_table(dict(arguments))).decode()
+
+
+def _table_of(text: str) -> dict[str, Any]:
+    raw = base64.b64decode(text)
+    return decode_table(raw, 0, len(raw))[0]

@@ -1,0 +1,303 @@
+"""A virtual host: the exchanges and queues of one name space, and the way of a message through them.
+
+Names and texts of errors are RabbitMQ's. What of it is durable is the ``Registry``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headrace.broker.queues.message import Message
+from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.routing import EXCHANGE_TYPES, Binding, Exchange
+from headrace.wire.amqp.errors import AmqpError, ReplyCode
+from headrace.wire.amqp.tables import Timestamp
+
+__all__ = ["VirtualHost"]
+
+ROUTES_MAX = 10_000
+DEATHS_MAX = 1_000
+"""Entries of an ``x-death`` header that are looked at."""
+
+_PREDECLARED = (
+    ("", "direct"),
+    ("amq.direct", "direct"),
+    ("amq.fanout", "fanout"),
+    ("amq.topic", "topic"),
+    ("amq.headers", "headers"),
+    ("amq.match", "headers"),
+)
+
+
+def _shown(value: Any) -> str:
+    """A property in RabbitMQ's words; one of the arguments with its type."""
+    if value is None:
+        return "none"
+    return f"'{str(value).lower() if isinstance(value, bool) else value}'"
+
+
+def _shown_argument(value: Any) -> str:
+    if value is None:
+        return "none"
+    kind = "bool" if isinstance(value, bool) else "longstr"
+    if kind != "bool" and isinstance(value, int):
+        kind = "signedint" if -(2**31) <= value < 2**31 else "long"
+    return f"the value {_shown(value)} of type '{kind}'"
+
+
+class VirtualHost:
+    """See the module."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.exchanges = {each: Exchange(each, kind) for each, kind in _PREDECLARED}
+        self.queues: dict[str, Queue] = {}
+        self.damaged: dict[str, str] = {}
+        """Queues whose logs cannot be read, and why."""
+        self._routes: dict[tuple[bytes, bytes], tuple[Queue, ...]] = {}
+
+    # ---- finding ----------------------------------------------------------------------------------------------------
+
+    def exchange(self, name: str) -> Exchange:
+        found = self.exchanges.get(name)
+        if found is None:
+            raise AmqpError(ReplyCode.NOT_FOUND, f"no exchange '{name}' in vhost '{self.name}'")
+        return found
+
+    def queue(self, name: str, connection: object) -> Queue:
+        """A queue that this connection may use."""
+        found = self.queues.get(name)
+        if name in self.damaged:
+            raise AmqpError(ReplyCode.RESOURCE_ERROR, f"queue '{name}' cannot be served: {self.damaged[name]}")
+        if found is None:
+            raise AmqpError(ReplyCode.NOT_FOUND, f"no queue '{name}' in vhost '{self.name}'")
+        if found.owner is not None and found.owner is not connection:
+            raise AmqpError(
+                ReplyCode.RESOURCE_LOCKED,
+                f"cannot obtain exclusive access to locked queue '{name}' in vhost '{self.name}'. It could be "
+                "originally declared on another connection or the exclusive property value does not match that of "
+                "the original declaration.",
+            )
+        return found
+
+    # ---- exchanges --------------------------------------------------------------------------------------------------
+
+    def declare_exchange(self, wanted: Exchange) -> bool:
+        """True if it is new. One that exists must be the same."""
+        existing = self.exchanges.get(wanted.name)
+        if existing is None:
+            self.exchanges[wanted.name] = wanted
+            self._routes.clear()
+            return True
+        for field, name in (
+            ("kind", "type"),
+            ("is_durable", "durable"),
+            ("is_auto_delete", "auto_delete"),
+            ("is_internal", "internal"),
+        ):
+            self._check_same("exchange", wanted.name, name, getattr(existing, field), getattr(wanted, field))
+        alternate = "alternate-exchange"
+        self._check_same(
+            "exchange", wanted.name, alternate, existing.arguments.get(alternate), wanted.arguments.get(alternate)
+        )
+        return False
+
+    def check_kind(self, kind: str) -> None:
+        if kind not in EXCHANGE_TYPES:
+            raise AmqpError(ReplyCode.COMMAND_INVALID, f"unknown exchange type '{kind}'")
+
+    def _check_same(
+        self,
+        what: str,
+        name: str,
+        field: str,
+        current: Any,
+        received: Any,
+        shown: Callable[[Any], str] = _shown,
+    ) -> None:
+        if current != received:
+            raise AmqpError(
+                ReplyCode.PRECONDITION_FAILED,
+                f"inequivalent arg '{field}' for {what} '{name}' in vhost '{self.name}': "
+                f"received {shown(received)} but current is {shown(current)}",
+            )
+
+    def check_same_queue(
+        self, queue: Queue, *, is_durable: bool, is_auto_delete: bool, arguments: Mapping[str, Any]
+    ) -> None:
+        """Whether a queue may be declared like this, since it exists."""
+        self._check_same("queue", queue.name, "durable", queue.is_durable, is_durable)
+        self._check_same("queue", queue.name, "auto_delete", queue.is_auto_delete, is_auto_delete)
+        for name in sorted({*queue.arguments, *arguments}):
+            if name.startswith("x-"):
+                self._check_same(
+                    "queue", queue.name, name, queue.arguments.get(name), arguments.get(name), _shown_argument
+                )
+
+    def remove_exchange(self, exchange: Exchange) -> list[Exchange]:
+        """Take it away with all its bindings; the exchanges that go with it, since they were bound to nothing else."""
+        del self.exchanges[exchange.name]
+        self._routes.clear()
+        gone = [exchange]
+        for source in list(exchange.sources):
+            for binding in source.bindings_to(exchange):
+                source.unbind(binding)
+            gone += self._after_unbind(source)
+        for binding in exchange.bindings.values():
+            if isinstance(binding.destination, Exchange):
+                binding.destination.sources.discard(exchange)
+        return gone
+
+    # ---- bindings ---------------------------------------------------------------------------------------------------
+
+    def bind(self, source: Exchange, binding: Binding) -> bool:
+        """False if it existed."""
+        is_new = source.bind(binding)
+        if isinstance(binding.destination, Exchange):
+            binding.destination.sources.add(source)
+        self._routes.clear()
+        return is_new
+
+    def unbind(self, source: Exchange, binding: Binding) -> tuple[bool, list[Exchange]]:
+        """Whether it existed, and the exchanges that went with it."""
+        if not source.unbind(binding):
+            return False, []
+        self._routes.clear()
+        return True, self._after_unbind(source)
+
+    def _after_unbind(self, source: Exchange) -> list[Exchange]:
+        if source.is_auto_delete and not source.bindings and self.exchanges.get(source.name) is source:
+            return self.remove_exchange(source)
+        return []
+
+    # ---- queues -----------------------------------------------------------------------------------------------------
+
+    def add_queue(self, queue: Queue) -> None:
+        """The default exchange knows every queue by its name."""
+        self.queues[queue.name] = queue
+        self.exchanges[""].bind(Binding(queue, queue.name))
+        self._routes.clear()
+
+    def remove_queue(self, queue: Queue) -> list[Exchange]:
+        """Take it away with its bindings; the exchanges that go with it."""
+        del self.queues[queue.name]
+        self._routes.clear()
+        gone: list[Exchange] = []
+        for exchange in list(self.exchanges.values()):
+            bindings = exchange.bindings_to(queue)
+            for binding in bindings:
+                exchange.unbind(binding)
+            if bindings:
+                gone += self._after_unbind(exchange)
+        return gone
+
+    # ---- routing ----------------------------------------------------------------------------------------------------
+
+    def route(self, message: Message) -> tuple[Queue, ...]:
+        """The queues that a message goes to, each once."""
+        summary = message.summary
+        if summary.has_headers:
+            headers = message.headers
+            others = _carbon_copies(headers)
+            if others or self._needs_headers:
+                return self._route(message.exchange, [message.routing_key, *others], headers)
+        place = (message.exchange, message.routing_key)
+        known = self._routes.get(place)
+        if known is None:
+            known = self._route(message.exchange, [message.routing_key], {})
+            if len(self._routes) >= ROUTES_MAX:
+                self._routes.clear()
+            if not self._needs_headers:
+                self._routes[place] = known
+        return known
+
+    @property
+    def _needs_headers(self) -> bool:
+        return any(exchange.matcher.needs_headers and exchange.bindings for exchange in self.exchanges.values())
+
+    def _route(self, exchange: bytes, keys: list[bytes], headers: Mapping[str, Any]) -> tuple[Queue, ...]:
+        queues: dict[Queue, None] = {}
+        waiting = [self.exchange(exchange.decode("utf-8", "surrogateescape"))]
+        seen = {waiting[0].name}
+        texts = [key.decode("utf-8", "surrogateescape") for key in keys]
+        while waiting:
+            current = waiting.pop()
+            found: dict[Any, None] = {}
+            for key in texts:
+                found.update(dict.fromkeys(current.matcher.matching(key, headers)))
+            following = [each for each in found if isinstance(each, Exchange)]
+            queues.update({each: None for each in found if isinstance(each, Queue)})
+            if not found and current.alternate is not None and current.alternate in self.exchanges:
+                following = [self.exchanges[current.alternate]]
+            for each in following:
+                if each.name not in seen:
+                    seen.add(each.name)
+                    waiting.append(each)
+        return tuple(queues)
+
+    # ---- dead letters -----------------------------------------------------------------------------------------------
+
+    def dead_letter(self, queue: Queue, message: Message, reason: str) -> None:
+        """Send a message that a queue does not deliver to the queue's dead-letter exchange, with its history."""
+        name = queue.policy.dead_letter_exchange
+        if name is None or name not in self.exchanges:
+            return
+        key = queue.policy.dead_letter_routing_key
+        headers = message.headers
+        deaths = [each for each in headers.get("x-death", [])[:DEATHS_MAX] if isinstance(each, dict)]
+        letter = message.with_properties(
+            headers=_with_death(headers, deaths, queue, message, reason),
+            expiration=None,
+        )._replace(
+            exchange=name.encode("utf-8", "surrogateescape"),
+            routing_key=message.routing_key if key is None else key.encode("utf-8", "surrogateescape"),
+            enqueued_ms=queue.now_ms(),
+        )
+        visited = {each.get("queue") for each in deaths}
+        was_rejected = reason == "rejected" or any(each.get("reason") == "rejected" for each in deaths)
+        for target in self.route(letter):
+            if not was_rejected and (target.name in visited or target is queue):
+                continue  # it went round in a circle by itself
+            if not target.rejects(letter):
+                target.publish(letter)
+
+
+def _carbon_copies(headers: Mapping[str, Any]) -> list[bytes]:
+    keys: list[bytes] = []
+    for name in ("CC", "BCC"):
+        values = headers.get(name, [])
+        if not isinstance(values, list):
+            raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"invalid value for header '{name}': an array is expected")
+        keys += [each.encode("utf-8", "surrogateescape") for each in values if isinstance(each, str)]
+    return keys
+
+
+def _with_death(
+    headers: dict[str, Any], deaths: list[dict[str, Any]], queue: Queue, message: Message, reason: str
+) -> dict[str, Any]:
+    """RabbitMQ's history: one entry per queue and reason, the latest first, with how often it happened."""
+    same = [each for each in deaths if each.get("queue") == queue.name and each.get("reason") == reason]
+    others = [each for each in deaths if not (each.get("queue") == queue.name and each.get("reason") == reason)]
+    exchange = message.exchange.decode("utf-8", "surrogateescape")
+    if same:
+        death = {**same[0], "count": int(same[0].get("count", 1)) + 1}
+    else:
+        death = {
+            "count": 1,
+            "reason": reason,
+            "queue": queue.name,
+            "time": Timestamp(queue.now_ms() // 1000),
+            "exchange": exchange,
+            "routing-keys": [message.routing_key.decode("utf-8", "surrogateescape")],
+        }
+        expiration = message.summary.expiration
+        if reason == "expired" and expiration is not None:
+            death["original-expiration"] = expiration
+    first = {
+        "x-first-death-reason": reason,
+        "x-first-death-queue": queue.name,
+        "x-first-death-exchange": exchange,
+    }
+    last = {"x-last-death-reason": reason, "x-last-death-queue": queue.name, "x-last-death-exchange": exchange}
+    return {**first, **headers, **last, "x-death": [death, *others]}

@@ -1,0 +1,1 @@
+"""Queues, judged by RabbitMQ and by real clients."""

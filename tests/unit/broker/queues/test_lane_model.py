@@ -1,0 +1,110 @@
+"""Lanes and their journal against a plain model, with kills: what is gone stays gone, all else is there, in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from headrace.broker.queues.journal import QueueJournal
+from headrace.broker.queues.lane import Lane
+from headrace.broker.queues.message import Message
+from headrace.log.config import FlushMode, LogConfig
+from headrace.log.log import PartitionLog
+from headrace.testing.disk import SimulatedDisk
+from headrace.wire.amqp.properties import NO_PROPERTIES
+
+CONFIG = LogConfig(segment_bytes_max=2_000, retention_ms=-1, cleanup_delete=False, flush=FlushMode.OS)
+
+
+class NoFlusher:
+    """Logs are written and never synced: what a kill leaves."""
+
+    def mark(self, log: PartitionLog) -> None: ...
+
+
+class LaneMachine(RuleBasedStateMachine):
+    """``ready`` and ``taken`` are bodies by offset; ``handed_out`` is what any consumer may have seen."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.disk = SimulatedDisk()
+        self.ready: dict[int, bytes] = {}
+        self.taken: dict[int, bytes] = {}
+        self.handed_out: set[int] = set()
+        self.count = 0
+        self.open()
+
+    def open(self) -> None:
+        flusher: Any = NoFlusher()
+        self.lane = Lane(PartitionLog.open(self.disk, "/data/1", CONFIG), flusher)
+        self.journal = QueueJournal(PartitionLog.open(self.disk, "/data/0", CONFIG), flusher, [self.lane])
+        self.journal.load()
+
+    @rule(sizes=st.lists(st.integers(0, 300), min_size=1, max_size=5))
+    def publish(self, sizes: list[int]) -> None:
+        messages = []
+        for size in sizes:
+            body = b"%d " % self.count + b"x" * size
+            messages.append(Message(b"", b"q", NO_PROPERTIES, body, 1_000 + self.count))
+            self.ready[self.count] = body
+            self.count += 1
+        self.lane.append(messages)
+
+    @rule(count=st.integers(1, 4))
+    def take(self, count: int) -> None:
+        for _ in range(count):
+            offset = self.lane.head()
+            assert offset == min(self.ready, default=None)
+            if offset is None:
+                return
+            assert self.lane.peek(offset).body == self.ready[offset]
+            assert self.lane.take(offset) == (offset in self.handed_out)
+            self.taken[offset] = self.ready.pop(offset)
+            self.handed_out.add(offset)
+        self.journal.write(1_000)
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        for offset in data.draw(st.sets(st.sampled_from(sorted(self.taken)), min_size=1)):
+            del self.taken[offset]
+            self.lane.settle(offset)
+            self.journal.note_gone(0, offset)
+        self.journal.write(1_000)
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        offset = data.draw(st.sampled_from(sorted(self.taken)))
+        self.ready[offset] = self.taken.pop(offset)
+        self.lane.give_back(offset)
+
+    @rule()
+    def purge(self) -> None:
+        assert self.lane.purge() == len(self.ready)
+        self.ready.clear()
+        self.journal.snapshot(1_000)
+
+    @rule()
+    def snapshot(self) -> None:
+        self.journal.snapshot(1_000)
+
+    @rule()
+    def kill(self) -> None:
+        """The process dies: what was taken comes back, and what was acknowledged does not."""
+        self.disk.kill()
+        self.ready.update(self.taken)
+        self.taken.clear()
+        self.open()
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if hasattr(self, "lane"):
+            assert (self.lane.ready, self.lane.taken) == (len(self.ready), len(self.taken))
+
+
+LaneMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+test_a_lane_is_its_model_also_after_kills = LaneMachine.TestCase
