@@ -38,7 +38,5 @@ class FlusherByHand(Flusher):
         self.stop()
         for failure in self._failures:
             raise failure
-        posted = self._posted[:]
-        self._posted.clear()
-        for call in posted:
-            call()
+        while self._posted:
+            self._posted.pop(0)()

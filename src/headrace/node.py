@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import gc
 import logging
 import os
 import signal
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, NoReturn
 from headrace.broker.broker import Broker
 from headrace.clock import SystemClock
 from headrace.config import Settings
-from headrace.errors import UsageError
+from headrace.errors import BadArgument, UsageError
 from headrace.log.disk import OsDisk
 from headrace.log.flush import Flusher
 from headrace.log.store import LogStore
@@ -38,6 +37,7 @@ from headrace.operator_log import OperatorLog
 from headrace.ports import Clock, Disk
 from headrace.server import KafkaLimits, KafkaService, Listener, ListenerLimits, bind, parse_address, refuse_public
 from headrace.server.descriptors import DescriptorPlan, raise_descriptor_limit
+from headrace.server.heap import Heap
 from headrace.server.loop_watch import LoopWatch
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Node:
         return self._disk.failed
 
     async def start(self) -> None:
-        """Serve when this returns. Raises UsageError for what the user can mend; then nothing is left running."""
+        """Serve when this returns. Raises UsageError for what the user can fix; then nothing is left running."""
         wanted = self._wanted_addresses()
         self._descriptors = DescriptorPlan.of(raise_descriptor_limit(), self.settings.integer("max.connections"))
         try:
@@ -139,6 +139,8 @@ class Node:
             self._loop_watch = LoopWatch(self._kafka, stall_s=self.settings.integer("slow.loop.ms") / 1000)
             if "kafka" in wanted:
                 await self._listen_for_kafka()
+            if "amqp" in wanted:
+                await self._listen_for_amqp()
             if "metrics" in wanted:
                 await self._listen_for_metrics()
             self._loop_watch.start()
@@ -148,14 +150,17 @@ class Node:
             raise
 
     def _wanted_addresses(self) -> dict[str, tuple[str, int]]:
-        for name in ("amqp", "http"):
-            if self.settings.text(name) != "off":
-                raise UsageError(f"this version of headrace serves no {name}", f"write {name} = off")
+        if self.settings.text("http") != "off":
+            raise BadArgument("this version of headrace serves no http", "write http = off")
         wanted = {
             name: parse_address(self.settings.text(name), name)
-            for name in ("kafka", "metrics")
+            for name in ("kafka", "amqp", "metrics")
             if self.settings.text(name) != "off"
         }
+        if "metrics" in wanted and wanted["metrics"] == wanted.get("kafka") and wanted["metrics"][1] != 0:
+            raise BadArgument(
+                f"kafka and metrics cannot share {self.settings.text('kafka')}", "give metrics another port"
+            )
         for host, _ in wanted.values():
             refuse_public(host, insecure=self.settings.boolean("insecure"))
         return wanted
@@ -200,6 +205,14 @@ class Node:
         self.addresses.append(Address("kafka", listener.host, listener.port))
         self.broker.addresses["kafka"] = self._advertised("kafka", listener)
 
+    async def _listen_for_amqp(self) -> None:
+        from headrace.server.amqp import AmqpService  # loaded where it is wanted
+
+        listener = Listener(AmqpService(self.broker.queues).session, self._listener_limits(), "amqp")
+        await listener.start(self._sockets.pop("amqp"))
+        self._listeners.append(listener)
+        self.addresses.append(Address("amqp", listener.host, listener.port))
+
     async def _listen_for_metrics(self) -> None:
         assert self._kafka is not None
         assert self._loop_watch is not None
@@ -224,7 +237,7 @@ class Node:
         self.addresses.append(Address("metrics", self._metrics.host, self._metrics.port))
 
     def reasons_not_ready(self) -> list[str]:
-        """Why clients had better not come; empty while the node serves."""
+        """Why the node does not serve clients; empty while it does."""
         reasons = []
         if self.failed is not None:
             reasons.append(f"writing to disk failed: {self.failed}")
@@ -356,6 +369,8 @@ class StartInterrupted(BaseException):
 
 def serve(settings: Settings, say: Callable[[str], None]) -> int:
     """Run a node in the foreground: one line per listener, then "ready"; returns the exit status."""
+    if all(settings.text(name) == "off" for name in ("kafka", "amqp", "metrics")):
+        raise BadArgument("kafka, amqp and metrics are off: nothing would be served", "leave --kafka out")
     file = settings.text("log.file")
     operator_log = OperatorLog(level=settings.text("log.level"), file=Path(file) if file else None)
     operator_log.start()
@@ -383,9 +398,7 @@ async def _serve(settings: Settings, say: Callable[[str], None], operator_log: O
     _stop_on_signals(node, hangup)
     if hangup is Hangup.REOPEN:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, operator_log.reopen)
-    # What is here now stays: the collector need not look at it again. With 1,000 partitions each look took 25 ms.
-    gc.collect()
-    gc.freeze()
+    Heap().settle()
     log.info("ready: %s", ", ".join(f"{address.protocol} on {address}" for address in node.addresses))
     operator_log.flush()  # what recovery found is read before "ready"
     for address in node.addresses:
@@ -454,4 +467,4 @@ if __name__ == "__main__":
         sys.exit(serve(Settings.load(), _say))
     except UsageError as error:
         sys.stderr.write(f"headrace: {error}\n")
-        sys.exit(2)
+        sys.exit(error.exit_code)

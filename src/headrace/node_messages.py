@@ -55,7 +55,7 @@ def log_recovery(report: StoreReport) -> None:
     )
     if report.logs_damaged:
         LOG.error(
-            "%s damaged and not served: the lines above name the files, docs/operations.md says what to do",
+            "%s damaged and not served, see above; stop the broker: 'headrace log repair DATA' shows what can be saved",
             count_text(report.logs_damaged, "log is", "logs are"),
         )
     elif report.count(Severity.ERROR):

@@ -173,6 +173,8 @@ class OperatorLog:
         self._handler = _Enqueue(self._queue)
         self._handler.addFilter(self._limit)
         self._thread = threading.Thread(target=self._write_all, name="headrace-operator-log", daemon=True)
+        self._levels_before: dict[str, int] = {}
+        """The levels that the loggers had, and get back."""
 
     @property
     def lines_dropped(self) -> int:
@@ -194,6 +196,7 @@ class OperatorLog:
                 ) from None
         for name in _LOGGERS:
             logger = logging.getLogger(name)
+            self._levels_before[name] = logger.level
             logger.setLevel(self._level)
             logger.addHandler(self._handler)
             logger.propagate = False
@@ -229,6 +232,7 @@ class OperatorLog:
             logger = logging.getLogger(name)
             logger.removeHandler(self._handler)
             logger.propagate = True
+            logger.setLevel(self._levels_before.pop(name, logger.level))
         if self._thread.is_alive():
             with suppress(queue.Full):
                 self._queue.put(None, timeout=FLUSH_S)

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
@@ -21,6 +21,7 @@ __all__ = ["AioMember", "Member", "Observer", "Reader", "Rereader", "Watcher", "
 
 OBSERVE_TIMEOUT_S = 5.0
 COMMIT_EVERY_S = 0.4
+SIGN_OF_LIFE_S = 0.25
 LIFE_S = (5.0, 30.0)
 CALM_FAREWELLS = 0.85
 READ_TIMEOUT_S = 10.0
@@ -134,18 +135,33 @@ class AioMember(Member):
             rebalance_timeout_ms=20_000,
             **self.protocol,
         )
+        signs = asyncio.create_task(self.give_signs_of_life())
         try:
             await start_patiently(consumer, self.stopping.is_set)
             consumer.subscribe([self.topic], listener=AioListener(self))
             while not self.stopping.is_set() and time.monotonic() < until:
                 await self.poll_and_commit(consumer)
         finally:
-            with self.farewell():
-                try:
-                    await asyncio.wait_for(consumer.stop(), 15)
-                except (AioKafkaError, TimeoutError, asyncio.CancelledError):
-                    pass  # the broker is away: its end of the membership times out
-            self.release(self.owned)
+            await self.leave(consumer)
+            signs.cancel()
+
+    async def give_signs_of_life(self) -> None:
+        """Heartbeats are sent by the same loop: while it stands still, neither happens."""
+        session_s = self.protocol["session_timeout_ms"] / 1000
+        while True:
+            self.recorder.write("alive", member=self.member, session_s=session_s)
+            await asyncio.sleep(SIGN_OF_LIFE_S)
+
+    async def leave(self, consumer: AIOKafkaConsumer) -> None:
+        """Waits on a thread for the moment to leave: heartbeats need the loop, and so does a member that leaves while
+        it waits for this one to join again."""
+        with ExitStack() as stack:
+            await asyncio.to_thread(stack.enter_context, self.farewell())
+            try:
+                await asyncio.wait_for(consumer.stop(), 15)
+            except (AioKafkaError, TimeoutError, asyncio.CancelledError):
+                pass  # the broker is away: its end of the membership times out
+        self.release(self.owned)
 
     async def poll_and_commit(self, consumer: AIOKafkaConsumer) -> None:
         try:

@@ -1,14 +1,15 @@
 """Damage anywhere in a data directory: ``python -m tests.chaos.damage --cases 1000 --seed 7``.
 
 Each case takes a copy of a directory that a real broker has filled, damages one file of it, starts a broker on it and
-reads everything. What clients see must be the truth, or somebody must have been told:
+reads everything. What clients see must be the truth, or the loss must be reported:
 
     same           nothing is different
     reported       something is different, and the broker's log names the damaged file or its partition
     client error   something cannot be read, and the client that asks gets an error
     refused        the broker does not start, and names the file
-    unnamed        the broker does not start or reports something, but nobody learns which file it is     (a defect)
-    SILENT         something is different, and nobody was told                                            (a defect)
+    WRONG          the same as reported, but the file can be derived from others: nothing may be different (a defect)
+    unnamed        the broker does not start or reports something, but does not say which file it is       (a defect)
+    SILENT         something is different, and nothing is reported                                         (a defect)
 
 The seed and a case's number decide everything about it: ``--only NUMBER`` repeats one.
 """
@@ -39,7 +40,9 @@ from tests.chaos.damage_world import ENDS, World, build, file_kind
 
 __all__ = ["DEFECTS", "Damage", "Outcome", "judge", "one_of_each"]
 
-DEFECTS = frozenset({"unnamed", "SILENT"})
+DEFECTS = frozenset({"WRONG", "unnamed", "SILENT"})
+NOT_DERIVED = (" log", " producers")
+"""Kinds of files whose content is nowhere else. Snapshots remember producers whose records are gone."""
 QUIET = {"log.cleaner.enable": False}
 """Compaction would change what clients see between one look and the next."""
 KINDS = ["flip", "truncate", "zero", "delete", "extend"]
@@ -218,15 +221,16 @@ def observe(world: World, damage: Damage | None, data: Path) -> tuple[str, list[
             with testing.broker(data=data, settings=QUIET) as broker:
                 found = take(broker.bootstrap)
         except HeadraceError as error:
-            told = [f"refused to start: {error}"]
-            return ("refused" if names(told, damage) else "unnamed"), told
+            refusal = [f"refused to start: {error}"]
+            return ("refused" if names(refusal, damage) else "unnamed"), refusal
     wrong, failed = differences(world.truth, found)
     if not wrong and not failed:
         return "same", []
     if not wrong:
         return "client error", failed
-    if names(heard.lines, damage):
-        return "reported", heard.lines
+    if damage is not None and names(heard.lines, damage):
+        is_derived = not file_kind(data / damage.path, data).endswith(NOT_DERIVED)
+        return ("WRONG", [*wrong, *heard.lines]) if is_derived else ("reported", heard.lines)
     return ("unnamed" if heard.lines else "SILENT"), [*wrong, *failed, *heard.lines]
 
 

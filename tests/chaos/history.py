@@ -22,7 +22,7 @@ class Recorder:
         self.restarts: Counter[str] = Counter()
         self.failures: list[str] = []
         self.calm = threading.Lock()
-        """Held while the broker is killed and started; whoever holds it knows that the broker stays."""
+        """Held while the broker is killed and started; while a client holds it the broker stays."""
         self._lock = threading.Lock()
         self._file = path.open("w")
 
@@ -43,7 +43,7 @@ class Recorder:
             self.failures.append(f"{who}: {why}")
 
     def restarted(self, who: str, why: str) -> None:
-        """A transactional client had to begin anew; kills explain some of that."""
+        """A transactional client had to start again; kills explain some of that."""
         with self._lock:
             self.restarts[f"{who.rstrip('0123456789')}: {why}"] += 1
 
@@ -52,7 +52,7 @@ class Recorder:
 
 
 class Worker(threading.Thread):
-    """A client that works until it is told to stop. What it raises is a failure of the run."""
+    """A client that works until it is stopped. What it raises is a failure of the run."""
 
     def __init__(self, name: str, bootstrap: str, recorder: Recorder) -> None:
         super().__init__(name=name, daemon=True)

@@ -106,7 +106,7 @@ class TransactionalProducer(Worker):
                 self.recorder.restarted(self.name, reason(error))
             finally:
                 self.sending.drop()
-        # Nothing may stay open behind us: whoever takes over the id aborts what the last instance left.
+        # Nothing stays open: the next owner of the id aborts what the last instance left.
         retried(lambda: transactional(self.common(), self.name).init_transactions(PATIENCE_S))
 
     def one(self, producer: Producer) -> None:

@@ -73,7 +73,7 @@ GHOSTS_GONE_S = 2.0
 def protocols(session_ms: int) -> dict[str, dict[str, Any]]:
     """What the members of each group are configured with.
 
-    A member whose farewell met a dead broker is missed after its session timeout, counted anew from each restart:
+    A member whose farewell met a dead broker is missed after its session timeout, counted again from each restart:
     short, so that groups do not spend the run waiting for ghosts; long enough that no living client is taken for one.
     """
     classic = {"session.timeout.ms": session_ms, "heartbeat.interval.ms": 1000}

@@ -12,7 +12,7 @@ from headrace.record import Record
 from headrace.spark.sink_checkpoint import read_checkpoint
 from tests.chaos.spark_job import LATENESS_S, SOURCE, WINDOW_S
 
-__all__ = ["CLOSING_S", "Verdict", "committed", "compare", "has_read_all"]
+__all__ = ["CLOSING_S", "Verdict", "committed", "compare", "has_read_all", "out_of_order"]
 
 CLOSING_S = 10_000_000_000
 """The event time of the last row: behind every window, so that all of them are complete. Its own never is."""
@@ -95,6 +95,17 @@ def windows(rows: Iterable[Row]) -> list[str]:
         totals[start, key] += number
     closed = [each for each in counts if each[0] + WINDOW_S <= watermark]
     return [f"{start}:{key}:{counts[start, key]}:{totals[start, key]}" for start, key in closed]
+
+
+def out_of_order(rows: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Of rows with numbers that grow for each key, those that come after a larger number, or a second time."""
+    last: dict[str, int] = {}
+    found = []
+    for key, number in rows:
+        if number <= last.get(key, -1):
+            found.append((key, number))
+        last[key] = max(number, last.get(key, -1))
+    return found
 
 
 def judge_updates(found: Iterable[str], rows: Iterable[Row]) -> Verdict:

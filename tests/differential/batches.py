@@ -16,8 +16,9 @@ import google_crc32c
 HEADER = struct.Struct(">qiibIhiqqqhii")
 assert HEADER.size == 61
 
-NOW_MS = int(time.time() * 1000)
-"""Records are dated today: a batch from long ago beside a marker of today would make Apache Kafka roll its segment."""
+NOW_MS = int(time.time() * 1000) - 60_000
+"""Records are dated today: a batch from long ago beside a marker of today would make Apache Kafka roll its segment.
+A minute ago, so that a time that the test sent is not taken for the broker's own."""
 
 Key = bytes | None
 Value = bytes | None
@@ -81,7 +82,7 @@ def batch(**values: Any) -> bytes:
             record(n, key, value, timestamps[n] - timestamps[0]) for n, (key, value) in enumerate(spec.records)
         )
         if spec.attributes & 7 == 1:
-            payload = gzip.compress(payload)
+            payload = gzip.compress(payload, mtime=0)
     count = len(spec.records) if spec.count is None else spec.count
     after_crc = struct.pack(
         ">hiqqqhii",
@@ -103,10 +104,8 @@ def values(*texts: str) -> list[tuple[Key, Value]]:
     return [(None, text.encode()) for text in texts]
 
 
-def read_batches(data: bytes | None) -> list[dict[str, Any]] | None:
+def read_batches(data: bytes) -> list[dict[str, Any]]:
     """What a fetched buffer holds, whole batches only; the last one may be cut and is left out."""
-    if data is None:
-        return None
     found = []
     position = 0
     while position + HEADER.size <= len(data):
@@ -149,6 +148,7 @@ def read_batch(data: bytes) -> dict[str, Any]:
         "producer_epoch": epoch,
         "base_sequence": sequence,
         "count": count,
+        "payload_crc": google_crc32c.value(payload),
         "records": read_records(payload, count) if attributes & 7 == 0 else f"{attributes & 7}: compressed",
     }
 

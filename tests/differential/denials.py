@@ -33,6 +33,7 @@ CLOSED_ID = "the id of closed"
 KEPT = frozenset(
     {"name", "topic", "topic_name", "group_id", "key", "transactional_id", "resource_name", "feature", "member_id"}
     | {"partition_index", "partition", "partition_id", "index", "authorized_operations", "unknown_state_filters"}
+    | {"user", "entity_type", "entity_name"}
     | {"topic_authorized_operations", "cluster_authorized_operations", "committed_offset", "base_offset"}
 )
 """What is compared besides error codes."""
@@ -363,7 +364,34 @@ ADMIN = [
     ),
 ]
 
-CASES = [*DATA, *METADATA, *GROUPS, *TRANSACTIONS, *ADMIN]
+FILTER = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
+ACL = {
+    "resource_type": TOPIC,
+    "resource_name": "open",
+    "principal": "User:a",
+    "host": "*",
+    "operation": 3,
+    "permission_type": 3,
+}
+QUOTA = {"entity": [{"entity_type": "user", "entity_name": "a"}], "ops": [{"key": "producer_byte_rate", "value": 1.0}]}
+
+SECURITY = [
+    Case("cluster", "DescribeAcls", 3, FILTER, cluster=True),
+    Case("cluster", "CreateAcls", 3, {"creations": [ACL, ACL]}, cluster=True),
+    Case("cluster", "DeleteAcls", 3, {"filters": [FILTER, FILTER]}, cluster=True),
+    Case("cluster", "DescribeUserScramCredentials", 0, {"users": [{"name": "a"}]}, cluster=True),
+    Case(
+        "cluster",
+        "AlterUserScramCredentials",
+        0,
+        {"deletions": [{"name": "a", "mechanism": 1}], "upsertions": [{"name": "b", "mechanism": 1}]},
+        cluster=True,
+    ),
+    Case("cluster", "DescribeClientQuotas", 1, {"components": []}, cluster=True),
+    Case("cluster", "AlterClientQuotas", 1, {"entries": [QUOTA]}, cluster=True),
+]
+
+CASES = [*DATA, *METADATA, *GROUPS, *TRANSACTIONS, *ADMIN, *SECURITY]
 
 
 def key_of(case: Case) -> str:

@@ -1,46 +1,24 @@
 """A scenario talks to one broker and writes down the answers; two brokers that behave alike leave the same notes.
 
-What differs from broker to broker without meaning (ids, addresses, moments) becomes a symbol: the first topic id seen
-is ``topic-id 1`` on either side. What is compared is everything else: every field of every answer, error codes by
-name.
+What differs from broker to broker without meaning (ids, addresses, times) becomes a symbol: the first topic id seen is
+``topic-id 1`` on either side. Which fields these are, and what of them is compared, is listed in ``masks``. Everything
+else is compared as it stands: every field of every answer, error codes by name.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import ErrorCode
-from tests.differential.batches import read_batches
+from tests.differential.batches import NOW_MS, read_batches
 from tests.differential.client import Answer, Asked, RawClient
+from tests.differential.masks import NOW_WITHIN_MS, SENT_WITHIN_MS, mask_of
 from tests.servers.process import RunningServer
 from tests.waiting import eventually
-
-NOT_COMPARED = frozenset(
-    {
-        "throttle_time_ms",
-        "error_message",
-        "batch_index_error_message",
-        "host",
-        "port",
-        "client_host",
-        "cluster_id",
-        "rack",
-        "finalized_features_epoch",
-        "documentation",
-        "node_endpoints",
-        "log_dir",
-        "total_bytes",
-        "usable_bytes",
-    }
-)
-"""Texts for people, addresses, and sizes of disks."""
-
-NODE_KEYS = frozenset({"node_id", "leader_id", "controller_id", "broker_id", "replica_nodes", "isr_nodes"})
-EPOCH_KEYS = frozenset({"member_epoch", "group_epoch", "assignment_epoch"})
-"""A consumer group's epochs only ever grow; at which number the first member finds the group is nobody's business."""
 
 MOMENT_MS_MIN = 1_600_000_000_000
 """Timestamps chosen by a test are small numbers; what is above this is a clock."""
@@ -56,6 +34,7 @@ class Scenario:
         self.symbols: dict[Any, str] = {}
         self.connections: list[RawClient] = []
         self.epoch_base: int | None = None
+        self.address = server.address
         self.main = self.connect()
         self.node: int = self.ask("Metadata", topics=[])["controller_id"]
 
@@ -175,41 +154,32 @@ class Scenario:
 
     def normal(self, value: Any, key: str = "") -> Any:
         if isinstance(value, dict):
-            return {name: self.normal(each, name) for name, each in value.items() if name not in NOT_COMPARED}
-        if key == "aborted_transactions" and value is None:
-            return []  # no list and an empty one mean the same to every client, and Kafka itself sends either
+            return {name: self.normal(each, name) for name, each in value.items()}
         if isinstance(value, list):
             items = [self.normal(each, key) for each in value]
             return sorted(items, key=json.dumps) if value and isinstance(value[0], dict) else items
+        if key == "records":
+            return None if value is None else [self.normal_batch(each) for each in read_batches(value)]
+        if mask := mask_of(key):
+            return mask.show(self, value)
         if isinstance(value, bytes):
-            return self.normal_bytes(value, key)
+            return value.hex()
         if isinstance(value, str):
-            return self.normal_text(value, key)
+            return self.symbols.get(value) or value.replace(f"-{self.run}", "")
         if isinstance(value, int) and not isinstance(value, bool):
-            return self.normal_number(value, key)
+            return ErrorCode(value).name if key.endswith("error_code") else normal_time(value)
         return value
 
-    def normal_bytes(self, value: bytes, key: str) -> Any:
-        if key == "records":
-            return [self.normal(each) for each in read_batches(value) or []]
-        if key.endswith("_id"):
-            return self.symbol("topic-id", value) if any(value) else "no id"
-        return value.hex()
+    def normal_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Records are lists of texts already."""
+        shown = self.normal({name: value for name, value in batch.items() if name != "records"})
+        return {**shown, "records": self.normal(batch["records"])}
 
-    def normal_text(self, value: str, key: str) -> str:
-        if value and (key in ("member_id", "leader") or value in self.symbols):
-            return self.symbol("member", value)
-        return value.replace(f"-{self.run}", "")
 
-    def normal_number(self, value: int, key: str) -> Any:
-        if key.endswith("error_code"):
-            return ErrorCode(value).name
-        if key in NODE_KEYS:
-            return "node" if value >= 0 else value
-        if key.endswith("producer_id") and value >= 0:
-            return self.symbol("producer", value)
-        if key in EPOCH_KEYS and value > 0:
-            return self.epoch(value)
-        if key == "session_id" and value > 0:
-            return "a session"
-        return "now" if value > MOMENT_MS_MIN and value < 1 << 50 else value
+def normal_time(value: int) -> Any:
+    """A time that the test sent is known exactly; one that a broker made must be near."""
+    if not MOMENT_MS_MIN < value < 1 << 50:
+        return value
+    if 0 <= value - NOW_MS < SENT_WITHIN_MS:
+        return f"sent + {value - NOW_MS}"
+    return "now" if abs(value - time.time() * 1000) < NOW_WITHIN_MS else value

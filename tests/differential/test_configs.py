@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from headrace.config import BROKER_SETTINGS, GROUP_SETTINGS
 from tests.differential.client import Answer
 from tests.differential.conftest import Compare
+from tests.differential.masks import OTHER_SETTINGS, OUR_SETTINGS
 from tests.differential.scenario import Scenario
 
 pytestmark = pytest.mark.servers
@@ -28,21 +30,11 @@ def ours_left_out(answer: Answer) -> Answer:
     return answer
 
 
-def without_replication(config: Answer) -> Answer:
-    """Kafka sets min.insync.replicas for the whole cluster when it can elect leaders without data loss (KIP-966)."""
-    if config["name"] == "min.insync.replicas":
-        config.pop("config_source")
-    return config
-
-
-def test_every_config_of_a_topic_has_kafkas_name_type_and_default(same_as_kafka: Compare) -> None:
+@pytest.mark.parametrize("synonyms", [False, True], ids=["plain", "with synonyms"])
+def test_every_config_of_a_topic_has_kafkas_name_type_and_default(same_as_kafka: Compare, synonyms: bool) -> None:
     def play(s: Scenario) -> None:
-        answer = ours_left_out(describe(s, TOPIC, s.topic()))
-        for config in answer["results"][0]["configs"]:
-            config.pop("synonyms")  # Kafka names the broker's settings behind them; compared below
-            without_replication(config)
-            s.notes.append([config["name"], s.normal(config)])
-        s.notes.sort()
+        answer = ours_left_out(describe(s, TOPIC, s.topic(), include_synonyms=synonyms))
+        s.notes += sorted([config["name"], s.normal(config)] for config in answer["results"][0]["configs"])
 
     same_as_kafka(play)
 
@@ -52,7 +44,7 @@ def test_a_created_topic_tells_the_same_configs(same_as_kafka: Compare) -> None:
         topic = {"name": s.name("topic"), "num_partitions": 1, "replication_factor": 1}
         topic["configs"] = [{"name": "retention.ms", "value": "1000"}]
         answer = s.ask("CreateTopics", topics=[topic], timeout_ms=60_000)["topics"][0]
-        configs = {each["name"]: s.normal(without_replication(each)) for each in answer["configs"]}
+        configs = {each["name"]: s.normal(each) for each in answer["configs"]}
         s.notes += [[name, configs[name]] for name in sorted(configs) if not name.startswith("headrace.")]
 
     same_as_kafka(play)
@@ -91,42 +83,25 @@ def test_configs_of_what_does_not_exist(same_as_kafka: Compare, kind: int, name:
     same_as_kafka(play)
 
 
-def test_a_group_has_configs_with_kafkas_defaults(same_as_kafka: Compare) -> None:
+@pytest.mark.parametrize("synonyms", [False, True], ids=["plain", "with synonyms"])
+def test_a_group_has_configs_with_kafkas_defaults(same_as_kafka: Compare, synonyms: bool) -> None:
     def play(s: Scenario) -> None:
-        wanted = {"consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"}
-        answer = describe(s, GROUP, s.name("group"))
+        answer = describe(s, GROUP, s.name("group"), include_synonyms=synonyms)
         for result in answer["results"]:
-            result["configs"] = [{**each, "synonyms": []} for each in result["configs"] if each["name"] in wanted]
+            result["configs"] = [each for each in result["configs"] if each["name"] in GROUP_SETTINGS]
         s.write("group", answer)
 
     same_as_kafka(play)
 
 
-BROKER_CONFIGS = [
-    "auto.create.topics.enable",
-    "compression.type",
-    "default.replication.factor",
-    "delete.topic.enable",
-    "group.max.session.timeout.ms",
-    "group.min.session.timeout.ms",
-    "log.cleaner.enable",
-    "log.retention.bytes",
-    "log.segment.bytes",
-    "message.max.bytes",
-    "min.insync.replicas",
-    "num.partitions",
-    "offset.metadata.max.bytes",
-    "offsets.retention.minutes",
-    "transaction.max.timeout.ms",
-    "transactional.id.expiration.ms",
-]
-
-
-def test_the_brokers_settings_have_kafkas_names_and_defaults(same_as_kafka: Compare) -> None:
+@pytest.mark.parametrize("synonyms", [False, True], ids=["plain", "with synonyms"])
+def test_the_brokers_settings_have_kafkas_names_and_defaults(same_as_kafka: Compare, synonyms: bool) -> None:
     def play(s: Scenario) -> None:
-        answer = describe(s, BROKER, str(s.node), BROKER_CONFIGS)
-        configs = {each["name"]: [each["value"], each["config_type"]] for each in answer["results"][0]["configs"]}
-        s.notes += [[name, configs.get(name)] for name in BROKER_CONFIGS]
+        names = sorted(set(BROKER_SETTINGS) - OUR_SETTINGS - set(OTHER_SETTINGS))
+        more = {"include_synonyms": synonyms, "include_documentation": True}
+        answer = describe(s, BROKER, str(s.node), names, **more)
+        configs = {each["name"]: s.normal(each) for each in answer["results"][0]["configs"]}
+        s.notes += [[name, configs.get(name)] for name in names]
 
     same_as_kafka(play)
 
@@ -210,6 +185,90 @@ def test_changes_of_what_does_not_exist(same_as_kafka: Compare) -> None:
         s.note("no change", "IncrementalAlterConfigs", resources=[resource])
 
     same_as_kafka(play)
+
+
+def test_settings_of_the_broker_that_nobody_knows_are_kept_and_hidden(same_as_kafka: Compare) -> None:
+    """Kafka keeps them for plug-ins. Their values may be secrets, so nobody is shown them."""
+
+    def play(s: Scenario) -> None:
+        node, name = str(s.node), s.name("custom.setting")
+
+        def shown(label: str, broker: str) -> None:
+            for result in (answer := describe(s, BROKER, broker, [name], include_synonyms=True))["results"]:
+                result["resource_name"] = "the broker" if result["resource_name"] else ""
+            s.write(label, answer)
+
+        def change(label: str, broker: str, *changes: tuple[str, int, str | None], **more: Any) -> None:
+            configs = [{"name": key, "config_operation": kind, "value": value} for key, kind, value in changes]
+            resource = {"resource_type": BROKER, "resource_name": broker, "configs": configs}
+            answer = s.ask("IncrementalAlterConfigs", resources=[resource], **more)
+            for each in answer["responses"]:
+                each["resource_name"] = "the broker" if each["resource_name"] else ""
+            s.write(label, answer)
+
+        def is_shown(broker: str, wanted: bool) -> bool:
+            return bool(describe(s, BROKER, broker, [name])["results"][0]["configs"]) == wanted
+
+        change("validated", node, (name, SET, "1"), validate_only=True)
+        shown("not there yet", node)
+        change("set for one broker", node, (name, SET, "1"))
+        s.until(lambda: is_shown(node, True))
+        shown("one broker", node)
+        change("set for all", "", (name, SET, "2"))
+        s.until(lambda: is_shown("", True))
+        shown("all brokers", "")
+        change("append", node, (name, APPEND, "3"))
+        change("subtract", node, (name, SUBTRACT, "3"))
+        change("no value", node, (name, SET, None))
+        change("delete", node, (name, DELETE, None))
+        change("delete for all", "", (name, DELETE, None))
+        s.until(lambda: is_shown(node, False) and is_shown("", False))
+        shown("gone", node)
+        change("delete again", node, (name, DELETE, None))
+
+    same_as_kafka(play)
+
+
+@pytest.mark.parametrize("name", ["log.segment.bytes", "log.roll.ms"])
+def test_a_setting_of_the_broker_that_was_changed_shows_what_it_covers(same_as_kafka: Compare, name: str) -> None:
+    """``log.roll.ms`` has no value in Kafka until it is given one."""
+
+    def play(s: Scenario) -> None:
+        topic = s.topic()
+
+        def change(broker: str, operation: int, value: str | None) -> None:
+            configs = [{"name": name, "config_operation": operation, "value": value}]
+            resource = {"resource_type": BROKER, "resource_name": broker, "configs": configs}
+            assert s.ask("IncrementalAlterConfigs", resources=[resource])["responses"][0]["error_code"] == 0
+
+        def now() -> Any:
+            return describe(s, BROKER, str(s.node), [name])["results"][0]["configs"][0]["value"]
+
+        def shown(label: str) -> None:
+            for kind, of, key in ((BROKER, str(s.node), name), (TOPIC, topic, OF_TOPICS[name])):
+                described = describe(s, kind, of, [key], include_synonyms=True)["results"][0]["configs"]
+                for each in described:
+                    each["synonyms"] = [layer for layer in each["synonyms"] if layer["name"] in BROKER_SETTINGS]
+                s.notes.append([f"{label}: {key}", s.normal(described)])
+
+        before = now()
+        try:
+            change("", SET, "5000000")
+            s.until(lambda: now() == "5000000")
+            shown("set for all")
+            change(str(s.node), SET, "7000000")
+            s.until(lambda: now() == "7000000")
+            shown("set for one too")
+        finally:
+            for broker in (str(s.node), ""):
+                change(broker, DELETE, None)
+        s.until(lambda: now() == before)
+        shown("as before")
+
+    same_as_kafka(play)
+
+
+OF_TOPICS = {"log.segment.bytes": "segment.bytes", "log.roll.ms": "segment.ms"}
 
 
 def test_the_old_alter_replaces_everything(same_as_kafka: Compare) -> None:

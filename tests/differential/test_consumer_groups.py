@@ -222,6 +222,37 @@ def test_a_subscription_by_pattern(same_as_kafka: Compare) -> None:
     same_as_kafka(play)
 
 
+def test_a_pattern_together_with_topics_by_name(same_as_kafka: Compare) -> None:
+    """The member is given the union, and a topic that both name once. An empty pattern ends the one by pattern."""
+
+    def play(s: Scenario) -> None:
+        both = s.topic("orders-a", partitions=2)
+        s.topic("orders-b", partitions=1)
+        named = s.topic("other", partitions=1)
+        member = Member(s, ready(s))
+
+        def describe(label: str) -> None:
+            described = s.ask("ConsumerGroupDescribe", group_ids=[member.group])["groups"][0]["members"][0]
+            kept = ("subscribed_topic_names", "subscribed_topic_regex", "assignment", "target_assignment")
+            subscribed = {key: described[key] for key in kept}
+            subscribed["subscribed_topic_names"] = sorted(subscribed["subscribed_topic_names"])
+            s.write(label, subscribed)
+
+        member.join("", named, both, subscribed_topic_regex=f"orders-.*-{s.run}")
+        member.until_assigned(4)
+        describe("both")
+        member.beat(subscribed_topic_regex="", topic_partitions=member.held)
+        member.until_assigned(3)
+        describe("names only")
+        member.beat(subscribed_topic_names=[], subscribed_topic_regex=f"orders-.*-{s.run}")
+        member.until_assigned(3)
+        s.until(lambda: len(member.held) == 2 and member.beat(topic_partitions=member.held) is not None)
+        describe("pattern only")
+        s.notes.append(["neither", member.beat(subscribed_topic_regex="")["error_code"]])
+
+    same_as_kafka(play)
+
+
 def test_static_members_keep_their_place(same_as_kafka: Compare) -> None:
     def play(s: Scenario) -> None:
         name, group = s.topic("topic", partitions=2), ready(s)

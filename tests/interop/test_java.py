@@ -40,7 +40,7 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("eager,cooperative", id="classic-groups"),
         pytest.param("consumer", id="consumer-protocol"),
         pytest.param("transactions,fencing,exactlyonce", id="transactions"),
-        pytest.param("admin", id="admin"),
+        pytest.param("admin,security", id="admin"),
     ],
 )
 def test_the_java_client_finds_what_it_expects(

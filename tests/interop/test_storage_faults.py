@@ -44,7 +44,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def produce_until_refused(bootstrap: str, topic: str) -> tuple[int, list[KafkaError]]:
     """How many 100 kB messages were acknowledged before the first error, and the errors.
 
-    Nothing is tried again, so the first refusal is told; a message that nobody answers is given a minute.
+    Nothing is tried again, so the first refusal is reported; a message that nobody answers is given a minute.
     """
     acknowledged = 0
     errors: list[KafkaError] = []

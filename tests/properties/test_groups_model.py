@@ -55,7 +55,7 @@ class Client:
         self.epoch = 0
         self.last_commit: dict[int, int] = {}
         self.slow = False
-        """Slow to give up what it is told to (in the consumer protocol)."""
+        """Slow to give up what it must (in the consumer protocol)."""
 
     async def step(self) -> None:
         """Look at the answer that was waited for, or else say the next thing."""
@@ -465,7 +465,7 @@ class Groups(RuleBasedStateMachine):
             assert all(client.epoch <= now for client in self.clients), "a member was told what is not durable"
 
     def changes_protocol(self) -> bool:
-        """A group that empties takes the next member's protocol and counts anew, as in Apache Kafka."""
+        """A group that empties takes the next member's protocol and starts counting again, as in Apache Kafka."""
         return len(self.kinds) > 1
 
     @invariant()

@@ -25,7 +25,7 @@ from headrace.log.store import LogStore
 from headrace.record import Record, decode_records
 from headrace.testing.disk import PowerLoss, SimulatedDisk
 from tests.flushing import FlusherByHand
-from tests.unit.log.builders import open_log, swap_in
+from tests.unit.log.builders import open_log, remove_dead_segments, summaries, swap_in
 
 TOPIC = ("orders", UUID(int=7), 0)
 BATCH_BYTES_MAX = 1 << 20
@@ -76,15 +76,15 @@ class LogMachine(RuleBasedStateMachine):
     def append(self, batch: Batch) -> None:
         self.in_doubt = None
         if not batch.is_control:
-            assert not isinstance(self.log.producers.check([batch]), Duplicate)
+            assert not isinstance(self.log.producers.check(batch), Duplicate)
         try:
-            result = self.log.append([batch], leader_epoch=3, now_ms=1000)
+            base_offset = self.log.append(batch, leader_epoch=3, now_ms=1000)
         except PowerLoss:
             batch.base_offset = self.end
             batch.leader_epoch = 3
             self.in_doubt = batch
             raise
-        assert result.base_offset == self.end
+        assert base_offset == self.end
         self.history.append(Entry(batch, {batch.data}))
 
     @property
@@ -148,7 +148,7 @@ class LogMachine(RuleBasedStateMachine):
         self.store.checkpoint()
         self.durable_start = self.start
         self.flushed = self.end
-        self.log.remove_dead_segments()
+        remove_dead_segments(self.log)
 
     @rule(map_bytes_max=st.sampled_from([300, 1 << 16]))
     def compact(self, map_bytes_max: int) -> None:
@@ -318,7 +318,7 @@ class LogMachine(RuleBasedStateMachine):
 
     def follow_producers(self) -> None:
         states = self.replay()[0]
-        self.sequences = {each.producer_id: each.last_sequence + 1 for each in states.describe()}
+        self.sequences = {each.producer_id: each.last_sequence + 1 for each in summaries(states)}
         self.in_transaction = set(states.open_transactions())
 
     # What must hold.
@@ -350,7 +350,7 @@ class LogMachine(RuleBasedStateMachine):
     @invariant()
     def producers_equal_a_replay(self) -> None:
         states, aborted = self.replay()
-        assert sorted(self.log.producers.describe(), key=str) == sorted(states.describe(), key=str)
+        assert sorted(summaries(self.log.producers), key=str) == sorted(summaries(states), key=str)
         assert self.log.producers.open_transactions() == states.open_transactions()
         self.check_aborted(aborted)
 

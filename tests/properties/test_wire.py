@@ -114,8 +114,7 @@ def comparable(events: list[Event]) -> list[object]:
 
 def repr_of(event: Event) -> object:
     if isinstance(event, RequestReceived):
-        body = encoded(event.body, event.version)
-        return (event.api_key, event.version, event.correlation_id, event.client_id, body, event.size)
+        return (event.reply_to, event.client_id, encoded(event.body, event.reply_to.version), event.size)
     return event
 
 

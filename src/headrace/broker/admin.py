@@ -1,31 +1,27 @@
-"""Administration of topics: create, grow, delete, delete records; describe producers and log directories."""
+"""Administration of topics: create, grow, delete, delete records."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 
-from headrace.broker.access import Access, AccessDenied, Operation, ResourceType, denial_code
+from headrace.broker.access import Access, Operation, ResourceType
+from headrace.broker.elements import AnswerTooLarge, Elements
 from headrace.broker.errors import code_of
 from headrace.broker.identity import Identity
+from headrace.broker.limits import PARTITIONS_PER_TOPIC_MAX
 from headrace.broker.partition import Partition
 from headrace.broker.replies import PendingReply, Reply, once_flushed
 from headrace.broker.request import Request
 from headrace.broker.slices import Steps
 from headrace.broker.state import StateStore
-from headrace.broker.topics import PARTITIONS_PER_TOPIC_MAX, NewTopic, Topic, Topics, check_name
+from headrace.broker.topics import NewTopic, Topic, Topics, check_name
 from headrace.config import TOPIC_SETTINGS, Settings, show_value
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.log.maintenance import Maintenance
 from headrace.log.store import LogStore
 from headrace.vocabulary import Offset
-from headrace.wire.kafka.messages.configs import (
-    DescribeLogDirsPartition,
-    DescribeLogDirsRequest,
-    DescribeLogDirsResponse,
-    DescribeLogDirsResult,
-    DescribeLogDirsTopic,
-)
 from headrace.wire.kafka.messages.topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
@@ -46,30 +42,20 @@ from headrace.wire.kafka.messages.topics import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,
     DeleteTopicState,
-    ElectLeadersRequest,
-    ElectLeadersResponse,
-    PartitionResult,
-    ReplicaElectionResult,
-)
-from headrace.wire.kafka.messages.transactions import (
-    DescribeProducersRequest,
-    DescribeProducersResponse,
-    PartitionResponse,
-    ProducerState,
-    TopicResponse,
 )
 from headrace.wire.kafka.schema import NO_ID
 
 __all__ = ["TopicAdmin"]
 
 BROKER_DEFAULT = -1
-ANSWER_UNITS = 5
+ANSWER_UNITS = 10
 """What it costs to list the settings of a topic, in units of ``slices``."""
+UNITS_PER_TOPIC = 10
+PARTITIONS_PER_UNIT = 5
 
 
 class TopicAdmin:
-    """Answers CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords, DescribeProducers, DescribeLogDirs and
-    ElectLeaders."""
+    """Answers CreateTopics, DeleteTopics, CreatePartitions and DeleteRecords."""
 
     def __init__(
         self,
@@ -105,16 +91,16 @@ class TopicAdmin:
                     found[asked.name] = self._topics.validated(new)
                 wanted[asked.name] = new
             except HeadraceError as error:
-                found[asked.name] = error
+                found[asked.name] = error.with_traceback(None)  # whose frames hold what holds the error
             yield 1
         if not request.body.validate_only:
             made = yield from self._topics.create(list(wanted.values()))
             found.update(zip(wanted, made, strict=True))
-        answers = []
+        answers = Elements(CreateTopicsResponse, request.version, self._settings)
         for name in dict.fromkeys(each.name for each in request.body.topics):
-            answers.append(self._created(request.access, name, found[name], wanted.get(name)))
+            answers.add(self._created(request.access, name, found[name], wanted.get(name)), partial(_unanswered, name))
             yield ANSWER_UNITS
-        return CreateTopicsResponse(topics=answers)
+        return CreateTopicsResponse(topics=answers.encoded)
 
     def _new_topic(self, access: Access, asked: CreatableTopic) -> NewTopic:
         known = access.topic(asked.name, Operation.CREATE, or_on_cluster=Operation.CREATE)
@@ -140,9 +126,7 @@ class TopicAdmin:
             num_partitions=wanted.partitions,
             replication_factor=1,
             configs=[
-                CreatableTopicConfigs(
-                    name=each, value=show_value(config.get(each)), config_source=1 if each in config.given else 5
-                )
+                CreatableTopicConfigs(name=each, value=show_value(config.get(each)), config_source=config.source(each))
                 for each in TOPIC_SETTINGS
             ],
         )
@@ -199,12 +183,15 @@ class TopicAdmin:
                     f"not {list(nodes)}.",
                 )
 
-    def delete_topics(self, request: Request[DeleteTopicsRequest]) -> Reply:
+    def delete_topics(self, request: Request[DeleteTopicsRequest]) -> Steps[Reply]:
         asked = request.body.topics or [DeleteTopicState(name=name) for name in request.body.topic_names]
         times = Counter((each.name, each.topic_id) for each in asked)
+        names = {each.name for each in asked}
+        ids = {each.topic_id for each in asked if each.name is None}
         answers = []
         state_offset = -1
         for each in asked:
+            yield 1
             repeated = times.pop((each.name, each.topic_id), 0)
             if not repeated:
                 continue
@@ -212,10 +199,16 @@ class TopicAdmin:
                 if repeated > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
                 topic = self._named(request.access, each)
+                if each.name is None and topic.name in names:
+                    continue  # refused under its name
+                if each.name is not None and topic.topic_id in ids:
+                    answers.append(_named_and_identified(topic))
+                    continue
                 if not self._settings.boolean("delete.topic.enable"):
                     raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED)
                 state_offset = max(state_offset, self._topics.delete(topic))
                 answers.append(DeletableTopicResult(name=topic.name, topic_id=topic.topic_id))
+                yield UNITS_PER_TOPIC + len(topic.partitions) // PARTITIONS_PER_UNIT
             except HeadraceError as error:
                 answers.append(
                     DeletableTopicResult(
@@ -280,28 +273,42 @@ class TopicAdmin:
             self._check_replicas([each.broker_ids for each in asked.assignments])
         return topic
 
-    def delete_records(self, request: Request[DeleteRecordsRequest]) -> Reply:
-        """Answered after a checkpoint, which makes the new start offsets durable. If none has moved, at once."""
-        moved: list[Partition] = []
-        response = DeleteRecordsResponse(
-            topics=[
-                DeleteRecordsTopicResult(
-                    name=topic.name,
-                    partitions=[
-                        self._delete_records(request.access, topic.name, each, moved) for each in topic.partitions
-                    ],
-                )
-                for topic in request.body.topics
-            ]
-        )
+    def delete_records(self, request: Request[DeleteRecordsRequest]) -> Steps[Reply]:
+        """Answered after a checkpoint, which makes the new start offsets durable; until then the records are served. If
+        none has moved, answered at once.
+
+        A partition that is named again is answered once, and its last offset counts, as in Kafka.
+        """
+        asked: dict[str, dict[int, DeleteRecordsPartition]] = {}
+        for topic in request.body.topics:
+            asked.setdefault(topic.name, {}).update({each.partition_index: each for each in topic.partitions})
+        moved: list[tuple[Partition, DeleteRecordsPartitionResult]] = []
+        response = DeleteRecordsResponse()
+        for name, partitions in asked.items():
+            answers = []
+            for each in partitions.values():
+                answers.append(self._delete_records(request.access, name, each, moved))
+                yield 1
+            response.topics.append(DeleteRecordsTopicResult(name=name, partitions=answers))
         if not moved:
             return response
-        reply = PendingReply(response)
-        self._maintenance.checkpointed().add_done_callback(lambda done: None if done.cancelled() else reply.one_done())
-        return reply
+        tried: PendingReply[None] = PendingReply()
+        self._maintenance.after_checkpoint().add_done_callback(
+            lambda done: None if done.cancelled() else tried.deliver(None)
+        )
+        yield tried
+        for partition, answer in moved:
+            if partition.log.durable_start_offset < answer.low_watermark:  # the disk refused even the start marker
+                answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+                answer.low_watermark = -1
+        return response
 
     def _delete_records(
-        self, access: Access, name: str, asked: DeleteRecordsPartition, moved: list[Partition]
+        self,
+        access: Access,
+        name: str,
+        asked: DeleteRecordsPartition,
+        moved: list[tuple[Partition, DeleteRecordsPartitionResult]],
     ) -> DeleteRecordsPartitionResult:
         try:
             topic = access.existing_topic(name, Operation.DELETE)
@@ -312,106 +319,26 @@ class TopicAdmin:
             offset = end if asked.offset == -1 else asked.offset
             if not 0 <= offset <= end:
                 raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
-            partition.log.delete_records(Offset(offset))
-            if partition.log.start_to_mark() is not None:
-                moved.append(partition)
+            low_watermark = partition.log.plan_start(Offset(offset))
         except HeadraceError as error:
             return DeleteRecordsPartitionResult(
                 partition_index=asked.partition_index, low_watermark=-1, error_code=code_of(error)
             )
-        return DeleteRecordsPartitionResult(
-            partition_index=asked.partition_index, low_watermark=partition.log.start_offset
-        )
+        answer = DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=low_watermark)
+        if partition.log.start_to_mark() is not None:
+            moved.append((partition, answer))
+        return answer
 
-    # ---- descriptions ----
 
-    def describe_producers(self, request: Request[DescribeProducersRequest]) -> Reply:
-        return DescribeProducersResponse(
-            topics=[
-                TopicResponse(
-                    name=topic.name,
-                    partitions=[self._producers(request.access, topic.name, each) for each in topic.partition_indexes],
-                )
-                for topic in request.body.topics
-            ]
-        )
+def _named_and_identified(topic: Topic) -> DeletableTopicResult:
+    return DeletableTopicResult(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        error_code=ErrorCode.INVALID_REQUEST,
+        error_message="The provided topic name maps to an ID that was already supplied.",
+    )
 
-    def _producers(self, access: Access, name: str, index: int) -> PartitionResponse:
-        try:
-            access.topic(name, Operation.READ)
-            check_name(name)
-            producers = access.partition(name, index, Operation.READ).log.producers.describe()
-        except HeadraceError as error:
-            return PartitionResponse(partition_index=index, error_code=code_of(error), error_message=error.message)
-        return PartitionResponse(
-            partition_index=index,
-            active_producers=[
-                ProducerState(
-                    producer_id=each.producer_id,
-                    producer_epoch=each.producer_epoch,
-                    last_sequence=each.last_sequence,
-                    last_timestamp=each.last_timestamp,
-                    coordinator_epoch=each.coordinator_epoch,
-                    current_txn_start_offset=each.transaction_start_offset,
-                )
-                for each in producers
-            ],
-        )
 
-    def describe_log_dirs(self, request: Request[DescribeLogDirsRequest]) -> Reply:
-        asked, access = request.body.topics, request.access
-        try:
-            access.check_cluster(Operation.DESCRIBE)
-        except AccessDenied as denied:
-            return DescribeLogDirsResponse(error_code=denied.code)
-        chosen: list[tuple[Topic, list[Partition]]] = []
-        if asked is None:
-            chosen = [(each, each.served) for each in access.visible_topics(or_on_cluster=Operation.DESCRIBE)]
-        else:
-            for each in asked:
-                topic = access.topic(each.topic, Operation.DESCRIBE, or_on_cluster=Operation.DESCRIBE)
-                if topic is not None:
-                    found = [topic.partition(index) for index in each.partitions]
-                    chosen.append((topic, [each for each in found if each is not None and each.fault is None]))
-        store = self._store
-        return DescribeLogDirsResponse(
-            results=[
-                DescribeLogDirsResult(
-                    log_dir=store.directory,
-                    topics=[
-                        DescribeLogDirsTopic(
-                            name=topic.name,
-                            partitions=[
-                                DescribeLogDirsPartition(partition_index=each.index, partition_size=each.log.size_bytes)
-                                for each in partitions
-                            ],
-                        )
-                        for topic, partitions in chosen
-                    ],
-                    total_bytes=store.disk.total_bytes(store.directory),
-                    usable_bytes=store.disk.free_bytes(store.directory),
-                )
-            ]
-        )
-
-    def elect_leaders(self, request: Request[ElectLeadersRequest]) -> Reply:
-        """One node leads every partition, so no election is needed."""
-        return ElectLeadersResponse(
-            error_code=denial_code(lambda: request.access.check_cluster(Operation.ALTER)),
-            replica_election_results=[
-                ReplicaElectionResult(
-                    topic=each.topic,
-                    partition_result=[self._elect(request.access, each.topic, index) for index in each.partitions],
-                )
-                for each in request.body.topic_partitions or []
-            ],
-        )
-
-    @staticmethod
-    def _elect(access: Access, name: str, index: int) -> PartitionResult:
-        try:
-            access.check_cluster(Operation.ALTER)
-            access.partition(name, index, Operation.DESCRIBE, or_on_cluster=Operation.ALTER)
-            raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
-        except HeadraceError as error:
-            return PartitionResult(partition_id=index, error_code=code_of(error), error_message=error.message)
+def _unanswered(name: str, error: AnswerTooLarge) -> CreatableTopicResult:
+    """The topic was made, and there is no room for its settings."""
+    return CreatableTopicResult(name=name, topic_config_error_code=error.code)

@@ -13,6 +13,7 @@ from typing import Any
 
 from headrace.broker.access import Authorizer, Gate
 from headrace.broker.admin import TopicAdmin
+from headrace.broker.client_quotas import ClientQuotaHandler
 from headrace.broker.cluster import ClusterHandler
 from headrace.broker.config_changes import ConfigChanger
 from headrace.broker.config_descriptions import ConfigDescriber
@@ -27,22 +28,26 @@ from headrace.broker.groups.registry import Groups
 from headrace.broker.identity import Identity
 from headrace.broker.metadata import MetadataHandler
 from headrace.broker.overflow import Overflow
+from headrace.broker.partition_descriptions import PartitionDescriber
 from headrace.broker.positions import OffsetLookup
 from headrace.broker.produce import ProduceHandler
+from headrace.broker.queues.queue_broker import QueueBroker
 from headrace.broker.replies import PendingReply, Reply
 from headrace.broker.request import Request
+from headrace.broker.security import SecurityHandler
 from headrace.broker.slices import Slices
 from headrace.broker.state import StateStore
-from headrace.broker.topics import Topics, group_name
+from headrace.broker.topics import Topics
 from headrace.broker.transactions import TransactionCoordinator
 from headrace.broker.transactions.registry import Transactions
+from headrace.broker.unclaimed import find_unclaimed
 from headrace.config import Settings
 from headrace.log.config import FlushMode, LogConfig
 from headrace.log.errors import LogError
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
 from headrace.log.maintenance import Maintenance, MaintenanceSettings
-from headrace.log.space import STATE, TOPICS
+from headrace.log.space import STATE
 from headrace.log.store import LogStore
 from headrace.ports import Clock
 from headrace.vocabulary import Epoch
@@ -72,6 +77,13 @@ CHANGE_NOTHING = frozenset(
         ApiKey.DESCRIBE_CONFIGS,
         ApiKey.LIST_CONFIG_RESOURCES,
         ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+        ApiKey.DESCRIBE_ACLS,
+        ApiKey.CREATE_ACLS,
+        ApiKey.DELETE_ACLS,
+        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        ApiKey.DESCRIBE_CLIENT_QUOTAS,
+        ApiKey.ALTER_CLIENT_QUOTAS,
     }
 )
 """Requests whose only effect is their answer: their work is given up when their peer is gone."""
@@ -121,6 +133,10 @@ class Broker:
             remove_files=self.maintenance.delete_group,
         )
         self.topics.load()
+        self.queues = QueueBroker(
+            store=store, state=self.state, flusher=flusher, clock=clock, remove_files=self.maintenance.delete_group
+        )
+        self.queues.load()
         self.groups = Groups()
         self.transactions = Transactions(state=self.state, clock=clock)
         self._gate = Gate(topics=self.topics, groups=self.groups, transactions=self.transactions, authorizer=authorizer)
@@ -162,6 +178,7 @@ class Broker:
         self.group_coordinator.load()
         self.transaction_coordinator.load()
         self.maintenance.start()
+        self.queues.start()
 
     async def stop(self) -> None:
         """Stop in good order. Afterwards the store may be closed."""
@@ -191,6 +208,7 @@ class Broker:
             **self._group_handlers(),
             **self._transaction_handlers(),
             **self._admin_handlers(),
+            **self._security_handlers(),
         }
 
     def _data_handlers(self) -> dict[ApiKey, Handler]:
@@ -267,15 +285,16 @@ class Broker:
             dynamic_settings=self._dynamic_settings,
             identity=self._identity,
         )
+        partitions = PartitionDescriber(store=self.store, settings=self.settings)
         cluster = ClusterHandler(state=self.state, store=self.store, clock=self.clock, identity=self._identity)
         return {
             ApiKey.CREATE_TOPICS: topics.create_topics,
             ApiKey.DELETE_TOPICS: topics.delete_topics,
             ApiKey.CREATE_PARTITIONS: topics.create_partitions,
             ApiKey.DELETE_RECORDS: topics.delete_records,
-            ApiKey.DESCRIBE_PRODUCERS: topics.describe_producers,
-            ApiKey.DESCRIBE_LOG_DIRS: topics.describe_log_dirs,
-            ApiKey.ELECT_LEADERS: topics.elect_leaders,
+            ApiKey.DESCRIBE_PRODUCERS: partitions.describe_producers,
+            ApiKey.DESCRIBE_LOG_DIRS: partitions.describe_log_dirs,
+            ApiKey.ELECT_LEADERS: cluster.elect_leaders,
             ApiKey.DESCRIBE_CONFIGS: descriptions.describe_configs,
             ApiKey.ALTER_CONFIGS: changes.alter_configs,
             ApiKey.INCREMENTAL_ALTER_CONFIGS: changes.incremental_alter_configs,
@@ -285,6 +304,19 @@ class Broker:
             ApiKey.LIST_PARTITION_REASSIGNMENTS: cluster.list_partition_reassignments,
             ApiKey.DESCRIBE_QUORUM: cluster.describe_quorum,
             ApiKey.UPDATE_FEATURES: cluster.update_features,
+        }
+
+    def _security_handlers(self) -> dict[ApiKey, Handler]:
+        security = SecurityHandler(settings=self.settings)
+        quotas = ClientQuotaHandler(settings=self.settings)
+        return {
+            ApiKey.DESCRIBE_ACLS: security.describe_acls,
+            ApiKey.CREATE_ACLS: security.create_acls,
+            ApiKey.DELETE_ACLS: security.delete_acls,
+            ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: security.describe_user_scram_credentials,
+            ApiKey.ALTER_USER_SCRAM_CREDENTIALS: security.alter_user_scram_credentials,
+            ApiKey.DESCRIBE_CLIENT_QUOTAS: quotas.describe_client_quotas,
+            ApiKey.ALTER_CLIENT_QUOTAS: quotas.alter_client_quotas,
         }
 
     def _set_damaged(self, log: PartitionLog, fault: LogError) -> None:
@@ -308,22 +340,24 @@ class Broker:
 
     def _begin_run(self) -> tuple[str, Epoch]:
         """The cluster id, made at the first start, and the leader epoch of this run. The epoch rises at each start, so
-        that a client can find out that a crash took back what it has read (OffsetForLeaderEpoch)."""
+        that a client can find out that a crash took back what it has read (OffsetForLeaderEpoch). If starts may be
+        missing in the journal, it goes on from the time in minutes: nobody starts a broker more often than that."""
         row = self.state.table("node").get("identity")
         if row is None:
-            row = {"cluster_id": base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("="), "starts": 0}
-        else:
-            row = {**row, "starts": row["starts"] + 1}
+            self.state.has_lost_changes |= any(self.state.tables.values())  # this row is written before all others
+            row = {"cluster_id": base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("="), "starts": -1}
+        starts = row["starts"] + 1
+        if self.state.has_lost_changes:
+            starts = max(starts, self.clock.wall_ms() // 60_000)
+        row = {**row, "starts": starts}
         self.state.put("node", "identity", row)
         return str(row["cluster_id"]), Epoch(row["starts"])
 
     def _report_unclaimed(self) -> None:
-        """Warn of directories that belong to no topic. They may be somebody's data and are not removed."""
-        space = self.store.space(TOPICS)
-        claimed = {group_name(topic.name, topic.topic_id) for topic in self.topics.all()}
-        for group in space.groups_on_disk():
-            if group not in claimed:
-                LOG.warning("%s/%s belongs to no topic; it is not changed", space.directory, group)
+        """Report directories that belong to no topic. They may be somebody's data and are not removed."""
+        for each in find_unclaimed(self.store.disk, self.store.directory, self.state.tables):
+            self.store.report.add(each.finding(self.store.directory))
+            self.topics.unclaimed[each.group.rpartition("~")[0]] = each.path
 
 
 async def settled(reply: Reply) -> Any:

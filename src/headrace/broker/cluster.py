@@ -8,6 +8,7 @@ from headrace.broker.identity import Identity
 from headrace.broker.metadata import FEATURES
 from headrace.broker.replies import Reply
 from headrace.broker.request import Request
+from headrace.broker.slices import Steps
 from headrace.broker.state import StateStore
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.log.store import LogStore
@@ -31,11 +32,15 @@ from headrace.wire.kafka.messages.configs import (
 from headrace.wire.kafka.messages.topics import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
+    PartitionResult,
     ReassignablePartition,
     ReassignablePartitionResponse,
     ReassignableTopicResponse,
+    ReplicaElectionResult,
 )
 
 __all__ = ["ClusterHandler"]
@@ -44,7 +49,7 @@ METADATA_TOPIC = "__cluster_metadata"
 
 
 class ClusterHandler:
-    """Answers what tools ask of a cluster: reassignments, log directories, feature levels, the quorum."""
+    """Answers what tools ask of a cluster: reassignments, elections, log directories, feature levels, the quorum."""
 
     def __init__(self, *, state: StateStore, store: LogStore, clock: Clock, identity: Identity) -> None:
         self._state = state
@@ -52,21 +57,22 @@ class ClusterHandler:
         self._clock = clock
         self._identity = identity
 
-    def alter_partition_reassignments(self, request: Request[AlterPartitionReassignmentsRequest]) -> Reply:
+    def alter_partition_reassignments(
+        self, request: Request[AlterPartitionReassignmentsRequest]
+    ) -> Steps[AlterPartitionReassignmentsResponse]:
         body = request.body
-        code = denial_code(lambda: request.access.check_cluster(Operation.ALTER))
-        return AlterPartitionReassignmentsResponse(
-            error_code=code,
+        response = AlterPartitionReassignmentsResponse(
+            error_code=denial_code(lambda: request.access.check_cluster(Operation.ALTER)),
             allow_replication_factor_change=body.allow_replication_factor_change,
             error_message=None,
-            responses=[
-                ReassignableTopicResponse(
-                    name=topic.name,
-                    partitions=[self._reassign(request.access, topic.name, each) for each in topic.partitions],
-                )
-                for topic in body.topics
-            ],
         )
+        for topic in body.topics:
+            answers = []
+            for each in topic.partitions:
+                answers.append(self._reassign(request.access, topic.name, each))
+                yield 1
+            response.responses.append(ReassignableTopicResponse(name=topic.name, partitions=answers))
+        return response
 
     def _reassign(self, access: Access, topic: str, asked: ReassignablePartition) -> ReassignablePartitionResponse:
         answer = ReassignablePartitionResponse(partition_index=asked.partition_index, error_message=None)
@@ -89,38 +95,65 @@ class ClusterHandler:
         code = denial_code(lambda: request.access.check_cluster(Operation.DESCRIBE))
         return ListPartitionReassignmentsResponse(error_code=code, error_message=None)
 
-    def alter_replica_log_dirs(self, request: Request[AlterReplicaLogDirsRequest]) -> Reply:
-        """There is one log directory. Moving to it changes nothing; moving to another is refused."""
-        denied = denial_code(lambda: request.access.check_cluster(Operation.ALTER))
-        results: dict[str, AlterReplicaLogDirTopicResult] = {}
-        for directory in request.body.dirs:
-            known = directory.path == self._store.directory
-            for topic in directory.topics:
-                result = results.setdefault(topic.name, AlterReplicaLogDirTopicResult(topic_name=topic.name))
-                for index in topic.partitions:
-                    code = denied or (ErrorCode.NONE if known else ErrorCode.LOG_DIR_NOT_FOUND)
-                    result.partitions.append(AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code))
-        return AlterReplicaLogDirsResponse(results=list(results.values()))
+    def alter_replica_log_dirs(
+        self, request: Request[AlterReplicaLogDirsRequest]
+    ) -> Steps[AlterReplicaLogDirsResponse]:
+        """There is one log directory. Moving to it changes nothing; moving to another is refused.
 
-    def update_features(self, request: Request[UpdateFeaturesRequest]) -> Reply:
+        A partition that is named again is answered once, and its last directory counts, as in Kafka.
+        """
+        denied = denial_code(lambda: request.access.check_cluster(Operation.ALTER))
+        codes: dict[str, dict[int, ErrorCode]] = {}
+        for directory in request.body.dirs:
+            code = denied or (
+                ErrorCode.NONE if directory.path == self._store.directory else ErrorCode.LOG_DIR_NOT_FOUND
+            )
+            for topic in directory.topics:
+                codes.setdefault(topic.name, {}).update(dict.fromkeys(topic.partitions, code))
+        response = AlterReplicaLogDirsResponse()
+        for name, partitions in codes.items():
+            results = []
+            for index, code in partitions.items():
+                results.append(AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code))
+                yield 1
+            response.results.append(AlterReplicaLogDirTopicResult(topic_name=name, partitions=results))
+        return response
+
+    def update_features(self, request: Request[UpdateFeaturesRequest]) -> Steps[UpdateFeaturesResponse]:
         """Feature levels are fixed by the release. Setting the present level succeeds, any other fails."""
         if (denied := denial_code(lambda: request.access.check_cluster(Operation.ALTER))) is not ErrorCode.NONE:
             return UpdateFeaturesResponse(error_code=denied, error_message=None)
-        wrong = [
-            each.feature
-            for each in request.body.feature_updates
-            if FEATURES.get(each.feature) != each.max_version_level
-        ]
-        code = ErrorCode.INVALID_UPDATE_VERSION if wrong else ErrorCode.NONE
-        message = f"the levels are fixed: {FEATURES}; cannot change {', '.join(wrong)}" if wrong else None
-        return UpdateFeaturesResponse(
-            error_code=code,
-            error_message=message,
-            results=[
-                UpdatableFeatureResult(feature=each.feature, error_code=code, error_message=message)
-                for each in request.body.feature_updates
-            ],
+        updates = {each.feature: each.max_version_level for each in request.body.feature_updates}
+        refused = any(FEATURES.get(feature) != level for feature, level in updates.items())
+        code = ErrorCode.INVALID_UPDATE_VERSION if refused else ErrorCode.NONE
+        message = f"the levels are fixed: {FEATURES}" if refused else None
+        response = UpdateFeaturesResponse(error_code=code, error_message=message)
+        for feature in updates:
+            response.results.append(UpdatableFeatureResult(feature=feature, error_code=code, error_message=message))
+            yield 1
+        return response
+
+    def elect_leaders(self, request: Request[ElectLeadersRequest]) -> Steps[ElectLeadersResponse]:
+        """One node leads every partition, so no election is needed."""
+        response = ElectLeadersResponse(
+            error_code=denial_code(lambda: request.access.check_cluster(Operation.ALTER)),
         )
+        for topic in request.body.topic_partitions or []:
+            results = []
+            for index in topic.partitions:
+                results.append(self._elect(request.access, topic.topic, index))
+                yield 1
+            response.replica_election_results.append(ReplicaElectionResult(topic=topic.topic, partition_result=results))
+        return response
+
+    @staticmethod
+    def _elect(access: Access, name: str, index: int) -> PartitionResult:
+        try:
+            access.check_cluster(Operation.ALTER)
+            access.partition(name, index, Operation.DESCRIBE, or_on_cluster=Operation.ALTER)
+            raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
+        except HeadraceError as error:
+            return PartitionResult(partition_id=index, error_code=code_of(error), error_message=error.message)
 
     def describe_quorum(self, request: Request[DescribeQuorumRequest]) -> Reply:
         if (denied := denial_code(lambda: request.access.check_cluster(Operation.DESCRIBE))) is not ErrorCode.NONE:

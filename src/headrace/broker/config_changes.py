@@ -13,8 +13,8 @@ from typing import Any
 from headrace.broker.access import Access, Operation
 from headrace.broker.dynamic_settings import DynamicSettings
 from headrace.broker.errors import code_of
-from headrace.broker.groups.registry import GROUPS_MAX
 from headrace.broker.identity import Identity
+from headrace.broker.limits import GROUPS_MAX
 from headrace.broker.replies import Reply, once_flushed
 from headrace.broker.request import Request
 from headrace.broker.slices import Steps

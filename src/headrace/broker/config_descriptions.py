@@ -27,7 +27,17 @@ from headrace.broker.identity import Identity
 from headrace.broker.request import Request
 from headrace.broker.slices import Steps, in_steps
 from headrace.broker.state import StateStore
-from headrace.config import BROKER_SETTINGS, GROUP_SETTINGS, TOPIC_SETTINGS, Kind, Setting, Settings, Source, show_value
+from headrace.config import (
+    BROKER_SETTINGS,
+    GROUP_SETTINGS,
+    OF_THE_CLUSTER,
+    TOPIC_SETTINGS,
+    Kind,
+    Setting,
+    Settings,
+    Source,
+    show_value,
+)
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.log.store import LogStore
 from headrace.wire.kafka.messages.configs import (
@@ -50,11 +60,12 @@ UNITS_PER_RESOURCE = 20
 RESOURCES_PER_STEP = 100
 KEYS_REMEMBERED_MAX = 10
 
-MIN_INSYNC = "min.insync.replicas"
-
 
 class Entry(NamedTuple):
-    """One setting of a resource: every layer that gives it a value, the one that holds first."""
+    """One setting of a resource: every layer that gives it a value, the one that holds first.
+
+    Without layers the default of the setting holds, which is no synonym.
+    """
 
     setting: Setting
     layers: list[tuple[str, str | None, int]]
@@ -118,7 +129,8 @@ class ConfigDescriber:
         setting = entry.setting
         known = setting.kind is not Kind.UNKNOWN
         hidden = setting.kind is Kind.PASSWORD or not known
-        _, value, source = entry.layers[0]
+        unset = None if setting.default is None else show_value(setting.default)
+        _, value, source = entry.layers[0] if entry.layers else (setting.name, unset, int(Source.DEFAULT))
         synonyms = [
             DescribeConfigsSynonym(name=name, value=None if hidden else given, source=origin)
             for name, given, origin in (entry.layers if with_synonyms else ())
@@ -168,20 +180,15 @@ class ConfigDescriber:
                 layers.append((setting.name, given[setting.name], int(own)))
             if setting.synonym:
                 layers += self._broker_layers(setting.synonym)
-                if layers and layers[-1][1] is None:
-                    layers.pop()
-            yield Entry(setting, layers or [(setting.name, show_value(setting.default), int(Source.DEFAULT))])
+            yield Entry(setting, layers)
 
     def _broker_layers(self, name: str) -> list[tuple[str, str | None, int]]:
         layers: list[tuple[str, str | None, int]] = [
             (name, show_value(value), int(source)) for value, source in self._settings.layers(name)
         ]
-        if name == MIN_INSYNC and not any(source == Source.DYNAMIC_DEFAULT for _, _, source in layers):
-            # Kafka sets it for the whole cluster from the start, because leaders are elected by it (KIP-966).
-            layers.append((name, "1", int(Source.DYNAMIC_DEFAULT)))
-            layers.sort(key=lambda layer: layer[2])
         default = BROKER_SETTINGS[name].default
-        layers.append((name, None if default is None else show_value(default), int(Source.DEFAULT)))
+        if default is not None:
+            layers.append((name, show_value(default), int(Source.DEFAULT)))
         return layers
 
     def _of_broker(self) -> Iterator[Entry]:
@@ -200,7 +207,8 @@ class ConfigDescriber:
 
     def _of_cluster(self) -> Iterator[Entry]:
         """The defaults for all brokers that were set at run time."""
-        for name, value in {MIN_INSYNC: "1", **self._dynamic_settings.values(Source.DYNAMIC_DEFAULT)}.items():
+        always = {OF_THE_CLUSTER: show_value(self._settings.layers(OF_THE_CLUSTER)[0][0])}
+        for name, value in {**always, **self._dynamic_settings.values(Source.DYNAMIC_DEFAULT)}.items():
             setting = BROKER_SETTINGS.get(name) or _unknown(name)
             yield Entry(setting, [(name, value, int(Source.DYNAMIC_DEFAULT))])
 

@@ -21,6 +21,10 @@ from headrace.wire.kafka.codec import EncodedElements, write_element
 __all__ = ["AnswerTooLarge", "Elements"]
 
 
+INNER_BYTES_MAX = 16 << 20
+"""Of one array inside an element, which is copied when the element is encoded."""
+
+
 class AnswerTooLarge(KafkaError):
     """What was asked for does not fit into an answer."""
 
@@ -41,7 +45,9 @@ class Elements:
         """Set once something did not fit: what is not added yet need not be looked for."""
         self._message = message
         self._version = version
+        self._settings = settings
         self._answer_bytes_max = settings.integer("response.bytes.max")
+        self._bytes_max = self._answer_bytes_max * 3 // 4
         self._known: dict[Hashable, bytes] = {}
 
     def encode(self, element: object) -> Any:
@@ -85,8 +91,19 @@ class Elements:
             raise self.full
         self._add(raw)
 
+    def inner(self) -> Elements:
+        """An array inside an element that is added later with ``add_outer``; it takes its room from this one."""
+        inner = Elements(self._message, self._version, self._settings)
+        inner.encoded.errors = self.encoded.errors
+        inner._bytes_max = min(self._bytes_max - self.size_bytes, INNER_BYTES_MAX)
+        return inner
+
+    def add_outer(self, element: object) -> None:
+        """Encode and add the element that holds an inner array, for which there was room."""
+        self._add(self.encode(element))
+
     def _fits(self, raw: bytes) -> bool:
-        if self.size_bytes + len(raw) > self._answer_bytes_max * 3 // 4:
+        if self.size_bytes + len(raw) > self._bytes_max:
             self.full = self.full or AnswerTooLarge(self._answer_bytes_max)
             return False
         return True

@@ -1,4 +1,4 @@
-"""Fetch sessions (KIP-227): what a reader asked for and was told, so that only differences travel.
+"""Fetch sessions (KIP-227): what a reader asked for and was sent, so that only differences travel.
 
 A session costs memory, so there are at most ``max.incremental.fetch.session.cache.slots`` of them. When all are taken,
 a new reader gets one by Kafka's rule: in the place of a session that nobody has used for
@@ -32,15 +32,15 @@ Key = tuple[str, bytes, int]
 
 @dataclass(slots=True)
 class Wanted:
-    """One partition of a fetch and, in a session, what its reader was told last."""
+    """One partition of a fetch and, in a session, what its reader was sent last."""
 
     ask: FetchPartition
-    told: tuple[int, int] = (-1, -1)  # high watermark, log start offset
+    sent: tuple[int, int] = (-1, -1)  # high watermark, log start offset
 
     def is_news(self, answer: PartitionData) -> bool:
         """Whether an incremental answer has to mention this partition."""
         return bool(
-            answer.error_code or answer.records or self.told != (answer.high_watermark, answer.log_start_offset)
+            answer.error_code or answer.records or self.sent != (answer.high_watermark, answer.log_start_offset)
         )
 
 

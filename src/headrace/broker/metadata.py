@@ -46,6 +46,9 @@ FEATURES = {"group.version": 1, "transaction.version": 2}
 """Finalised features. Java clients choose protocols by them (KIP-848 groups, KIP-890 transactions)."""
 
 GROUP_KEY, TRANSACTION_KEY, SHARE_KEY = 0, 1, 2
+NO_ERROR = "NONE"
+"""Kafka's text of no error in FindCoordinator before version 4."""
+
 OPERATIONS_UNKNOWN = -(2**31)
 BROKER_ENDPOINTS = 1
 NO_LEADER = -1
@@ -189,15 +192,17 @@ class MetadataHandler:
         if request.version < 4:
             code = _coordinator_error(request.access, body.key_type, body.key)
             if code:
-                return FindCoordinatorResponse(error_code=code, error_message=None, node_id=-1, port=-1)
-            return FindCoordinatorResponse(error_message=None, node_id=node, host=host, port=port)
+                text = _coordinator_text(code)
+                return FindCoordinatorResponse(error_code=code, error_message=text, node_id=-1, port=-1)
+            return FindCoordinatorResponse(error_message=NO_ERROR, node_id=node, host=host, port=port)
         answers = []
         for key in body.coordinator_keys:
             code = _coordinator_error(request.access, body.key_type, key)
             if code:
-                answers.append(Coordinator(key=key, node_id=-1, port=-1, error_code=code, error_message=None))
+                text = _coordinator_text(code)
+                answers.append(Coordinator(key=key, node_id=-1, port=-1, error_code=code, error_message=text))
             else:
-                answers.append(Coordinator(key=key, node_id=node, host=host, port=port, error_message=None))
+                answers.append(Coordinator(key=key, node_id=node, host=host, port=port, error_message=""))
             yield 1
         return FindCoordinatorResponse(coordinators=answers)
 
@@ -321,6 +326,12 @@ def _coordinator_error(access: Access, kind: int, key: str) -> ErrorCode:
     except AccessDenied as denied:
         return denied.code
     return ErrorCode.NONE
+
+
+def _coordinator_text(code: ErrorCode) -> str:
+    if code is ErrorCode.INVALID_REQUEST:
+        return "there are coordinators for groups (type 0) and transactions (type 1)"
+    return "the caller may not describe this"
 
 
 def _no_topic(name: str | None, topic_id: bytes, code: ErrorCode) -> MetadataResponseTopic:

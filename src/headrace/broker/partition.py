@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from headrace.batch import Batch, control_batch
 from headrace.log.errors import LogError
 from headrace.log.flush import Flusher
-from headrace.log.log import AppendResult, PartitionLog
+from headrace.log.log import PartitionLog
 from headrace.ports import Clock
 from headrace.vocabulary import Epoch, Offset
 
@@ -48,6 +48,10 @@ class Partition:
         self.dropped_records = 0
         self.refused_batches = 0
         self.removed = False
+        self.read_offset = Offset(-1)
+        """Where the last read that found records began."""
+        self.read_count = 0
+        """How many reads in a row began there."""
         self.nothing_new: dict[bool, Any] = {}
         """Fetch's answer to a reader at the end, by whether it reads committed data only."""
         self._flusher = flusher
@@ -69,11 +73,13 @@ class Partition:
         below = [epoch for epoch, start in self.log.mark.epochs if start <= offset]
         return below[-1] if below and offset < self.log.end_offset else self.leader_epoch
 
-    def append(self, batches: Sequence[Batch]) -> AppendResult:
-        """Write the batches at the log's end and ask for a flush; fetchers wake when they become visible."""
-        result = self.log.append(batches, leader_epoch=self.leader_epoch, now_ms=self._clock.wall_ms())
-        self._flusher.mark(self.log)
-        return result
+    def append(self, batch: Batch) -> Offset:
+        """Write the batch at the log's end and ask for a flush; fetchers wake when it becomes visible. Returns its
+        offset, with which it is stamped."""
+        log = self.log
+        base_offset = log.append(batch, leader_epoch=self.leader_epoch, now_ms=self._clock.wall_ms())
+        self._flusher.mark(log)
+        return base_offset
 
     def append_marker(self, producer_id: int, producer_epoch: int, commit: bool, coordinator_epoch: int = 0) -> Offset:
         """End the producer's transaction in this partition; the marker's offset."""
@@ -84,7 +90,7 @@ class Partition:
             coordinator_epoch=coordinator_epoch,
             timestamp=self._clock.wall_ms(),
         )
-        return self.append([marker]).last_offset
+        return self.append(marker)
 
     def when_acknowledged(self, offset: Offset, callback: Callable[[], None]) -> None:
         """Call once ``offset`` is acknowledged as the topic's ``headrace.flush`` says, which may be now, or once the
@@ -121,6 +127,7 @@ class Partition:
         self.removed = True
         if self.fault is None:
             self.log.is_retired = True
+            self.log.on_advanced = None
         self._notify_watchers()
 
 

@@ -51,22 +51,24 @@ class OffsetLookup:
     """Answers ListOffsets and OffsetForLeaderEpoch."""
 
     def list_offsets(self, request: Request[ListOffsetsRequest]) -> Steps[ListOffsetsResponse]:
+        """A partition that is named twice is refused; a topic that is named twice is answered once."""
         committed = request.body.isolation_level == READ_COMMITTED
         asked = Counter(
             (topic.name, each.partition_index) for topic in request.body.topics for each in topic.partitions
         )
-        response = ListOffsetsResponse()
+        answers: dict[str, list[ListOffsetsPartitionResponse]] = {}
         for topic in request.body.topics:
-            answers = []
             for each in topic.partitions:
                 times = asked.pop((topic.name, each.partition_index), 0)
+                if times:
+                    found = answers.setdefault(topic.name, [])
                 if times == 1:
-                    answers.append((yield from self._list(request, topic.name, each, committed)))
+                    found.append((yield from self._list(request, topic.name, each, committed)))
                 elif times > 1:
-                    answers.append(_failed(each.partition_index, ErrorCode.INVALID_REQUEST))
+                    found.append(_failed(each.partition_index, ErrorCode.INVALID_REQUEST))
                 yield 1
-            response.topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
-        return response
+        topics = [ListOffsetsTopicResponse(name=name, partitions=found) for name, found in answers.items()]
+        return ListOffsetsResponse(topics=topics)
 
     def _list(
         self, request: Request[ListOffsetsRequest], name: str, asked: ListOffsetsPartition, committed: bool

@@ -16,10 +16,13 @@ partitions or bytes, or with a batch whose records take long to check, is execut
 
 from __future__ import annotations
 
+import logging
+
 from headrace.batch import (
     HEADER_BYTES,
     LOG_APPEND_TIME,
     PREFIX_BYTES,
+    TRANSACTIONAL,
     Batch,
     InvalidBatch,
     RecordTooLarge,
@@ -40,9 +43,10 @@ from headrace.broker.slices import Steps
 from headrace.broker.topic_config import ProducePolicy
 from headrace.broker.topics import Topic
 from headrace.broker.transactions.additions import AdditionHandler
+from headrace.broker.transactions.registry import TopicPartition
 from headrace.config import INT_MAX
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
-from headrace.log.errors import InvalidProducerEpoch, OutOfOrderSequence
+from headrace.log.errors import DiskFull, InvalidProducerEpoch, OutOfOrderSequence, StorageError
 from headrace.log.producers import Duplicate
 from headrace.ports import Clock
 from headrace.record import Codec
@@ -59,6 +63,8 @@ from headrace.wire.kafka.messages.produce import (
 
 __all__ = ["ProduceHandler"]
 
+LOG = logging.getLogger("headrace.broker")
+
 ACKS = (-1, 0, 1)
 WRITE = Operation.WRITE
 TOPIC_IDS_SINCE = 13
@@ -71,8 +77,12 @@ RECORD_ERRORS_MAX = 1000
 """Records that one answer names as refused. A client fails the others of their batch with its own words for that."""
 
 UNITS_PER_STEP = 100
+PARTITION_UNITS = 5
+"""An append takes some 50 µs if its file must be opened, as it must where there are thousands."""
 BYTES_PER_UNIT = 16 << 10
 """Checking, copying and writing that many bytes takes about as long as the rest of a batch's way."""
+
+PARTITIONS_JOINED_PER_UNIT = 10
 
 Waiting = list[tuple[Partition, Offset, PartitionProduceResponse]]
 """What the answer waits for: the partition, the last offset to be flushed, and the part of the answer that says so."""
@@ -90,12 +100,14 @@ class ProduceReply(PendingReply[ProduceResponse]):
         self.by_id = by_id
 
     def one_done(self) -> None:
-        if self.waits == 1:
-            for partition, offset, answer in self.waiting:
-                if partition.removed_at is not None and offset >= partition.removed_at:
-                    answer.error_code = (UNKNOWN_ID if self.by_id else UNKNOWN_PARTITION).code
-                    answer.base_offset = answer.log_append_time_ms = answer.log_start_offset = -1
-        super().one_done()
+        self.waits -= 1
+        if self.waits:
+            return
+        for partition, offset, answer in self.waiting:
+            if partition.removed_at is not None and offset >= partition.removed_at:
+                answer.error_code = (UNKNOWN_ID if self.by_id else UNKNOWN_PARTITION).code
+                answer.base_offset = answer.log_append_time_ms = answer.log_start_offset = -1
+        self._ready()
 
 
 class ProduceHandler:
@@ -134,10 +146,17 @@ class ProduceHandler:
                 if topic is None or partition is None:
                     answer.partition_responses.append(_refused(each.index, missing, progress))
                 else:
-                    answer.partition_responses.append(
-                        (yield from self._partition(request, topic, partition, each, progress))
-                    )
-                progress.units += 1
+                    try:
+                        policy = topic.config.produce_policy
+                        batch = self._batch(request, policy, partition, each)
+                        progress.units += batch.size // BYTES_PER_UNIT
+                        if policy.reads_records or is_out_of_range(policy, batch, self._clock.wall_ms()):
+                            yield from self._check_records(policy, batch, progress)
+                        answered = self._append(request, topic, partition, policy, batch, progress)
+                    except HeadraceError as error:
+                        answered = _refused(each.index, error, progress, partition)
+                    answer.partition_responses.append(answered)
+                progress.units += PARTITION_UNITS
                 if progress.units >= UNITS_PER_STEP:
                     yield progress.units
                     progress.units = 0
@@ -164,28 +183,6 @@ class ProduceHandler:
             return None, denied
         return topic, UNKNOWN_ID if by_id and topic is None else UNKNOWN_PARTITION
 
-    def _partition(
-        self,
-        request: Request[ProduceRequest],
-        topic: Topic,
-        partition: Partition,
-        given: PartitionProduceData,
-        progress: _Progress,
-    ) -> Steps[PartitionProduceResponse]:
-        try:
-            if partition.fault is not None:
-                raise partition.fault
-            policy = topic.config.produce_policy
-            batch = self._batch(request, policy, given)
-            progress.units += batch.size // BYTES_PER_UNIT
-            if policy.reads_records or is_out_of_range(policy, batch, self._clock.wall_ms()):
-                yield from self._check_records(policy, batch, progress)
-            if partition.removed:
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            return self._append(request, topic, partition, policy, batch, progress)
-        except HeadraceError as error:
-            return _refused(given.index, error, progress, partition)
-
     def _check_records(self, policy: ProducePolicy, batch: Batch, progress: _Progress) -> Steps[None]:
         yield from check_records(policy, batch, self._clock.wall_ms(), progress.record_errors_left)
         if policy.codec is not None and policy.codec is not batch.codec:
@@ -200,9 +197,12 @@ class ProduceHandler:
         batch: Batch,
         progress: _Progress,
     ) -> PartitionProduceResponse:
-        self._check_transaction(request, partition, batch)
+        if partition.removed:  # between two steps
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if batch.attributes & TRANSACTIONAL or request.body.transactional_id is not None:
+            self._check_transaction(request, partition, batch, progress)
         if batch.producer_id >= 0:
-            seen = partition.log.producers.check([batch])
+            seen = partition.log.producers.check(batch)
             if isinstance(seen, Duplicate):
                 answer = self._accepted(partition, seen.base_offset, seen.timestamp)
                 progress.waiting.append((partition, Offset(seen.last_offset), answer))
@@ -211,14 +211,13 @@ class ProduceHandler:
         if policy.stamps_append_time:
             append_time = self._append_time_ms()
             stamp_log_append_time(batch, append_time)
-        elif batch.is_log_append_time:
+        elif batch.attributes & LOG_APPEND_TIME:
             batch.attributes &= ~LOG_APPEND_TIME  # the producer's clock is not ours
             reseal(batch, batch.body[HEADER_BYTES - PREFIX_BYTES :])
         if policy.may_overflow:
             self._overflow.admit(topic, partition, batch, request.peer)
-        result = partition.append([batch])
-        answer = self._accepted(partition, result.base_offset, append_time)
-        progress.waiting.append((partition, result.last_offset, answer))
+        answer = self._accepted(partition, partition.append(batch), append_time)
+        progress.waiting.append((partition, batch.last_offset, answer))
         return answer
 
     def _append_time_ms(self) -> int:
@@ -236,8 +235,12 @@ class ProduceHandler:
         )
 
     @staticmethod
-    def _batch(request: Request[ProduceRequest], policy: ProducePolicy, given: PartitionProduceData) -> Batch:
-        """The one batch of this partition, checked by its header."""
+    def _batch(
+        request: Request[ProduceRequest], policy: ProducePolicy, partition: Partition, given: PartitionProduceData
+    ) -> Batch:
+        """The one batch for this partition, checked by its header."""
+        if partition.fault is not None:
+            raise partition.fault
         if request.body.acks not in ACKS:
             raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.body.acks}")
         if given.records is None:
@@ -259,7 +262,9 @@ class ProduceHandler:
             raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "Produce below version 7 may not carry zstd")
         return batch
 
-    def _check_transaction(self, request: Request[ProduceRequest], partition: Partition, batch: Batch) -> None:
+    def _check_transaction(
+        self, request: Request[ProduceRequest], partition: Partition, batch: Batch, progress: _Progress
+    ) -> None:
         if not batch.is_transactional:
             if request.body.transactional_id is not None and batch.producer_id < 0:
                 raise KafkaError(ErrorCode.INVALID_RECORD, "a transactional producer sent a batch without producer id")
@@ -273,22 +278,38 @@ class ProduceHandler:
             request.body.transactional_id,
             batch.producer_id,
             batch.producer_epoch,
-            partition.topic,
-            partition.index,
+            (partition.topic, partition.index),
+            lambda: self._joining(request, progress),
             request.version,
         )
         if code:
             raise KafkaError(code)
 
+    def _joining(self, request: Request[ProduceRequest], progress: _Progress) -> frozenset[TopicPartition]:
+        """Every partition of the request that is there. The first batch adds them all to its transaction: one change of
+        its row instead of one per partition."""
+        if progress.joining is None:
+            found = []
+            for given in request.body.topic_data:
+                topic, _ = self._find(request, given)
+                if topic is not None:
+                    indexes = (each.index for each in given.partition_data)
+                    found += [(topic.name, index) for index in indexes if topic.partition(index) is not None]
+            progress.joining = frozenset(found)
+            progress.units += len(found) // PARTITIONS_JOINED_PER_UNIT
+        return progress.joining
+
 
 class _Progress:
     """What a Produce has done so far."""
 
-    __slots__ = ("record_errors_left", "responses", "units", "waiting")
+    __slots__ = ("joining", "record_errors_left", "responses", "units", "waiting")
 
     def __init__(self) -> None:
         self.responses: list[TopicProduceResponse] = []
         self.waiting: Waiting = []
+        self.joining: frozenset[TopicPartition] | None = None
+        """The partitions that it adds to its transaction, once they were asked for."""
         self.record_errors_left = RECORD_ERRORS_MAX
         self.units = 0
 
@@ -317,10 +338,13 @@ def _refused(
     )
     if partition is not None and isinstance(error, TELLS_START) and not isinstance(error, UnreadableBatch):
         answer.log_start_offset = partition.log.start_offset
+    is_logged = isinstance(error, DiskFull) or (partition is not None and partition.fault is not None)
+    if partition is not None and isinstance(error, StorageError) and not is_logged:
+        LOG.error("%s-%d: a write failed: %s", partition.topic, index, error)
     if isinstance(error, RefusedRecords):
-        told = error.indexes[: progress.record_errors_left]
-        progress.record_errors_left -= len(told)
+        reported = error.indexes[: progress.record_errors_left]
+        progress.record_errors_left -= len(reported)
         answer.record_errors = [
-            BatchIndexAndErrorMessage(batch_index=each, batch_index_error_message=error.message) for each in told
+            BatchIndexAndErrorMessage(batch_index=each, batch_index_error_message=error.message) for each in reported
         ]
     return answer

@@ -46,8 +46,14 @@ class PendingReply(Generic[T]):
     def one_done(self) -> None:
         """One of the things that it waits for has happened."""
         self.waits -= 1
-        if self.waits == 0 and self.taker is not None:
-            self.taker()
+        if self.waits == 0:
+            self._ready()
+
+    def _ready(self) -> None:
+        """The callbacks go before the taker is called: they refer to what refers to this reply."""
+        taker, self.taker, self.abandoned = self.taker, None, None
+        if taker is not None:
+            taker()
 
     def deliver(self, response: T) -> None:
         """This is the response. A reply that is ready keeps the one it has."""
@@ -64,8 +70,9 @@ class PendingReply(Generic[T]):
             self.one_done()
 
     def abandon(self) -> None:
-        if self.abandoned is not None:
-            self.abandoned()
+        abandoned, self.abandoned, self.taker = self.abandoned, None, None
+        if abandoned is not None:
+            abandoned()
 
 
 class Journal(Protocol):

@@ -38,7 +38,7 @@ class Peer:
             self.on_hang_up(reason)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Request(Generic[T]):
     """One decoded request."""
 

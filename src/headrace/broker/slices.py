@@ -73,6 +73,8 @@ class Slices:
             self._advance(job)
             if job.done:
                 return job.result()
+        if peer is not None:
+            job.reply.abandoned = lambda: self._resume(job, None, None)  # it finds that its peer is gone
         if not job.waits:
             self._queue.append(job)
             self._set_turn()
@@ -177,10 +179,12 @@ class _Job(Generic[T]):
         return cast("T", self._result)
 
     def deliver(self) -> None:
+        # Nothing may keep the answer when it was sent: it may hold thousands of open files.
+        result, self._result = self._result, None
         if self._error is not None:
             self.reply.fail(self._error)
         else:
-            self.reply.deliver(cast("T", self._result))
+            self.reply.deliver(cast("T", result))
 
 
 def in_steps(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config import TOPIC_SETTINGS, Settings, parse_value
+from headrace.config import TOPIC_SETTINGS, Settings, Source, parse_value
 from headrace.log.config import FlushMode, LogConfig
 from headrace.record import Codec
 
@@ -62,6 +62,14 @@ class TopicConfig:
                 value = setting.default
             self._cache[name] = value
         return self._cache[name]
+
+    def source(self, name: str) -> Source:
+        """Where the value came from."""
+        if name in self.given:
+            return Source.TOPIC
+        synonym = TOPIC_SETTINGS[name].synonym
+        layers = self._settings.layers(synonym) if synonym else []
+        return layers[0][1] if layers else Source.DEFAULT
 
     def forget(self) -> None:
         """Drop cached values, because a setting has changed."""

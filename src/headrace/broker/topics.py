@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.broker.limits import PARTITIONS_PER_TOPIC_MAX, TOPIC_NAME_CHARS_MAX
 from headrace.broker.partition import DamagedPartition, Partition
 from headrace.broker.replies import once_flushed
 from headrace.broker.slices import InThread, Steps, in_steps
@@ -33,20 +34,18 @@ from headrace.ports import Clock
 from headrace.vocabulary import Epoch
 
 __all__ = [
-    "NAME_LENGTH_MAX",
-    "PARTITIONS_PER_TOPIC_MAX",
     "NewTopic",
     "Topic",
     "Topics",
     "check_name",
+    "deleted_group",
     "group_name",
+    "metric_name",
     "new_id",
 ]
 
 LOG = logging.getLogger("headrace.topics")
 
-NAME_LENGTH_MAX = 249
-PARTITIONS_PER_TOPIC_MAX = 10_000
 ROWS_PER_STEP = 50
 PARTITION_UNITS = 4
 """What it costs to add a partition, in units of ``slices``."""
@@ -59,9 +58,9 @@ def check_name(name: str) -> None:
         raise _invalid_name("Topic name is invalid: the empty string is not allowed")
     if name in (".", ".."):
         raise _invalid_name("Topic name is invalid: '.' or '..' is not allowed")
-    if len(name) > NAME_LENGTH_MAX:
+    if len(name) > TOPIC_NAME_CHARS_MAX:
         raise _invalid_name(
-            f"Topic name is invalid: the length of '{name[:20]}…' is longer than the max allowed {NAME_LENGTH_MAX}"
+            f"Topic name is invalid: the length of '{name[:20]}…' is longer than the max allowed {TOPIC_NAME_CHARS_MAX}"
         )
     if not _NAME.match(name):
         raise _invalid_name(
@@ -140,8 +139,11 @@ class Topics:
         """Kafka's metrics write dots as underscores: two names that differ in nothing else collide there. Names that
         are being made count too."""
         self._growing: set[Topic] = set()
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[str | None], None]] = []
+        self._before_creation: list[Callable[[str], None]] = []
         self._remove_files = remove_files
+        self.unclaimed: dict[str, str] = {}
+        """Topic names in the names of directories that belong to no topic, with their paths."""
 
     def load(self) -> None:
         """Open every topic of the state; finish what a crash interrupted."""
@@ -155,8 +157,8 @@ class Topics:
             self._reserve(name)
             self._register(topic)
         for key in list(self._state.table("deleted")):
-            self._space.forget(_group_of(key))
-            self._space.move_deleted(_group_of(key))
+            self._space.forget(deleted_group(key))
+            self._space.move_deleted(deleted_group(key))
             self._forget_deleted(key)
 
     def get(self, name: str) -> Topic | None:
@@ -174,15 +176,19 @@ class Topics:
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def subscribe(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` after topics or partitions were created or deleted."""
+    def subscribe(
+        self, listener: Callable[[str | None], None], *, before_creation: Callable[[str], None] = lambda name: None
+    ) -> None:
+        """Call ``listener`` after topics or partitions were created, or with the name of a topic that was deleted.
+        ``before_creation`` gets the name of a topic before its row is written; what it raises refuses the topic."""
         self._listeners.append(listener)
+        self._before_creation.append(before_creation)
 
     def check_new(self, name: str, partitions: int, config: Mapping[str, str | None]) -> dict[str, str]:
         """Whether a topic could be made like this; its settings, cleaned."""
         check_name(name)
         check_not_reserved(name)
-        other = self._name_by_metric.get(_metric_name(name))
+        other = self._name_by_metric.get(metric_name(name))
         if other == name:
             raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
         if other is not None:
@@ -224,7 +230,7 @@ class Topics:
                 counts[topic] = each.partitions
                 asked.append(topic)
             except HeadraceError as error:
-                asked.append(error)
+                asked.append(error.with_traceback(None))  # whose frames hold what holds the error
             yield 1
         try:
             made = yield from self._make(counts)
@@ -239,6 +245,12 @@ class Topics:
                 topic.partitions = partitions
                 self._register(topic)
                 self._catch_up(topic)
+                if topic.name in self.unclaimed:
+                    LOG.warning(
+                        "the new topic %s is empty: the records in %s are not part of it; see the error at the start",
+                        topic.name,
+                        self.unclaimed[topic.name],
+                    )
         self._release(refused)
         if len(refused) < len(counts):
             self._notify()
@@ -292,11 +304,14 @@ class Topics:
             refused.update((topic, _deleted(topic)) for topic in some if topic not in there)
             rows = [("topics", topic.name, _row(topic, counts[topic])) for topic in there]
             try:
+                for prepare in self._before_creation:
+                    for topic in there:
+                        prepare(topic.name)
                 offset = self._state.put_many(rows) if rows else offset
                 for topic in there:
                     topic.partition_count = counts[topic]
             except HeadraceError as error:
-                refused.update(dict.fromkeys(there, error))
+                refused.update(dict.fromkeys(there, error.with_traceback(None)))
             yield len(some)
         return offset
 
@@ -326,9 +341,9 @@ class Topics:
         for partition in topic.served:
             self._flusher.forget(partition.log)
         self._state.when_flushed(
-            offset, lambda: self._remove_files(self._space, _group_of(key), lambda: self._forget_deleted(key))
+            offset, lambda: self._remove_files(self._space, deleted_group(key), lambda: self._forget_deleted(key))
         )
-        self._notify()
+        self._notify(topic.name)
         return offset
 
     def alter(self, topic: Topic, config: Mapping[str, str]) -> int:
@@ -391,19 +406,19 @@ class Topics:
         return DamagedPartition(topic=topic.name, index=index, fault=fault, leader_epoch=self._leader_epoch)
 
     def _reserve(self, name: str) -> None:
-        self._name_by_metric[_metric_name(name)] = name
+        self._name_by_metric[metric_name(name)] = name
 
     def _release(self, topics: Iterable[Topic]) -> None:
         for topic in topics:
-            self._name_by_metric.pop(_metric_name(topic.name), None)
+            self._name_by_metric.pop(metric_name(topic.name), None)
 
     def _register(self, topic: Topic) -> None:
         self._by_name[topic.name] = topic
         self._by_id[topic.topic_id] = topic
 
-    def _notify(self) -> None:
+    def _notify(self, deleted: str | None = None) -> None:
         for listener in self._listeners:
-            listener()
+            listener(deleted)
 
     def _forget_deleted(self, key: str) -> None:
         with suppress(HeadraceError):  # a full disk: the row stays, and the next start finds nothing left to move
@@ -434,7 +449,8 @@ def _row(topic: Topic, partitions: int) -> dict[str, Any]:
     return {"id": topic.topic_id.hex(), "partitions": partitions, "config": topic.config.given}
 
 
-def _metric_name(name: str) -> str:
+def metric_name(name: str) -> str:
+    """Kafka's metrics write dots as underscores: two names that differ in nothing else collide there."""
     return name.replace(".", "_")
 
 
@@ -443,7 +459,8 @@ def group_name(name: str, topic_id: bytes) -> str:
     return f"{name[:GROUP_CHARACTERS_MAX]}~{topic_id.hex()}"
 
 
-def _group_of(deleted_key: str) -> str:
+def deleted_group(deleted_key: str) -> str:
+    """The directory of a topic that has this key in the table ``deleted``."""
     name, _, topic_id = deleted_key.rpartition("~")
     return group_name(name, bytes.fromhex(topic_id))
 

@@ -2,7 +2,7 @@
 
 The checkpoint and the table of flushed ends must be readable. The journal must fold into rows. Every topic among the
 rows must have its directories, and every log is checked with all that is known of it (``log/verify.py``). A directory
-that no row names is a warning.
+with records that belongs to no topic is an error (``unclaimed.py``).
 
 Checkpoint and flushed ends are read before the logs: logs only grow, so a running broker causes no false error.
 """
@@ -14,14 +14,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.broker.broker import JOURNAL
-from headrace.broker.topics import group_name
+from headrace.broker.queues.registry import QUEUE_ROWS
+from headrace.broker.topics import deleted_group, group_name
+from headrace.broker.unclaimed import Unclaimed, find_unclaimed
 from headrace.errors import HeadraceError
 from headrace.log.checkpoint import Checkpoint, LogMark, read_checkpoint
-from headrace.log.dump import BadBytes, walk_directory
 from headrace.log.findings import Finding, Severity
 from headrace.log.flushed import decode_slots, name_digest
 from headrace.log.opening import Known
-from headrace.log.space import SPACES, STATE, TOPICS, log_name
+from headrace.log.repair import survey
+from headrace.log.space import QUEUES, SPACES, STATE, TOPICS, log_name
 from headrace.log.verify import verify_log
 from headrace.ports import Disk
 from headrace.record import decode_records
@@ -47,8 +49,6 @@ class DataVerifier:
         self.rows: dict[str, dict[str, Any]] = {}
         self.checked: list[str] = []
         """The names of the logs that were checked."""
-        self.unclaimed: list[str] = []
-        """Those among them that no row names."""
         self.on_disk = [
             f"{space}/{group}/{number}"
             for space in SPACES
@@ -59,10 +59,13 @@ class DataVerifier:
             if number.isdecimal()
         ]
 
+    @property
+    def partitions(self) -> list[str]:
+        """The logs that were checked, without the journal."""
+        return [name for name in self.checked if name != JOURNAL_LOG]
+
     def run(self) -> Iterator[Finding]:
-        yield from self._checkpoint()
-        yield from self._flushed()
-        yield from self._journal()
+        yield from self.read_tables()
         claimed = self._claimed()
         self.checked = sorted({*self.on_disk, *claimed})
         for name in self.checked:
@@ -71,9 +74,20 @@ class DataVerifier:
             yield from verify_log(self.disk, path, known, decompressed_bytes_max=self.decompressed_bytes_max)
             if name not in self.on_disk:
                 yield Finding(Severity.WARNING, path, "the directory of this partition is missing")
-            elif name not in claimed:
-                self.unclaimed.append(name)
-                yield Finding(Severity.WARNING, path, "no topic of the journal has this directory")
+        for each in self.unclaimed():
+            yield each.finding(self.directory)
+
+    def read_tables(self) -> Iterator[Finding]:
+        """Read what there is beside the logs of topics: checkpoint, flushed ends, and the rows of the journal."""
+        yield from self._checkpoint()
+        yield from self._flushed()
+        yield from self._journal()
+
+    def unclaimed(self) -> list[Unclaimed]:
+        """The directories that belong to no topic. One that was made after ``on_disk`` was listed does not count: a
+        running broker may have written its row after the journal was read."""
+        groups = {name.split("/")[1] for name in self.on_disk}
+        return [each for each in find_unclaimed(self.disk, self.directory, self.rows) if each.group in groups]
 
     def known(self, name: str) -> Known:
         flushed_end = self.flushed.get(name_digest(name), FIRST_OFFSET)
@@ -112,9 +126,8 @@ class DataVerifier:
             if self.on_disk:
                 yield Finding(Severity.ERROR, path, "the journal is missing: topics and groups are in it")
             return
-        for found in walk_directory(self.disk, path):
-            if isinstance(found, BadBytes) or not found.checksum_holds:
-                continue  # told by the check of its log
+        # What is damaged is reported by the check of its log. What comes after the damage counts: a repair keeps it.
+        for found in survey(self.disk, path, self.known(JOURNAL_LOG)).batches(self.disk):
             try:
                 for record in decode_records(found.batch, _DECODED_BYTES_MAX):
                     self._fold(record.key or b"", record.value)
@@ -134,8 +147,9 @@ class DataVerifier:
         for name, row in self.rows.get("topics", {}).items():
             group = group_name(name, bytes.fromhex(row["id"]))
             found |= {log_name(TOPICS, group, index) for index in range(row["partitions"])}
+        for row in self.rows.get(QUEUE_ROWS, {}).values():
+            found |= {log_name(QUEUES, row["group"], number) for number in range(1 + row["lanes"])}
         for key in self.rows.get("deleted", {}):
-            name, _, topic_id = key.rpartition("~")
-            prefix = f"{TOPICS}/{group_name(name, bytes.fromhex(topic_id))}/"
+            prefix = f"{TOPICS}/{deleted_group(key)}/"
             found |= {each for each in self.on_disk if each.startswith(prefix)}
         return found

@@ -92,11 +92,14 @@ class AbortedIndex:
         """The segment is new, and has none."""
         self._entries = []
 
-    def load(self, count: int) -> list[AbortedTransaction]:
-        """Read the file, which must hold exactly so many. Raises AbortedDamaged."""
+    def load(self, count: int, *, first: int, end: int) -> list[AbortedTransaction]:
+        """Read the file, which must hold exactly so many with markers from ``first`` to ``end``. Raises
+        AbortedDamaged."""
         entries = decode_entries(self.path, self._read())
         if len(entries) != count:
             raise AbortedDamaged(self.path, len(entries) * ENTRY_BYTES, f"{len(entries)} entries where {count} were")
+        if not all(first <= entry.last_offset < end for entry in entries):
+            raise AbortedDamaged(self.path, 0, "the aborted transactions are those of another segment")
         self._entries = entries
         self._written = len(entries)
         self._file_bytes = len(entries) * ENTRY_BYTES

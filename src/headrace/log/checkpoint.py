@@ -33,7 +33,8 @@ from headrace.vocabulary import FILE_START, FIRST_OFFSET, Epoch, Offset, Positio
 
 __all__ = ["Checkpoint", "LogMark", "read_checkpoint", "write_checkpoint"]
 
-_HEAD: Final = b"headrace-checkpoint 2 "
+_NAME: Final = b"headrace-checkpoint "
+_HEAD: Final = _NAME + b"2 "
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +63,32 @@ class Checkpoint:
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    logs = {
-        name: [
-            mark.start_offset,
-            mark.recovery_offset,
-            mark.recovery_position,
-            mark.epochs,
-            mark.cleaned_offset,
-            mark.producerless,
-            mark.aborted_count,
-            mark.gaps,
-        ]
-        for name, mark in checkpoint.logs.items()
-    }
-    body = json.dumps({"clean": checkpoint.clean, "logs": logs}, separators=(",", ":")).encode()
+    # Log by log: one call for thousands of them would keep the interpreter's lock, and so the event loop, all the time.
+    logs = ",".join(f"{_dump(name)}:{_dump(_row(mark))}" for name, mark in checkpoint.logs.items())
+    body = f'{{"clean":{_dump(checkpoint.clean)},"logs":{{{logs}}}}}'.encode()
     return _HEAD + b"%08x\n" % google_crc32c.value(body) + body
+
+
+def _row(mark: LogMark) -> list[Any]:
+    return [
+        mark.start_offset,
+        mark.recovery_offset,
+        mark.recovery_position,
+        mark.epochs,
+        mark.cleaned_offset,
+        mark.producerless,
+        mark.aborted_count,
+        mark.gaps,
+    ]
+
+
+_dump = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def decode_checkpoint(data: bytes) -> Checkpoint:
     head, _, body = data.partition(b"\n")
+    if head.startswith(_NAME) and not head.startswith(_HEAD):
+        return Checkpoint(problem="another version of headrace wrote it: every log is scanned from its first byte")
     if head != _HEAD + b"%08x" % google_crc32c.value(body):
         return Checkpoint(problem="the checkpoint's checksum is wrong: every log is scanned from its first byte")
     content: dict[str, Any] = json.loads(body)

@@ -99,7 +99,7 @@ class OsDisk:
         self._syncfs_fds: dict[int, int] = {}
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> OsFile:
-        """Without the kernel's read-ahead: whoever reads here knows how much it wants and asks for it in one piece.
+        """Without the kernel's read-ahead: our readers know how much they want and ask for it in one piece.
 
         Beside a reader of 1 GB that was not in memory, a small sync took 4 to 6 ms (p99 15 to 19) with read-ahead,
         which keeps the disk's queue full, and 0.9 ms (p99 2 to 6) without; in pieces of 1 MiB the reader itself was
@@ -225,7 +225,7 @@ class FileCache:
         self._pinned[path] = self.open(path)
 
     def forget(self, path: str) -> None:
-        """The path will be unlinked, renamed or replaced; whoever holds the old file keeps it."""
+        """The path will be unlinked, renamed or replaced. A reader that holds the old file keeps it."""
         self._files.pop(path, None)
         self._pinned.pop(path, None)
 

@@ -123,11 +123,10 @@ class InvalidTransactionState(LogError):
 
 
 class DataDirectoryInUse(UsageError):
-    def __init__(self, directory: str, owner_pid: str) -> None:
-        super().__init__(
-            f"the data directory {directory} is in use by process {owner_pid or 'unknown'}",
-            "stop that process or give another directory with --data",
-        )
+    def __init__(
+        self, directory: str, owner_pid: str, hint: str = "stop that process or give another directory with --data"
+    ) -> None:
+        super().__init__(f"the data directory {directory} is in use by process {owner_pid or 'unknown'}", hint)
         self.directory = directory
         self.owner_pid = owner_pid
 
@@ -136,4 +135,6 @@ def storage_error(error: OSError, path: str, needed_bytes: int = 0) -> StorageEr
     """The typed error for what the operating system said."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(path, needed_bytes)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return StorageError(f"{path}: {error.strerror}; close connections or raise 'ulimit -n', then retry")
     return StorageError(f"{path}: {error.strerror or error}; check the disk, then retry")

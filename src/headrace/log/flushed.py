@@ -15,10 +15,10 @@ The file is a table of 32-byte slots, little-endian, one per log, in no order::
 A slot of zeros is free. A slot whose checksum is wrong says nothing.
 
 The rule that makes it safe: *an entry is written after the sync that it speaks of has returned*. So it never claims
-more than was flushed, whatever happens. It may claim less. It is written a few milliseconds after the sync, and without
-a sync of its own: a killed process leaves it in the page cache, up to date but for those milliseconds; after a power
-loss it is as old as the last checkpoint or the last ``syncfs`` of the flusher. A log that lost what was acknowledged
-later than that is cut as before. See docs/adr/0011.
+more than was flushed, whatever happens. It is written before what the sync covers is acknowledged, and is not synced
+itself. A killed process leaves it in the page cache, up to date for all that was acknowledged. After a power loss it
+claims less: it is as old as the last checkpoint or the last ``syncfs`` of the flusher. A log that lost what was
+acknowledged later than that is cut as before. See docs/adr/0011.
 
 The flusher's thread and a checkpoint's thread write here, and the owner's thread when it opens logs. A lock keeps them
 apart.
@@ -30,6 +30,7 @@ import logging
 import struct
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -125,10 +126,18 @@ class FlushedEnds:
         return self._free.pop()
 
     def settle(self) -> None:
-        """Every log there is has been opened: slots that none has claimed may be used again."""
+        """Every log there is has been opened: slots that none has claimed may be used again. Damaged ones are freed in
+        the file, so that they are reported once."""
         self._found.clear()
         used = {end.number for end in self._claimed.values()}
         self._free = [number for number in range(len(self._table) // SLOT_BYTES) if number not in used]
+        if self.damaged:
+            with self._lock:
+                for number in self._free:
+                    self._table[number * SLOT_BYTES : (number + 1) * SLOT_BYTES] = bytes(SLOT_BYTES)
+                with suppress(OSError):  # then the next start reports it once more
+                    self._file.truncate(len(self._table))
+                    self._file.write([bytes(self._table)], 0)
 
     def forget(self, prefix: str) -> None:
         """The logs whose names begin so were deleted."""

@@ -1,8 +1,8 @@
 """A partition's log: segments in a directory, appended at the end, read from anywhere.
 
-How a produced byte becomes an offset: ``append`` stamps each batch with the next offset, writes all batches of the
-call with one system call at the end of the active segment, and only then counts them in. When the write fails the
-file is cut back and nothing has happened.
+How a produced byte becomes an offset: ``append`` stamps the batch with the next offset, writes it with one system call
+at the end of the active segment, and only then counts it in. When the write fails the file is cut back and nothing has
+happened.
 
 How an offset becomes bytes: see ``reader.py``.
 
@@ -18,26 +18,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from headrace.batch import NO_PRODUCER_ID, Batch, stamp
+from headrace.batch import NO_PRODUCER_ID, Batch
 from headrace.log.aborted import AbortedDamaged
 from headrace.log.checkpoint import LogMark
 from headrace.log.compaction.swap import SwapGroup, SwapJob
 from headrace.log.config import FlushPolicy, LogConfig
-from headrace.log.disk import FileCache, replace_file
+from headrace.log.disk import FileCache
 from headrace.log.epochs import EpochHistory
 from headrace.log.errors import CorruptLog, OffsetOutOfRange, RecordListTooLarge, storage_error
 from headrace.log.findings import Finding, OnFinding, Severity
 from headrace.log.flushed import FlushedEnd
 from headrace.log.index import NOT_COUNTED
 from headrace.log.opening import NOTHING_KNOWN, Known, OpenedLog, new_log, open_segments, segment_in
-from headrace.log.producer_snapshots import derive_aborted, producers_at, write_snapshot
+from headrace.log.producer_snapshots import Snapshot, derive_aborted, producers_at
 from headrace.log.producers import ProducerStates
 from headrace.log.reader import LogReader
 from headrace.log.recovery import RecoveryReport
+from headrace.log.removal import REMOVED_IN_ORDER_MAX, Removal
 from headrace.log.segment import OFFSET_DELTA_MAX, Segment, number_of_segment
-from headrace.log.start import marked_start, start_path
 from headrace.log.unsynced import FlushMark, Unsynced
 from headrace.log.waiters import Waiters
 from headrace.ports import Disk
@@ -46,19 +47,25 @@ from headrace.vocabulary import Epoch, Offset, Position
 if TYPE_CHECKING:
     from headrace.log.compaction.cleaner import CleaningResult
 
-__all__ = ["AppendResult", "PartitionLog"]
+__all__ = ["PartitionLog", "PreparedMark"]
 
 _CHECKPOINT_BYTES_MIN = 1 << 20
-_REMOVED_IN_ORDER_MAX = 16
-"""How many segments are removed at once if the directory must be synced after each."""
 _DERIVE_BYTES_MAX = 64 << 20
 """How much of a log is walked to derive aborted transactions while it is being served."""
 
 
 @dataclass(frozen=True, slots=True)
-class AppendResult:
-    base_offset: Offset
-    last_offset: Offset
+class PreparedMark:
+    """What a checkpoint will say of a log, once its producers are saved too."""
+
+    mark: LogMark
+    snapshot: Snapshot | None
+
+    def written(self) -> LogMark:
+        """Save the producers, and give the mark. Raises OSError."""
+        if self.snapshot is not None:
+            self.snapshot.write()
+        return self.mark
 
 
 class PartitionLog:
@@ -80,7 +87,7 @@ class PartitionLog:
         self._unsynced = Unsynced()
         if not self._segments:
             self._add_segment(opened.end_offset)
-        self._start = opened.start_offset
+        self._start = self._planned_start = opened.start_offset
         self._marked_start = opened.marked_start
         """What the start marker says."""
         self._end = opened.end_offset
@@ -94,6 +101,7 @@ class PartitionLog:
         self.reader = LogReader(self)
         self._closed = False
         self._swapping = False
+        self._removing = False
         self.is_retired = False
         """Removed, or no longer served: maintenance keeps away from it."""
         self._advance()
@@ -157,7 +165,7 @@ class PartitionLog:
         With ``sync=False`` the caller syncs, and must not use the mark before that.
         """
         if not self._closed:
-            prepared = self.prepare_checkpoint()
+            prepared = self.prepare_checkpoint().written()
             with suppress(OSError):
                 self._active.index.save(self._active.summary())
             if sync:
@@ -240,7 +248,8 @@ class PartitionLog:
             return
         segment.summarise()
         try:
-            segment.aborted.load(segment.aborted_count)
+            end = segment.following_offset if segment.following_offset >= 0 else self._end
+            segment.aborted.load(segment.aborted_count, first=segment.base_offset, end=end)
         except AbortedDamaged as damage:
             self._derive_aborted(segment, damage)
 
@@ -276,40 +285,37 @@ class PartitionLog:
 
     # Appending.
 
-    def append(self, batches: Sequence[Batch], *, leader_epoch: Epoch, now_ms: int) -> AppendResult:
-        """Write batches at the end. Raises DiskFull or StorageError with nothing changed.
+    def append(self, batch: Batch, *, leader_epoch: Epoch, now_ms: int) -> Offset:
+        """Write a batch at the end and stamp it with its offset, which is returned. Raises DiskFull or StorageError
+        with nothing changed.
 
         Producer checks are the caller's (``producers.check``) and come first.
         """
-        assert batches, "an append needs a batch"
         assert not self._closed
-        total = sum(batch.size for batch in batches)
+        size = batch.size
         try:
-            segment = self._segment_for(batches, total, now_ms)
+            segment = self._segment_for(batch, now_ms)
         except OSError as error:
-            raise storage_error(error, self.directory, total) from error
-        base_offset = offset = self._end
+            raise storage_error(error, self.directory, size) from error
         if self._producers is None:
             _ = self.producers  # while what they are known by is at hand: later it would be a walk through the log
-        chunks = []
-        for batch in batches:
-            stamp(batch, offset, leader_epoch)
-            chunks.append(batch.prefix())
-            chunks.append(batch.body)
-            offset = batch.next_offset
-        self._write(segment, chunks, total)
-        for batch, prefix in zip(batches, chunks[::2], strict=True):
-            segment.admit(prefix, batch.base_offset, batch.size, batch.next_offset, batch.max_timestamp)
-            if batch.producer_id != NO_PRODUCER_ID:
-                self._apply_producer(segment, batch)
-        self._end = offset
+        base_offset = self._end
+        batch.base_offset = base_offset
+        batch.leader_epoch = leader_epoch
+        prefix = batch.prefix()
+        self._write(segment, [prefix, batch.body], size)
+        end_offset = batch.next_offset
+        segment.admit(prefix, base_offset, size, end_offset, batch.max_timestamp)
+        if batch.producer_id != NO_PRODUCER_ID:
+            self._apply_producer(segment, batch)
+        self._end = end_offset
         if leader_epoch > self._epochs.latest:
             self._epochs.note(leader_epoch, base_offset)
         if self.flush_policy.acknowledges_flushed:
-            self.reader.appended(offset, segment)
+            self.reader.appended(end_offset, segment)
         else:
             self._advance()
-        return AppendResult(base_offset, Offset(offset - 1))
+        return base_offset
 
     def _write(self, segment: Segment, chunks: list[bytes], total: int) -> None:
         try:
@@ -337,16 +343,16 @@ class PartitionLog:
                 if self.flush_policy.is_synced_by_us:
                     self._unsynced.add_new(self._cache.open(segment.aborted.path))
 
-    def _segment_for(self, batches: Sequence[Batch], total: int, now_ms: int) -> Segment:
-        if total > self._config.segment_bytes_max:
-            raise RecordListTooLarge(total, self._config.segment_bytes_max)
-        active = self._active
+    def _segment_for(self, batch: Batch, now_ms: int) -> Segment:
+        segment_bytes_max = self._config.segment_bytes_max
+        if batch.size > segment_bytes_max:
+            raise RecordListTooLarge(batch.size, segment_bytes_max)
+        active = self._segments[-1]
         if active.size == 0:
             return active
-        records = sum(batch.last_offset_delta + 1 for batch in batches)
-        too_long = active.size + total > self._config.segment_bytes_max
-        too_wide = self._end + records - active.base_offset > OFFSET_DELTA_MAX
-        if too_long or too_wide or self._is_old(active, batches[-1].max_timestamp, now_ms):
+        too_long = active.size + batch.size > segment_bytes_max
+        too_wide = self._end + batch.last_offset_delta + 1 - active.base_offset > OFFSET_DELTA_MAX
+        if too_long or too_wide or self._is_old(active, batch.max_timestamp, now_ms):
             return self.roll()
         return active
 
@@ -367,8 +373,6 @@ class PartitionLog:
         active = self._add_segment(self._end)
         self._write_aborted(sealed)
         sealed.seal(self._end)
-        with suppress(OSError):
-            self._write_snapshot()
         return active
 
     def _add_segment(self, base_offset: Offset) -> Segment:
@@ -420,24 +424,27 @@ class PartitionLog:
         """The log is being removed."""
         self._waiters.release_all()
 
-    def prepare_checkpoint(self) -> LogMark:
-        """Write what must be durable beside the log, and say from where recovery may then begin.
+    def prepare_checkpoint(self) -> PreparedMark:
+        """Collect what must be durable beside the log, and say from where recovery may then begin. Raises OSError.
 
-        The caller syncs the whole filesystem and calls ``checkpointed`` with the same mark. Raises OSError.
+        The caller writes it, on whichever thread, syncs the whole filesystem and calls ``checkpointed`` with the mark.
         """
         for segment in self._segments:
             if segment.aborted.unwritten:
                 segment.aborted.write()
                 self._unsynced.directory_changed = True
-        self._write_snapshot()
-        producerless = self._mark.producerless if self._producers is None else not len(self._producers)
-        return replace(
+        producers = self._producers
+        mark = replace(
             self.mark,
             recovery_offset=self._end,
             recovery_position=Position(self._active.size),
-            producerless=producerless,
+            producerless=self._mark.producerless if producers is None else not len(producers),
             aborted_count=len(self._active.aborted.entries),
         )
+        if producers is None:  # nobody has loaded them, so an older snapshot still serves
+            return PreparedMark(mark, None)
+        frozen = producers.freeze()
+        return PreparedMark(mark, Snapshot(self._disk, self.directory, frozen, self._end, self._mark.recovery_offset))
 
     def checkpointed(self, prepared: LogMark) -> None:
         """Everything ``prepare_checkpoint`` wrote has been synced: recovery may begin there."""
@@ -454,7 +461,7 @@ class PartitionLog:
     def wants_checkpoint(self) -> bool:
         """Whether the recovery point should move: there is much to scan, or removal waits for it."""
         recovery_offset = self._mark.recovery_offset
-        removal_waits = self._start > recovery_offset
+        removal_waits = self._wanted_start > recovery_offset
         compaction_waits = self._config.cleanup_compact and self._active.base_offset > recovery_offset
         return removal_waits or compaction_waits or self.bytes_since_checkpoint >= _CHECKPOINT_BYTES_MIN
 
@@ -473,7 +480,7 @@ class PartitionLog:
     def delete_records(self, offset: Offset) -> Offset:
         """Serve nothing below ``offset`` any more (-1: below the high watermark); returns the new start offset.
 
-        The start is durable with the next checkpoint; files go with ``remove_dead_segments`` after that.
+        The start is durable with the next checkpoint; files go with a removal after that.
         """
         end = self.high_watermark
         offset = end if offset == -1 else offset
@@ -481,6 +488,17 @@ class PartitionLog:
             raise OffsetOutOfRange(offset, self._start, end)
         self.advance_start(offset)
         return self._start
+
+    def plan_start(self, offset: Offset) -> Offset:
+        """The same, but the records are served until a checkpoint has made the new start durable: what a client has
+        seen deleted does not come back after a crash. Returns the start offset that there will be."""
+        assert offset <= self.high_watermark
+        self._planned_start = max(self._planned_start, offset)
+        return self._wanted_start
+
+    @property
+    def _wanted_start(self) -> Offset:
+        return max(self._start, self._planned_start)
 
     def advance_start(self, offset: Offset) -> None:
         assert offset <= self._end
@@ -490,74 +508,64 @@ class PartitionLog:
 
     @property
     def has_dead_segments(self) -> bool:
-        """Whether ``remove_dead_segments`` would free anything."""
-        if self._swapping:
+        """Whether a removal would free anything."""
+        if self._swapping or self._removing:
             return False
         if len(self._segments) > 1:
-            return self._segments[1].base_offset <= self._start
-        return self._start == self._end and self._active.size > 0
+            return self._segments[1].base_offset <= self._wanted_start
+        return self._wanted_start == self._end and self._active.size > 0
 
-    def remove_dead_segments(self, *, regardless: bool = False) -> int:
-        """Unlink segments that lie wholly below the start offset; returns the bytes freed.
-
-        Only below the recovery point, that is after a checkpoint: an unlink that a crash undoes must not bring
-        records back, and what producers wrote there is remembered only by the snapshot. The oldest goes first, so that
-        whatever remains is the end of the log. ``regardless`` is for a disk so full that no checkpoint can be written.
-        """
-        if self._swapping:
-            return 0
+    def begin_removal(self, *, regardless: bool = False) -> Removal | None:
+        """Take segments that lie wholly below the start offset out of service. ``Removal.run`` unlinks them; then the
+        owner calls ``finish_removal``. ``regardless`` is for a disk too full for a checkpoint; see removal.py."""
+        if self._swapping or self._removing:
+            return None
+        if regardless:
+            self.advance_start(self._planned_start)
         if self._start == self._end and self._active.size:
             self.roll()
-        if regardless and self.has_dead_segments:
-            self._mark_start_without_space()
+        # The start is marked as far as the log is flushed and no further.
+        target = min(self._start, self._flushed) if regardless else None
         # Not the start itself: it may have moved on while the checkpoint was being written.
-        limit = self._marked_start if regardless else min(self._marked_start, self._mark.recovery_offset)
-        freed = removed = 0
-        while len(self._segments) > 1 and self._segments[1].base_offset <= limit:
-            if self._segments[1].base_offset > self._mark.recovery_offset:
-                # Recovery scans what is left. If a crash undid one removal and not a later one, it would find a gap.
-                if removed == _REMOVED_IN_ORDER_MAX:
-                    break
-                self._disk.sync_dir(self.directory)
-            removed += 1
-            dead = self._segments.pop(0)
-            freed += dead.size
-            self._unsynced.drop(dead)
-            dead.remove(self._disk)
-            self._unsynced.directory_changed = True
-        if freed:
-            self.reader.forget_places()
-            self._epochs = EpochHistory(self._epochs.since(self._start))
-        return freed
+        limit = min(self._marked_start, self._mark.recovery_offset) if target is None else target
+        doomed: list[tuple[Segment, Offset]] = []
+        for segment, following in pairwise(self._segments):
+            in_order = following.base_offset > self._mark.recovery_offset
+            if following.base_offset > limit or (in_order and len(doomed) == REMOVED_IN_ORDER_MAX):
+                break
+            doomed.append((segment, following.base_offset))
+        if not doomed:
+            return None
+        del self._segments[: len(doomed)]
+        for segment, _ in doomed:
+            segment.forget()
+            self._unsynced.drop(segment)
+        self.reader.forget_places()
+        self._removing = True
+        return Removal(self._disk, self.directory, doomed, self._mark.recovery_offset, target)
+
+    def finish_removal(self, removal: Removal) -> int:
+        """Take back what could not be removed; returns the bytes freed."""
+        self._removing = False
+        self._segments[:0] = removal.left
+        if removal.marked_start is not None:
+            self._marked_start = removal.marked_start
+        self._unsynced.directory_changed = True
+        self._epochs = EpochHistory(self._epochs.since(self._start))
+        return sum(segment.size for segment in removal.gone)
 
     def start_to_mark(self) -> tuple[Offset, Offset] | None:
         """(what the start marker says, what it must say), if it must move."""
-        return (self._marked_start, self._start) if self._marked_start != self._start else None
+        return (self._marked_start, self._wanted_start) if self._marked_start != self._wanted_start else None
 
     def start_marked(self, offset: Offset) -> None:
         self._marked_start = offset
+        self.advance_start(offset)
 
-    def _mark_start_without_space(self) -> None:
-        """For a disk too full for a checkpoint: move the marker and make it durable. Raises OSError; then files stay.
-
-        A rename needs no space. Without a marker, a file of the first segment becomes one: all of that segment goes.
-        The start is marked as far as the log is flushed and no further. Asking the directory where the marker is costs
-        little here; a checkpoint that failed may have moved it.
-        """
-        marked = marked_start(self._disk.listdir(self.directory))
-        target = min(self._start, self._flushed)
-        first = self._segments[0]
-        source = start_path(self.directory, marked) if marked else first.smallest_file(self._disk)
-        marker = start_path(self.directory, target)
-        if marked < target and self._segments[1].base_offset <= target:
-            self._cache.forget(source)
-            self._disk.rename(source, marker)
-            marked = target
-        self._disk.sync_dir(self.directory)
-        self._marked_start = marked
-        if source == first.path:
-            with suppress(OSError):  # a reader may hold the segment, so it is replaced and not truncated
-                replace_file(self._disk, marker, b"", sync=False)
+    @property
+    def durable_start_offset(self) -> Offset:
+        """What the start marker says: nothing below is served after a crash either."""
+        return self._marked_start
 
     # Compaction.
 
@@ -599,11 +607,3 @@ class PartitionLog:
         cleaned = self._segment(group.base, group.size, gaps_allowed=True)
         cleaned.following_offset = group.end_offset
         self._segments[first : first + len(group.replaces)] = [cleaned]
-
-    # Producer snapshots.
-
-    def _write_snapshot(self) -> None:
-        """Save the producers at the end offset, if anybody has loaded them; else the older snapshot still serves."""
-        if self._producers is not None:
-            recovery_offset = self._mark.recovery_offset
-            write_snapshot(self._disk, self.directory, self._producers, self._end, recovery_offset=recovery_offset)

@@ -4,10 +4,11 @@ Everything that touches the disk for long runs elsewhere: a checkpoint's sync an
 compaction in a child process with low priority. The work that remains for the event loop is cut into slices.
 
 Records are removed in three steps: a log's start offset moves (at once, for readers), a checkpoint makes that durable,
-and only then do files go. Whoever must not answer before the second step waits for ``checkpointed()``.
+and only then do files go. A request that must not be answered before the second step waits for
+``after_checkpoint()``.
 
 No error ends this work for the life of the process. What a disk refuses is logged and tried again at the next
-interval, and one log's error does not concern another. Only a failed sync is the end, and that is the guard's business.
+interval, and one log's error does not concern another. Only a failed sync is the end; ``sync_guard.py`` handles it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 
 from headrace.errors import HeadraceError
@@ -25,9 +26,10 @@ from headrace.log.compaction.planning import plan
 from headrace.log.errors import StorageError, SwapUnfinished
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
+from headrace.log.removal import Removal
 from headrace.log.retention import advance_by_retention
 from headrace.log.space import LogSpace
-from headrace.log.store import LogStore
+from headrace.log.store import CheckpointJob, LogStore, in_chunks
 from headrace.log.sync_guard import SyncFailed, SyncGuard
 from headrace.log.waiters import Waiters
 from headrace.ports import Clock, TimerHandle
@@ -39,6 +41,7 @@ CHECKPOINT_INTERVAL_S = 5.0
 RETRY_S = 1.0
 FILES_REMOVED_PER_STEP = 50
 LOGS_PER_SLICE = 100
+LOGS_PER_REMOVAL = 20
 
 _EXPECTED = (OSError, HeadraceError)
 """What a disk, or a file on it, can cause."""
@@ -174,10 +177,14 @@ class Maintenance:
 
     # Checkpoints.
 
-    def checkpointed(self) -> asyncio.Future[None]:
-        """Done when a checkpoint that began after this call is on disk."""
+    def after_checkpoint(self) -> asyncio.Future[None]:
+        """Done when a checkpoint that began after this call has been made, or refused by the disk: what is durable then
+        the logs say."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._when_checkpointed(lambda: None if future.done() else future.set_result(None))
+        self._checkpoint_waiters.add(
+            self._checkpoints_begun, lambda: None if future.done() else future.set_result(None)
+        )
+        self._spawn("checkpoint", self._checkpoints)
         return future
 
     def space_wanted(self) -> None:
@@ -192,10 +199,6 @@ class Maintenance:
     def _is_checkpoint_wanted(self) -> bool:
         return self._space_wanted_at is not None or len(self._checkpoint_waiters) > 0
 
-    def _when_checkpointed(self, callback: Callable[[], None]) -> None:
-        self._checkpoint_waiters.add(self._checkpoints_begun, callback)
-        self._spawn("checkpoint", self._checkpoints)
-
     async def _checkpoints(self) -> None:
         """One checkpoint, and more while somebody waits for one that began later."""
         await self._checkpoint()
@@ -206,33 +209,57 @@ class Maintenance:
         self._checkpoints_begun += 1
         number = self._checkpoints_begun
         store = self._store
-        shrunk = [log for log in store.logs.values() if log.has_dead_segments]
-        job = store.begin_checkpoint()
-        if not (self._is_checkpoint_wanted or shrunk or job.points):
+        job = store.new_checkpoint()
+        await _in_turns(store.collect(job))
+        if not (self._is_checkpoint_wanted or job.shrunk or job.prepared or job.starts):
             return
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, job.sync)
-        try:
-            await loop.run_in_executor(None, job.write)
-        except OSError as error:
-            self._report("checkpoint", f"the checkpoint could not be written: {error}; the older one stands")
-            store.checkpoint_synced(job)
-            self._remove_dead_segments(shrunk, regardless=True)  # the only way out of a full disk
-            await self._pause(RETRY_S)
-            return
-        store.finish_checkpoint(job)
-        self.checkpoints += 1
-        self._remove_dead_segments(shrunk)
-        if self._space_wanted_at is not None and self._space_wanted_at < number:
+        is_written = await self._written(job)
+        await _in_turns(store.synced(job))
+        for log, error in job.refused:
+            self._report(log.directory, f"{log.directory}: the start marker: {error}; it is tried again")
+        if is_written:
+            await _in_turns(store.written(job))
+            self.checkpoints += 1
+        refused = {log for log, _ in job.refused}
+        await self._remove_dead_segments(job.shrunk, lambda log: not is_written or log in refused)
+        if is_written and self._space_wanted_at is not None and self._space_wanted_at < number:
             self._space_wanted_at = None
         self._checkpoint_waiters.release_below(number)
+        if not is_written:
+            await self._pause(RETRY_S)
 
-    def _remove_dead_segments(self, logs: list[PartitionLog], *, regardless: bool = False) -> None:
-        for log in logs:
-            try:
-                self.removed_bytes += log.remove_dead_segments(regardless=regardless)
-            except _EXPECTED as error:
-                self._report(log.directory, f"{log.directory}: removing old segments: {error}; it is tried again")
+    async def _written(self, job: CheckpointJob) -> bool:
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, job.write)
+        except OSError as error:
+            self._report("checkpoint", f"the checkpoint could not be written: {error}; the older one stands")
+            return False
+        return True
+
+    async def _remove_dead_segments(
+        self, logs: Sequence[PartitionLog], regardless: Callable[[PartitionLog], bool]
+    ) -> None:
+        """``regardless`` says for which logs no checkpoint was possible: to remove is the only way out of a full
+        disk."""
+        loop = asyncio.get_running_loop()
+        for some in in_chunks(logs, LOGS_PER_REMOVAL):
+            removals = []
+            for log in some:
+                try:
+                    removal = None if log.is_retired else log.begin_removal(regardless=regardless(log))
+                    removals += [(log, removal)] if removal is not None else []
+                except _EXPECTED as error:
+                    self._report_removal(log, error)
+            await loop.run_in_executor(None, _run_all, [removal for _, removal in removals])
+            for log, removal in removals:
+                self.removed_bytes += log.finish_removal(removal)
+                if removal.error is not None and not log.is_retired:
+                    self._report_removal(log, removal.error)
+
+    def _report_removal(self, log: PartitionLog, error: Exception) -> None:
+        self._report(log.directory, f"{log.directory}: removing old segments: {error}; it is tried again")
 
     # Retention and deletion.
 
@@ -279,7 +306,7 @@ class Maintenance:
         """Compact the logs that are due, one after the other."""
         logs = [log for log in self._store.logs.values() if log.config.cleanup_compact]
         if any(log.segments[-1].base_offset > log.mark.recovery_offset for log in logs):
-            await self.checkpointed()  # only what no recovery can cut any more is rewritten
+            await self.after_checkpoint()  # only what no recovery can cut any more is rewritten
         for log in logs:
             if not log.is_retired:
                 await self._compact(log)
@@ -316,6 +343,17 @@ class Maintenance:
         try:
             await asyncio.shield(under_way)
         finally:
-            await asyncio.wait({under_way})  # who cancels us does not stop the thread
+            await asyncio.wait({under_way})  # cancelling this task does not stop the thread
             saved_bytes = log.finish_swap(swap)
         return saved_bytes
+
+
+async def _in_turns(steps: Iterator[None]) -> None:
+    """One step per turn of the loop."""
+    for _ in steps:
+        await asyncio.sleep(0)
+
+
+def _run_all(removals: list[Removal]) -> None:
+    for removal in removals:
+        removal.run()

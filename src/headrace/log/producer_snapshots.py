@@ -1,15 +1,29 @@
 """Producer snapshots in a log's directory: ``<offset>.producers``.
 
 A snapshot is the state of all producers at that offset, so that recovery replays only the batches after it. Its bytes
-are one line ``headrace-producers 1 <CRC-32C of the rest, 8 hex digits>`` and then JSON. A snapshot that does not check
-out is ignored, and an older one, or the log, is used.
+are one line ``headrace-producers 2 <CRC-32C of the rest, 8 hex digits>`` and then, little-endian::
+
+    offset               int64
+    number of producers  uint32
+    per producer:
+      producer id        int64
+      epoch              int16
+      coordinator epoch  int32
+      last timestamp     int64
+      transaction start  int64   -1 for none
+      number of batches  uint8   at most 5
+      per batch: first and last sequence int32, first and last offset int64, timestamp int64
+
+A snapshot that does not check out is ignored, and an older one, or the log, is used. Snapshots are encoded and written
+on a thread of the executor: with 50,000 producers it takes a tenth of a second.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import google_crc32c
@@ -18,12 +32,13 @@ from headrace.batch import NO_PRODUCER_ID, Batch
 from headrace.log.checkpoint import LogMark
 from headrace.log.disk import replace_file
 from headrace.log.findings import Finding, OnFinding, Severity
-from headrace.log.producers import AbortedTransaction, ProducerStates
+from headrace.log.producers import AbortedTransaction, FrozenProducers, ProducerRow, ProducerStates, SentBatch
 from headrace.log.segment import Segment, segment_name
 from headrace.ports import Disk
 from headrace.vocabulary import FILE_START, Offset
 
 __all__ = [
+    "Snapshot",
     "decode_snapshot",
     "derive_aborted",
     "encode_snapshot",
@@ -31,18 +46,26 @@ __all__ = [
     "replay_headers",
     "snapshot_offsets",
     "snapshot_path",
-    "write_snapshot",
 ]
 
-_HEAD: Final = b"headrace-producers 1 "
+_HEAD: Final = b"headrace-producers 2 "
+_START = struct.Struct("<qI")
+_PRODUCER = struct.Struct("<qhiqqB")
+_BATCH = struct.Struct("<iiqqq")
+_NO_TRANSACTION: Final = -1
 _SUFFIX = ".producers"
 _NAME = re.compile(r"([0-9]{20})\.producers")
 _KEPT = 2
 """The newest that recovery could use, and the one before it in case the newest has decayed."""
 
 
-def encode_snapshot(states: ProducerStates, offset: Offset) -> bytes:
-    body = json.dumps({"offset": offset, "producers": states.rows()}, separators=(",", ":")).encode()
+def encode_snapshot(producers: FrozenProducers, offset: Offset) -> bytes:
+    pieces = [_START.pack(offset, len(producers))]
+    for number, epoch, coordinator_epoch, timestamp, start, batches in producers.rows():
+        begun = _NO_TRANSACTION if start is None else start
+        pieces.append(_PRODUCER.pack(number, epoch, coordinator_epoch, timestamp, begun, len(batches)))
+        pieces += [_BATCH.pack(*batch) for batch in batches]
+    body = b"".join(pieces)
     return _HEAD + b"%08x\n" % google_crc32c.value(body) + body
 
 
@@ -51,8 +74,20 @@ def decode_snapshot(data: bytes) -> tuple[ProducerStates, Offset] | None:
     head, _, body = data.partition(b"\n")
     if head != _HEAD + b"%08x" % google_crc32c.value(body):
         return None
-    content = json.loads(body)
-    return ProducerStates.of(content["producers"]), Offset(content["offset"])
+    offset, count = _START.unpack_from(body)
+    return ProducerStates.of(_rows(body, count)), Offset(offset)
+
+
+def _rows(body: bytes, count: int) -> Iterator[ProducerRow]:
+    position = _START.size
+    for _ in range(count):
+        number, epoch, coordinator_epoch, timestamp, begun, batch_count = _PRODUCER.unpack_from(body, position)
+        position += _PRODUCER.size
+        end = position + batch_count * _BATCH.size
+        batches = list(map(SentBatch._make, _BATCH.iter_unpack(body[position:end])))
+        position = end
+        start = None if begun == _NO_TRANSACTION else begun
+        yield number, epoch, coordinator_epoch, timestamp, start, batches
 
 
 def snapshot_path(directory: str, offset: Offset) -> str:
@@ -137,24 +172,32 @@ def replay_headers(states: ProducerStates, segments: Sequence[Segment], from_off
                 states.apply(segment.read_batch(position) if batch.is_control else batch)
 
 
-def write_snapshot(
-    disk: Disk, directory: str, states: ProducerStates, offset: Offset, *, recovery_offset: Offset
-) -> None:
-    """Save the state at ``offset``, unsynced.
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A snapshot that is to be written, on whichever thread."""
 
-    The newest snapshot that recovery could begin with stays whatever comes after it: later ones may not survive a
-    crash, and the batches before it may have been removed by retention.
-    """
-    existing = snapshot_offsets(disk.listdir(directory))
-    if not len(states) and not existing:
-        return
-    path = snapshot_path(directory, offset)
-    data = encode_snapshot(states, offset)
-    if offset not in existing:
-        replace_file(disk, path, data, sync=False)
-    elif _read(disk, path) != data:
-        # Recovery may depend on the one that is there: until the new one is safe, the old one must be.
-        replace_file(disk, path, data)
-    usable = [at for at in existing if at <= recovery_offset]
-    for old in usable[:-_KEPT]:
-        disk.unlink(snapshot_path(directory, old))
+    disk: Disk
+    directory: str
+    producers: FrozenProducers
+    offset: Offset
+    recovery_offset: Offset
+
+    def write(self) -> None:
+        """Save it, unsynced. Raises OSError.
+
+        The newest snapshot that recovery could begin with stays whatever comes after it: later ones may not survive a
+        crash, and the batches before it may have been removed by retention.
+        """
+        existing = snapshot_offsets(self.disk.listdir(self.directory))
+        if not len(self.producers) and not existing:
+            return
+        path = snapshot_path(self.directory, self.offset)
+        data = encode_snapshot(self.producers, self.offset)
+        if self.offset not in existing:
+            replace_file(self.disk, path, data, sync=False)
+        elif _read(self.disk, path) != data:
+            # Recovery may depend on the one that is there: until the new one is safe, the old one must be.
+            replace_file(self.disk, path, data)
+        usable = [at for at in existing if at <= self.recovery_offset]
+        for old in usable[:-_KEPT]:
+            self.disk.unlink(snapshot_path(self.directory, old))

@@ -7,6 +7,12 @@ a retry is always of one of these), and where its open transaction began. The ru
 * an older epoch is fenced; a newer epoch starts at sequence 0; the same epoch goes on at last + 1 (wrapping at 2^31-1);
 * a producer nobody remembers (expired, or its records were removed) may start at any sequence.
 
+One rule is stricter than Kafka's: a batch before the marker that ended its transaction has no duplicates any more. A
+client ends a transaction when all of its batches are acknowledged or given up, so it sends none of them again. But
+librdkafka gives the sequences of batches that it gave up, when the connection broke, to the next transaction. Had such
+a batch been written after all, Kafka would take the new one for its retry: acknowledged and never written. Here it is
+out of order, and the producer starts again.
+
 The state is a fold over the log's batches, so it can always be rebuilt. Snapshots save the time: see
 ``producer_snapshots.py``.
 
@@ -17,14 +23,23 @@ is open, or that is decided by a marker which is itself not yet visible.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from headrace.batch import NO_PRODUCER_ID, NO_SEQUENCE, SEQUENCE_MAX, Batch, control_type
 from headrace.log.errors import InvalidProducerEpoch, InvalidTransactionState, OutOfOrderSequence
 
-__all__ = ["AbortedTransaction", "Duplicate", "Fresh", "ProducerRow", "ProducerStates", "ProducerSummary", "SentBatch"]
+__all__ = [
+    "AbortedTransaction",
+    "Duplicate",
+    "Fresh",
+    "FrozenProducers",
+    "ProducerRow",
+    "ProducerStates",
+    "ProducerSummary",
+    "SentBatch",
+]
 
 BATCHES_KEPT: Final = 5
 NO_EPOCH: Final = -1
@@ -90,10 +105,26 @@ class _Producer:
     coordinator_epoch: int = -1
     last_timestamp: int = -1
     transaction_start: int | None = None
+    generation: int = 0
+    """Of the states it belongs to. Those before the last ``freeze`` are not changed any more."""
+
+    def thawed(self, generation: int) -> _Producer:
+        """A copy that may be changed."""
+        batches = deque(self.batches, maxlen=BATCHES_KEPT)
+        return _Producer(
+            self.epoch, batches, self.coordinator_epoch, self.last_timestamp, self.transaction_start, generation
+        )
 
     @property
     def last_sequence(self) -> int:
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    def forget_duplicates(self) -> None:
+        """Keep of the last batches where the sequence goes on, and nothing that a batch could be a duplicate of."""
+        if self.batches:
+            last = self.batches[-1]
+            self.batches.clear()
+            self.batches.append(last._replace(base_sequence=NO_SEQUENCE))
 
 
 ProducerRow = tuple[int, int, int, int, int | None, Sequence[SentBatch]]
@@ -107,10 +138,11 @@ def _follows(last: int, following: int) -> bool:
 class ProducerStates:
     """The producers of one partition."""
 
-    __slots__ = ("_deciding", "_open", "_producers")
+    __slots__ = ("_deciding", "_generation", "_open", "_producers")
 
     def __init__(self) -> None:
         self._producers: dict[int, _Producer] = {}
+        self._generation = 0
         self._open: dict[int, int] = {}
         """First offset by producer id of each transaction without a marker, in the order they began."""
         self._deciding: deque[tuple[int, int]] = deque()
@@ -124,36 +156,19 @@ class ProducerStates:
 
     # Asking before an append.
 
-    def check(self, batches: Sequence[Batch]) -> Fresh | Duplicate:
-        """Whether these data batches of one append may be written. Several of one producer see each other.
+    def check(self, batch: Batch) -> Fresh | Duplicate:
+        """Whether this data batch may be written.
 
         Raises InvalidProducerEpoch, OutOfOrderSequence or InvalidTransactionState.
         """
-        if len(batches) == 1:
-            batch = batches[0]
-            return FRESH if batch.producer_id == NO_PRODUCER_ID else self._check_one(batch, None)
-        reached: dict[int, tuple[int, int]] = {}
-        for batch in batches:
-            if batch.producer_id == NO_PRODUCER_ID:
-                continue
-            answer = self._check_one(batch, reached.get(batch.producer_id))
-            if isinstance(answer, Duplicate):
-                return answer
-            reached[batch.producer_id] = (batch.producer_epoch, batch.last_sequence)
-        return FRESH
-
-    def _check_one(self, batch: Batch, reached: tuple[int, int] | None) -> Fresh | Duplicate:
         producer = self._producers.get(batch.producer_id)
         if producer is None:
-            if reached is not None:
-                self._check_sequence(batch, *reached)
             return FRESH
-        if reached is None and batch.producer_epoch == producer.epoch:
+        if batch.producer_epoch == producer.epoch:
             for sent in producer.batches:
                 if sent.base_sequence == batch.base_sequence and sent.last_sequence == batch.last_sequence:
                     return Duplicate(sent.base_offset, sent.last_offset, sent.timestamp)
-        epoch, last_sequence = reached or (producer.epoch, producer.last_sequence)
-        self._check_sequence(batch, epoch, last_sequence)
+        self._check_sequence(batch, producer.epoch, producer.last_sequence)
         if producer.transaction_start is not None and not batch.is_transactional:
             raise InvalidTransactionState(batch.producer_id, producer.transaction_start)
         return FRESH
@@ -176,7 +191,9 @@ class ProducerStates:
             return None
         producer = self._producers.get(batch.producer_id)
         if producer is None:
-            producer = self._producers[batch.producer_id] = _Producer()
+            producer = self._producers[batch.producer_id] = _Producer(generation=self._generation)
+        elif producer.generation != self._generation:
+            producer = self._producers[batch.producer_id] = producer.thawed(self._generation)
         producer.last_timestamp = max(producer.last_timestamp, batch.max_timestamp)
         if batch.is_control:
             return self._apply_marker(batch, producer)
@@ -199,6 +216,7 @@ class ProducerStates:
         if batch.producer_epoch > producer.epoch:
             producer.epoch = batch.producer_epoch
             producer.batches.clear()
+        producer.forget_duplicates()
         producer.coordinator_epoch = max(producer.coordinator_epoch, coordinator_epoch)
         start = producer.transaction_start
         if start is None:
@@ -241,36 +259,56 @@ class ProducerStates:
         """The base offset of each producer's last batch: compaction keeps those so that sequences survive."""
         return {number: each.batches[-1].base_offset for number, each in self._producers.items() if each.batches}
 
-    def describe(self) -> list[ProducerSummary]:
-        return [
-            ProducerSummary(
-                producer_id=producer_id,
-                producer_epoch=producer.epoch,
-                last_sequence=producer.last_sequence,
-                last_timestamp=producer.last_timestamp,
-                coordinator_epoch=producer.coordinator_epoch,
-                transaction_start_offset=-1 if producer.transaction_start is None else producer.transaction_start,
-            )
-            for producer_id, producer in self._producers.items()
-        ]
+    def ids(self) -> list[int]:
+        return list(self._producers)
+
+    def summary(self, producer_id: int) -> ProducerSummary | None:
+        """What is known of a producer; None if nothing is."""
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            return None
+        return ProducerSummary(
+            producer_id=producer_id,
+            producer_epoch=producer.epoch,
+            last_sequence=producer.last_sequence,
+            last_timestamp=producer.last_timestamp,
+            coordinator_epoch=producer.coordinator_epoch,
+            transaction_start_offset=-1 if producer.transaction_start is None else producer.transaction_start,
+        )
 
     # For snapshots.
 
-    def rows(self) -> list[ProducerRow]:
-        """Everything that is known, as plain values."""
-        return [
-            (number, each.epoch, each.coordinator_epoch, each.last_timestamp, each.transaction_start, [*each.batches])
-            for number, each in self._producers.items()
-        ]
+    def freeze(self) -> FrozenProducers:
+        """The states as they are now, for another thread. Each is copied when it changes, and only then."""
+        self._generation += 1
+        return FrozenProducers(self._producers.copy())
 
     @classmethod
     def of(cls, rows: Iterable[ProducerRow]) -> ProducerStates:
         """The states that ``rows`` describes."""
         states = cls()
         for number, epoch, coordinator_epoch, last_timestamp, start, batches in rows:
-            kept = deque((SentBatch(*batch) for batch in batches), maxlen=BATCHES_KEPT)
+            kept = deque(batches, maxlen=BATCHES_KEPT)
             states._producers[number] = _Producer(epoch, kept, coordinator_epoch, last_timestamp, start)
         begun = [(each.transaction_start, number) for number, each in states._producers.items()]
         for start, number in sorted((start, number) for start, number in begun if start is not None):
             states._open[number] = start
         return states
+
+
+class FrozenProducers:
+    """The producers of a partition at one moment. It may be read on any thread."""
+
+    __slots__ = ("_producers",)
+
+    def __init__(self, producers: Mapping[int, _Producer]) -> None:
+        self._producers = producers
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def rows(self) -> Iterator[ProducerRow]:
+        """Everything that is known, as plain values."""
+        for number, each in self._producers.items():
+            batches = tuple(each.batches)
+            yield number, each.epoch, each.coordinator_epoch, each.last_timestamp, each.transaction_start, batches

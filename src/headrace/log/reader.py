@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from weakref import ref
 
 from headrace.batch import PREFIX_BYTES, Batch, parse_header
 from headrace.log.errors import CorruptLog, OffsetOutOfRange, storage_error
@@ -22,7 +23,7 @@ from headrace.vocabulary import Offset, Position
 if TYPE_CHECKING:
     from headrace.log.log import PartitionLog
 
-__all__ = ["LogReader"]
+__all__ = ["LogReader", "checked_batches"]
 
 _PLACES_MAX = 64
 _WALK_BYTES = 4 << 20
@@ -53,14 +54,21 @@ def _raising_storage_errors(
 
 
 class LogReader:
-    """Reads one log. It keeps no facts of the log, only places in its files, which ``forget_places`` drops."""
+    """Reads one log, which must be held by somebody else: a log that is dropped is freed at once, without the help of
+    the cycle collector. It keeps no facts of the log, only places in its files, which ``forget_places`` drops."""
 
     def __init__(self, log: PartitionLog) -> None:
-        self._log = log
+        self._find_log = ref(log)
         self._places: dict[Offset, tuple[Segment, Position]] = {}
         self._unflushed: deque[tuple[Offset, Segment, Position]] = deque()
         """(end offset, segment, position) after each append that is not yet flushed."""
         self._flushed_at: tuple[Offset, Segment | None, Position] = (Offset(0), None, Position(0))
+
+    @property
+    def _log(self) -> PartitionLog:
+        log = self._find_log()
+        assert log is not None, "the log is gone that this reader belongs to"
+        return log
 
     # What the log reports.
 
@@ -178,7 +186,7 @@ class LogReader:
             if not slices:
                 return
             for piece in slices:
-                for batch in _checked(piece):
+                for batch in checked_batches(piece):
                     yield batch
                     offset = batch.next_offset
 
@@ -248,7 +256,8 @@ class LogReader:
         return segment.read_batch(position) if position < segment.size else None
 
 
-def _checked(piece: FileSlice) -> Iterator[Batch]:
+def checked_batches(piece: FileSlice) -> Iterator[Batch]:
+    """The batches of what ``LogReader.read`` gave, their checksums checked. Raises CorruptLog."""
     data = piece.read()
     position = 0
     while position < len(data):

@@ -21,10 +21,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from headrace.batch import PREFIX_BYTES, Batch, BatchHeader, control_batch, parse_header, stamp
+from headrace.batch import HEADER_BYTES, PREFIX_BYTES, Batch, BatchHeader, control_batch, parse_header, stamp
 from headrace.log.checkpoint import LogMark
 from headrace.log.config import LogConfig
 from headrace.log.disk import FileCache, replace_file
+from headrace.log.dump import StoredBatch
 from headrace.log.epochs import EpochHistory
 from headrace.log.index import Index
 from headrace.log.log import PartitionLog
@@ -57,14 +58,24 @@ class Hole:
     records: int = 0
     """Of the bytes that will be cut, as far as they can be read."""
 
-    def __str__(self) -> str:
-        lost = f"offsets {self.first_offset} to {self.next_offset - 1} are lost"
-        if self.next_offset <= self.first_offset:
-            lost = "no offset is lost"
+    def lost(self, start_offset: Offset) -> int:
+        """How many offsets are missing. Those before the log's start offset were not served anyway."""
+        return max(0, self.next_offset - max(self.first_offset, start_offset))
+
+    def describe(self, start_offset: Offset) -> str:
+        place = f"{self.path} at byte {self.position}"
+        lost = self._lost_text(start_offset)
         if not self.size:
-            return f"{self.path} at byte {self.position}: {lost}"
-        what = f"{self.size} bytes with {self.batches} batches and {self.records} records that can be recognised"
-        return f"{self.path} at byte {self.position}: cut {what}; {lost}"
+            return f"{place}: {lost}"
+        what = f"{self.size} bytes in which {self.batches} batches and {self.records} records can be recognised"
+        return f"{place}: cut {what}; {lost}"
+
+    def _lost_text(self, start_offset: Offset) -> str:
+        if self.lost(start_offset):
+            return f"offsets {max(self.first_offset, start_offset)} to {self.next_offset - 1} are lost"
+        if self.next_offset > self.first_offset:
+            return f"all of it is before the log's first offset, {start_offset}"
+        return "no offset is known to be lost"
 
 
 @dataclass(slots=True)
@@ -100,7 +111,10 @@ class Repair:
     """What a repair of one log will do."""
 
     directory: str
+    first_offset: Offset
+    """Where the log began before the repair."""
     start_offset: Offset
+    """Where it begins after it."""
     end_offset: Offset
     """Where the log goes on."""
     holes: list[Hole]
@@ -110,9 +124,23 @@ class Repair:
     """Transactions whose end is lost: they are taken for aborted."""
     segments: list[_Kept]
 
+    def batches(self, disk: Disk) -> Iterator[StoredBatch]:
+        """The batches that stay, in order."""
+        for segment in self.segments:
+            file = disk.open(segment.path, writable=False)
+            for part in segment.parts:
+                position, end = part if isinstance(part, tuple) else (0, 0)
+                while position < end:
+                    prefix = segment.prefixes.get(position, b"")
+                    header = parse_header(prefix + file.pread(HEADER_BYTES - len(prefix), position + len(prefix)))
+                    assert header is not None, f"{segment.path} has no batch at byte {position}, where one was found"
+                    batch = Batch(header, file.pread(header.size - PREFIX_BYTES, position + PREFIX_BYTES))
+                    yield StoredBatch(segment.path, position, batch, checksum_holds=True)
+                    position += batch.size
+
     @property
     def offsets_lost(self) -> int:
-        return sum(max(0, hole.next_offset - max(hole.first_offset, self.start_offset)) for hole in self.holes)
+        return sum(hole.lost(self.first_offset) for hole in self.holes)
 
     @property
     def cut_bytes(self) -> int:
@@ -139,7 +167,7 @@ class _Survey:
 
     def run(self) -> Repair:
         bases = segment_bases(self.files)
-        next_offset = self.start
+        next_offset = first_offset = self.start
         if bases and bases[0] > self.start:
             path = f"{self.directory}/{segment_name(bases[0])}.log"
             self.holes.append(Hole(path, 0, 0, self.start, bases[0]))
@@ -149,18 +177,26 @@ class _Survey:
             following = bases[number + 1] if number + 1 < len(bases) else None
             segment = self._segment(base, following)
             kept.append(segment)
-            self.holes += segment.holes
             next_offset = max(next_offset, segment.next_offset)
         if next_offset < self.flushed_end:
-            path = kept[-1].path if kept else self.directory
-            position = kept[-1].size if kept else 0
-            self.holes.append(Hole(path, position, 0, next_offset, self.flushed_end))
             if kept:
-                self._abort_undecided(kept[-1], self.flushed_end, self.states.open_transactions())
+                self._note_end(kept[-1], next_offset, self.flushed_end)
+            else:
+                self.holes.append(Hole(self.directory, 0, 0, next_offset, self.flushed_end))
+                self.start = self.flushed_end
             next_offset = self.flushed_end
-            self.start = self.start if kept else next_offset
+        self.holes += [hole for segment in kept for hole in segment.holes]
         restored = sum(len(segment.prefixes) for segment in kept)
-        return Repair(self.directory, self.start, next_offset, self.holes, restored, self.undecided, kept)
+        return Repair(
+            directory=self.directory,
+            first_offset=first_offset,
+            start_offset=self.start,
+            end_offset=next_offset,
+            holes=self.holes,
+            restored=restored,
+            undecided=self.undecided,
+            segments=kept,
+        )
 
     def _segment(self, base: Offset, following: Offset | None) -> _Kept:
         path = f"{self.directory}/{segment_name(base)}.log"
@@ -255,9 +291,9 @@ class _Survey:
 
     def _abort_undecided(self, kept: _Kept, limit: Offset, producer_ids: Iterable[int]) -> None:
         """Put abort markers where offsets are missing. There cannot have been more markers than offsets."""
-        known = {each.producer_id: each for each in self.states.describe()}
         for producer_id in list(producer_ids)[: limit - kept.next_offset]:
-            producer = known[producer_id]
+            producer = self.states.summary(producer_id)
+            assert producer is not None, "it has an open transaction, so it is known"
             marker = control_batch(
                 commit=False,
                 producer_id=producer_id,
@@ -281,8 +317,17 @@ class _Survey:
         is_whole = sealed is not None and sealed.is_sealed and sealed.next_offset <= kept.next_offset
         if is_whole and sealed is not None and sealed.end_offset == following:
             return  # compaction removed what is missing
-        kept.holes.append(Hole(kept.path, kept.size, 0, kept.next_offset, following))
-        self._abort_undecided(kept, following, self.states.open_transactions())
+        self._note_end(kept, kept.next_offset, following)
+
+    def _note_end(self, kept: _Kept, next_offset: Offset, limit: Offset) -> None:
+        """The segment ends before ``limit``. If its end is cut, the missing offsets were in what is cut."""
+        last = kept.holes[-1] if kept.holes else None
+        is_cut = last is not None and last.position + last.size == kept.size and last.first_offset == last.next_offset
+        if last is not None and is_cut:
+            kept.holes[-1] = replace(last, first_offset=next_offset, next_offset=limit)
+        else:
+            kept.holes.append(Hole(kept.path, kept.size, 0, next_offset, limit))
+        self._abort_undecided(kept, limit, self.states.open_transactions())
 
 
 def apply(disk: Disk, repair: Repair) -> LogMark:

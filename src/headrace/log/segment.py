@@ -232,8 +232,11 @@ class Segment:
             self._cache.forget(path)
 
     def remove(self, disk: Disk) -> None:
-        """Unlink the segment's files, the log first. What a crash leaves without a log goes at the next opening."""
         self.forget()
+        self.unlink(disk)
+
+    def unlink(self, disk: Disk) -> None:
+        """Unlink the segment's files, the log first. What a crash leaves without a log goes at the next opening."""
         for path in (self.path, self.index.path, self.aborted.path):
             with suppress(FileNotFoundError):
                 disk.unlink(path)
@@ -440,7 +443,7 @@ class Segment:
         boundary_offset, by_position = self.with_index(lambda index: index.floor_position(limit))
         if limit < self.size and by_position > start and boundary_offset <= offset_max:
             # The index knows a boundary: a little less than asked for, and the log's own pages, which may be cold, are
-            # left alone. What is left of the last interval comes with the next read.
+            # not read. The rest of the last interval comes with the next read.
             return by_position, boundary_offset
         if offset_max < self.next_offset:
             _, by_offset = self.with_index(lambda index: index.floor_offset(offset_max))

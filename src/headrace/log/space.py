@@ -30,14 +30,16 @@ from headrace.log.segment import segment_name
 if TYPE_CHECKING:
     from headrace.log.store import LogStore
 
-__all__ = ["GROUP_CHARACTERS_MAX", "SPACES", "STATE", "TOPICS", "LogSpace", "log_name"]
+__all__ = ["GROUP_CHARACTERS_MAX", "QUEUES", "SPACES", "STATE", "TOPICS", "LogSpace", "log_name"]
 
 TOPICS: Final = "topics"
 STATE: Final = "state"
+QUEUES: Final = "queues"
 
 SPACES: Final[Mapping[str, re.Pattern[str]]] = {
     TOPICS: re.compile(r"[A-Za-z0-9._-]{1,200}~[0-9a-f]{32}"),
     STATE: re.compile(r"journal"),
+    QUEUES: re.compile(r"[0-9a-f]{32}"),
 }
 """The spaces there are, and what their groups are called."""
 

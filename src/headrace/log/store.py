@@ -17,9 +17,10 @@ the data directory is reported and not changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from headrace.log.checkpoint import Checkpoint, LogMark, read_checkpoint, write_checkpoint
 from headrace.log.config import LogConfig
@@ -27,7 +28,7 @@ from headrace.log.disk import FileCache
 from headrace.log.errors import CorruptLog, DataDirectoryInUse
 from headrace.log.findings import Finding, Severity, StoreReport
 from headrace.log.flushed import FlushedEnds
-from headrace.log.log import PartitionLog
+from headrace.log.log import PartitionLog, PreparedMark
 from headrace.log.opening import Known
 from headrace.log.space import SPACES, LogSpace
 from headrace.log.start import write_start
@@ -35,37 +36,69 @@ from headrace.log.unsynced import FlushMark
 from headrace.ports import Disk
 from headrace.vocabulary import Offset
 
-__all__ = ["CheckpointJob", "LogStore"]
+__all__ = ["CheckpointJob", "LogStore", "exhaust", "in_chunks"]
+
+LOGS_PER_STEP = 100
+
+T = TypeVar("T")
+
+
+def in_chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    return (items[first : first + size] for first in range(0, len(items), size))
+
+
+def exhaust(steps: Iterator[None]) -> None:
+    """Take all steps at once."""
+    for _ in steps:
+        pass
 
 
 @dataclass(slots=True)
 class CheckpointJob:
     """A checkpoint under way: ``sync`` and then ``write`` may be called on another thread. The owner's thread calls
-    ``LogStore.finish_checkpoint`` after that, or ``LogStore.checkpoint_synced`` when only the write failed."""
+    ``LogStore.synced`` after that, and ``LogStore.written`` if the write did not fail."""
 
     disk: Disk
     directory: str
     flushed: FlushedEnds
-    points: list[tuple[PartitionLog, LogMark]]
-    ends: list[tuple[PartitionLog, Offset]]
-    starts: list[tuple[PartitionLog, Offset, Offset]]
-    """(log, what its start marker says, what it must say)."""
     before: dict[str, LogMark]
-    moved: dict[str, LogMark]
+    prepared: list[tuple[str, PartitionLog, PreparedMark]] = field(default_factory=list)
+    """Logs whose recovery point is to move."""
+    ends: list[tuple[PartitionLog, Offset]] = field(default_factory=list)
+    starts: list[tuple[PartitionLog, Offset, Offset]] = field(default_factory=list)
+    """(log, what its start marker says, what it must say)."""
+    shrunk: list[PartitionLog] = field(default_factory=list)
+    """Logs that have segments to remove."""
+    moved: dict[str, LogMark] = field(default_factory=dict)
+    """Recovery points that have moved."""
+    points: list[tuple[PartitionLog, LogMark]] = field(default_factory=list)
     marked: list[tuple[PartitionLog, Offset]] = field(default_factory=list)
     """Logs whose start marker was moved, and where to."""
-    start_error: OSError | None = None
+    refused: list[tuple[PartitionLog, OSError]] = field(default_factory=list)
+    """Logs whose start marker could not be moved. It concerns nobody else."""
 
-    def run(self) -> None:
-        self.sync()
-        self.write()
+    def add(self, name: str, log: PartitionLog, *, everything: bool) -> None:
+        self.before[name] = log.mark
+        self.ends.append((log, log.end_offset))
+        start = log.start_to_mark()
+        if start is not None:
+            self.starts.append((log, *start))
+        if log.has_dead_segments:
+            self.shrunk.append(log)
+        if everything or log.wants_checkpoint:
+            with suppress(OSError):
+                self.prepared.append((name, log, log.prepare_checkpoint()))
 
     def sync(self) -> None:
-        """Flush everything, then move the start markers and make them durable.
+        """Save the producers, flush everything, then move the start markers and make them durable.
 
         In this order: a marker that reaches the disk before the records below it would leave a log whose start offset
         lies after its end.
         """
+        for name, log, prepared in self.prepared:
+            with suppress(OSError):  # a full disk: its recovery point stays
+                self.moved[name] = prepared.written()
+                self.points.append((log, prepared.mark))
         self.disk.syncfs(self.directory)
         self.flushed.note((log.flushed_end, end) for log, end in self.ends if log.flushed_end)
         self.flushed.sync()
@@ -77,15 +110,13 @@ class CheckpointJob:
             except FileNotFoundError:
                 pass  # the topic was deleted meanwhile
             except OSError as error:
-                self.start_error = error
+                self.refused.append((log, error))
         if moved:
             self.disk.syncfs(self.directory)
             self.marked = moved
 
     def write(self) -> None:
         """Replace the checkpoint. Raises OSError; then the old one stands, and recovery scans a little more."""
-        if self.start_error is not None:
-            raise self.start_error
         write_checkpoint(self.disk, f"{self.directory}/checkpoint", Checkpoint(logs={**self.before, **self.moved}))
 
 
@@ -229,47 +260,49 @@ class LogStore:
 
     # Checkpoints.
 
-    def begin_checkpoint(self, *, everything: bool = False) -> CheckpointJob:
-        """Collect what a checkpoint will say; logs with little to recover keep their old recovery point."""
-        points = []
-        ends = []
-        starts = []
+    def new_checkpoint(self) -> CheckpointJob:
         # A log that could not be opened keeps its mark: without one, the next start would scan it from its first byte
         # and cut it at the very damage for which it was refused.
-        before = dict(self._marks)
-        moved = {}
-        for name, log in self.logs.items():
-            before[name] = log.mark
-            ends.append((log, log.end_offset))
-            start = log.start_to_mark()
-            if start is not None:
-                starts.append((log, *start))
-            if everything or log.wants_checkpoint:
-                with suppress(OSError):
-                    moved[name] = log.prepare_checkpoint()
-                    points.append((log, moved[name]))
-        return CheckpointJob(self.disk, self.directory, self._flushed, points, ends, starts, before, moved)
+        return CheckpointJob(self.disk, self.directory, self._flushed, dict(self._marks))
 
-    def checkpoint_synced(self, job: CheckpointJob) -> None:
-        """The job's ``sync`` has returned. What it made durable holds even if the checkpoint cannot be written."""
-        for log, end_offset in job.ends:
-            log.on_flushed(end_offset)
+    def collect(self, job: CheckpointJob, *, everything: bool = False) -> Iterator[None]:
+        """Collect what a checkpoint will say, in steps; logs with little to recover keep their old recovery point.
+
+        Between steps logs go on. What is said of each is true when it is collected, and stays true.
+        """
+        for some in in_chunks(list(self.logs.items()), LOGS_PER_STEP):
+            for name, log in some:
+                if self.logs.get(name) is log:  # it may have been deleted since
+                    job.add(name, log, everything=everything)
+            yield
+
+    def synced(self, job: CheckpointJob) -> Iterator[None]:
+        """The job's ``sync`` has returned: tell the logs, in steps. It holds even if the checkpoint cannot be
+        written."""
         for log, start in job.marked:
             log.start_marked(start)
+        for some in in_chunks(job.ends, LOGS_PER_STEP):
+            for log, end_offset in some:
+                log.on_flushed(end_offset)
+            yield
 
-    def finish_checkpoint(self, job: CheckpointJob) -> None:
-        """The job's ``write`` has returned."""
-        self.checkpoint_synced(job)
-        for log, prepared in job.points:
-            log.checkpointed(prepared)
+    def written(self, job: CheckpointJob) -> Iterator[None]:
+        """The job's ``write`` has returned: tell the logs, in steps."""
+        for some in in_chunks(job.points, LOGS_PER_STEP):
+            for log, mark in some:
+                log.checkpointed(mark)
+            yield
         live = self.logs.keys() | self._marks.keys()
         self._marks = {name: mark for name, mark in {**job.before, **job.moved}.items() if name in live}
 
     def checkpoint(self, *, everything: bool = False) -> None:
         """All three steps at once, on this thread."""
-        job = self.begin_checkpoint(everything=everything)
-        job.run()
-        self.finish_checkpoint(job)
+        job = self.new_checkpoint()
+        exhaust(self.collect(job, everything=everything))
+        job.sync()
+        job.write()
+        exhaust(self.synced(job))
+        exhaust(self.written(job))
 
     # Removing.
 
@@ -287,6 +320,9 @@ class LogStore:
             home = f"{self.directory}/deleted/{group}"
             for number in self.disk.listdir(home):
                 directory = f"{home}/{number}"
+                if not self.disk.is_directory(directory):
+                    self.disk.unlink(directory)  # a group that was never confirmed has the file ``new``
+                    continue
                 for file in self.disk.listdir(directory):
                     if files_max == 0:
                         return True
@@ -322,7 +358,7 @@ class LogStore:
             if start is not None:
                 starts.append((log, *start))
         ends = [(log, log.end_offset) for log in self.logs.values()]
-        job = CheckpointJob(self.disk, self.directory, self._flushed, [], ends, starts, {}, {})
+        job = CheckpointJob(self.disk, self.directory, self._flushed, {}, ends=ends, starts=starts)
         job.sync()
-        clean = clean and job.start_error is None
+        clean = clean and not job.refused
         write_checkpoint(self.disk, f"{self.directory}/checkpoint", Checkpoint(clean=clean, logs=marks))

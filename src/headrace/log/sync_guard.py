@@ -39,8 +39,8 @@ class SyncGuard:
     ) -> None:
         self._disk = disk
         self._on_failure = on_failure
-        self.writing = DiskTrouble("writing to disk", monotonic)
-        self.creating = DiskTrouble("making or opening files", monotonic)
+        self.writing = DiskTrouble("writing to disk", monotonic, disk.free_bytes)
+        self.creating = DiskTrouble("making or opening files", monotonic, disk.free_bytes)
         self.failed: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:

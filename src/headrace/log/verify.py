@@ -3,7 +3,7 @@
 Every batch's checksum and records, the order of offsets, the joints between segments, the producers' sequences, what
 the indexes have noted, the aborted transactions, the start of the log and its end. What makes recovery refuse the log,
 or would reach a reader wrong, is an error. What the broker derives again by itself is a warning. A torn write at the
-end, which recovery cuts, is told for information.
+end, which recovery cuts, is reported as information.
 
 A broker may be running. Batches that arrive meanwhile are checked or not; a log whose old segments change under the
 check (compaction, retention) is checked once more.
@@ -110,6 +110,7 @@ class _Verifier:
             yield from self._segment(base, following)
         yield from self._end(bases)
         yield from self._other_files()
+        yield from self._producers(bases)
 
     def _error(self, path: str, position: int, message: str) -> Finding:
         return Finding(Severity.ERROR, path, message, position)
@@ -141,13 +142,24 @@ class _Verifier:
     def _other_files(self) -> Iterator[Finding]:
         for name in sorted(self.files):
             if _CUT.fullmatch(name):
-                yield self._warning(
-                    f"{self.directory}/{name}", 0, "set aside; it holds batches that are not in the log"
+                message = (
+                    "bytes that recovery or a repair took out of the log; nothing reads them: remove it if you like"
                 )
+                yield Finding(Severity.INFO, f"{self.directory}/{name}", message)
+
+    def _producers(self, bases: list[Offset]) -> Iterator[Finding]:
+        """Producers whose records were removed are known by a snapshot only."""
+        reached = FIRST_OFFSET
         for offset in snapshot_offsets(self.files):
             path = snapshot_path(self.directory, offset)
             if decode_snapshot(self._read(path)) is None:
                 yield self._warning(path, 0, "the checksum is wrong; an older one or the log is used")
+            else:
+                reached = offset
+        is_needed = self.mark.recovery_offset > 0 and not self.mark.producerless
+        if is_needed and bases and reached < bases[0]:
+            message = f"no producer snapshot after offset {reached}: producers are known from offset {bases[0]} on"
+            yield Finding(Severity.WARNING, self.directory, message)
 
     def _read(self, path: str) -> bytes:
         file = self.disk.open(path, writable=False)
@@ -235,7 +247,7 @@ class _Verifier:
     def _sequence(self, batch: Batch) -> None:
         """Compaction removes whole batches, and their sequence numbers with them."""
         try:
-            self.states.check([batch])
+            self.states.check(batch)
         except OutOfOrderSequence:
             if self.missing_at.get(batch.producer_id) == self.missing_offsets:
                 raise

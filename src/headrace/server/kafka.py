@@ -161,12 +161,16 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
         self._received_bytes = 0
         if self._parked is not None:
             self._parked.abandon()  # a fetch may wait for hours, and its answer would have no reader
+            self._parked = None
         self._pending.clear()
         self._output.abandon()
         self._service.budget.leave(self)
         self._service.budget.change(-self._held_bytes)
         self._held_bytes = 0
         self._listener.forget(self)
+        # What refers back to this session, so that it is freed now and not by the cycle collector (``heap.py``).
+        self.peer.on_hold = self.peer.on_hang_up = None
+        self._handle = self._service.handle
 
     def pause_writing(self) -> None:
         self._output.pause()
@@ -181,7 +185,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
             self._handshake.cancel()
             self._handshake = None
         for event in events:
-            if isinstance(event, RequestReceived | UnsupportedVersion):
+            if not isinstance(event, PeerErred):
                 self._received_bytes += event.size
         self._received.extend(events)
         if isinstance(events[-1], PeerErred) and self._linger is None:
@@ -221,7 +225,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
             self._request(event, started)
             held_s = monotonic() - started
             if held_s > HOLD_S_NOTED:
-                self._service.note_hold(event.api_key, self.address, held_s)
+                self._service.note_hold(event.reply_to.api_key, self.address, held_s)
         elif isinstance(event, UnsupportedVersion):
             self._received_bytes -= event.size
             self._pending.append((ReplyTo(-1, 0, 0), self._connection.send_unsupported(event), 0.0))
@@ -231,16 +235,10 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
             self.end()
 
     def _request(self, event: RequestReceived, started: float) -> None:
-        request = Request(
-            api_key=event.api_key,
-            version=event.version,
-            body=event.body,
-            peer=self.peer,
-            client_id=event.client_id,
-            correlation_id=event.correlation_id,
-        )
         reply_to = event.reply_to
-        measures = self._service.measures[event.api_key]
+        api_key, version, correlation_id = reply_to
+        request = Request(api_key, version, event.body, self.peer, event.client_id, correlation_id)
+        measures = self._service.measures[api_key]
         measures.request_bytes += event.size
         try:
             reply = self._handle(request)
@@ -252,7 +250,7 @@ class KafkaSession(Session, asyncio.BufferedProtocol):
             return
         self._pending.append((reply_to, reply, started))
         if isinstance(reply, PendingReply) and reply.waits:
-            self._follow(event.api_key, reply)
+            self._follow(api_key, reply)
         elif len(self._pending) == 1:
             self._send_ready()
 

@@ -16,9 +16,10 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import cast
 
-from headrace.errors import UsageError
+from headrace.errors import BadArgument, UsageError
 from headrace.server.descriptors import is_scarce
 from headrace.server.limits import ListenerLimits
+from headrace.server.port_owner import port_owner
 from headrace.server.session import ProtocolFactory, Session
 
 __all__ = ["Listener", "Refusal", "bind", "parse_address", "refuse_public"]
@@ -61,6 +62,8 @@ class Listener:
         self.host, self.port = sockets[0].getsockname()[:2]
         for each in sockets:
             try:
+                # Two processes may bind one port while neither listens. uvloop does not report that listening fails.
+                each.listen(BACKLOG)
                 server = await loop.create_server(
                     self._new_session,
                     sock=each,
@@ -159,7 +162,7 @@ def parse_address(text: str, setting: str) -> tuple[str, int]:
     host, separator, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"{setting}: '{text}' is no address", f"write HOST:PORT, e.g. {setting} = 127.0.0.1:9092")
+        raise BadArgument(f"{setting}: '{text}' is no address", f"write HOST:PORT, e.g. {setting} = 127.0.0.1:9092")
     return host, int(port)
 
 
@@ -190,7 +193,7 @@ def refuse_public(host: str, *, insecure: bool) -> None:
         return
     for _, address in _socket_addresses(host):
         if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
-            raise UsageError(
+            raise BadArgument(
                 f"{host} can be reached from other machines and there is no authentication",
                 "listen on 127.0.0.1, or write --insecure if everybody who reaches this machine may read and write",
             )
@@ -207,5 +210,6 @@ def _socket_addresses(host: str) -> list[tuple[int, str]]:
 
 def _cannot_listen(host: str, port: int, error: OSError) -> UsageError:
     if error.errno == errno.EADDRINUSE:
-        return UsageError(f"{host}:{port} is taken by another program", "choose another port, or 0 for any")
+        owner = port_owner(port) or "another program"
+        return UsageError(f"{host}:{port} is taken by {owner}", "stop it, or choose another port; 0 for any")
     return UsageError(f"cannot listen on {host}:{port}: {error.strerror}", "give an address of this machine")

@@ -25,12 +25,17 @@ import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.common.KafkaFuture;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.acl.AclBindingFilter;
 import org.apache.kafka.common.config.ConfigResource;
 import org.apache.kafka.common.errors.InvalidProducerEpochException;
 import org.apache.kafka.common.errors.ProducerFencedException;
+import org.apache.kafka.common.errors.ResourceNotFoundException;
+import org.apache.kafka.common.errors.SecurityDisabledException;
 import org.apache.kafka.common.errors.TopicExistsException;
 import org.apache.kafka.common.header.Header;
+import org.apache.kafka.common.quota.ClientQuotaFilter;
 import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
 
@@ -67,6 +72,7 @@ public final class Client {
             case "exactlyonce" -> exactlyOnce();
             case "admin" -> admin();
             case "positions" -> positions();
+            case "security" -> security();
             default -> throw new IllegalArgumentException("unknown scenario " + scenario);
         }
     }
@@ -375,6 +381,27 @@ public final class Client {
         admin.alterConsumerGroupOffsets(name, Map.of(partition, new OffsetAndMetadata(4))).all().get();
         admin.deleteConsumerGroups(List.of(name)).all().get();
         check(admin.listGroups().all().get().stream().noneMatch(group -> group.groupId().equals(name)), "the group is gone");
+    }
+
+    /** Where no access control is configured; MirrorMaker 2 looks for exactly this exception. */
+    private void security() throws Exception {
+        try (Admin admin = adminClient()) {
+            fails(admin.describeAcls(AclBindingFilter.ANY).values(), SecurityDisabledException.class);
+            fails(admin.deleteAcls(List.of(AclBindingFilter.ANY)).all(), SecurityDisabledException.class);
+            check(admin.describeUserScramCredentials().users().get().isEmpty(), "no users");
+            fails(admin.describeUserScramCredentials(List.of("nobody")).description("nobody"), ResourceNotFoundException.class);
+            check(admin.describeClientQuotas(ClientQuotaFilter.all()).entities().get().isEmpty(), "no quotas");
+        }
+    }
+
+    private static void fails(KafkaFuture<?> future, Class<? extends Exception> expected) throws Exception {
+        try {
+            future.get();
+        } catch (ExecutionException failed) {
+            check(expected.isInstance(failed.getCause()), "another reason: " + failed.getCause());
+            return;
+        }
+        throw new AssertionError("no " + expected.getSimpleName());
     }
 
     private interface Claim {

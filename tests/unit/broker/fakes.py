@@ -75,6 +75,9 @@ async def settle() -> None:
 class FakeState:
     """``StateStore`` without a disk. With ``auto_flush`` everything is durable at once."""
 
+    start_offset = 0
+    has_lost_changes = False
+
     def __init__(self, tables: dict[str, dict[str, Any]] | None = None, *, auto_flush: bool = True) -> None:
         self.tables: dict[str, dict[str, Any]] = copy.deepcopy(tables or {})
         self.durable: dict[str, dict[str, Any]] = copy.deepcopy(tables or {})
@@ -158,7 +161,8 @@ class FakeTopic:
 class FakeTopics:
     def __init__(self, **partitions: int) -> None:
         self._by_name: dict[str, FakeTopic] = {}
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[str | None], None]] = []
+        self._before_creation: list[Callable[[str], None]] = []
         self._made = 0
         for name, count in partitions.items():
             self.create(name, count)
@@ -175,15 +179,21 @@ class FakeTopics:
     def all(self) -> list[FakeTopic]:
         return [self._by_name[name] for name in sorted(self._by_name)]
 
-    def subscribe(self, listener: Callable[[], None]) -> None:
+    def subscribe(
+        self, listener: Callable[[str | None], None], *, before_creation: Callable[[str], None] = lambda name: None
+    ) -> None:
         self._listeners.append(listener)
+        self._before_creation.append(before_creation)
 
     def forget_listeners(self) -> None:
         """The process that listened is gone."""
         self._listeners.clear()
+        self._before_creation.clear()
 
     def create(self, name: str, partitions: int) -> FakeTopic:
         self._made += 1
+        for prepare in self._before_creation:
+            prepare(name)
         self._by_name[name] = FakeTopic(name, self._made.to_bytes(16, "big"), partitions)
         self._notify()
         return self._by_name[name]
@@ -195,11 +205,11 @@ class FakeTopics:
 
     def delete(self, name: str) -> None:
         del self._by_name[name]
-        self._notify()
+        self._notify(name)
 
-    def _notify(self) -> None:
+    def _notify(self, deleted: str | None = None) -> None:
         for listener in self._listeners:
-            listener()
+            listener(deleted)
 
 
 def request(body: Any, version: int, *, client_id: str | None = "test", host: str = "10.0.0.1") -> Request[Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +32,7 @@ from headrace.wire.kafka.messages.produce import (
     TopicProduceData,
 )
 from headrace.wire.kafka.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-from headrace.wire.kafka.schema import Field, fields_of
+from headrace.wire.kafka.schema import fields_of
 from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
@@ -104,14 +105,18 @@ class Harness:
 
 def decoded(answer: Any, version: int) -> Any:
     """An answer with structs in the place of elements that its handler has encoded."""
-    if answer is None or not any(_is_encoded(getattr(answer, name), wire) for name, wire, _ in fields_of(type(answer))):
+    if not is_dataclass(answer) or not _has_encoded(answer):
         return answer
     return read_message(type(answer), version, b"".join(write_message(answer, version)))[0]
 
 
-def _is_encoded(value: Any, wire: Field) -> bool:
-    of_structs = wire.item is not None and wire.item.kind == "struct"
-    return of_structs and bool(value) and type(value[0]) is bytes
+def _has_encoded(message: Any) -> bool:
+    for name, wire, _ in fields_of(type(message)):
+        value = getattr(message, name)
+        of_structs = wire.item is not None and wire.item.kind == "struct" and value
+        if of_structs and (type(value[0]) is bytes or any(_has_encoded(each) for each in value)):
+            return True
+    return False
 
 
 def payload(records: Any) -> bytes:
@@ -131,6 +136,14 @@ def fetched(answer: PartitionData) -> list[Record]:
         return []
     batches = read_batches(data, batch_bytes_max=1 << 30, from_client=False)
     return [record for batch in batches if not batch.is_control for record in decode_records(batch, 1 << 30)]
+
+
+Scenario = Callable[[Harness], Awaitable[None]]
+
+
+async def raw(harness: Harness, body: Any, version: int | None = None) -> Any:
+    """The answer as its handler made it, elements encoded."""
+    return await settled(harness.start(body, version))
 
 
 @asynccontextmanager

@@ -6,25 +6,32 @@ What Apache Kafka answers to repeated names is in ``tests/differential/test_repe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.broker.broker import settled
-from headrace.broker.slices import UNITS_PER_TURN
+from headrace.broker.request import Peer
+from headrace.broker.transactions.states import Transaction
 from headrace.config import TOPIC_SETTINGS
 from headrace.errors import ErrorCode
+from headrace.wire.kafka.codec import read_message, write_message
 from headrace.wire.kafka.messages.configs import (
+    DescribableLogDirTopic,
     DescribeConfigsRequest,
     DescribeConfigsResource,
+    DescribeLogDirsRequest,
+    FeatureUpdateKey,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,
+    UpdateFeaturesRequest,
 )
 from headrace.wire.kafka.messages.consumer_groups import ConsumerGroupDescribeRequest
 from headrace.wire.kafka.messages.coordinator import FindCoordinatorRequest
+from headrace.wire.kafka.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from headrace.wire.kafka.messages.group_offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -35,35 +42,45 @@ from headrace.wire.kafka.messages.group_offsets import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
 )
-from headrace.wire.kafka.messages.groups import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
+from headrace.wire.kafka.messages.groups import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    LeaveGroupRequest,
+    ListGroupsRequest,
+    MemberIdentity,
+)
 from headrace.wire.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic
-from tests.unit.broker.harness import Harness, running
+from headrace.wire.kafka.messages.offsets import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+from headrace.wire.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from headrace.wire.kafka.messages.topics import (
+    AlterPartitionReassignmentsRequest,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+    ElectLeadersRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+    TopicPartitions,
+)
+from headrace.wire.kafka.messages.transactions import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    InitProducerIdRequest,
+    ListTransactionsRequest,
+    TopicRequest,
+)
+from tests.unit.broker.harness import Harness, batch, raw, running
+from tests.waiting import eventually_on_loop
 
 MIB = 1 << 20
 PARTITIONS = 1100
 REPEATED = 2400
-
-Scenario = Callable[[Harness], Awaitable[None]]
-
-
-@pytest.fixture
-def with_broker(tmp_path: Path) -> Callable[..., None]:
-    """Runs a scenario; afterwards no turn of the loop has taken much more than a slice."""
-
-    def run(scenario: Scenario, **settings: Any) -> None:
-        async def whole() -> None:
-            async with running(tmp_path, settings) as harness:
-                await scenario(harness)
-                assert UNITS_PER_TURN / 2 < harness.broker.slices.units_in_turn_max < 2 * UNITS_PER_TURN
-
-        asyncio.run(whole())
-
-    return run
-
-
-async def raw(harness: Harness, body: Any, version: int | None = None) -> Any:
-    """The answer as its handler made it, elements encoded."""
-    return await settled(harness.start(body, version))
 
 
 def commit(topic: str, partitions: int, group: str = "g") -> OffsetCommitRequest:
@@ -83,7 +100,7 @@ async def wide(harness: Harness, *groups: str) -> None:
 # ---- groups ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_group_that_is_asked_for_again_and_again_is_looked_up_once(with_broker: Callable[..., None]) -> None:
+def test_a_group_that_is_asked_for_again_and_again_is_looked_up_once(with_slices: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         await wide(harness, "g")
         asked = [OffsetFetchRequestGroup(group_id="g", topics=None)] * REPEATED
@@ -93,10 +110,10 @@ def test_a_group_that_is_asked_for_again_and_again_is_looked_up_once(with_broker
         few = await harness.ask(OffsetFetchRequest(groups=asked[:2]), 9)
         assert [len(each.topics[0].partitions) for each in few.groups] == [PARTITIONS, PARTITIONS]
 
-    with_broker(scenario)
+    with_slices(scenario)
 
 
-def test_groups_beyond_the_size_of_an_answer_are_refused_and_not_looked_up(with_broker: Callable[..., None]) -> None:
+def test_groups_beyond_the_size_of_an_answer_are_refused_and_not_looked_up(with_slices: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         await wide(harness, "g", "h")
         asked = [OffsetFetchRequestGroup(group_id=group, topics=None) for group in ("g", "h")] * 100
@@ -106,19 +123,19 @@ def test_groups_beyond_the_size_of_an_answer_are_refused_and_not_looked_up(with_
         assert 10 < given < 100
         assert codes == [0] * given + [ErrorCode.POLICY_VIOLATION] * (200 - given)
 
-    with_broker(scenario, **{"response.bytes.max": MIB})
+    with_slices(scenario, **{"response.bytes.max": MIB})
 
 
-def test_the_single_group_of_old_versions_is_answered_in_slices_too(with_broker: Callable[..., None]) -> None:
+def test_the_single_group_of_old_versions_is_answered_in_slices_too(with_slices: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         await wide(harness, "g")
         answer = await harness.ask(OffsetFetchRequest(group_id="g", topics=None), 7)
         assert [each.partition_index for each in answer.topics[0].partitions] == list(range(PARTITIONS))
 
-    with_broker(scenario)
+    with_slices(scenario)
 
 
-def test_offsets_of_many_partitions_are_committed_and_deleted_in_slices(with_broker: Callable[..., None]) -> None:
+def test_offsets_of_many_partitions_are_committed_and_deleted_in_slices(with_slices: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         await wide(harness, "g")
         partitions = [OffsetDeleteRequestPartition(partition_index=index) for index in range(PARTITIONS)]
@@ -128,10 +145,10 @@ def test_offsets_of_many_partitions_are_committed_and_deleted_in_slices(with_bro
         left = await harness.ask(OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=None)]), 9)
         assert left.groups[0].topics == []
 
-    with_broker(scenario)
+    with_slices(scenario)
 
 
-def test_a_deleted_group_leaves_nothing_though_it_is_deleted_in_slices(with_broker: Callable[..., None]) -> None:
+def test_a_deleted_group_leaves_nothing_though_it_is_deleted_in_slices(with_slices: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         await wide(harness, "g", "h")
         deleting = asyncio.ensure_future(harness.ask(DeleteGroupsRequest(groups_names=["g", "h", "g", "none"])))
@@ -140,7 +157,7 @@ def test_a_deleted_group_leaves_nothing_though_it_is_deleted_in_slices(with_brok
         assert codes == [("g", 0), ("h", 0), ("none", ErrorCode.GROUP_ID_NOT_FOUND)]
         assert harness.broker.state.table("offsets") == {}
 
-    with_broker(scenario)
+    with_slices(scenario)
 
 
 def test_an_offset_committed_while_its_group_is_deleted_stays(tmp_path: Path) -> None:
@@ -158,7 +175,7 @@ def test_an_offset_committed_while_its_group_is_deleted_stays(tmp_path: Path) ->
 
 @pytest.mark.parametrize("asked", [DescribeGroupsRequest, ConsumerGroupDescribeRequest])
 def test_a_group_is_described_as_often_as_it_is_asked_for_and_once(
-    asked: Any, with_broker: Callable[..., None]
+    asked: Any, with_slices: Callable[..., None]
 ) -> None:
     async def scenario(harness: Harness) -> None:
         await harness.create("t")
@@ -169,10 +186,10 @@ def test_a_group_is_described_as_often_as_it_is_asked_for_and_once(
         assert len(answer.groups) == REPEATED
         assert len({id(each) for each in answer.groups}) == 1
 
-    with_broker(scenario)
+    with_slices(scenario)
 
 
-def test_thousands_of_groups_are_listed_in_slices(with_broker: Callable[..., None]) -> None:
+def test_thousands_of_groups_are_listed_in_slices(with_slices: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         await harness.create("t")
         for number in range(3000):
@@ -180,30 +197,31 @@ def test_thousands_of_groups_are_listed_in_slices(with_broker: Callable[..., Non
         answer = await harness.ask(ListGroupsRequest())
         assert len(answer.groups) == 3000
 
-    with_broker(scenario)
+    with_slices(scenario)
 
 
-def test_a_list_of_groups_larger_than_an_answer_is_refused(with_broker: Callable[..., None]) -> None:
+def test_a_list_of_groups_larger_than_an_answer_is_refused(with_slices: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         for number in range(2000):
             harness.broker.group_coordinator.ensure(f"{number:0500}")
         assert (await harness.ask(ListGroupsRequest())).error_code == ErrorCode.POLICY_VIOLATION
 
-    with_broker(scenario, **{"response.bytes.max": MIB})
+    with_slices(scenario, **{"response.bytes.max": MIB})
 
 
-def test_coordinators_are_found_in_slices(with_broker: Callable[..., None]) -> None:
+def test_coordinators_are_found_in_slices(with_slices: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         answer = await harness.ask(FindCoordinatorRequest(key_type=0, coordinator_keys=["g"] * REPEATED))
         assert [each.error_code for each in answer.coordinators] == [0] * REPEATED
 
-    with_broker(scenario)
+    with_slices(scenario)
 
 
 # ---- topics ---------------------------------------------------------------------------------------------------------
 
 
-def test_metadata_has_a_topic_once_however_often_it_is_asked_for(with_broker: Callable[..., None]) -> None:
+@pytest.mark.slow
+def test_metadata_has_a_topic_once_however_often_it_is_asked_for(with_slices: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         await wide(harness)
         first = await harness.ask(MetadataRequest(topics=[MetadataRequestTopic(name="t")]))
@@ -218,17 +236,18 @@ def test_metadata_has_a_topic_once_however_often_it_is_asked_for(with_broker: Ca
         ]
         assert len(answer.topics[0].partitions) == PARTITIONS
 
-    with_broker(scenario)
+    with_slices(scenario)
 
 
-def test_metadata_of_all_topics_is_made_in_slices(with_broker: Callable[..., None]) -> None:
+@pytest.mark.slow
+def test_metadata_of_all_topics_is_made_in_slices(with_slices: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         await wide(harness)
         await harness.create("u", PARTITIONS)
         answer = await harness.ask(MetadataRequest(topics=None))
         assert [len(each.partitions) for each in answer.topics] == [PARTITIONS, PARTITIONS]
 
-    with_broker(scenario)
+    with_slices(scenario)
 
 
 # ---- settings -------------------------------------------------------------------------------------------------------
@@ -238,7 +257,7 @@ def described(name: str, keys: list[str] | None = None, kind: int = 2) -> Descri
     return DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=keys)
 
 
-def test_settings_that_are_asked_for_again_and_again_are_described_once(with_broker: Callable[..., None]) -> None:
+def test_settings_that_are_asked_for_again_and_again_are_described_once(with_slices: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         await harness.create("t")
         asked = [described("t"), described("t", ["retention.ms"])] * 5000
@@ -248,10 +267,10 @@ def test_settings_that_are_asked_for_again_and_again_are_described_once(with_bro
         few = await harness.ask(DescribeConfigsRequest(resources=asked[:4]))
         assert [len(each.configs) for each in few.results] == [len(TOPIC_SETTINGS), 1] * 2
 
-    with_broker(scenario)
+    with_slices(scenario)
 
 
-def test_settings_beyond_the_size_of_an_answer_are_refused(with_broker: Callable[..., None]) -> None:
+def test_settings_beyond_the_size_of_an_answer_are_refused(with_slices: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         await harness.create("t")
         asked = DescribeConfigsRequest(resources=[described("t")] * 2000, include_synonyms=True)
@@ -262,7 +281,7 @@ def test_settings_beyond_the_size_of_an_answer_are_refused(with_broker: Callable
         assert codes == [0] * given + [ErrorCode.POLICY_VIOLATION] * (2000 - given)
         assert "response.bytes.max" in answer.results[-1].error_message
 
-    with_broker(scenario, **{"response.bytes.max": MIB})
+    with_slices(scenario, **{"response.bytes.max": MIB})
 
 
 def alteration(name: str, value: str | None, kind: int = 2, key: str = "retention.ms", operation: int = 0) -> Any:
@@ -270,7 +289,7 @@ def alteration(name: str, value: str | None, kind: int = 2, key: str = "retentio
     return IncrementalAlterConfigsRequestAlterConfigsResource(resource_type=kind, resource_name=name, configs=[change])
 
 
-def test_many_alterations_are_made_in_slices(with_broker: Callable[..., None]) -> None:
+def test_many_alterations_are_made_in_slices(with_slices: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         names = [f"t-{number}" for number in range(60)]
         for name in names:
@@ -281,7 +300,7 @@ def test_many_alterations_are_made_in_slices(with_broker: Callable[..., None]) -
         assert {each.error_code for each in answer.responses[60:]} == {ErrorCode.INVALID_REQUEST}
         assert harness.partition("t-59", 0).log.config.retention_ms == 5
 
-    with_broker(scenario)
+    with_slices(scenario)
 
 
 async def altered(harness: Harness, *args: Any, **more: Any) -> ErrorCode:
@@ -333,3 +352,261 @@ def test_settings_that_nobody_knows_are_kept_in_a_bounded_number(tmp_path: Path)
             assert await altered(harness, "", "1", kind=4, key="x" * 1001) is ErrorCode.POLICY_VIOLATION
 
     asyncio.run(whole())
+
+
+# ---- partitions and transactions ------------------------------------------------------------------------------------
+
+
+async def with_producers(harness: Harness, count: int) -> None:
+    await harness.create("t", 2)
+    partition = harness.partition("t", 0)
+    for number in range(count):
+        partition.append(batch(b"x", producer_id=number, producer_epoch=0, base_sequence=0))
+
+
+def test_producers_are_described_in_slices_and_a_partition_named_again_shares_its_bytes(
+    with_slices: Callable[..., None],
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        await with_producers(harness, 3000)
+        asked = [TopicRequest(name="t", partition_indexes=[0, 0, 1])] * 2
+        answer = await harness.ask(DescribeProducersRequest(topics=asked))
+        assert [[len(each.active_producers) for each in topic.partitions] for topic in answer.topics] == [
+            [3000, 3000, 0]
+        ] * 2
+
+    with_slices(scenario)
+
+
+def test_producers_beyond_the_size_of_an_answer_are_refused(with_slices: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await with_producers(harness, 3000)
+        asked = [TopicRequest(name="t", partition_indexes=[0] * 100)] * 3
+        answer = await harness.ask(DescribeProducersRequest(topics=asked))
+        codes = [each.error_code for topic in answer.topics for each in topic.partitions]
+        given = codes.count(0)
+        assert 3 < given < 20
+        assert codes == [0] * given + [ErrorCode.POLICY_VIOLATION] * (300 - given)
+
+    with_slices(scenario, **{"response.bytes.max": MIB})
+
+
+def test_sizes_of_partitions_are_told_in_slices_and_once_for_each(with_slices: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await wide(harness)
+        for topics in (None, [DescribableLogDirTopic(topic="t", partitions=list(range(PARTITIONS)) * 2)] * 2):
+            answer = await harness.ask(DescribeLogDirsRequest(topics=topics))
+            (topic,) = answer.results[0].topics
+            assert [each.partition_index for each in topic.partitions] == list(range(PARTITIONS))
+
+    with_slices(scenario)
+
+
+def test_records_of_a_partition_named_again_are_deleted_once_up_to_its_last_offset(
+    with_slices: Callable[..., None],
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        await harness.produce("t", [b"0", b"1", b"2"])
+        asked = [DeleteRecordsPartition(partition_index=0, offset=offset) for offset in (1, 2)]
+        unknown = [DeleteRecordsPartition(partition_index=index) for index in range(1, 1000)]
+        topics = [DeleteRecordsTopic(name="t", partitions=asked), DeleteRecordsTopic(name="t", partitions=unknown)]
+        answer = await harness.ask(DeleteRecordsRequest(topics=topics))
+        (topic,) = answer.topics
+        assert len(topic.partitions) == 1000
+        assert (topic.partitions[0].partition_index, topic.partitions[0].low_watermark) == (0, 2)
+
+    with_slices(scenario)
+
+
+def test_transactions_are_described_as_often_as_they_are_asked_for_and_once(with_slices: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.ask(InitProducerIdRequest(transactional_id="tx", transaction_timeout_ms=60_000), 4)
+        answer = await raw(harness, DescribeTransactionsRequest(transactional_ids=["tx", "none"] * REPEATED))
+        assert len(answer.transaction_states) == 2 * REPEATED
+        assert len({id(each) for each in answer.transaction_states}) == 2
+
+    with_slices(scenario)
+
+
+def test_thousands_of_partitions_are_added_to_a_transaction_in_slices_and_as_one_row(
+    with_slices: Callable[..., None],
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t", PARTITIONS)
+        begun = await harness.ask(InitProducerIdRequest(transactional_id="tx", transaction_timeout_ms=60_000), 4)
+        added = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id="tx",
+            v3_and_below_producer_id=begun.producer_id,
+            v3_and_below_topics=[AddPartitionsToTxnTopic(name="t", partitions=list(range(PARTITIONS)))],
+        )
+        before = harness.broker.state.end_offset
+        (topic,) = (await harness.ask(added, 3)).results_by_topic_v3_and_below
+        assert [each.partition_index for each in topic.results_by_partition] == list(range(PARTITIONS))
+        assert {each.partition_error_code for each in topic.results_by_partition} == {0}
+        assert harness.broker.state.end_offset == before + 1
+
+    with_slices(scenario)
+
+
+def test_thousands_of_transactions_are_listed_in_slices(with_slices: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        for number in range(2000):
+            harness.broker.transactions.remember(
+                Transaction(transactional_id=f"tx-{number}", producer_id=number, timeout_ms=1000)
+            )
+        answer = await harness.ask(ListTransactionsRequest(transactional_id_pattern="tx-1.*"))
+        assert len(answer.transaction_states) == 1111
+        twice = await harness.ask(ListTransactionsRequest(state_filters=["Odd", "Empty", "Odd"]))
+        assert twice.unknown_state_filters == ["Odd"]
+
+    with_slices(scenario)
+
+
+SENSELESS: dict[str, tuple[Any, Callable[[Any], int]]] = {
+    "elections": (
+        ElectLeadersRequest(topic_partitions=[TopicPartitions(topic="t", partitions=[0] * REPEATED)]),
+        lambda answer: len(answer.replica_election_results[0].partition_result),
+    ),
+    "reassignments": (
+        AlterPartitionReassignmentsRequest(
+            topics=[ReassignableTopic(name="t", partitions=[ReassignablePartition(partition_index=0)] * REPEATED)]
+        ),
+        lambda answer: len(answer.responses[0].partitions),
+    ),
+    "epochs": (
+        OffsetForLeaderEpochRequest(
+            topics=[OffsetForLeaderTopic(topic="t", partitions=[OffsetForLeaderPartition(partition=0)] * REPEATED)]
+        ),
+        lambda answer: len(answer.topics[0].partitions),
+    ),
+    "members that leave": (
+        LeaveGroupRequest(group_id="g", members=[MemberIdentity(member_id="m")] * REPEATED),
+        lambda answer: len(answer.members),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SENSELESS)
+def test_what_is_cheap_but_named_very_often_is_done_in_slices(name: str, with_slices: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        body, count = SENSELESS[name]
+        assert count(await harness.ask(body)) == REPEATED
+
+    with_slices(scenario)
+
+
+def test_wrong_features_are_refused_with_a_message_that_does_not_grow_with_them(
+    with_slices: Callable[..., None],
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        updates = [FeatureUpdateKey(feature=f"f{number}", max_version_level=9) for number in range(REPEATED)]
+        answer = await harness.ask(UpdateFeaturesRequest(feature_updates=updates), 1)
+        assert answer.error_code == ErrorCode.INVALID_UPDATE_VERSION
+        assert len(answer.error_message) < 200
+
+    with_slices(scenario)
+
+
+def test_the_partitions_of_one_produce_join_their_transaction_together(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            await harness.create("t", 50)
+            producer = await harness.ask(InitProducerIdRequest(transactional_id="x", transaction_timeout_ms=60_000))
+            fields = {"producer_id": producer.producer_id, "producer_epoch": 0, "base_sequence": 0}
+            data = batch(b"v", transactional=True, **fields).data
+            rows = [PartitionProduceData(index=index, records=data) for index in range(50)]
+            topics = [TopicProduceData(name="t", partition_data=rows)]
+            before = harness.broker.state.end_offset
+            answer = await harness.ask(ProduceRequest(acks=-1, topic_data=topics, transactional_id="x"), 12)
+            assert {each.error_code for each in answer.responses[0].partition_responses} == {0}
+            assert harness.broker.state.end_offset == before + 1
+            joined = harness.broker.transactions.find("x")
+            assert joined is not None
+            assert len(joined.partitions) == 50
+
+    asyncio.run(scenario())
+
+
+# ---- fetches of very many partitions --------------------------------------------------------------------------------
+
+
+def fetch_all(count: int, offset: int = 0, **fields: Any) -> FetchRequest:
+    asked = [FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=MIB) for index in range(count)]
+    topics = [FetchTopic(topic="t", partitions=asked)]
+    return FetchRequest(topics=topics, **{"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 1 << 24, **fields})
+
+
+def bytes_of(answer: FetchResponse, version: int = 12) -> bytes:
+    chunks = write_message(answer, version)
+    return b"".join(chunk.read() if hasattr(chunk, "read") else chunk for chunk in chunks)
+
+
+def test_a_fetch_of_very_many_partitions_is_read_in_slices(with_slices: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t", PARTITIONS)
+        for index in (0, 700, PARTITIONS - 1):
+            await harness.produce("t", [b"v%d" % index], index)
+        answer = await raw(harness, fetch_all(PARTITIONS + 1), 12)
+        read, _ = read_message(FetchResponse, 12, bytes_of(answer))
+        partitions = read.responses[0].partitions
+        assert [each.partition_index for each in partitions] == list(range(PARTITIONS + 1))
+        assert [each.partition_index for each in partitions if each.records] == [0, 700, PARTITIONS - 1]
+        assert partitions[-1].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert answer.responses[0].partitions.errors == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: 1}
+        one = await raw(harness, harness.fetch_body("t", 0, 700), 12)
+        assert partitions[700] == read_message(FetchResponse, 12, bytes_of(one))[0].responses[0].partitions[0]
+
+    with_slices(scenario)
+
+
+def test_a_fetch_of_very_many_partitions_waits_until_one_advances(with_slices: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t", PARTITIONS)
+        waiting = asyncio.ensure_future(raw(harness, fetch_all(PARTITIONS, max_wait_ms=60_000), 12))
+        last = harness.partition("t", PARTITIONS - 1)
+        await eventually_on_loop(lambda: last.watchers)
+        await harness.produce("t", [b"v"], PARTITIONS - 1)
+        read, _ = read_message(FetchResponse, 12, bytes_of(await waiting))
+        assert [each.partition_index for each in read.responses[0].partitions if each.records] == [PARTITIONS - 1]
+        assert not last.watchers
+
+    with_slices(scenario)
+
+
+def test_a_fetch_of_very_many_partitions_ends_when_its_time_is_over_or_its_peer_gone(
+    with_slices: Callable[..., None],
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t", PARTITIONS)
+        read, _ = read_message(
+            FetchResponse, 12, bytes_of(await raw(harness, fetch_all(PARTITIONS, max_wait_ms=1), 12))
+        )
+        assert len(read.responses[0].partitions) == PARTITIONS
+        peer = Peer(id=2)
+        reply = harness.start(fetch_all(PARTITIONS, max_wait_ms=60_000), 12, peer)
+        watched = [harness.partition("t", index) for index in (0, PARTITIONS - 1)]
+        await eventually_on_loop(lambda: all(each.watchers for each in watched))
+        peer.closed = True
+        reply.abandon()
+        await eventually_on_loop(lambda: not any(each.watchers for each in watched))
+
+    with_slices(scenario)
+
+
+def test_an_answer_to_a_fetch_holds_so_many_files_open_and_no_more(
+    with_broker: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t", 300)
+        for index in range(5):
+            await harness.produce("t", [b"v"], index)
+        for count in (5, 300):
+            answer = await raw(harness, fetch_all(count), 12)
+            read, _ = read_message(FetchResponse, 12, bytes_of(answer))
+            assert [each.partition_index for each in read.responses[0].partitions if each.records] == [0, 1, 2]
+            assert len(read.responses[0].partitions) == count
+
+    monkeypatch.setattr("headrace.broker.fetch_pending.FILES_PER_ANSWER_MAX", 3)
+    with_broker(scenario)

@@ -43,12 +43,11 @@ from headrace.wire.kafka.messages.transactions import (
     InitProducerIdRequest,
     TopicRequest,
 )
-from tests.unit.broker.harness import Harness, batch, fetched, running
+from tests.unit.broker.harness import Harness, Scenario, batch, fetched, running
 from tests.unit.broker.test_read_committed import Transactions
 from tests.waiting import PATIENCE_S
 
 STORAGE_ERROR = ErrorCode.KAFKA_STORAGE_ERROR
-Scenario = Callable[[Harness], Awaitable[None]]
 
 
 def run(data: Path, scenario: Scenario) -> None:

@@ -212,7 +212,7 @@ class Life(Harness):
         assert maintenance.compactions == 1
 
     async def checkpoint(self) -> None:
-        await self.until(self.broker.maintenance.checkpointed())
+        await self.until(self.broker.maintenance.after_checkpoint())
 
     async def until(self, done: asyncio.Future[None]) -> None:
         while not done.done():
@@ -247,6 +247,7 @@ async def second_life(life: Life) -> None:
     await life.put("os")
 
 
+@pytest.mark.slow
 def test_whichever_sync_fails_nothing_is_acknowledged_afterwards_and_no_checkpoint_is_written() -> None:
     places = []
     for number in range(1, RUNS_MAX):

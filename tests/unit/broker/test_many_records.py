@@ -1,39 +1,39 @@
-"""Batches of a few KB that hold very many records: what may be asked of them is done in slices, and little is told."""
+"""Batches of a few KB that hold very many records: work on them is done in slices, and few errors are listed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from headrace.batch import Batch, build_batch, reseal
+from headrace.broker.broker import settled
 from headrace.broker.slices import UNITS_PER_TURN
 from headrace.errors import ErrorCode
 from headrace.record import Codec, Record, compress
 from headrace.wire.kafka.messages.offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from headrace.wire.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.wire.kafka.messages.topics import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
-from tests.unit.broker.harness import Harness, running
+from tests.unit.broker.harness import Harness, Scenario
+from tests.waiting import PATIENCE_S
 
 COUNT = 100_000
 STEP_UNITS = 100
 FUTURE_MS = 10_000_000_000_000
 
-Scenario = Callable[[Harness], Awaitable[None]]
-
 
 @pytest.fixture
-def with_broker(tmp_path: Path) -> Callable[..., None]:
-    def run(scenario: Scenario, **settings: Any) -> None:
-        async def whole() -> None:
-            async with running(tmp_path, settings) as harness:
-                await scenario(harness)
-                assert harness.broker.slices.units_in_turn_max < UNITS_PER_TURN + STEP_UNITS
+def with_broker(with_broker: Callable[..., None]) -> Callable[..., None]:
+    """Runs a scenario; afterwards no turn of the loop has taken more than a slice and a step."""
 
-        asyncio.run(whole())
+    def run(scenario: Scenario, **settings: Any) -> None:
+        async def checked(harness: Harness) -> None:
+            await scenario(harness)
+            assert harness.broker.slices.units_in_turn_max < UNITS_PER_TURN + STEP_UNITS
+
+        with_broker(checked, **settings)
 
     return run
 
@@ -104,6 +104,26 @@ def test_keys_are_looked_for_in_slices(key: bytes | None, code: ErrorCode, with_
     with_broker(scenario)
 
 
+def test_nothing_is_written_to_a_topic_that_is_deleted_while_a_batch_is_looked_through(
+    with_broker: Callable[..., None],
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t", cleanup_policy="compact")
+        partition = harness.partition("t", 0)
+        data = PartitionProduceData(index=0, records=many(COUNT, key=b"k").data)
+        body = ProduceRequest(acks=-1, topic_data=[TopicProduceData(name="t", partition_data=[data])])
+        reply = harness.start(body, 9)
+        assert not reply.ready
+        topic = harness.broker.topics.get("t")
+        assert topic is not None
+        harness.broker.topics.delete(topic)
+        answer = (await asyncio.wait_for(settled(reply), PATIENCE_S)).responses[0].partition_responses[0]
+        assert (answer.error_code, answer.base_offset) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
+        assert partition.log.end_offset == 0
+
+    with_broker(scenario)
+
+
 def test_the_one_record_without_a_key_is_found(with_broker: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         await harness.create("t", cleanup_policy="compact")
@@ -168,8 +188,8 @@ def test_headers_that_claim_late_times_cost_a_bounded_look_each(with_broker: Cal
         await harness.create("t")
         await harness.produce("t", lying)
         partition = harness.partition("t", 0)
-        for _ in range(50):
-            partition.append([many(2) for _ in range(60)])
+        for _ in range(3000):
+            partition.append(many(2))
         await harness.produce("t", [Record(key=None, value=b"x", timestamp=9000)])
         assert await offset_at(harness, 5000) == (9000, 6002)
         assert await offset_at(harness, 9001) == (-1, -1)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,25 +12,12 @@ from headrace.batch import build_batch
 from headrace.broker.broker import settled
 from headrace.errors import ErrorCode
 from headrace.record import Codec, Record
+from headrace.vocabulary import Offset
 from headrace.wire.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
 from headrace.wire.kafka.messages.offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from headrace.wire.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tests.unit.broker.harness import Harness, batch, fetched, payload, running
 from tests.waiting import PATIENCE_S
-
-Scenario = Callable[[Harness], Awaitable[None]]
-
-
-@pytest.fixture
-def with_broker(tmp_path: Path) -> Callable[..., None]:
-    def run(scenario: Scenario, **settings: Any) -> None:
-        async def whole() -> None:
-            async with running(tmp_path, settings) as harness:
-                await scenario(harness)
-
-        asyncio.run(whole())
-
-    return run
 
 
 def test_what_was_produced_is_fetched_with_its_offsets(with_broker: Callable[..., None]) -> None:
@@ -226,6 +212,27 @@ def test_a_repeated_idempotent_batch_gets_its_first_offset_also_after_a_restart(
     asyncio.run(after())
 
 
+def test_a_repeated_idempotent_batch_is_acknowledged_with_the_first_and_not_before_it(
+    with_broker: Callable[..., None],
+) -> None:
+    """A client that sends it again on a new connection must not hear that it is safe before it is flushed."""
+
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t")
+        data = PartitionProduceData(index=0, records=batch(b"x", producer_id=1000, base_sequence=0).data)
+        body = ProduceRequest(acks=-1, topic_data=[TopicProduceData(name="t", partition_data=[data])])
+        replies = [harness.start(body, 9), harness.start(body, 9)]
+        log = harness.partition("t", 0).log
+        assert (log.end_offset, log.high_watermark) == (1, 0)
+        assert [each.ready for each in replies] == [False, False]
+        for reply in replies:
+            answer = await asyncio.wait_for(settled(reply), PATIENCE_S)
+            assert log.high_watermark == 1
+            assert answer.responses[0].partition_responses[0].base_offset == 0
+
+    with_broker(scenario)
+
+
 def test_a_compacted_topic_refuses_records_without_key_and_says_which(with_broker: Callable[..., None]) -> None:
     async def scenario(harness: Harness) -> None:
         await harness.create("t", cleanup_policy="compact")
@@ -305,6 +312,23 @@ def test_a_session_sends_only_what_changed(with_broker: Callable[..., None]) -> 
             forgotten_topics_data=[ForgottenTopic(topic="t", partitions=[1])],
         )
         assert (await harness.ask(forget, 12)).responses == []
+
+    with_broker(scenario)
+
+
+def test_a_session_mentions_a_partition_whose_start_has_moved(with_broker: Callable[..., None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t", 2)
+        await harness.produce("t", [b"x", b"y"], 1)
+        asks = [FetchPartition(partition=index, fetch_offset=2 * index, partition_max_bytes=1000) for index in range(2)]
+        first = await harness.ask(
+            FetchRequest(topics=[FetchTopic(topic="t", partitions=asks)], session_epoch=0, min_bytes=0, max_bytes=9999),
+            12,
+        )
+        harness.partition("t", 1).log.delete_records(Offset(1))
+        again = FetchRequest(session_id=first.session_id, session_epoch=1, min_bytes=0, max_bytes=9999)
+        (partition,) = (await harness.ask(again, 12)).responses[0].partitions
+        assert (partition.partition_index, partition.log_start_offset, partition.records) == (1, 1, b"")
 
     with_broker(scenario)
 

@@ -1,4 +1,4 @@
-"""What readers of committed data are told of aborted transactions."""
+"""What a reader of committed data gets: nothing of an open transaction, and which aborted ones are listed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.broker import fetch
+from headrace.broker import fetch, fetch_pending
 from headrace.wire.kafka.messages.fetch import PartitionData
 from headrace.wire.kafka.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.wire.kafka.messages.transactions import EndTxnRequest, InitProducerIdRequest
@@ -83,6 +83,28 @@ def first_offsets(answer: PartitionData) -> list[int]:
     return [each.first_offset for each in answer.aborted_transactions or []]
 
 
+@pytest.mark.parametrize("commit", [True, False])
+def test_nothing_from_an_open_transaction_on_is_given_before_its_end(
+    with_producer: Callable[..., None], commit: bool
+) -> None:
+    async def scenario(harness: Harness, producer: Transactions) -> None:
+        await harness.produce("t", [b"before"])
+        await producer.write()
+        await harness.produce("t", [b"after"])
+        answer = await harness.fetch("t", 0, isolation_level=READ_COMMITTED)
+        assert [each.value for each in fetched(answer)] == [b"before"]
+        assert (answer.high_watermark, answer.last_stable_offset) == (3, 1)
+        assert await harness.values("t", 1, isolation_level=READ_COMMITTED) == []
+        assert await harness.values("t") == [b"before", b"x", b"after"]
+        await producer.end(commit=commit)
+        answer = await harness.fetch("t", 0, isolation_level=READ_COMMITTED)
+        assert [each.value for each in fetched(answer)] == [b"before", b"x", b"after"]
+        assert [each.first_offset for each in answer.aborted_transactions or []] == ([] if commit else [1])
+        assert answer.last_stable_offset == 4
+
+    with_producer(scenario)
+
+
 def test_a_fetch_lists_the_aborted_transactions_of_the_records_it_returns_and_no_others(
     with_producer: Callable[..., None],
 ) -> None:
@@ -117,7 +139,7 @@ def test_a_transaction_that_began_before_the_records_or_ends_after_them_is_liste
 def test_an_answer_lists_a_bounded_number_of_aborted_transactions_and_reading_goes_on(
     with_producer: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "ABORTED_PER_ANSWER_MAX", 10)
+    monkeypatch.setattr(fetch_pending, "ABORTED_PER_ANSWER_MAX", 10)
     monkeypatch.setattr(fetch, "ABORTED_READ_BYTES", 700)
 
     async def scenario(harness: Harness, producer: Transactions) -> None:

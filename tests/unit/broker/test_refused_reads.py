@@ -81,7 +81,7 @@ def test_a_fetch_that_waits_and_meets_a_bug_fails(tmp_path: Path, monkeypatch: p
             def mistake(*_: object, **__: object) -> None:
                 raise ZeroDivisionError
 
-            monkeypatch.setattr("headrace.broker.fetch.PendingFetch._read_all", mistake)
+            monkeypatch.setattr("headrace.broker.fetch_pending._Reading.answer", mistake)
             await eventually_on_loop(lambda: reply.ready)
             assert isinstance(reply.error, ZeroDivisionError)
             assert not harness.partition("t", 0).watchers

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any
@@ -147,3 +149,32 @@ async def test_work_that_changes_nothing_ends_with_its_peer() -> None:
 def test_items_in_steps_are_all_of_them_in_order() -> None:
     assert list(in_steps(range(7), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
     assert list(in_steps([], 3)) == []
+
+
+def test_an_answer_that_was_taken_is_kept_by_nothing() -> None:
+    """It may hold thousands of open files, which must not stay open until Python collects cycles."""
+
+    class Answer:
+        pass
+
+    def steps(slices: Slices) -> Steps[Answer]:
+        yield 2 * slices.units_per_turn
+        yield 1
+        return Answer()
+
+    async def scenario() -> None:
+        slices = Slices()
+        reply = slices.run(steps(slices), Peer(id=1))
+        assert isinstance(reply, PendingReply)
+        await turns_until(reply)
+        answer = weakref.ref(reply.response)
+        del reply
+        await asyncio.sleep(0)
+        assert answer() is None
+        slices.close()
+
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,13 @@ from headrace.broker import state as state_module
 from headrace.broker.broker import settled
 from headrace.broker.replies import once_flushed
 from headrace.broker.state import StateStore
+from headrace.errors import HeadraceError
+from headrace.log.config import LogConfig
+from headrace.log.log import PartitionLog
 from headrace.log.store import LogStore
+from headrace.testing.disk import SimulatedDisk
+from tests.flushing import FlusherByHand
+from tests.unit.broker.fakes import FakeClock
 from tests.unit.broker.harness import Harness, running
 from tests.waiting import eventually_on_loop
 
@@ -32,6 +39,32 @@ def test_rows_are_there_after_a_restart_and_removed_ones_are_not(tmp_path: Path)
 
     asyncio.run(before())
     asyncio.run(after())
+
+
+def test_a_change_is_acknowledged_when_the_journal_is_flushed_and_not_when_it_is_written() -> None:
+    flusher = FlusherByHand(SimulatedDisk(), "/data")
+    log = PartitionLog.open(flusher.disk, "/data/journal", LogConfig())
+    state = StateStore(log, flusher, FakeClock())
+    acknowledged: list[str] = []
+    state.when_flushed(state.put("things", "a", 1), lambda: acknowledged.append("a"))
+    assert state.table("things") == {"a": 1}
+    assert acknowledged == []
+    flusher.flush()
+    assert acknowledged == ["a"]
+
+
+def test_changes_that_the_disk_refuses_change_nothing() -> None:
+    disk = SimulatedDisk()
+    flusher = FlusherByHand(disk, "/data")
+    log = PartitionLog.open(flusher.disk, "/data/journal", LogConfig())
+    state = StateStore(log, flusher, FakeClock())
+    state.put("things", "a", 1)
+    before = (state.live_bytes, state.journal_bytes, state.end_offset)
+    disk.fail_next("write", errno.ENOSPC)
+    with pytest.raises(HeadraceError):
+        state.put_many([("things", "a", None), ("things", "b", 2)])
+    assert state.table("things") == {"a": 1}
+    assert (state.live_bytes, state.journal_bytes, state.end_offset) == before
 
 
 def test_the_journal_is_rewritten_when_it_is_much_longer_than_what_it_says(

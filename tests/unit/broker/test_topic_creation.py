@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -30,7 +31,7 @@ from headrace.wire.kafka.messages.topics import (
 )
 from tests.unit.broker.fakes import settle
 from tests.unit.broker.harness import Harness
-from tests.waiting import eventually_on_loop
+from tests.waiting import PATIENCE_S, eventually_on_loop
 
 STEPS_MAX = 200
 
@@ -151,6 +152,7 @@ def test_partitions_that_the_disk_refuses_leave_the_topic_as_it_was() -> None:
     pytest.fail("it never succeeded")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("growing", [False, True])
 def test_wherever_the_power_fails_a_topic_is_whole_or_nowhere(growing: bool, seed: int) -> None:
@@ -190,6 +192,83 @@ def test_wherever_the_power_fails_a_topic_is_whole_or_nowhere(growing: bool, see
             answered = asyncio.run(until_the_power_fails(disk, step))
         disk.crash(seed * 1000 + step)
         asyncio.run(afterwards(disk, answered))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_a_kill_has_left_of_partitions_without_a_row_goes_at_the_next_start(count: int) -> None:
+    async def before(disk: SimulatedDisk) -> None:
+        async with running(disk) as harness:
+            await codes(harness, topics_request("t"))
+            space = harness.broker.store.space("topics")
+            (group,) = space.groups_on_disk()
+            assert space.make({group: range(2, 2 + count), f"other~{1:032x}": range(count)}) == {}
+
+    async def after(disk: SimulatedDisk) -> None:
+        async with running(disk) as harness:
+            assert directories(disk) == {"t": ["0", "1"]}
+            assert counts(harness) == {"t": 2}
+
+    disk = SimulatedDisk()
+    asyncio.run(before(disk))
+    disk.kill()
+    asyncio.run(after(disk))
+
+
+class HeldJournalDisk(SimulatedDisk):
+    """The journal is synced when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_sync = threading.Event()
+        self.may_sync.set()
+        self.held = threading.Event()
+
+    def maybe_fail(self, operation: str, path: str) -> None:
+        if operation == "datasync" and path.startswith("/data/state/") and not self.may_sync.is_set():
+            self.held.set()
+            assert self.may_sync.wait(PATIENCE_S)
+        super().maybe_fail(operation, path)
+
+
+def while_the_journal_waits(act: Callable[[Harness], Awaitable[Any]], check: Callable[[SimulatedDisk], None]) -> None:
+    """``check`` runs when all has happened that may happen before the journal is flushed."""
+
+    async def scenario() -> None:
+        disk = HeldJournalDisk()
+        async with running(disk) as harness:
+            await codes(harness, topics_request("t"))
+            disk.may_sync.clear()
+            asked = asyncio.ensure_future(act(harness))
+            try:
+                await eventually_on_loop(disk.held.is_set)
+                for _ in range(20):
+                    await asyncio.sleep(0.005)
+                check(disk)
+                assert not asked.done()
+            finally:
+                disk.may_sync.set()
+            await asked
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_is_confirmed_when_its_row_is_flushed_and_not_before() -> None:
+    while_the_journal_waits(
+        lambda harness: codes(harness, topics_request("new")),
+        lambda disk: None,
+    )
+
+
+def test_the_files_of_a_deleted_topic_stay_until_the_deletion_is_flushed() -> None:
+    """Else a crash would leave a topic whose records are gone."""
+
+    def check(disk: SimulatedDisk) -> None:
+        assert directories(disk) == {"t": ["0", "1"]}
+
+    while_the_journal_waits(
+        lambda harness: harness.ask(DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=1000)),
+        check,
+    )
 
 
 def while_held(act: Callable[[Harness, SimulatedDisk], Awaitable[Any]]) -> None:
@@ -254,6 +333,7 @@ def test_a_topic_that_is_deleted_while_it_grows_stays_deleted() -> None:
     while_held(act)
 
 
+@pytest.mark.slow
 def test_many_partitions_are_made_in_slices() -> None:
     async def scenario() -> None:
         async with running(SimulatedDisk()) as harness:

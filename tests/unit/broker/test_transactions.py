@@ -268,6 +268,17 @@ def test_a_fenced_producer_cannot_write(world: World) -> None:
     assert world.produce(old, world.partitions[0], "x") is ErrorCode.INVALID_PRODUCER_EPOCH
 
 
+@pytest.mark.parametrize("version", [11, 12])
+def test_a_fenced_producer_cannot_write_into_the_transaction_of_the_one_that_fenced_it(
+    world: World, version: int
+) -> None:
+    """The partition has no record of the new epoch yet, so only the transaction knows that the old one has passed."""
+    old = world.ready()
+    started(world, world.partitions[0])
+    code = world.produce(old, world.partitions[0], "late", version=version)
+    assert code is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
 @pytest.mark.parametrize(
     ("version", "code"), [(11, ErrorCode.NOT_ENOUGH_REPLICAS), (12, ErrorCode.CONCURRENT_TRANSACTIONS)]
 )
@@ -498,6 +509,7 @@ def test_a_timeout_that_meets_a_full_disk_is_tried_again(world: World) -> None:
     assert world.state_of() == "PrepareAbort"
 
 
+@pytest.mark.slow
 def test_an_idle_transactional_id_is_forgotten_and_one_in_use_is_not(world: World) -> None:
     world.ready("idle")
     world.advance(604_800_000 - 1000)
@@ -609,3 +621,16 @@ def test_closing_answers_those_who_wait(world: World) -> None:
     answer = world.end(producer, commit=True)
     world.do(world.coordinator.close)
     assert result(answer).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+def test_a_transactional_id_may_be_long_and_not_without_end(world: World) -> None:
+    world.init("t" * 10_000)
+    assert result(world.init("t" * 10_001)).error_code == ErrorCode.INVALID_REQUEST
+
+
+def test_a_transaction_has_so_many_groups_and_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.broker.transactions.registry.GROUPS_PER_TRANSACTION_MAX", 1)
+    producer = world.ready("t")
+    assert result(world.commit_offsets(producer, "one")) is ErrorCode.NONE
+    assert result(world.commit_offsets(producer, "one")) is ErrorCode.NONE
+    assert result(world.commit_offsets(producer, "two")) is ErrorCode.POLICY_VIOLATION

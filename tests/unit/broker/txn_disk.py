@@ -42,7 +42,8 @@ class DiskPartition:
         return SimpleNamespace(flushed=self.log.flushed_offset)
 
     def append(self, batch: Batch) -> int:
-        return self.partition.append([batch]).last_offset
+        self.partition.append(batch)
+        return batch.last_offset
 
     def batches(self) -> Iterator[Batch]:
         offset = self.log.start_offset

@@ -17,6 +17,7 @@ from headrace.broker.access import Gate, Operation
 from headrace.broker.groups.registry import Groups
 from headrace.broker.replies import PendingReply
 from headrace.broker.request import Peer, Request
+from headrace.broker.slices import Slices
 from headrace.broker.transactions import TransactionCoordinator
 from headrace.broker.transactions.registry import Transactions
 from headrace.errors import ErrorCode
@@ -25,6 +26,8 @@ from headrace.log.producers import Duplicate, ProducerStates
 from headrace.record import Record, decode_records
 from headrace.testing.clock import VirtualClock
 from headrace.wire.kafka.messages import transactions as messages
+from tests.unit.broker.fakes import executed
+from tests.unit.broker.harness import decoded
 
 Change = tuple[str, str, Any]
 
@@ -50,6 +53,9 @@ class Waiters:
 
 class FakeState:
     """``StateStore`` in memory."""
+
+    start_offset = 0
+    has_lost_changes = False
 
     def __init__(self, journal: Sequence[list[Change]] = ()) -> None:
         self.tables: dict[str, dict[str, Any]] = {}
@@ -225,6 +231,7 @@ class FakeSettings:
         "transaction.max.timeout.ms": 900_000,
         "transactional.id.expiration.ms": 604_800_000,
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": 10_000,
+        "response.bytes.max": 100_000_000,
     }
 
     def integer(self, name: str) -> int:
@@ -267,7 +274,8 @@ class Asking:
         coordinator = self.coordinator
         parts = (coordinator, coordinator.producers, coordinator.additions, coordinator.endings)
         handler = next(each for each in parts if hasattr(each, name))
-        return self.do(lambda: getattr(handler, name)(request))
+        reply = self.do(lambda: executed(getattr(handler, name)(request), Slices()))
+        return reply if isinstance(reply, PendingReply) else decoded(reply, version)
 
     def init(
         self, transactional_id: str | None = "t", *, version: int = 4, peer: Peer | None = None, **fields: Any
@@ -311,8 +319,8 @@ class Asking:
                 producer.name,
                 producer.id,
                 producer.epoch,
-                partition.topic,
-                partition.index,
+                (partition.topic, partition.index),
+                frozenset,
                 version,
             )
 
@@ -433,7 +441,7 @@ class Producer:
             base_sequence=sequence,
             transactional=True,
         )
-        seen = partition.log.producers.check([batch])
+        seen = partition.log.producers.check(batch)
         return sequence, seen.last_offset if isinstance(seen, Duplicate) else partition.append(batch)
 
 

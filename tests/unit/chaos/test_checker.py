@@ -165,6 +165,16 @@ def give_a_partition_to_a_second_owner(history: list[Operation]) -> None:
     own["time"] = next(each["time"] for each in history if each["op"] == "own") + 0.5
 
 
+def give_a_partition_of_a_living_member_to_a_second_owner(history: list[Operation]) -> None:
+    give_a_partition_to_a_second_owner(history)
+    own = next(each for each in history if each["op"] == "own" and each["member"] == "b")
+    history += signs_of_life("a", own["time"] - 30, own["time"] - 8)
+
+
+def signs_of_life(member: str, first: float, last: float) -> list[Operation]:
+    return [{"op": "alive", "member": member, "session_s": 10.0, "time": time} for time in (first, last)]
+
+
 def transform_an_input_twice(history: list[Operation]) -> None:
     produced = of_txn(history, "e0")[0]
     again = make_value("v", "etl", 99, "e0", source_of(produced))
@@ -297,6 +307,7 @@ FAULTS: list[tuple[Callable[[list[Operation]], None], str]] = [
     (show_an_older_offset_than_was_acknowledged, "committed offset went back"),
     (show_an_older_offset_than_was_shown, "committed offset went back"),
     (give_a_partition_to_a_second_owner, "two owners"),
+    (give_a_partition_of_a_living_member_to_a_second_owner, "two owners"),
     (transform_an_input_twice, "transformed not exactly once"),
     (skip_an_input, "transformed not exactly once"),
     (alter_a_key, "altered key or header"),
@@ -325,6 +336,14 @@ def test_a_planted_fault_is_reported(
 ) -> None:
     plant(history)
     assert kind in kinds(check(history))
+
+
+def test_a_member_that_stood_still_for_its_session_is_no_owner(history: list[Operation]) -> None:
+    give_a_partition_to_a_second_owner(history)
+    own = next(each for each in history if each["op"] == "own" and each["member"] == "b")
+    history += signs_of_life("a", own["time"] - 30, own["time"] - 10)
+    history += signs_of_life("a", own["time"] + 1, own["time"] + 2)
+    assert check(history) == []
 
 
 def test_every_check_has_a_fault_that_it_finds() -> None:

@@ -8,8 +8,9 @@ from headrace.batch import Batch, build_batch, control_batch, read_batches
 from headrace.log.compaction.cleaner import CleaningResult
 from headrace.log.config import LogConfig
 from headrace.log.log import PartitionLog
+from headrace.log.producers import ProducerStates, ProducerSummary
 from headrace.log.retention import advance_by_retention
-from headrace.log.store import LogStore
+from headrace.log.store import CheckpointJob, LogStore, exhaust
 from headrace.record import Record
 from headrace.testing.disk import SimulatedDisk
 
@@ -44,7 +45,11 @@ def marker(producer_id: int, *, commit: bool, epoch: int = 0, coordinator_epoch:
 
 
 def append(log: PartitionLog, *batches: Batch) -> int:
-    return log.append(batches, leader_epoch=0, now_ms=1000).base_offset
+    """The offset of the first of them."""
+    base_offset = log.end_offset
+    for batch in batches:
+        log.append(batch, leader_epoch=0, now_ms=1000)
+    return base_offset
 
 
 def new_log(disk: SimulatedDisk | None = None, config: LogConfig = SMALL) -> PartitionLog:
@@ -85,7 +90,34 @@ def apply_retention(store: LogStore, now_ms: int) -> int:
         store.checkpoint()
     except OSError:
         full = True
-    return sum(log.remove_dead_segments(regardless=full) for log in doomed)
+    return sum(remove_dead_segments(log, regardless=full) for log in doomed)
+
+
+def remove_dead_segments(log: PartitionLog, *, regardless: bool = False) -> int:
+    """As maintenance does, on this thread; returns the bytes freed. Raises OSError."""
+    removal = log.begin_removal(regardless=regardless)
+    if removal is None:
+        return 0
+    try:
+        removal.run()
+    finally:
+        freed = log.finish_removal(removal)
+    if removal.error is not None:
+        raise removal.error
+    return freed
+
+
+def begun_checkpoint(store: LogStore, *, everything: bool = False) -> CheckpointJob:
+    job = store.new_checkpoint()
+    exhaust(store.collect(job, everything=everything))
+    return job
+
+
+def finish_checkpoint(store: LogStore, job: CheckpointJob) -> None:
+    job.sync()
+    job.write()
+    exhaust(store.synced(job))
+    exhaust(store.written(job))
 
 
 def swap_in(log: PartitionLog, result: CleaningResult) -> int:
@@ -107,3 +139,9 @@ def open_log(
 ) -> PartitionLog:
     """A partition of a topic."""
     return store.space("topics").open_log(group(topic, topic_id), partition, config, sync=sync)
+
+
+def summaries(states: ProducerStates) -> list[ProducerSummary]:
+    """What is known of every producer."""
+    found = [states.summary(each) for each in states.ids()]
+    return [each for each in found if each is not None]

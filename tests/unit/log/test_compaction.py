@@ -11,12 +11,24 @@ from headrace.log.compaction.cleaner import CleaningResult, OffsetMap, clean
 from headrace.log.compaction.planning import plan
 from headrace.log.config import LogConfig
 from headrace.log.errors import CorruptLog
+from headrace.log.findings import Severity
 from headrace.log.log import PartitionLog
 from headrace.log.opening import Known
 from headrace.log.producers import Duplicate
+from headrace.log.verify import verify_log
 from headrace.record import Codec, Record, decode_records
-from headrace.testing.disk import SimulatedDisk
-from tests.unit.log.builders import DIRECTORY, append, batches_in, marker, new_log, plain, produced, swap_in
+from headrace.testing.disk import PowerLoss, SimulatedDisk
+from tests.unit.log.builders import (
+    DIRECTORY,
+    append,
+    batches_in,
+    marker,
+    new_log,
+    plain,
+    produced,
+    remove_dead_segments,
+    swap_in,
+)
 
 COMPACT = LogConfig(
     segment_bytes_max=4000,
@@ -41,7 +53,7 @@ def put(log: PartitionLog, key: bytes, value: bytes | None) -> int:
 def settle(log: PartitionLog) -> None:
     """Make everything so far fit for compaction: sealed, flushed, below the recovery point."""
     log.roll()
-    log.checkpointed(log.prepare_checkpoint())
+    log.checkpointed(log.prepare_checkpoint().written())
     log.sync_all()
 
 
@@ -143,7 +155,7 @@ def test_an_abort_marker_behind_the_job_still_counts() -> None:
     append(log, produced(1, 0, transactional=True, key=b"a"))
     log.roll()
     append(log, marker(1, commit=False))
-    log.checkpointed(log.prepare_checkpoint())
+    log.checkpointed(log.prepare_checkpoint().written())
     log.sync_all()
     job = plan(log, NOW, token="t")
     assert job is not None
@@ -193,7 +205,7 @@ def test_the_last_batch_of_a_producer_stays_without_records_so_that_its_retry_is
     disk.syncfs("/")
     disk.crash(0)
     again = PartitionLog.open(disk, DIRECTORY, COMPACT, known=Known(mark_lost=True))
-    assert again.producers.check([produced(1, 1, key=b"a")]) == Duplicate(1, 1, 1000)
+    assert again.producers.check(produced(1, 1, key=b"a")) == Duplicate(1, 1, 1000)
 
 
 def test_more_keys_than_fit_are_cleaned_in_several_passes_to_the_same_end() -> None:
@@ -250,8 +262,8 @@ def test_a_group_that_retention_has_touched_is_thrown_away() -> None:
     assert job is not None
     result = clean(log._disk, job)
     log.delete_records(120)
-    log.checkpointed(log.prepare_checkpoint())
-    log.remove_dead_segments()
+    log.checkpointed(log.prepare_checkpoint().written())
+    remove_dead_segments(log)
     swap_in(log, result)
     assert [offset for offset, _, _ in records(log) if offset >= 120] == list(range(120, 200))
     assert not [name for name in log._disk.listdir(DIRECTORY) if ".cleaned" in name]
@@ -315,3 +327,46 @@ def test_an_empty_segment_after_compaction_still_joins_its_neighbours() -> None:
     compact(log)
     assert records(log) == [(1, b"a", b"y")]
     assert append(log, plain(b"z", key=b"a")) == 2
+
+
+def ready_to_swap() -> tuple[SimulatedDisk, PartitionLog, CleaningResult]:
+    disk = SimulatedDisk()
+    log = compacted_log(disk, SMALL_COMPACT)
+    put(log, b"first", b"short")
+    log.roll()  # what replaces this segment and others is longer than it was
+    for number in range(12):
+        put(log, b"k%d" % (number % 3), b"%d" % number * 40)
+    append(log, produced(1, 0, transactional=True), marker(1, commit=False))
+    settle(log)
+    job = plan(log, NOW, token="t")
+    assert job is not None
+    return disk, log, clean(disk, job)
+
+
+SMALL_COMPACT = replace(COMPACT, segment_bytes_max=700)
+
+
+@pytest.mark.slow
+def test_wherever_the_power_fails_during_a_swap_the_log_is_the_old_one_or_the_new_one() -> None:
+    """Changes of a directory that was not synced since reach the disk in any order, or not at all."""
+    disk, log, result = ready_to_swap()
+    old, before = records(log), disk.operations
+    swap_in(log, result)
+    steps, new = disk.operations - before, records(log)
+    assert len(new) < len(old)
+    outcomes = set()
+    for step in range(steps):
+        for seed in range(8):
+            disk, log, result = ready_to_swap()
+            known = Known(mark=log.mark, flushed_end=log.end_offset)
+            disk.crash_after = disk.operations + step
+            with pytest.raises(PowerLoss):
+                swap_in(log, result)
+            disk.crash(step * 8 + seed)
+            again = PartitionLog.open(disk, DIRECTORY, SMALL_COMPACT, known=known)
+            assert records(again) in (old, new), f"step {step}, seed {seed}"
+            assert [each for each in disk.listdir(DIRECTORY) if "swap" in each or "cleaned" in each] == []
+            problems = [each for each in verify_log(disk, DIRECTORY, known) if each.severity is Severity.ERROR]
+            assert problems == [], f"step {step}, seed {seed}"
+            outcomes.add(records(again) == old)
+    assert outcomes == {True, False}

@@ -54,7 +54,8 @@ def harm(disk: SimulatedDisk, directory: str, chance: random.Random) -> str:
         disk.unlink(path)
         disk.syncfs("/")
     elif kind == "swap":
-        other = chance.choice(paths)
+        # Not with the flushed ends: without them a lost end of a log is a warning and no more, as docs/adr says.
+        path, other = chance.choices(paths[:-1], k=2)
         mine, theirs = disk.contents(path), disk.contents(other)
         disk.damage(path, lambda content: content.__setitem__(slice(None), theirs))
         disk.damage(other, lambda content: content.__setitem__(slice(None), mine))
@@ -69,12 +70,13 @@ def harm(disk: SimulatedDisk, directory: str, chance: random.Random) -> str:
     return f"{kind} {path} at {position}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end_by", ["stop", "kill"])
-def test_damage_to_any_file_is_mended_or_reported(end_by: str) -> None:
+def test_damage_to_any_file_is_repaired_or_reported(end_by: str) -> None:
     outcomes = Counter(outcome(seed, end_by) for seed in range(CASES))
-    assert outcomes["mended"] > CASES // 10
+    assert outcomes["repaired"] > CASES // 10
     assert outcomes["refused"] > CASES // 10
-    assert set(outcomes) <= {"mended", "refused"}
+    assert set(outcomes) <= {"repaired", "refused"}
 
 
 def outcome(seed: int, end_by: str) -> str:
@@ -88,5 +90,5 @@ def outcome(seed: int, end_by: str) -> str:
     except HeadraceError:
         return "refused"
     if (found, log.end_offset, aborted) == (content, end, [20, 42]):
-        return "mended"
+        return "repaired"
     return f"seed {seed}: {what}: {store.report.findings}"

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from headrace.log.disk_trouble import CALM_S, DiskTrouble
+from headrace.log.disk_trouble import CALM_S, ROOM_BYTES, DiskTrouble
 from headrace.log.sync_guard import SyncGuard
 from headrace.testing import SimulatedDisk, VirtualClock
 
@@ -69,3 +69,17 @@ def test_a_full_disk_is_noticed_where_it_is_written() -> None:
     file.write([b"x" * 100], 0)
     assert not guard.writing.active
     assert not guard.creating.active
+
+
+def test_a_write_that_fits_into_the_last_block_of_a_full_disk_is_no_recovery(caplog: pytest.LogCaptureFixture) -> None:
+    clock = VirtualClock()
+    free_bytes = 0
+    trouble = DiskTrouble("writing", clock.monotonic, lambda path: free_bytes)
+    with caplog.at_level(logging.INFO, "headrace.disk"):
+        trouble.refused(FULL, "/data/a.log")
+        clock.advance(60_000)
+        trouble.worked()
+        assert trouble.active
+        free_bytes = ROOM_BYTES
+        trouble.worked()
+        assert not trouble.active

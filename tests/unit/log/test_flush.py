@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import queue
 import threading
 import time
@@ -13,10 +14,11 @@ import pytest
 
 from headrace.log.config import FlushMode, LogConfig
 from headrace.log.disk import OsDisk
-from headrace.log.flush import Flusher, SyncCosts
+from headrace.log.flush import COMPLETED_PER_TURN, TAKEN_PER_TURN, Flusher
 from headrace.log.log import PartitionLog
 from headrace.log.sync_guard import SyncFailed, SyncGuard
 from headrace.testing.disk import SimulatedDisk
+from headrace.vocabulary import Offset
 from tests.flushing import FlusherByHand
 from tests.unit.log.builders import fill
 from tests.waiting import PATIENCE_S
@@ -81,6 +83,48 @@ def test_only_what_was_written_before_the_sync_counts_as_flushed() -> None:
     flusher.stop()
 
 
+def test_the_first_record_written_during_a_sync_is_acknowledged_by_the_next_one() -> None:
+    disk = SlowDisk()
+    loop, _, flusher, [log] = make(disk)
+    acknowledged: list[int] = []
+    flusher.start()
+    fill(log, 2)
+    log.when_acknowledged(Offset(1), lambda: acknowledged.append(1))
+    flusher.mark(log)
+    assert disk.entered.wait(PATIENCE_S)
+    fill(log, 1)
+    log.when_acknowledged(Offset(2), lambda: acknowledged.append(2))
+    flusher.mark(log)
+    disk.go_on.set()
+    loop.run_one()
+    assert acknowledged == [1]
+    loop.run_one()
+    assert acknowledged == [1, 2]
+    flusher.stop()
+
+
+def test_what_a_sync_covered_is_noted_before_it_is_acknowledged() -> None:
+    """A process that is killed between the two has noted all that it acknowledged."""
+    steps: list[str] = []
+    posted = threading.Event()
+
+    def post(_: Callable[[], None]) -> None:
+        steps.append("posted")
+        posted.set()
+
+    guard = SyncGuard(SimulatedDisk(), pytest.fail)
+    log = PartitionLog.open(guard, "/data/0", LogConfig())
+    flusher = Flusher(
+        guard, "/data", post=post, monotonic=time.monotonic, note=lambda marks: steps.append(f"noted {len(marks)}")
+    )
+    flusher.start()
+    fill(log, 1)
+    flusher.mark(log)
+    assert posted.wait(PATIENCE_S)
+    flusher.stop()
+    assert steps == ["noted 1", "posted"]
+
+
 def test_the_owner_hears_of_every_advance_of_the_high_watermark() -> None:
     loop, _, flusher, [log] = make(SimulatedDisk())
     heard: list[int] = []
@@ -136,15 +180,23 @@ def test_a_directory_that_was_removed_needs_no_sync() -> None:
     assert failures == []
 
 
-def test_a_new_segments_directory_entry_is_synced_with_it() -> None:
-    disk = SimulatedDisk()
-    _, _, _, [log] = make(disk)
-    fill(log, 1)
-    log.roll()
-    fill(log, 1)
-    FlusherByHand(disk, "/data").flush([log])
-    disk.crash(3)
-    assert PartitionLog.open(disk, "/data/0", LogConfig()).end_offset == 2
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_new_segments_directory_entry_is_synced_with_it(alone: bool) -> None:
+    """Beside the segment before it the flusher syncs the filesystem; alone, the file and its directory."""
+    for seed in range(10):
+        disk = CountingDisk()
+        _, _, _, [log] = make(disk)
+        flusher = FlusherByHand(disk, "/data")
+        fill(log, 1)
+        if alone:
+            flusher.flush([log])
+        log.roll()
+        fill(log, 1)
+        disk.syncs.clear()
+        flusher.flush([log])
+        assert disk.syncs == (["datasync", "sync_dir"] if alone else ["syncfs"])
+        disk.crash(seed)
+        assert PartitionLog.open(disk, "/data/0", LogConfig()).end_offset == 2
 
 
 @pytest.mark.parametrize("count", [1, 40])
@@ -196,20 +248,28 @@ def test_stopping_flushes_what_waits(tmp_path: Path) -> None:
     assert not failures
 
 
-def test_many_files_are_synced_at_once_and_few_one_by_one() -> None:
-    costs = SyncCosts()
-    assert not costs.choose_syncfs(1, 0.0)
-    assert not costs.choose_syncfs(2, 0.0)
-    assert costs.choose_syncfs(3, 0.0)
+class CountingDisk(SimulatedDisk):
+    def __init__(self) -> None:
+        super().__init__()
+        self.syncs: list[str] = []
+
+    def maybe_fail(self, operation: str, path: str) -> None:
+        if "sync" in operation:
+            self.syncs.append(operation)
+        super().maybe_fail(operation, path)
 
 
-def test_a_filesystem_that_others_keep_busy_is_avoided_until_it_may_have_calmed() -> None:
-    costs = SyncCosts()
-    for _ in range(20):
-        costs.measured_filesystem(0.3, now=100.0)
-    assert not costs.choose_syncfs(100, 100.0)
-    assert costs.choose_syncfs(100, 160.0)
-    assert costs.choose_syncfs(5000, 100.0)
+@pytest.mark.parametrize(("count", "expected"), [(1, ["datasync"]), (2, ["datasync"] * 2), (3, ["syncfs"])])
+def test_few_files_are_synced_one_by_one_and_more_at_once(count: int, expected: list[str]) -> None:
+    disk = CountingDisk()
+    flusher = FlusherByHand(disk, "/data")
+    logs = [PartitionLog.open(flusher.disk, f"/data/{number}", LogConfig()) for number in range(count)]
+    for log in logs:
+        fill(log, 1)
+    disk.syncs.clear()
+    flusher.flush(logs)
+    assert disk.syncs == expected
+    assert [log.flushed_offset for log in logs] == [1] * count
 
 
 def test_a_callback_that_fails_does_not_keep_the_others_from_being_called(caplog: pytest.LogCaptureFixture) -> None:
@@ -266,3 +326,22 @@ def test_what_failed_to_sync_is_not_noted() -> None:
     with pytest.raises(OSError, match="Input/output error"):
         flusher.flush([log])
     assert noted == []
+
+
+def test_thousands_of_logs_are_taken_and_reported_in_several_turns_of_the_loop() -> None:
+    loop = Loop()
+    disk = SimulatedDisk()
+    guard = SyncGuard(disk, lambda _: None)
+    flusher = Flusher(guard, "/data", post=loop.posted.put, monotonic=lambda: 0.0, defer=loop.posted.put)
+    logs = [PartitionLog.open(disk, f"/data/{number}", LogConfig(), sync=False) for number in range(2 * TAKEN_PER_TURN)]
+    for log in logs:
+        fill(log, 1)
+        flusher.mark(log)
+    flusher.start()
+    flushed = []
+    while flushed[-1:] != [len(logs)]:
+        loop.run_one()
+        flushed.append(sum(log.flushed_offset for log in logs))
+    flusher.stop()
+    steps = [after - before for before, after in itertools.pairwise(flushed)]
+    assert max(steps) == COMPLETED_PER_TURN

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.log.errors import CorruptLog
 from headrace.log.findings import Severity
-from headrace.log.flushed import SLOT_BYTES, FlushedEnds, name_digest
+from headrace.log.flushed import SLOT_BYTES, FlushedEnds, decode_slots, name_digest
 from headrace.log.log import PartitionLog
 from headrace.log.store import LogStore
 from headrace.testing.disk import SimulatedDisk
@@ -179,7 +179,8 @@ def test_the_slot_of_a_deleted_topic_is_used_again_and_its_end_is_forgotten() ->
     fill(other, 1)
     flusher.flush([other])
     store.note_flushed([late])  # its sync was under way when the topic went
-    assert disk.file_size(PATH) == SLOT_BYTES
+    name = f"topics/{group('t', UUID(int=6))}/0"
+    assert decode_slots(disk.contents(PATH)) == ({0: (name_digest(name), 1)}, 0)
     disk.kill()
     assert open_log(LogStore.open(disk, "/data"), "t", UUID(int=6), 0, SMALL).end_offset == 1
 

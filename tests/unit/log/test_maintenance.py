@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from uuid import UUID
 
@@ -16,14 +17,22 @@ from headrace.log.config import LogConfig
 from headrace.log.errors import StorageError
 from headrace.log.log import PartitionLog
 from headrace.log.maintenance import Maintenance, MaintenanceSettings
-from headrace.log.store import LogStore
+from headrace.log.store import LOGS_PER_STEP, LogStore
 from headrace.log.sync_guard import SyncGuard
 from headrace.record import decode_records
 from headrace.testing.disk import SimulatedDisk
 from tests.flushing import FlusherByHand
 from tests.unit.broker.fakes import FakeClock
-from tests.unit.log.builders import append, batches_in, fill, group, open_log, plain
-from tests.waiting import eventually_on_loop
+from tests.unit.log.builders import (
+    append,
+    batches_in,
+    fill,
+    group,
+    open_log,
+    plain,
+    remove_dead_segments,
+)
+from tests.waiting import PATIENCE_S, eventually_on_loop
 
 ID = UUID(int=1)
 SMALL = LogConfig(segment_bytes_max=1000, index_interval_bytes=200, retention_ms=10)
@@ -160,10 +169,10 @@ def test_no_inode_for_a_new_segment_ends_nothing_and_it_is_tried_again(caplog: p
             each.sync_all()
             each.delete_records(5)
         world.disk.fail_next("open", errno.ENOSPC, f"t~{ID.hex}/0/{5:020d}.log")
-        await world.maintenance.checkpointed()
+        await world.maintenance.after_checkpoint()
         assert "removing old segments" in caplog.text
         assert (log.size_bytes > 0, other.size_bytes) == (True, 0)
-        await world.maintenance.checkpointed()
+        await world.maintenance.after_checkpoint()
         assert log.size_bytes == 0
         assert not world.failures
 
@@ -171,18 +180,49 @@ def test_no_inode_for_a_new_segment_ends_nothing_and_it_is_tried_again(caplog: p
     run(scenario)
 
 
-def test_those_who_wait_for_a_checkpoint_wait_until_one_could_be_written() -> None:
+def test_those_who_wait_for_a_checkpoint_are_called_when_the_disk_has_refused_it() -> None:
     async def scenario(world: World) -> None:
         log = world.log("t", FOREVER)
         fill(log, 3)
         world.disk.fail_next("write", errno.ENOSPC, "checkpoint.tmp")
-        waiting = world.maintenance.checkpointed()
-        await eventually_on_loop(lambda: world.clock.pending() > 0)
-        assert not waiting.done()
+        await world.maintenance.after_checkpoint()
+        assert world.maintenance.checkpoints == 0
+        waiting = world.maintenance.after_checkpoint()
         await world.moves(1.0)
         await waiting
+        assert world.maintenance.checkpoints == 1
 
     run(scenario)
+
+
+def test_a_start_marker_that_is_refused_holds_up_no_other_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        log, other = world.log("t", FOREVER), world.log("other", FOREVER)
+        for each in (log, other):
+            fill(each, 5)
+            each.sync_all()
+            each.delete_records(3)
+        world.disk.fail_next("open", errno.ENOSPC, f"t~{ID.hex}/0/{3:020d}.start")
+        await world.maintenance.after_checkpoint()
+        assert "the start marker" in caplog.text
+        assert world.maintenance.checkpoints == 1
+        assert (log.durable_start_offset, other.durable_start_offset) == (0, 3)
+        await world.maintenance.after_checkpoint()
+        assert log.durable_start_offset == 3
+
+    caplog.set_level(logging.ERROR)
+    run(scenario)
+
+
+def test_what_a_checkpoint_says_of_thousands_of_logs_is_collected_in_steps() -> None:
+    world = World()
+    for number in range(3 * LOGS_PER_STEP):
+        world.log(f"t{number}", FOREVER)
+    job = world.store.new_checkpoint()
+    collected = [len(job.ends) for _ in world.store.collect(job)]
+    assert collected == [LOGS_PER_STEP, 2 * LOGS_PER_STEP, 3 * LOGS_PER_STEP]
+    job.sync()
+    assert len(list(world.store.synced(job))) == 3
 
 
 def test_a_deleted_topic_that_cannot_be_moved_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -233,6 +273,7 @@ class DiskThatRefuses(SimulatedDisk):
         super().maybe_fail(operation, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 100])
 def test_wherever_a_swap_is_refused_the_log_is_whole_or_no_longer_served_and_whole_after_a_restart(count: int) -> None:
     damaged = 0
@@ -266,6 +307,41 @@ def test_wherever_a_swap_is_refused_the_log_is_whole_or_no_longer_served_and_who
     assert bool(damaged) == (count > 1), "a disk that refuses once is asked again"
 
 
+class HeldSwapDisk(SimulatedDisk):
+    """A swap stands still in the middle until a test lets it go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def maybe_fail(self, operation: str, path: str) -> None:
+        if operation == "rename" and ".log.cleaned-" in path and not self.held.is_set():
+            self.held.set()
+            assert self.may_go_on.wait(PATIENCE_S)
+        super().maybe_fail(operation, path)
+
+
+def test_a_stop_waits_for_a_swap_that_is_under_way() -> None:
+    disk = HeldSwapDisk()
+
+    async def scenario(world: World) -> None:
+        log = world.compacted_log()
+        world.maintenance.start()
+        await world.moves(HOUR_S)
+        await eventually_on_loop(disk.held.is_set)
+        stopping = asyncio.ensure_future(world.maintenance.stop())
+        for _ in range(10):
+            await asyncio.sleep(0.005)
+        assert not stopping.done()
+        disk.may_go_on.set()
+        await stopping
+        assert values(log)[-10:] == LAST_OF_EACH_KEY
+        assert len(values(log)) < 200, "what was swapped in is served"
+
+    run(scenario, disk)
+
+
 def test_what_is_being_swapped_is_served_from_the_old_files_and_not_removed() -> None:
     world = World()
     log = world.compacted_log()
@@ -273,12 +349,14 @@ def test_what_is_being_swapped_is_served_from_the_old_files_and_not_removed() ->
     before = values(log)
     job = plan(log, world.clock.wall_ms(), token="t")
     assert job is not None
-    swap = log.begin_swap(clean(world.guard, job))
-    world.store.cache.files_max = 1
+    result = clean(world.guard, job)
+    for segment in log.segments:
+        segment.forget()  # nobody has its files open
+    swap = log.begin_swap(result)
     swap.run()
     assert values(log) == before, "the old segments and their files still fit together"
     log.delete_records(log.segments[1].base_offset)
     assert not log.has_dead_segments
-    assert log.remove_dead_segments(regardless=True) == 0
+    assert remove_dead_segments(log, regardless=True) == 0
     log.finish_swap(swap)
     assert values(log) == LAST_OF_EACH_KEY

@@ -1,4 +1,5 @@
-"""What a log makes of its flush mode, of records without a timestamp, and of gaps that compaction leaves."""
+"""What a log makes of its flush mode, of its retention, of records without a timestamp, and of gaps that compaction
+leaves."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from headrace.log.compaction.planning import plan
 from headrace.log.config import FlushMode, LogConfig
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
+from headrace.log.retention import expired_start
 from headrace.log.store import LogStore
 from headrace.log.sync_guard import SyncGuard
 from headrace.record import Record
@@ -89,6 +91,30 @@ def test_a_log_that_is_left_to_the_operating_system_holds_no_files_open() -> Non
     assert mark is None or not mark.files
 
 
+# ---- retention ----
+
+
+def test_a_segment_goes_by_size_when_the_others_have_all_that_must_stay_and_not_a_byte_before() -> None:
+    log = new_log()
+    fill(log, 30)
+    log.sync_all()
+    others = log.size_bytes - log.segments[0].size
+    following = log.segments[1].base_offset
+    log.config = replace(SMALL, retention_bytes=others)
+    assert expired_start(log, 0) == following
+    log.config = replace(SMALL, retention_bytes=others + 1)
+    assert expired_start(log, 0) == 0
+
+
+def test_a_segment_goes_by_age_a_millisecond_after_its_latest_record_reached_it() -> None:
+    log = new_log(config=replace(SMALL, retention_ms=500))
+    fill(log, 30)
+    log.sync_all()
+    latest_ms = log.segments[0].max_timestamp
+    assert expired_start(log, latest_ms + 500) == 0
+    assert expired_start(log, latest_ms + 501) == log.segments[1].base_offset
+
+
 # ---- records without a timestamp ----
 
 
@@ -96,9 +122,9 @@ def test_records_without_a_timestamp_roll_a_segment_by_the_time_of_their_append(
     log = new_log(config=LogConfig(segment_ms_max=1000))
     begun_ms = 1_700_000_000_000
     for turn in range(50):
-        log.append([plain(b"x", timestamp=-1)], leader_epoch=0, now_ms=begun_ms + turn)
+        log.append(plain(b"x", timestamp=-1), leader_epoch=0, now_ms=begun_ms + turn)
     assert len(log.segments) == 1
-    log.append([plain(b"x", timestamp=-1)], leader_epoch=0, now_ms=begun_ms + 2000)
+    log.append(plain(b"x", timestamp=-1), leader_epoch=0, now_ms=begun_ms + 2000)
     assert len(log.segments) == 2
 
 

@@ -152,8 +152,8 @@ def test_producers_that_cannot_be_read_for_want_of_descriptors_are_read_the_next
     again = reopen(disk, mark=log.close())
     disk.fail_next("open", errno.EMFILE, ".producers")
     with pytest.raises(StorageError, match="Too many open files"):
-        again.producers.check([produced(7, 2)])
-    assert isinstance(again.producers.check([produced(7, 0, count=2)]), Duplicate)
+        again.producers.check(produced(7, 2))
+    assert isinstance(again.producers.check(produced(7, 0, count=2)), Duplicate)
 
 
 def test_missing_bytes_before_the_recovery_point_are_refused_with_their_place() -> None:
@@ -236,7 +236,7 @@ def test_producers_are_remembered_across_a_crash_without_a_snapshot() -> None:
         append(log, produced(1, sequence))
     log.sync_all()
     again = reopen(disk, SMALL)
-    assert isinstance(again.producers.check([produced(1, 17)]), Duplicate)
+    assert isinstance(again.producers.check(produced(1, 17)), Duplicate)
 
 
 def test_producers_are_remembered_when_the_newest_snapshot_has_decayed() -> None:
@@ -248,7 +248,7 @@ def test_producers_are_remembered_when_the_newest_snapshot_has_decayed() -> None
     newest = max(name for name in disk.listdir(DIRECTORY) if name.endswith(".producers"))
     disk.damage(f"{DIRECTORY}/{newest}", flip(30))
     again = reopen(disk, SMALL, mark)
-    assert isinstance(again.producers.check([produced(1, 19)]), Duplicate)
+    assert isinstance(again.producers.check(produced(1, 19)), Duplicate)
 
 
 def test_a_decayed_aborted_transaction_before_the_recovery_point_is_derived_again_from_the_log() -> None:
@@ -331,3 +331,19 @@ def test_a_corrupt_header_is_told_with_its_place_and_what_lies_before_it_is_serv
     assert again.reader.read(second.base_offset, bytes_max=1, offset_max=60)
     assert again.reader.read(offset + 10, bytes_max=1, offset_max=60)
     assert again.segments[1].size == second.size
+
+
+def test_a_snapshot_of_producers_whose_records_were_cut_is_not_believed_later() -> None:
+    disk, log = synced(1)
+    size = log.segments[0].size
+    append(log, produced(7, 0))
+    log.prepare_checkpoint().written()  # the power fails before the sync, and takes the record but not the snapshot
+    disk.kill()
+    disk.damage(f"{FIRST}.log", lambda content: content.__delitem__(slice(size, None)))
+    log = PartitionLog.open(disk, DIRECTORY, ONE_SEGMENT, known=Known(flushed_end=Offset(1)))
+    assert log.end_offset == 1
+    fill(log, 2)
+    log.sync_all()
+    disk.kill()
+    again = PartitionLog.open(disk, DIRECTORY, ONE_SEGMENT, known=Known(mark_lost=True))
+    assert not isinstance(again.producers.check(produced(7, 0)), Duplicate)

@@ -170,6 +170,7 @@ def test_deleted_records_stay_deleted_through_a_repair() -> None:
     assert repaired(disk, known).start_offset == 7
 
 
+@pytest.mark.slow
 def test_whatever_was_damaged_a_repaired_log_opens_and_holds_what_was_written_and_nothing_else() -> None:
     for seed in range(150):
         chance = random.Random(seed)

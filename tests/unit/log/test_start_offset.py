@@ -12,11 +12,12 @@ import pytest
 from headrace.log.config import FlushMode, LogConfig
 from headrace.log.findings import Severity
 from headrace.log.log import PartitionLog
+from headrace.log.producers import Duplicate
 from headrace.log.start import marked_start, write_start
-from headrace.log.store import LogStore
+from headrace.log.store import LogStore, exhaust
 from headrace.testing.disk import PowerLoss, SimulatedDisk
 from headrace.vocabulary import Offset
-from tests.unit.log.builders import fill, offsets_in, open_log
+from tests.unit.log.builders import append, begun_checkpoint, fill, offsets_in, open_log, produced, remove_dead_segments
 from tests.unit.log.test_maintenance import World
 
 ID = UUID(int=0xABC)
@@ -55,6 +56,28 @@ def test_a_log_that_lost_everything_below_its_start_begins_there(mode: FlushMode
     assert begun_after_its_end
 
 
+def test_segments_stay_while_nothing_else_knows_their_producers() -> None:
+    """The disk took the start marker and had no room for the snapshot of producers."""
+    disk = SimulatedDisk()
+    store, log = opened(disk)
+    append(log, produced(1, 0))
+    log.roll()
+    fill(log, 3)
+    log.sync_all()
+    log.delete_records(log.segments[1].base_offset)
+    disk.fail_next("write", errno.ENOSPC, ".producers")
+    store.checkpoint()
+    assert (log.durable_start_offset, log.mark.recovery_offset) == (1, 0)
+    assert remove_dead_segments(log) == 0
+    disk.crash(1)
+    store, log = opened(disk)
+    assert isinstance(log.producers.check(produced(1, 0)), Duplicate)
+    store.checkpoint(everything=True)
+    assert remove_dead_segments(log) > 0
+    disk.crash(2)
+    assert isinstance(opened(disk)[1].producers.check(produced(1, 0)), Duplicate)
+
+
 def test_wherever_a_checkpoint_is_interrupted_the_start_marker_is_not_durable_before_the_records_below_it() -> None:
     config = replace(WIDE, flush=FlushMode.OS)
     for operations in range(1, 20):
@@ -74,6 +97,20 @@ def test_wherever_a_checkpoint_is_interrupted_the_start_marker_is_not_durable_be
             assert not [f for f in store.report.findings if "deleted before they were flushed" in f.message]
 
 
+def test_when_a_checkpoint_is_done_deleted_records_stay_deleted_whatever_a_crash_undoes() -> None:
+    for seed in range(20):
+        disk = SimulatedDisk()
+        store, log = opened(disk)
+        fill(log, 30)
+        log.sync_all()
+        log.delete_records(Offset(13))
+        store.checkpoint(everything=True)
+        disk.crash(seed)
+        disk.unlink("/data/checkpoint")
+        _, log = opened(disk)
+        assert log.start_offset == 13
+
+
 def test_a_segment_of_which_nothing_but_the_log_is_there_becomes_the_marker_on_a_full_disk() -> None:
     disk = SimulatedDisk()
     _, log = opened(disk)
@@ -82,7 +119,7 @@ def test_a_segment_of_which_nothing_but_the_log_is_there_becomes_the_marker_on_a
     fill(log, 30)
     log.sync_all()
     log.delete_records(Offset(20))
-    assert log.remove_dead_segments(regardless=True) > 0
+    assert remove_dead_segments(log, regardless=True) > 0
     assert [segment.base_offset for segment in log.segments] == [20, 25]
     assert disk.file_size(f"{log.directory}/00000000000000000020.start") == 0
     for seed in range(10):
@@ -99,14 +136,14 @@ def test_a_start_that_moves_while_a_checkpoint_fails_is_made_durable_before_file
     log.delete_records(Offset(10))
     store.checkpoint()
     log.delete_records(Offset(20))
-    job = store.begin_checkpoint()
+    job = begun_checkpoint(store)
     job.sync()
     log.delete_records(Offset(40))
     disk.fail_next("write", errno.ENOSPC, "checkpoint.tmp")
     with pytest.raises(OSError, match="space"):
         job.write()
-    store.checkpoint_synced(job)
-    log.remove_dead_segments(regardless=True)
+    exhaust(store.synced(job))
+    remove_dead_segments(log, regardless=True)
     disk.crash(1)
     _, log = opened(disk)
     assert (log.start_offset, log.end_offset) == (40, 60)
@@ -120,7 +157,7 @@ def test_files_stay_when_not_even_a_marker_can_be_renamed() -> None:
     log.delete_records(Offset(20))
     disk.fail_next("rename", errno.ENOSPC, ".index")
     with pytest.raises(OSError, match="space"):
-        log.remove_dead_segments(regardless=True)
+        remove_dead_segments(log, regardless=True)
     assert log.segments[0].base_offset == 0
     disk.crash(1)
     _, log = opened(disk)

@@ -19,7 +19,19 @@ from headrace.log.findings import Severity
 from headrace.log.space import TOPICS
 from headrace.log.store import LogStore
 from headrace.testing.disk import SimulatedDisk
-from tests.unit.log.builders import append, apply_retention, fill, group, offsets_in, open_log, plain, produced
+from tests.unit.log.builders import (
+    append,
+    apply_retention,
+    begun_checkpoint,
+    fill,
+    finish_checkpoint,
+    group,
+    offsets_in,
+    open_log,
+    plain,
+    produced,
+    remove_dead_segments,
+)
 
 ID = UUID(int=0xABC)
 SMALL = LogConfig(segment_bytes_max=1000, index_interval_bytes=200, retention_ms=-1)
@@ -196,7 +208,7 @@ def test_the_start_offset_never_goes_back_whatever_the_crash_undoes() -> None:
         log.sync_all()
         log.delete_records(13)
         store.checkpoint()
-        log.remove_dead_segments()
+        remove_dead_segments(log)
         disk.crash(seed)
         assert open_log(LogStore.open(disk, "/data"), "t", ID, 0, SMALL).start_offset == 13
 
@@ -308,11 +320,10 @@ def test_a_deleted_topic_leaves_the_checkpoint() -> None:
     fill(open_log(store, "gone", ID, 0, SMALL), 1)
     fill(open_log(store, "kept", ID, 0, SMALL), 1)
     store.checkpoint(everything=True)
-    job = store.begin_checkpoint(everything=True)
+    job = begun_checkpoint(store, everything=True)
     store.space(TOPICS).forget(group("gone", ID))
     store.space(TOPICS).move_deleted(group("gone", ID))
-    job.run()
-    store.finish_checkpoint(job)
+    finish_checkpoint(store, job)
     store.checkpoint()
     assert b"kept" in disk.contents("/data/checkpoint")
     assert b"gone" not in disk.contents("/data/checkpoint")
@@ -374,11 +385,10 @@ def test_a_start_that_moves_while_a_checkpoint_is_written_takes_no_segment_with_
     log.sync_all()
     first, second = log.segments[1].base_offset, log.segments[3].base_offset
     log.delete_records(first)
-    job = store.begin_checkpoint(everything=True)
+    job = begun_checkpoint(store, everything=True)
     log.delete_records(second)
-    job.run()
-    store.finish_checkpoint(job)
-    log.remove_dead_segments()
+    finish_checkpoint(store, job)
+    remove_dead_segments(log)
     disk.kill()
     reopened = open_log(LogStore.open(disk, "/data"), "t", ID, 0, SMALL)
     assert (reopened.start_offset, reopened.end_offset) == (first, 60)

@@ -1,4 +1,4 @@
-"""Dump and verify: everything wrong is told with file and position, and nothing is changed."""
+"""Dump and verify: everything wrong is reported with file and position, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_sequence_gaps_that_compaction_leaves_are_no_problem() -> None:
     for sequence in range(30):
         append(log, produced(1, sequence, key=b"a"))
         append(log, plain(b"x" * 60, key=b"%d" % (sequence % 3)))
-    log.checkpointed(log.prepare_checkpoint())
+    log.checkpointed(log.prepare_checkpoint().written())
     log.sync_all()
     job = plan(log, 5000, token="t")
     assert job is not None

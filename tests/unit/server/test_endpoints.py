@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import re
 import threading
@@ -23,7 +24,8 @@ from headrace.log.errors import CorruptLog
 from headrace.metrics.families import FAMILIES
 from headrace.node import Node
 from headrace.testing import TestBroker
-from tests.waiting import PATIENCE_S
+from headrace.testing.disk import SimulatedDisk
+from tests.waiting import PATIENCE_S, eventually_on_loop
 
 METRICS = {"metrics": "127.0.0.1:0"}
 DOCUMENT = Path(__file__).parents[3] / "docs" / "operations.md"
@@ -186,6 +188,20 @@ def test_a_node_says_why_it_is_not_ready(tmp_path: Path) -> None:
         status, text = await asyncio.to_thread(get, address, "/ready")
         assert (status, json.loads(text)) == (503, {"status": "not ready", "reasons": ["stopping"]})
         await node.run_until_stopped()
+
+    asyncio.run(run())
+
+
+def test_a_node_whose_sync_failed_is_not_ready() -> None:
+    async def run() -> None:
+        disk = SimulatedDisk()
+        node = Node(Settings({"data": "/data", "kafka": "127.0.0.1:0"}), disk=disk, on_failure=lambda _: None)
+        await node.start()
+        disk.fail_next("datasync", errno.EIO)
+        node.broker.state.put("things", "a", 1)
+        await eventually_on_loop(lambda: node.failed)
+        assert "writing to disk failed" in node.reasons_not_ready()[0]
+        await node.stop()
 
     asyncio.run(run())
 

@@ -20,6 +20,8 @@ from headrace.log.findings import StoreReport
 from headrace.node_messages import RecoveryWatch, log_start, size_text
 from tests.waiting import PATIENCE_S, eventually
 
+pytestmark = pytest.mark.slow  # a process for most tests
+
 NODE = ["-m", "headrace.node"]
 
 SLOW_START = """

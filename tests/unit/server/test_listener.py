@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import subprocess
@@ -12,6 +13,7 @@ from typing import cast
 import pytest
 
 from headrace.errors import UsageError
+from headrace.node import new_event_loop
 from headrace.server import Listener, ListenerLimits, bind, parse_address, refuse_public
 from headrace.server.listener import Refusal
 from headrace.server.session import Session, peer_address
@@ -137,8 +139,26 @@ def test_a_port_that_is_taken_is_told_in_one_line() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(UsageError, match="is taken by another program"):
+        with pytest.raises(UsageError, match=rf"is taken by process {os.getpid()} \("):
             bind("127.0.0.1", taken.getsockname()[1])
+
+
+def test_of_two_that_have_bound_one_port_the_second_to_listen_is_refused() -> None:
+    async def scenario() -> None:
+        first = bind("127.0.0.1", 0)
+        second = bind("127.0.0.1", first[0].getsockname()[1])  # as a broker that still recovers has bound it
+        listeners = [Listener(asyncio.Protocol) for _ in range(2)]  # type: ignore[arg-type]
+        try:
+            await listeners[0].start(first)
+            with pytest.raises(UsageError, match="is taken by"):
+                await listeners[1].start(second)
+        finally:
+            second[0].close()
+            for listener in listeners:
+                await listener.drain(0)
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(scenario())
 
 
 def test_a_name_with_several_addresses_has_one_port_for_all_of_them() -> None:

@@ -44,6 +44,16 @@ def test_a_line_has_a_time_a_level_a_part_and_a_message(log: OperatorLog, termin
     assert found.groups() == ("WARNING", "test", "3 of 5 % things")
 
 
+def test_after_the_end_loggers_have_the_level_they_had_before() -> None:
+    before = logging.getLogger("headrace").level
+    log = OperatorLog(level="DEBUG", terminal=io.StringIO())
+    log.start()
+    assert logging.getLogger("headrace").level == logging.DEBUG
+    log.stop()
+    log.stop()
+    assert logging.getLogger("headrace").level == before
+
+
 def test_what_a_client_sent_cannot_begin_a_new_line(log: OperatorLog, terminal: io.StringIO) -> None:
     LOG.warning("client %s", "x\n2026-01-01T00:00:00.000+00:00 ERROR   recovery: all is lost\x1b[2J\u2028")
     log.stop()

@@ -92,9 +92,9 @@ def test_answers_that_are_ready_together_do_not_mix_their_pieces(tmp_path: Path)
             assert client.answered() == number + 1
 
 
-def test_what_the_page_cache_lacks_is_read_by_a_thread_and_arrives_the_same(tmp_path: Path) -> None:
+def test_what_the_page_cache_lacks_is_read_by_a_thread_and_arrives_the_same(on_disk: Path) -> None:
     content = os.urandom(2 * MIB)
-    file = a_file(tmp_path / "log", content)
+    file = a_file(on_disk / "log", content)
     forget_pages(file)
     with serving(lambda request: fetched([Slice(file, 0, len(content))])) as server, Client(server.address) as client:
         client.fetch(1)
@@ -177,9 +177,9 @@ class Transport:
         return None
 
 
-def test_nothing_is_written_while_the_transport_is_full(tmp_path: Path) -> None:
+def test_nothing_is_written_while_the_transport_is_full(on_disk: Path) -> None:
     content = os.urandom(PIECE_BYTES * 3)
-    file = a_file(tmp_path / "log", content)
+    file = a_file(on_disk / "log", content)
 
     async def scenario() -> None:
         transport = Transport()

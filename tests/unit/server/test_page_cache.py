@@ -17,8 +17,8 @@ SIZE = 1 << 20
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> OsFile:
-    written = OsDisk().open(str(tmp_path / "file"), create=True)
+def file(on_disk: Path) -> OsFile:
+    written = OsDisk().open(str(on_disk / "file"), create=True)
     written.write([os.urandom(SIZE)], 0)
     written.datasync()
     return written

@@ -77,6 +77,7 @@ def test_a_broker_in_this_process_keeps_data_and_address_over_a_restart() -> Non
         assert produce(broker, "t") == 1
 
 
+@pytest.mark.slow
 def test_a_child_that_is_killed_keeps_what_it_acknowledged() -> None:
     with testing.broker(in_process=False) as broker:
         create(broker, "t")

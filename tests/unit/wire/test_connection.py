@@ -67,9 +67,7 @@ def refusal(raw: bytes) -> str:
 def test_a_whole_frame_becomes_a_request_with_its_header() -> None:
     event = the_only(Connection(LIMITS).receive_data(heartbeat()))
     assert event == RequestReceived(
-        api_key=12,
-        version=3,
-        correlation_id=7,
+        reply_to=ReplyTo(api_key=12, version=3, correlation_id=7),
         client_id="me",
         body=HeartbeatRequest(group_id="g", generation_id=4, member_id="m"),
         size=len(heartbeat()) - 4,
@@ -99,7 +97,7 @@ def test_bytes_behind_a_body_are_let_pass_as_kafka_does() -> None:
     assert isinstance(the_only(Connection(LIMITS).receive_data(raw)), RequestReceived)
 
 
-def test_the_records_of_a_frame_outlive_the_read_and_share_no_bytes_with_the_next_frame() -> None:
+def test_the_records_of_a_frame_outlive_the_read() -> None:
     partition = PartitionProduceData(index=0, records=b"r" * 61)
     produce = ProduceRequest(acks=1, topic_data=[TopicProduceData(name="t", partition_data=[partition])])
     raw = request_bytes(produce, 0, 8)
@@ -108,9 +106,7 @@ def test_the_records_of_a_frame_outlive_the_read_and_share_no_bytes_with_the_nex
     read[:] = bytes(len(read))
     assert isinstance(first, RequestReceived)
     assert isinstance(second, RequestReceived)
-    records = first.body.topic_data[0].partition_data[0].records
-    records[:8] = b"changed!"
-    assert bytes(records[:9]) == b"changed!r"
+    assert bytes(first.body.topic_data[0].partition_data[0].records) == b"r" * 61
     assert bytes(second.body.topic_data[0].partition_data[0].records) == b"r" * 61
 
 

@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from headrace.broker.groups.consumer import Target
 from headrace.broker.groups.group import TopicIdPartition
 
-__all__ = ["ASSIGNORS", "Subscriber", "assign_range", "assign_uniform"]
+__all__ = ["ASSIGNORS", "Counts", "Subscriber", "Subscribers", "assign_range", "assign_uniform"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

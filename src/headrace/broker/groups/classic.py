@@ -85,6 +85,12 @@ class ClassicMember:
     join_reply: PendingReply[JoinGroupResponse] | None = None
     sync_reply: PendingReply[SyncGroupResponse] | None = None
 
+    @property
+    def size_bytes(self) -> int:
+        """What it takes to keep the member, its assignment not counted."""
+        named = len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
+        return named + sum(len(name) + len(metadata) for name, metadata in self.protocols)
+
     def metadata(self, protocol: str | None) -> bytes:
         for name, metadata in self.protocols:
             if name == protocol:
@@ -148,7 +154,7 @@ class ClassicGroup(Group):
     join_timer: TimerHandle | None = None
     sync_timer: TimerHandle | None = None
     journal_offset: int = -1
-    """What members may be told of the current generation is durable when the journal is flushed up to here."""
+    """What members may learn of the current generation is durable when the journal is flushed up to here."""
 
     type_name = "classic"
 

@@ -205,7 +205,7 @@ class ConsumerGroup(Group):
     sessions: dict[str, Deadline] = field(default_factory=dict)
     revocations: dict[str, Deadline] = field(default_factory=dict)
     journal_offset: int = -1
-    """What members may be told of the group is durable when the journal is flushed up to here."""
+    """What members may learn of the group is durable when the journal is flushed up to here."""
 
     type_name = "consumer"
     protocol_type = "consumer"
@@ -387,8 +387,15 @@ def reconcile(
     target: Target,
     owners: Mapping[TopicIdPartition, str],
     owned: Owned | None,
+    joins: bool,
 ) -> ConsumerMember:
-    """The member's next state on its way to the target. ``owned`` is what it reported to own; None if it did not."""
+    """The member's next state on its way to the target. ``owned`` is what it reported to own; None if it did not.
+
+    A member that ``joins`` owns what it reports and nothing else. One that is in the group may have been assigned more
+    than it reports: after an error it sends everything, also while its application is still taking over what the last
+    answer brought. Such a report lacks partitions that the member will own in a moment. So a member that lacks some of
+    what it keeps is asked to give up the rest. It has to take over the new assignment, and confirms it then.
+    """
     if member.state is MemberState.STABLE and member.epoch == target_epoch:
         return member
     if member.state is MemberState.UNREVOKED and _still_owns(owned, member.revoking):
@@ -400,7 +407,7 @@ def reconcile(
         for partition, since in partitions.items():
             side = keep if partition in wanted else give
             side.setdefault(topic_id, {})[partition] = since
-    if give and _still_owns(owned, give):
+    if give and (_still_owns(owned, give) or not (joins or _has_all(owned, keep))):
         return replace(member, state=MemberState.UNREVOKED, assigned=keep, revoking=give)
     unreleased = False
     for topic_id, wanted in target.items():
@@ -422,3 +429,8 @@ def _still_owns(owned: Owned | None, given_up: Owned) -> bool:
     return any(
         partition in given_up.get(topic_id, {}) for topic_id, partitions in owned.items() for partition in partitions
     )
+
+
+def _has_all(owned: Owned | None, kept: Owned) -> bool:
+    reported = owned or {}
+    return all(partition in reported.get(topic_id, {}) for topic_id, each in kept.items() for partition in each)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.access import AccessDenied, Operation
 from headrace.broker.errors import code_of, coordinator_code_of
+from headrace.broker.groups.assigning import AssignmentWanted
 from headrace.broker.groups.classic import CONSUMER_PROTOCOL, ClassicGroup
 from headrace.broker.groups.commits import ROWS_PER_WRITE, UNITS_PER_WRITE
 from headrace.broker.groups.consumer import LEFT_STATIC, ConsumerGroup
@@ -26,10 +28,11 @@ from headrace.broker.groups.heartbeats import LEAVE, Heartbeats
 from headrace.broker.groups.mixed import Mixed, cannot_upgrade, to_classic, to_consumer
 from headrace.broker.groups.offsets import Offsets
 from headrace.broker.groups.rebalance import Rebalancer
-from headrace.broker.groups.registry import GROUP_ID_CHARS_MAX, Groups
+from headrace.broker.groups.registry import Groups
+from headrace.broker.limits import GROUP_ID_CHARS_MAX
 from headrace.broker.replies import Reply
 from headrace.broker.request import Request
-from headrace.broker.slices import Steps, in_steps
+from headrace.broker.slices import InThread, Steps, in_steps
 from headrace.config import GROUP_SETTINGS, Settings
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.ports import Clock, TimerHandle
@@ -55,6 +58,13 @@ __all__ = ["GroupCoordinator"]
 
 PROTOCOL_NAMED_SINCE = 5
 """The version of SyncGroup from which a member must say which protocol it thinks was chosen."""
+
+UNITS_PER_LEAVE = 15
+MEMBERS_PER_UNIT = 100
+"""Each member that leaves writes a row and makes the coordinator look at all that stay."""
+
+ASSIGNMENTS_TRIED_MAX = 5
+"""A group that changes all the time gets its assignment on the loop after so many attempts."""
 
 GROUPS_PER_TURN = 200
 """Groups whose offsets are looked at for expiry in one go."""
@@ -93,6 +103,8 @@ class GroupCoordinator:
         self._mixed = Mixed(state=state, heartbeats=self._heartbeats, topics=topics, new_id=new_id)
         self._sweep_timer: TimerHandle | None = None
         self._closed = False
+        self._removals: dict[str, Iterator[Change]] = {}
+        """By deleted topic: the rows of its offsets that are still to be removed."""
 
     def _group_setting(self, group_id: str, name: str) -> int:
         """What was configured for this group, or else for all."""
@@ -119,7 +131,7 @@ class GroupCoordinator:
                 self._groups[group_id] = self._rebalancer.restore(group_id, None, told)
         for group_id in self._offsets.group_ids():
             self.ensure(group_id)
-        self._topics.subscribe(self._topics_changed)
+        self._topics.subscribe(self._topics_changed, before_creation=self._before_creation)
         self._drop_offsets_of_deleted_topics()
         self._set_sweep_timer()
 
@@ -209,7 +221,7 @@ class GroupCoordinator:
         except HeadraceError as error:
             return HeartbeatResponse(error_code=code_of(error))
 
-    def leave_group(self, request: Request[LeaveGroupRequest]) -> Reply:
+    def leave_group(self, request: Request[LeaveGroupRequest]) -> Steps[LeaveGroupResponse]:
         body = request.body
         identities = body.members if request.version >= 3 else [MemberIdentity(member_id=body.member_id)]
         try:
@@ -217,14 +229,18 @@ class GroupCoordinator:
             self._check_open(body.group_id)
         except HeadraceError as error:
             return LeaveGroupResponse(error_code=code_of(error))
-        left = [
-            MemberResponse(
-                member_id=identity.member_id,
-                group_instance_id=identity.group_instance_id,
-                error_code=_leave(group, identity),
+        left = []
+        for identity in identities:
+            left.append(
+                MemberResponse(
+                    member_id=identity.member_id,
+                    group_instance_id=identity.group_instance_id,
+                    error_code=_leave(group, identity),
+                )
             )
-            for identity in identities
-        ]
+            if group is not None and left[-1].error_code == ErrorCode.NONE:
+                yield UNITS_PER_LEAVE + len(group.member_ids()) // MEMBERS_PER_UNIT
+            yield 1
         if request.version >= 3:
             return LeaveGroupResponse(members=left)
         return LeaveGroupResponse(error_code=left[0].error_code)
@@ -245,7 +261,18 @@ class GroupCoordinator:
 
     # ---- the consumer protocol ----
 
-    def consumer_group_heartbeat(self, request: Request[ConsumerGroupHeartbeatRequest]) -> Reply:
+    def consumer_group_heartbeat(self, request: Request[ConsumerGroupHeartbeatRequest]) -> Steps[Reply]:
+        """A large assignment is computed on a thread; then the heartbeat is repeated with what is there by then."""
+        known = None
+        for _ in range(ASSIGNMENTS_TRIED_MAX):
+            try:
+                with self._heartbeats.assignments.asking(known):
+                    return self._consumer_heartbeat(request)
+            except AssignmentWanted as wanted:
+                known = (wanted.inputs, (yield InThread(wanted.inputs.compute, ())))
+        return self._consumer_heartbeat(request)
+
+    def _consumer_heartbeat(self, request: Request[ConsumerGroupHeartbeatRequest]) -> Reply:
         body = request.body
         try:
             if self._closed:
@@ -354,23 +381,49 @@ class GroupCoordinator:
             for _ in self.remove(group):
                 pass  # it has no offsets, so there is one step
 
-    def _topics_changed(self) -> None:
-        self._drop_offsets_of_deleted_topics()
+    def _topics_changed(self, deleted: str | None) -> None:
+        if deleted is not None:
+            self._begin_removal(deleted)
         for group in self._groups.values():
             group.topics_changed()
 
     def _drop_offsets_of_deleted_topics(self) -> None:
+        """At a start: what a crash left."""
         for topic in self._offsets.topics():
-            if self._topics.exists(topic):
-                continue
-            changes, gone = self._offsets.topic_removal(topic)
-            if changes:
-                try:
-                    self._state.put_many(changes)
-                except HeadraceError:
-                    return  # The disk is full. The next start, or the next change of topics, tries again.
-                for group_id, partition in gone:
-                    self._offsets.apply_removal(group_id, [(topic, partition)])
+            if not self._topics.exists(topic):
+                self._begin_removal(topic)
+
+    def _begin_removal(self, topic: str) -> None:
+        before = self._removals.get(topic, iter(()))
+        self._removals[topic] = chain(before, self._offsets.topic_removal(topic))
+        self._remove_rows(topic)
+
+    def _remove_rows(self, topic: str) -> None:
+        """Remove the next rows of a deleted topic's offsets. The rest follows in later turns of the loop."""
+        if topic in self._removals and not self._closed:
+            with suppress(HeadraceError):  # The disk is full. A new topic of that name, or the next start, goes on.
+                if self._remove_some(topic, ROWS_PER_WRITE):
+                    self._clock.call_later(0.0, partial(self._remove_rows, topic))
+
+    def _before_creation(self, topic: str) -> None:
+        """A new topic must not get the offsets of a deleted one of that name, also after a crash: so their removal
+        comes before it in the journal."""
+        if topic in self._removals:
+            self._remove_some(topic, None)
+
+    def _remove_some(self, topic: str, row_count: int | None) -> bool:
+        """Whether any rows were removed. If the disk refuses, they are still to be removed."""
+        removal = self._removals.pop(topic)
+        changes = list(islice(removal, row_count))
+        if not changes:
+            return False
+        try:
+            self._state.put_many(changes)
+        except HeadraceError:
+            self._removals[topic] = chain(changes, removal)
+            raise
+        self._removals[topic] = removal
+        return True
 
 
 def _leave(group: Group | None, identity: MemberIdentity) -> ErrorCode:

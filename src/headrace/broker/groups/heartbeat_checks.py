@@ -8,15 +8,13 @@ from typing import Any
 import re2
 
 from headrace.broker.groups.consumer import LEFT_STATIC, ConsumerMember, Owned
+from headrace.broker.limits import MEMBER_BYTES_MAX, PATTERN_CHARS_MAX
 from headrace.errors import ErrorCode, KafkaError
 from headrace.wire.kafka.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 
 __all__ = ["JOIN", "check_epoch", "check_heartbeat", "check_instance", "compile_pattern"]
 
 JOIN = 0
-PATTERN_CHARS_MAX = 10_000
-MEMBER_CHARS_MAX = 1 << 20
-"""Ids and topic names of one member, all together: they are kept for as long as it is a member."""
 
 MEMBER_ID_REQUIRED_SINCE = 1
 
@@ -30,7 +28,7 @@ def check_heartbeat(body: ConsumerGroupHeartbeatRequest, version: int, assignors
 
     joins = body.member_epoch == JOIN
     given = [body.member_id, body.instance_id, body.rack_id, *(body.subscribed_topic_names or ())]
-    refuse(sum(len(text or "") for text in given) > MEMBER_CHARS_MAX, "The member's names are too long.")
+    refuse(sum(len(text or "") for text in given) > MEMBER_BYTES_MAX, "The member's names are too long.")
     refuse(not body.group_id.strip(), "GroupId can't be empty.")
     refuse(body.instance_id == "", "InstanceId can't be empty.")
     refuse(body.rack_id == "", "RackId can't be empty.")

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.access import Access
+from headrace.broker.groups.assigning import AssignmentInputs, Assignments
 from headrace.broker.groups.assignors import ASSIGNORS, Subscriber
 from headrace.broker.groups.consumer import (
     LEFT_STATIC,
@@ -28,6 +29,7 @@ from headrace.broker.groups.consumer import (
 )
 from headrace.broker.groups.heartbeat_checks import JOIN, check_epoch, check_instance, compile_pattern
 from headrace.broker.groups.timers import Deadline
+from headrace.broker.limits import MEMBERS_PER_GROUP_MAX
 from headrace.broker.replies import Reply, once_flushed
 from headrace.broker.request import Request
 from headrace.config import Settings
@@ -85,6 +87,7 @@ class Heartbeats:
         self._topics = topics
         self._new_id = new_id
         self._group_setting = group_setting
+        self.assignments = Assignments()
         self._only_classic_left = only_classic_left
         """Called when the last member of the consumer protocol leaves and classic members remain."""
 
@@ -98,7 +101,16 @@ class Heartbeats:
         owned = _read_owned(body.topic_partitions)
         self.refuse_when_full(group, body.member_id)
         before, replaced = self._member(group, body, owned)
-        member = self.advance(request.access, group, before, self._updated(before, request), replaced, owned, first)
+        member = self.advance(
+            request.access,
+            group,
+            before,
+            self._updated(before, request),
+            replaced,
+            owned,
+            joins=body.member_epoch == JOIN,
+            first=first,
+        )
         response = ConsumerGroupHeartbeatResponse(
             member_id=member.member_id,
             member_epoch=member.epoch,
@@ -116,6 +128,8 @@ class Heartbeats:
         member: ConsumerMember,
         replaced: str | None,
         owned: Owned | None,
+        *,
+        joins: bool,
         first: Sequence[Change] = (),
     ) -> ConsumerMember:
         """Move a member that reported ``owned`` one step towards its target, and the group with it.
@@ -129,13 +143,14 @@ class Heartbeats:
             target=draft.targets.get(member.member_id, group.targets.get(replaced or member.member_id, {})),
             owners=_owners_seen_by(group, replaced, member.member_id),
             owned=owned,
+            joins=joins,
         )
         self._write(group, draft, first)
         self.watch(group, draft.member)
         return draft.member
 
     def refuse_when_full(self, group: ConsumerGroup, member_id: str) -> None:
-        size_max = self._settings.integer("group.consumer.max.size")
+        size_max = min(self._settings.integer("group.consumer.max.size"), MEMBERS_PER_GROUP_MAX)
         if member_id not in group.members and len(group.members) >= size_max:
             raise KafkaError(
                 ErrorCode.GROUP_MAX_SIZE_REACHED,
@@ -236,7 +251,7 @@ class Heartbeats:
                 instance_id=member.instance_id,
                 last=group.targets.get(last_id, {}),
             )
-        targets = ASSIGNORS[draft.assignor](subscribers, counts)
+        targets = self.assignments.assign(AssignmentInputs(draft.assignor, subscribers, counts))
         draft.targets = {each: target for each, target in targets.items() if target != group.targets.get(each, {})}
         if draft.replaced is not None:
             draft.targets[draft.member.member_id] = targets[draft.member.member_id]

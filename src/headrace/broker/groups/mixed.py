@@ -91,7 +91,9 @@ class Mixed:
             ),
         )
         owned = {topic.topic: topic.partitions for topic in subscription.owned_partitions}
-        member = self._heartbeats.advance(request.access, group, before, member, replaced, _by_id(owned, self._topics))
+        member = self._heartbeats.advance(
+            request.access, group, before, member, replaced, _by_id(owned, self._topics), joins=True
+        )
         response = JoinGroupResponse(
             member_id=member.member_id,
             generation_id=member.epoch,

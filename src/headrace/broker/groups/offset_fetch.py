@@ -53,7 +53,7 @@ class OffsetFetchHandler:
         self._settings = settings
 
     def offset_fetch(self, request: Request[OffsetFetchRequest]) -> Steps[Reply]:
-        """What is told is durable: an offset that a power failure could take back would be seen to go back."""
+        """Only durable offsets are answered. Otherwise a power failure could make an offset go back."""
         response = yield from self._fetched(request)
         return once_flushed(self._state, self._state.end_offset - 1, response)
 
@@ -175,7 +175,7 @@ def _question(asked: OffsetFetchRequestGroup) -> Hashable:
 
 
 def _named(access: Access, wanted: OffsetFetchRequestTopics, *, by_id: bool) -> tuple[str, ErrorCode]:
-    """The topic's name, and why its offsets cannot be told. A name without a topic has none, and that is no error."""
+    """The topic's name, and why its offsets cannot be given. A name without a topic has none, and that is no error."""
     try:
         if not by_id:
             access.topic(wanted.name, Operation.DESCRIBE)

@@ -16,7 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from headrace.broker.limits import OFFSETS_PER_TRANSACTION_MAX
 from headrace.broker.state import Change, StateStore
+from headrace.errors import ErrorCode, KafkaError
 
 __all__ = ["NO_OFFSET", "Offsets", "Row", "TopicPartition"]
 
@@ -97,6 +99,14 @@ class Offsets:
         return journal_offset
 
     def commit_pending(self, producer_id: int, group_id: str, rows: dict[TopicPartition, Row]) -> int:
+        """Keep offsets until the producer's transaction ends, which writes them all at once: so there is a limit."""
+        pending = self._pending.get(producer_id, {})
+        new = sum((group_id, *place) not in pending for place in rows)
+        if len(pending) + new > OFFSETS_PER_TRANSACTION_MAX:
+            raise KafkaError(
+                ErrorCode.INVALID_COMMIT_OFFSET_SIZE,
+                f"a transaction commits at most {OFFSETS_PER_TRANSACTION_MAX} offsets",
+            )
         changes = [("txn_offsets", f"{producer_id}:{key_of(group_id, *place)}", row) for place, row in rows.items()]
         journal_offset = self._state.put_many(changes)
         for (topic, partition), row in rows.items():
@@ -161,14 +171,20 @@ class Offsets:
             for producer_id in list(producers):
                 self._drop_pending(producer_id, group_id, *place)
 
-    def topic_removal(self, topic: str) -> tuple[list[Change], list[tuple[str, int]]]:
-        """The changes that remove a topic's committed offsets, and the (group, partition) pairs they are of."""
-        gone = [
-            (group_id, partition)
-            for group_id in self._groups_of_topic.get(topic, ())
-            for partition in self._committed[group_id][topic]
-        ]
-        return [("offsets", key_of(group_id, topic, partition), None) for group_id, partition in gone], gone
+    def topic_removal(self, topic: str) -> Iterator[Change]:
+        """Forget a topic's committed offsets; the changes that remove their rows. They are made one at a time. An
+        offset that is committed meanwhile, in a new topic of that name, is not removed."""
+        gone = {group_id: self._committed[group_id].pop(topic) for group_id in self._groups_of_topic.pop(topic, ())}
+        for group_id in gone:
+            if not self._committed[group_id]:
+                del self._committed[group_id]
+        table = self._state.table("offsets")
+        keys = (
+            (key_of(group_id, topic, partition), row)
+            for group_id, rows in gone.items()
+            for partition, row in rows.items()
+        )
+        return (("offsets", key, None) for key, row in keys if table.get(key) is row)
 
     def expired(
         self, group_id: str, now_ms: int, retention_ms: int, since_ms: int | None, is_subscribed: Callable[[str], bool]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from headrace.broker.errors import code_of, coordinator_code_of
 from headrace.broker.groups.classic import ClassicGroup, ClassicMember, ClassicState
 from headrace.broker.groups.timers import Deadline
+from headrace.broker.limits import GROUP_BYTES_MAX, MEMBER_BYTES_MAX, MEMBERS_PER_GROUP_MAX, PENDING_MEMBERS_MAX
 from headrace.broker.replies import PendingReply, Reply, once_flushed
 from headrace.broker.request import Request
 from headrace.config import Settings
@@ -40,8 +41,6 @@ __all__ = ["Rebalancer"]
 NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
 """A new member cannot heartbeat while its first join waits. After this time it is removed."""
 
-MEMBER_METADATA_BYTES_MAX = 1 << 20
-PENDING_MEMBERS_MAX = 10_000
 STORAGE_RETRY_S = 1.0
 
 T = TypeVar("T")
@@ -69,9 +68,8 @@ class Rebalancer:
         if not self._accepts(group, body.member_id):
             group.remove(body.member_id)
             return _join_error(ErrorCode.GROUP_MAX_SIZE_REACHED)
-        given = sum(len(protocol.name) + len(protocol.metadata) for protocol in body.protocols)
-        if given + len(body.group_instance_id or "") > MEMBER_METADATA_BYTES_MAX:
-            return _join_error(ErrorCode.INVALID_REQUEST, body.member_id)
+        if refused := _size_refusal(group, request):
+            return _join_error(refused, body.member_id)
         if not group.supports(body.protocol_type, [protocol.name for protocol in body.protocols]):
             return _join_error(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, body.member_id)
         if body.member_id == "":
@@ -86,7 +84,7 @@ class Rebalancer:
 
     def _accepts(self, group: ClassicGroup, member_id: str) -> bool:
         """During a rebalance only members that have joined count, so that the last to rejoin are refused."""
-        size_max = self._settings.integer("group.max.size")
+        size_max = min(self._settings.integer("group.max.size"), MEMBERS_PER_GROUP_MAX)
         member = group.members.get(member_id)
         if group.state is State.EMPTY:
             return True
@@ -323,6 +321,8 @@ class Rebalancer:
         error_code = group.sync_refusal(body)
         if error_code is not ErrorCode.NONE:
             return SyncGroupResponse(error_code=error_code)
+        if sum(len(each.assignment) for each in body.assignments) > GROUP_BYTES_MAX:
+            return SyncGroupResponse(error_code=ErrorCode.INVALID_REQUEST)
         group.awaiting_sync.discard(member.member_id)
         if not group.awaiting_sync:
             self._stop_sync_timer(group)
@@ -492,6 +492,17 @@ class Rebalancer:
             _answer(member.join_reply, _join_error(code, member.member_id))
             _answer(member.sync_reply, SyncGroupResponse(error_code=code))
             member.join_reply = member.sync_reply = None
+
+
+def _size_refusal(group: ClassicGroup, request: Request[JoinGroupRequest]) -> ErrorCode:
+    """Whether the group would keep too much: its members are in one row of the state."""
+    body = request.body
+    given = sum(len(protocol.name) + len(protocol.metadata) for protocol in body.protocols)
+    given += len(body.group_instance_id or "") + len(request.client_id or "")
+    if given > MEMBER_BYTES_MAX:
+        return ErrorCode.INVALID_REQUEST
+    others = sum(member.size_bytes for member in group.members.values() if member.member_id != body.member_id)
+    return ErrorCode.GROUP_MAX_SIZE_REACHED if others + given > GROUP_BYTES_MAX else ErrorCode.NONE
 
 
 def _answer(reply: PendingReply[T] | None, response: T) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.broker.groups.group import Group
+from headrace.broker.limits import GROUP_ID_CHARS_MAX, GROUPS_MAX
 from headrace.errors import ErrorCode
 
-__all__ = ["GROUP_ID_CHARS_MAX", "Groups"]
-
-GROUP_ID_CHARS_MAX = 10_000
-GROUPS_MAX = 100_000
+__all__ = ["Groups"]
 
 
 class Groups(dict[str, Group]):

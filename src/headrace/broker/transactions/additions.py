@@ -7,12 +7,14 @@ group with its first offsets (TxnOffsetCommit 5).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from headrace.broker.access import Operation
 from headrace.broker.errors import code_of
 from headrace.broker.replies import Reply, once_flushed
 from headrace.broker.request import Request
+from headrace.broker.slices import Steps
 from headrace.broker.state import StateStore
 from headrace.broker.transactions.answers import (
     fenced_as_known,
@@ -21,7 +23,7 @@ from headrace.broker.transactions.answers import (
     refused_partitions,
 )
 from headrace.broker.transactions.connections import Connections
-from headrace.broker.transactions.registry import Transactions, require_producer
+from headrace.broker.transactions.registry import TopicPartition, Transactions, require_producer
 from headrace.broker.transactions.states import State, Transaction
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.wire.kafka.messages.transactions import (
@@ -42,6 +44,9 @@ FENCED_SINCE_ADD_PARTITIONS = 2
 FENCED_SINCE_ADD_OFFSETS = 2
 
 ADD_PARTITIONS_BATCHED_SINCE = 4
+UNITS_PER_TRANSACTION = 10
+ADDED_PER_UNIT = 20
+"""Partitions in the row of a transaction, which is written in one piece."""
 PRODUCE_ABORTABLE_SINCE = 11
 PRODUCE_JOINS_SINCE = 12
 OFFSETS_ABORTABLE_SINCE = 4
@@ -55,7 +60,7 @@ class PendingOffsets(Protocol):
         self,
         request: Request[TxnOffsetCommitRequest],
         check_producer: Callable[[Request[TxnOffsetCommitRequest]], ErrorCode],
-    ) -> Reply: ...
+    ) -> Steps[Reply]: ...
 
 
 class AdditionHandler:
@@ -69,19 +74,20 @@ class AdditionHandler:
         self._connections = connections
         self._offsets = offsets
 
-    def add_partitions_to_txn(self, request: Request[AddPartitionsToTxnRequest]) -> Reply:
+    def add_partitions_to_txn(self, request: Request[AddPartitionsToTxnRequest]) -> Steps[Reply]:
         body = request.body
         if request.version >= ADD_PARTITIONS_BATCHED_SINCE:
             # Only brokers send these versions; Kafka checks CLUSTER_ACTION and nothing else.
             if not request.access.may_cluster(Operation.CLUSTER_ACTION):
                 return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-            added = [self._add_partitions(request, each) for each in body.transactions]
-            results = [
-                AddPartitionsToTxnResult(transactional_id=each.transactional_id, topic_results=topics)
-                for each, (topics, _) in zip(body.transactions, added, strict=True)
-            ]
+            results = []
+            offset = -1
+            for each in body.transactions:
+                topics, stored_at = yield from self._add_partitions(request, each)
+                results.append(AddPartitionsToTxnResult(transactional_id=each.transactional_id, topic_results=topics))
+                offset = max(offset, stored_at)
+                yield UNITS_PER_TRANSACTION
             response = AddPartitionsToTxnResponse(results_by_transaction=results)
-            offset = max((stored_at for _, stored_at in added), default=-1)
         else:
             single = AddPartitionsToTxnTransaction(
                 transactional_id=body.v3_and_below_transactional_id,
@@ -89,37 +95,47 @@ class AdditionHandler:
                 producer_epoch=body.v3_and_below_producer_epoch,
                 topics=body.v3_and_below_topics,
             )
-            topics, offset = self._add_partitions(request, single)
+            topics, offset = yield from self._add_partitions(request, single)
             response = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
         return once_flushed(self._state, offset, response)
 
     def _add_partitions(
         self, request: Request[AddPartitionsToTxnRequest], asked: AddPartitionsToTxnTransaction
-    ) -> tuple[list[AddPartitionsToTxnTopicResult], int]:
+    ) -> Steps[tuple[list[AddPartitionsToTxnTopicResult], int]]:
         """The results, and the journal offset that must be flushed before they are sent (-1: none)."""
         wanted = frozenset((topic.name, index) for topic in asked.topics for index in topic.partitions)
         batched = request.version >= ADD_PARTITIONS_BATCHED_SINCE
         or_on_cluster = Operation.CLUSTER_ACTION if batched else None
+        find = partial(request.access.transaction, asked.transactional_id, Operation.WRITE, or_on_cluster=or_on_cluster)
+        stored_at = -1
         try:
-            known = request.access.transaction(asked.transactional_id, Operation.WRITE, or_on_cluster=or_on_cluster)
-            refused = refused_partitions(request.access, wanted, or_on_cluster)
+            find()  # who may not see the transaction hears nothing of topics
+            refused = yield from refused_partitions(request.access, wanted, or_on_cluster)
             if refused:
                 codes = {each: refused.get(each, ErrorCode.OPERATION_NOT_ATTEMPTED) for each in wanted}
-                return partition_results(asked.topics, codes), -1
-            current = require_producer(known, asked.transactional_id, asked.producer_id, asked.producer_epoch)
-            if asked.verify_only:
-                missing = wanted - current.partitions
-                codes = {
-                    each: ErrorCode.TRANSACTION_ABORTABLE if each in missing else ErrorCode.NONE for each in wanted
-                }
-                return partition_results(asked.topics, codes), -1
-            self._connections.check(current, request.peer)
-            self._transactions.add(current, partitions=wanted)
+            else:
+                codes, stored_at = self._add(request, asked, find(), wanted)
         except HeadraceError as error:
             code = fenced_as_known(code_of(error), request.version, FENCED_SINCE_ADD_PARTITIONS)
-            return partition_results(asked.topics, dict.fromkeys(wanted, code)), -1
-        stored_at = self._transactions.stored_at(asked.transactional_id)
-        return partition_results(asked.topics, dict.fromkeys(wanted, ErrorCode.NONE)), stored_at
+            codes = dict.fromkeys(wanted, code)
+        yield len(wanted) // ADDED_PER_UNIT
+        return (yield from partition_results(asked.topics, codes)), stored_at
+
+    def _add(
+        self,
+        request: Request[AddPartitionsToTxnRequest],
+        asked: AddPartitionsToTxnTransaction,
+        known: Transaction | None,
+        wanted: frozenset[TopicPartition],
+    ) -> tuple[dict[TopicPartition, ErrorCode], int]:
+        current = require_producer(known, asked.transactional_id, asked.producer_id, asked.producer_epoch)
+        if asked.verify_only:
+            missing = wanted - current.partitions
+            codes = dict.fromkeys(wanted, ErrorCode.NONE) | dict.fromkeys(missing, ErrorCode.TRANSACTION_ABORTABLE)
+            return codes, -1
+        self._connections.check(current, request.peer)
+        self._transactions.add(current, partitions=wanted)
+        return dict.fromkeys(wanted, ErrorCode.NONE), self._transactions.stored_at(asked.transactional_id)
 
     def add_offsets_to_txn(self, request: Request[AddOffsetsToTxnRequest]) -> Reply:
         body = request.body
@@ -141,12 +157,11 @@ class AdditionHandler:
         transactional_id: str,
         producer_id: int,
         epoch: int,
-        topic: str,
-        partition: int,
+        where: TopicPartition,
+        joining: Callable[[], frozenset[TopicPartition]],
         version: int,
     ) -> ErrorCode:
-        """Whether a transactional batch may be appended. From Produce 12 on, it adds its partition."""
-        where = (topic, partition)
+        """Whether a transactional batch may be appended. From Produce 12 on, it adds the partitions of its request."""
         if (
             current is not None
             and current.state is State.ONGOING
@@ -163,12 +178,12 @@ class AdditionHandler:
             if not joins:
                 abortable = version >= PRODUCE_ABORTABLE_SINCE
                 return ErrorCode.TRANSACTION_ABORTABLE if abortable else ErrorCode.INVALID_TXN_STATE
-            self._transactions.add(current, partitions=frozenset([where]))
+            self._transactions.add(current, partitions=joining() | {where})
         except HeadraceError as error:
             return for_produce(code_of(error), joins)
         return ErrorCode.NONE
 
-    def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest]) -> Reply:
+    def txn_offset_commit(self, request: Request[TxnOffsetCommitRequest]) -> Steps[Reply]:
         """The producer is checked here; the member and the topics by ``OffsetHandler``."""
         return self._offsets.txn_offset_commit(request, self._offsets_refusal)
 

@@ -19,7 +19,7 @@ because the disk is full, is the client answered before.
 **Joining by producing.** From Produce 12 on, the first batch adds its partition. The row and the records are in
 different files that are flushed together, so a crash may keep the records and lose the row. Therefore ``load`` also
 looks for open transactions in the logs that no row knows. Those of a current epoch are added to the row of their owner.
-They must not be aborted: the client would repeat its batch, be told that it is a duplicate, and commit a transaction
+They must not be aborted: the client would repeat its batch, learn that it is a duplicate, and commit a transaction
 whose records are marked aborted. Those of another epoch have no owner and are aborted. This also releases readers where
 a power failure took a marker from a topic whose ``headrace.flush`` is not ``ack``; the records before that marker are
 then lost to them, as that setting accepts.
@@ -47,6 +47,7 @@ from typing import Protocol
 
 from headrace.broker.replies import Reply
 from headrace.broker.request import Request
+from headrace.broker.slices import Steps
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
 from headrace.broker.transactions.additions import AdditionHandler, PendingOffsets
@@ -93,7 +94,7 @@ class TransactionCoordinator:
         self._clock = clock
         self._settings = settings
         self._transactions = transactions
-        self._ids = ProducerIds(state)
+        self._ids = ProducerIds(state, clock)
         self._connections = Connections()
         self._owed = OwedMarkers(state, topics)
         self._timers: dict[str, TimerHandle] = {}
@@ -146,11 +147,11 @@ class TransactionCoordinator:
 
     # ---- looking ----
 
-    def describe_transactions(self, request: Request[DescribeTransactionsRequest]) -> Reply:
-        return describe(request.access, request.body)
+    def describe_transactions(self, request: Request[DescribeTransactionsRequest]) -> Steps[Reply]:
+        return describe(request, self._settings)
 
-    def list_transactions(self, request: Request[ListTransactionsRequest]) -> Reply:
-        return list_matching(request.access.visible_transactions(), request.body, now_ms=self._clock.wall_ms())
+    def list_transactions(self, request: Request[ListTransactionsRequest]) -> Steps[Reply]:
+        return list_matching(request, self._settings, now_ms=self._clock.wall_ms())
 
     # ---- time ----
 

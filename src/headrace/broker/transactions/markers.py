@@ -24,6 +24,7 @@ from headrace.ports import Clock
 __all__ = ["RETRY_S", "MarkerWriter", "OpenTransaction", "open_transactions_in_recovered_logs", "pause"]
 
 RETRY_S = 0.25
+MARKERS_PER_TURN = 100
 _log = logging.getLogger(__name__)
 
 _WAITS = "the marker of transaction %r in %s-%d waits: %s"
@@ -56,11 +57,10 @@ def open_transactions_in_recovered_logs(topics: Topics) -> Iterator[OpenTransact
 
 def _open_in(partition: Partition) -> Iterator[OpenTransaction]:
     producers = partition.log.producers
-    began = producers.open_transactions()
-    if began:
-        for each in producers.describe():
-            if each.producer_id in began:
-                yield OpenTransaction(partition, each.producer_id, each.producer_epoch)
+    for producer_id in producers.open_transactions():
+        summary = producers.summary(producer_id)
+        if summary is not None:
+            yield OpenTransaction(partition, producer_id, summary.producer_epoch)
 
 
 async def pause(clock: Clock, delay_s: float) -> None:
@@ -94,7 +94,9 @@ class MarkerWriter:
         owed: list[OwedMarker] = []
         while True:
             refused = []
-            for where in left:
+            for number, where in enumerate(left, 1):
+                if number % MARKERS_PER_TURN == 0:
+                    await asyncio.sleep(0)
                 try:
                     flushes += self._write_one(where, decided, only_where_open)
                 except HeadraceError as error:

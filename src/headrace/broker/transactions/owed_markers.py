@@ -103,10 +103,8 @@ class OwedMarkers:
 
 def has_open_records(partition: Partition, producer_id: int, epoch_max: int) -> bool:
     """Whether the log holds a transaction of the producer without a marker, of this epoch or an earlier one."""
-    producers = partition.log.producers
-    return producer_id in producers.open_transactions() and any(
-        each.producer_id == producer_id and each.producer_epoch <= epoch_max for each in producers.describe()
-    )
+    summary = partition.log.producers.summary(producer_id)
+    return summary is not None and summary.transaction_start_offset >= 0 and summary.producer_epoch <= epoch_max
 
 
 def _where(owed: OwedMarker) -> tuple[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from headrace.broker.access import Operation
 from headrace.broker.errors import code_of
+from headrace.broker.limits import TRANSACTIONAL_ID_CHARS_MAX, TRANSACTIONAL_IDS_MAX
 from headrace.broker.replies import Reply, once_flushed
 from headrace.broker.request import Request
 from headrace.broker.state import StateStore
@@ -23,8 +24,6 @@ from headrace.ports import Clock
 from headrace.wire.kafka.messages.transactions import InitProducerIdRequest, InitProducerIdResponse
 
 __all__ = ["ProducerIdHandler"]
-
-TRANSACTIONAL_IDS_MAX = 100_000
 
 
 class ProducerIdHandler:
@@ -69,6 +68,8 @@ class ProducerIdHandler:
     def _check_init(self, body: InitProducerIdRequest) -> None:
         if not body.transactional_id:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
+        if len(body.transactional_id) > TRANSACTIONAL_ID_CHARS_MAX:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is too long")
         if body.enable2_pc:
             raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "two-phase commit is not offered")
         if body.keep_prepared_txn:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
+from headrace.broker.limits import GROUPS_PER_TRANSACTION_MAX
 from headrace.broker.replies import Reply, once_flushed
 from headrace.broker.state import Change, StateStore
 from headrace.broker.transactions.states import NO_ID, State, Transaction
@@ -74,6 +75,11 @@ class Transactions:
     ) -> None:
         """Store the transaction with what is added to it, unless it has all of that."""
         known = current.state is State.ONGOING and partitions <= current.partitions and groups <= current.groups
+        if len(current.groups | groups) > GROUPS_PER_TRANSACTION_MAX:
+            raise KafkaError(
+                ErrorCode.POLICY_VIOLATION,
+                f"a transaction commits offsets of at most {GROUPS_PER_TRANSACTION_MAX} groups",
+            )
         if not known:
             self.store(current.with_members(self._clock.wall_ms(), partitions=partitions, groups=groups))
 

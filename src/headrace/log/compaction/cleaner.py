@@ -2,14 +2,14 @@
 
 Pass one reads the *dirty* range, what was appended since the last time, and notes the last offset of every key in a
 table of fixed size. When the table is full the range ends there; the rest is for the next time. Pass two goes over all
-segments from the first to the end of that range and writes them anew. A record stays when no later record has its key.
-Besides:
+segments from the first to the end of that range and rewrites them. A record stays when no later record has its key.
+In addition:
 
 * Records of aborted transactions go, and do not count as the last of their key.
 * A tombstone (null value) stays for ``delete.retention.ms`` after it was first cleaned, so that readers on their way
   see it. The moment it may go is the *delete horizon*: written into its batch in place of the base timestamp, marked
   by attribute bit 6.
-* A transaction's marker stays as long as any of its records does, and then for a delete horizon of its own.
+* A transaction's marker stays as long as any of its records does, and then until a separate delete horizon.
 * The last batch of each producer stays, if need be without records: its sequence numbers tell duplicates from gaps.
 * Offsets never change: a batch keeps its base and last offset whatever it loses, and order is as it was.
 
@@ -104,7 +104,7 @@ class CleaningJob:
     map_bytes_max: int
     decompressed_bytes_max: int
     aborted: list[tuple[int, int, int]] = field(default_factory=list)
-    """(producer id, first offset, marker's offset): also those whose marker stands behind the end of the job."""
+    """(producer id, first offset, marker's offset): also those whose marker comes after the end of the job."""
     last_batches: list[tuple[int, int]] = field(default_factory=list)
     """(producer id, base offset of its last batch)."""
 
@@ -177,7 +177,7 @@ class _Cleaner:
         segment = self._segment(base, size)
         segment.check_whole()
         try:
-            segment.aborted.load(aborted_count)
+            segment.aborted.load(aborted_count, first=base, end=self.job.end_offset)
         except AbortedDamaged as damage:
             raise CorruptLog(damage.path, damage.position, damage.reason) from damage
         return segment

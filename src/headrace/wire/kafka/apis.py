@@ -22,6 +22,7 @@ from headrace.wire.kafka.messages import (
     metadata,
     offsets,
     produce,
+    security,
     topics,
     transactions,
 )
@@ -163,6 +164,13 @@ _OFFERED = [
         "To version 5: version 6 is newer than Kafka 4.3.",
         version_max=5,
     ),
+    _api(
+        security.DescribeAclsRequest,
+        security.DescribeAclsResponse,
+        "SECURITY_DISABLED, as from a Kafka without an authorizer: there is no access control yet.",
+    ),
+    _api(security.CreateAclsRequest, security.CreateAclsResponse, "SECURITY_DISABLED, as DescribeAcls."),
+    _api(security.DeleteAclsRequest, security.DeleteAclsResponse, "SECURITY_DISABLED, as DescribeAcls."),
     _api(configs.DescribeConfigsRequest, configs.DescribeConfigsResponse, "Topics, brokers and groups."),
     _api(configs.AlterConfigsRequest, configs.AlterConfigsResponse, "Topics, brokers and groups."),
     _api(
@@ -193,6 +201,26 @@ _OFFERED = [
         "Whole; there are never any.",
     ),
     _api(group_offsets.OffsetDeleteRequest, group_offsets.OffsetDeleteResponse, "Whole."),
+    _api(
+        security.DescribeClientQuotasRequest,
+        security.DescribeClientQuotasResponse,
+        "Whole; there are never any.",
+    ),
+    _api(
+        security.AlterClientQuotasRequest,
+        security.AlterClientQuotasResponse,
+        "No quota is enforced: setting one is refused with UNSUPPORTED_VERSION, removing one succeeds.",
+    ),
+    _api(
+        security.DescribeUserScramCredentialsRequest,
+        security.DescribeUserScramCredentialsResponse,
+        "Whole; nobody has a credential: RESOURCE_NOT_FOUND for each user that is asked for.",
+    ),
+    _api(
+        security.AlterUserScramCredentialsRequest,
+        security.AlterUserScramCredentialsResponse,
+        "No credential is stored: setting one is refused with SECURITY_DISABLED, removing one is RESOURCE_NOT_FOUND.",
+    ),
     _api(configs.DescribeQuorumRequest, configs.DescribeQuorumResponse, "Answers as a quorum of one."),
     _api(configs.UpdateFeaturesRequest, configs.UpdateFeaturesResponse, "The feature levels are fixed."),
     _api(metadata.DescribeClusterRequest, metadata.DescribeClusterResponse, "Whole; one broker."),
@@ -214,9 +242,7 @@ assert len(APIS) == len(_OFFERED), "an API key is listed twice"
 
 _LEFT_OUT = [
     ("SaslHandshake, SaslAuthenticate", "17, 36", "authentication is not built yet; listeners stay on loopback"),
-    ("DescribeAcls, CreateAcls, DeleteAcls", "29–31", "access control is not built yet"),
     ("delegation tokens", "38–41", "they spare many workers a password store; one machine has no need"),
-    ("client quotas, SCRAM credentials", "48–51", "they come with authentication"),
     ("GetTelemetrySubscriptions, PushTelemetry", "71, 72", "clients push metrics only where these are offered"),
     ("share groups", "76–79, 90–92", "not built yet"),
     ("streams groups", "88, 89", "only Kafka Streams speaks them, and it also runs on classic groups"),

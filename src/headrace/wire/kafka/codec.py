@@ -14,8 +14,8 @@ is null, in a version before the one that lets it be null, is written as an empt
 
 A writer returns chunks. ``records`` fields take anything that has a length (bytes, or a slice of a file that the
 server sends without reading it into memory), and pass through untouched. An array of structs may be given as a list of
-bytes, each an element that ``write_element`` has encoded: that is how a long answer is written piece by piece, and how
-elements that are repeated in it share their bytes.
+elements that are encoded: bytes of ``write_element``, or tuples of chunks of ``write_chunks`` where they hold records.
+That is how a long answer is written piece by piece, and how elements that are repeated in it share their bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import MISSING
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from headrace.errors import ErrorCode, KafkaError
 from headrace.wire.kafka.schema import NEVER, Field, fields_of, spec_of
@@ -38,6 +38,7 @@ __all__ = [
     "read_message",
     "read_uvarint",
     "uvarint",
+    "write_chunks",
     "write_element",
     "write_message",
 ]
@@ -72,19 +73,21 @@ class UnwritableMessage(KafkaError):
 def read_message(
     cls: type[T], version: int, data: Buffer, position: int = 0, *, elements_max: int = ELEMENTS_MAX
 ) -> tuple[T, int]:
-    """Decode one message; returns it and the position behind it."""
+    """Decode one message; returns it and the position after it."""
     view = data if type(data) is memoryview else memoryview(data)
+    kind: Any = cls
     try:
-        budget = [elements_max, elements_max]
-        return cast("tuple[T, int]", _reader(cast("Any", cls), version)(view, position, budget))
+        read: tuple[T, int] = _reader(kind, version)(view, position, [elements_max, elements_max])
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise MalformedMessage(f"{cls.__name__} v{version}: {error}") from None
+    return read
 
 
 def write_message(message: object, version: int) -> list[Any]:
     """Encode one message as chunks: bytes, and whatever its ``records`` fields hold."""
     out: list[Any] = []
-    _writer(cast("Any", type(message)), version)(message, out.append)
+    kind: Any = type(message)
+    _writer(kind, version)(message, out.append)
     return out
 
 
@@ -103,6 +106,14 @@ def write_element(element: object, message: type, version: int) -> bytes:
     cls: Any = type(element)
     _nested_writer(cls, version, _flexible(message, version))(element, out.append)
     return b"".join(out)
+
+
+def write_chunks(element: object, message: type, version: int) -> tuple[Any, ...]:
+    """The same for an element that holds records, which are not copied."""
+    out: list[Any] = []
+    cls: Any = type(element)
+    _nested_writer(cls, version, _flexible(message, version))(element, out.append)
+    return tuple(out)
 
 
 @cache
@@ -164,7 +175,7 @@ _I32 = struct.Struct(">i")
 
 
 def _span(view: memoryview, position: int, length: int) -> int:
-    """The position behind ``length`` bytes, if there are as many."""
+    """The position after ``length`` bytes, if there are as many."""
     end = position + length
     if length < 0 or end > len(view):
         raise _too_long(length, position, view)
@@ -212,7 +223,11 @@ def _read_bytes(view: memoryview, position: int, flexible: bool, nullable: bool)
 
 def _read_records(view: memoryview, position: int, flexible: bool, nullable: bool) -> tuple[memoryview | None, int]:
     """Records stay where they are: the view keeps the frame alive."""
-    length, position = _read_size(view, position, flexible, wide=True)
+    if flexible:
+        length, position = read_uvarint(view, position)
+        length -= 1
+    else:
+        length, position = _I32.unpack_from(view, position)[0], position + 4
     if length < 0:
         return None, position
     end = position + length
@@ -419,7 +434,9 @@ def _default_factory(cls: Any, name: str) -> Any:
 
 def _read_variable(source: _Source, target: str, wire: Field, version: int, flexible: bool) -> None:
     nullable = wire.nullable(version)
-    if wire.kind in ("string", "bytes", "records"):
+    if wire.kind == "string" and flexible:
+        _read_short_string(source, target, nullable)
+    elif wire.kind in ("string", "bytes", "records"):
         source.add(f"{target}, at = read_{wire.kind}(view, at, {flexible}, {nullable})")
     elif wire.kind == "struct":
         assert wire.type is not None
@@ -434,11 +451,31 @@ def _read_variable(source: _Source, target: str, wire: Field, version: int, flex
         _read_array(source, target, wire, version, flexible)
 
 
+def _read_short_string(source: _Source, target: str, nullable: bool) -> None:
+    """A string whose length takes one byte is read in place; any other, and every error, is the function's."""
+    source.add("n = view[at]")
+    source.add("end = at + n")
+    source.add("if 0 < n < 128 and end <= len(view):")
+    source.add(f"    {target} = str(view[at + 1 : end], 'utf-8')")
+    source.add("    at = end")
+    if nullable:
+        source.add(f"elif not n: {target}, at = None, at + 1")
+    source.add(f"else: {target}, at = read_string(view, at, True, {nullable})")
+
+
 def _read_array(source: _Source, target: str, wire: Field, version: int, flexible: bool) -> None:
     item = wire.item
     assert item is not None
     least = _item_bytes_min(item, version, flexible)
-    source.add(f"n, at = read_count(view, at, {flexible}, {wire.nullable(version)}, {least}, budget)")
+    slow = f"n, at = read_count(view, at, {flexible}, {wire.nullable(version)}, {least}, budget)"
+    if flexible:  # a count of one byte is read in place
+        source.add("n = view[at] - 1")
+        source.add(f"if 0 <= n < 127 and n * {least} < len(view) - at and n <= budget[0]:")
+        source.add("    at += 1")
+        source.add("    budget[0] -= n")
+        source.add(f"else: {slow}")
+    else:
+        source.add(slow)
     if item.kind in _FIXED:
         code = _FIXED[item.kind]
         unpack = source.bind(struct.unpack_from)
@@ -552,20 +589,29 @@ def _write_array(source: _Source, value: str, wire: Field, version: int, flexibl
         source.add("else:")
         indent = "    "
     size = f"uvarint(len({value}) + 1)" if flexible else f"I32.pack(len({value}))"
+    if item.kind == "struct":
+        assert item.type is not None
+        write = source.bind(_nested_writer(item.type, version, flexible))
+        none = b"\x01" if flexible else bytes(4)
+        source.add(f"{indent}items = {value}")
+        source.add(f"{indent}n = len(items)")
+        source.add(f"{indent}if not n: emit({none!r})")
+        source.add(f"{indent}else:")
+        source.add(f"{indent}    emit({'uvarint(n + 1)' if flexible else 'I32.pack(n)'})")
+        source.add(f"{indent}    if type(items[0]) is bytes:")
+        source.add(f"{indent}        for item in items: emit(item)")
+        source.add(f"{indent}    elif type(items[0]) is tuple:")
+        source.add(f"{indent}        for item in items:")
+        source.add(f"{indent}            for chunk in item: emit(chunk)")
+        source.add(f"{indent}    else:")
+        source.add(f"{indent}        for item in items: {write}(item, emit)")
+        return
     source.add(f"{indent}emit({size})")
     if item.kind in _FIXED:
         code = _FIXED[item.kind]
         pack = source.bind(struct.pack)
         shape = f"'>' + '{code}' * len({value})" if item.kind == "uuid" else f"f'>{{len({value})}}{code}'"
         source.add(f"{indent}emit({pack}({shape}, *{value}))")
-        return
-    if item.kind == "struct":
-        assert item.type is not None
-        source.add(f"{indent}if {value} and type({value}[0]) is bytes:")
-        source.add(f"{indent}    for item in {value}: emit(item)")
-        source.add(f"{indent}else:")
-        write = source.bind(_nested_writer(item.type, version, flexible))
-        source.add(f"{indent}    for item in {value}: {write}(item, emit)")
         return
     source.add(f"{indent}for item in {value}:")
     if item.kind == "string":

@@ -382,3 +382,21 @@ async def test_closing_tells_those_who_wait_and_stops_every_timer() -> None:
     assert (await waiting).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert world.clock.pending() == 0
     assert (await world.join()).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+@run
+async def test_a_group_whose_members_would_bring_too_much_metadata_takes_no_more() -> None:
+    world = World(group_initial_rebalance_delay_ms=1000)
+    large = [("range", subscription("orders") + bytes((1 << 20) - 200))]
+    waiting = [world.join(protocols=large, version=3) for _ in range(4)]
+    refused = await world.join(protocols=large, version=3)
+    assert refused.error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert not any(each.done() for each in waiting)
+
+
+@run
+async def test_assignments_that_are_too_large_for_one_row_are_refused() -> None:
+    world = World()
+    joined = await world.join(version=3)
+    answer = await world.sync(joined.member_id, joined.generation_id, {joined.member_id: bytes((4 << 20) + 1)})
+    assert answer.error_code == ErrorCode.INVALID_REQUEST

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
 
-from headrace.broker.groups.consumer import ConsumerGroup
+from headrace.broker.groups.assigning import AssignmentInputs
+from headrace.broker.groups.consumer import ConsumerGroup, Target
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.messages.consumer_groups import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatResponse
 from headrace.wire.kafka.messages.group_offsets import OffsetFetchRequest, OffsetFetchRequestGroup
@@ -114,6 +117,24 @@ async def test_a_heartbeat_that_does_not_say_what_it_owns_confirms_nothing() -> 
     silent = await world.consumer_beat("one", one.epoch)
     assert silent.member_epoch == 2
     assert await state_of(world) == "Reconciling"
+
+
+@run
+async def test_a_member_that_is_still_taking_its_partitions_over_has_not_given_any_up() -> None:
+    """After an error a client reports all it owns: nothing yet, if its application is still taking over partitions."""
+    world = World()
+    one, two = Consumer(world, "one"), Consumer(world, "two")
+    await one.beat()
+    await two.beat()
+    everything = {**one.fields, "rebalance_timeout_ms": 60_000}
+    asked = await world.consumer_beat("one", one.epoch, owned={}, **everything)
+    assert asked.member_epoch == 2, "its epoch moves when it has given up its part"
+    await two.beat()
+    assert (one.count(), two.count()) == (4, 0), "the first has taken everything over by now"
+    assert asked.assignment is not None
+    one.owned = {each.topic_id: each.partitions for each in asked.assignment.topic_partitions}
+    await settle_all(one, two)
+    assert (one.epoch, one.count(), two.count()) == (3, 2, 2)
 
 
 @run
@@ -554,3 +575,26 @@ async def test_describe_shows_members_with_what_they_have_and_should_have() -> N
     assert (second.instance_id, second.client_host) == ("i2", "/10.0.0.1")
     assert second.assignment.topic_partitions == []
     assert missing.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+@run
+async def test_a_large_assignment_is_computed_elsewhere_and_again_when_the_group_has_changed_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[str] = []
+    compute = AssignmentInputs.compute
+
+    def noted(inputs: AssignmentInputs) -> dict[str, Target]:
+        threads.append(threading.current_thread().name)
+        return compute(inputs)
+
+    monkeypatch.setattr(AssignmentInputs, "compute", noted)
+    world = World(topics=FakeTopics(wide=1500))
+    beats = [world.consumer_beat(name, 0, topics=["wide"]) for name in ("one", "two")]
+    answers = await asyncio.gather(*beats)
+    assert [each.error_code for each in answers] == [ErrorCode.NONE] * 2
+    assert len(threads) >= 2
+    assert all(name.startswith("headrace-work") for name in threads)
+    group = world.registry["g"]
+    assert isinstance(group, ConsumerGroup)
+    assert sorted(sum(map(len, target.values())) for target in group.targets.values()) == [750, 750]

@@ -361,3 +361,31 @@ async def _delete(world: World, *topics: str) -> list[ErrorCode]:
     )
     answer = await world.call("offset_delete", body, 0)
     return [ErrorCode(each.error_code) for topic in answer.topics for each in topic.partitions]
+
+
+@run
+async def test_the_offsets_of_a_deleted_topic_are_forgotten_at_once_and_their_rows_removed_in_steps() -> None:
+    world = World(topics=FakeTopics(wide=2500))
+    await world.commit({("wide", index): index for index in range(2500)})
+    world.topics.delete("wide")
+    assert len(world.state.table("offsets")) == 1500
+    world.topics.create("wide", 2500)
+    assert await world.fetched("wide", 2499) == -1
+    await world.commit({("wide", 2499): 7})
+    for _ in range(3):
+        await world.clock.advance(0.0)
+    assert len(world.state.table("offsets")) == 1
+    world.crash()
+    assert await world.fetched("wide", 2499) == 7
+
+
+@run
+async def test_a_new_topic_never_gets_the_offsets_of_a_deleted_one_of_its_name() -> None:
+    """The broker dies after the new topic was made and before all old rows would have been removed."""
+    world = World(topics=FakeTopics(wide=2500))
+    await world.commit({("wide", index): index for index in range(2500)})
+    world.topics.delete("wide")
+    world.topics.create("wide", 2500)
+    world.crash()
+    assert await world.fetched("wide", 2499) == -1
+    assert len(world.state.table("offsets")) == 0

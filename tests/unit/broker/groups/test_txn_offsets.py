@@ -228,3 +228,13 @@ async def test_a_group_that_has_only_pending_offsets_exists_and_is_deleted_with_
     assert world.state.rows() == {}
     end(world, commit=True)
     assert await world.fetched("orders", 0) == -1
+
+
+@run
+async def test_a_transaction_commits_so_many_offsets_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.broker.groups.offsets.OFFSETS_PER_TRANSACTION_MAX", 1)
+    world = World()
+    assert await txn_commit(world, 5) == ErrorCode.NONE
+    assert await txn_commit(world, 6) == ErrorCode.NONE
+    assert await txn_commit(world, 5, partition=1) == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    assert await txn_commit(world, 5, producer=8, partition=1) == ErrorCode.NONE

@@ -1,0 +1,36 @@
+"""Members of the long runs do what members have to do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+from tests.chaos.consumers import AioMember
+from tests.chaos.history import Recorder
+
+
+class Stopped:
+    """A consumer of which only the end matters."""
+
+    async def stop(self) -> None:
+        return
+
+
+def test_a_member_heartbeats_while_it_waits_for_the_moment_to_leave(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        recorder = Recorder(tmp_path / "history.jsonl")
+        member = AioMember("aio0", "127.0.0.1:1", recorder, group="aio", topic="plain", protocol={}, seed=0)
+        member.farewell = lambda: recorder.calm  # type: ignore[method-assign]
+        recorder.calm.acquire()
+        calm = threading.Timer(1.0, recorder.calm.release)
+        calm.start()
+        leaving = asyncio.create_task(member.leave(Stopped()))
+        await asyncio.sleep(0.05)
+        assert calm.is_alive(), "the loop stood still"
+        await leaving
+        assert not calm.is_alive()
+        assert not recorder.calm.locked()
+        recorder.close()
+
+    asyncio.run(scenario())
