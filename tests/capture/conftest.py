@@ -1,16 +1,23 @@
-"""One broker for all tests of capture, and a separate database for each test."""
+"""One broker for all tests of capture, and a separate database or file for each test."""
 
 from __future__ import annotations
 
 import itertools
+import sqlite3
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
+from headrace.capture import CaptureOptions
 from headrace.testing import broker as start_broker
+from tests.capture.shop import shop
 from tests.servers.postgres import PostgresServer
+
+__all__ = ["shop"]
 
 numbers = itertools.count(1)
 
@@ -52,6 +59,35 @@ def database(postgres: PostgresServer) -> Iterator[Database]:
         finally:
             made.session.close()
             drop(admin, name)
+
+
+class File:
+    """A SQLite database and a session in it."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path = path
+        self.name = name
+        self.session = sqlite3.connect(path, isolation_level=None)
+        self.session.row_factory = sqlite3.Row
+
+    def options(self, **more: Any) -> CaptureOptions:
+        return CaptureOptions(name=self.name, url=f"sqlite:///{self.path}", **more)
+
+    def run(self, *statements: str) -> None:
+        for each in statements:
+            self.session.execute(each)
+
+    def all(self, query: str) -> list[dict[str, Any]]:
+        return [dict(row) for row in self.session.execute(query)]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[File]:
+    made = File(tmp_path / "shop.db", f"file{next(numbers)}")
+    try:
+        yield made
+    finally:
+        made.session.close()
 
 
 def drop_slot(database: Database, name: str) -> None:

@@ -1,7 +1,8 @@
 """The databases that ``kills.py`` kills: how each is started, written to without pause, killed, and asked for its rows.
 
-All have the same four tables: two with keys, one without, and one that is emptied and gets columns. What is written is
-the same too, as far as the databases' languages allow it.
+All have the same tables: two with keys, one without, one that is emptied and gets columns, and a ledger in which every
+writer adds one to its row at the begin and at the end of each transaction. Every change of a row with a key adds one to
+its ``n``. What is written is the same too, as far as the databases' languages allow it.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ class Subject(Protocol):
 
     def rows(self, table: str) -> list[dict[str, Any]]: ...
 
+    has_transactions: bool
+    """Whether events of one transaction have one id; SQLite's changes are a transaction each."""
+
     def place(self, transaction: str) -> int:
         """Where a transaction stands among the others, from its id."""
 
@@ -60,6 +64,7 @@ class Statements:
 
     def __init__(self, seed: int, upsert: str, truncate: str, large: str, add_column: str) -> None:
         self.choose = random.Random(seed)
+        self.tick = f"update ledger set n = n + 1 where id = {seed % 100}"
         self._upsert, self._truncate, self._large, self._add_column = upsert, truncate, large, add_column
 
     def one(self) -> str:
@@ -69,21 +74,27 @@ class Statements:
         statements: list[tuple[int, Callable[[], str]]] = [
             (20, lambda: f"insert into keyed values ({key}, 0, {body}) {self._upsert} n = keyed.n + 1"),
             (20, lambda: f"update keyed set n = n + 1 where id between {key} and {key + choose.randrange(5)}"),
-            (5, lambda: f"update keyed set body = {body} where id = {key}"),
+            (5, lambda: f"update keyed set body = {body}, n = n + 1 where id = {key}"),
             (8, lambda: f"delete from keyed where id = {key}"),
-            (5, lambda: f"update keyed set id = {choose.randrange(1, 6000)} where id = {key}"),
+            (5, lambda: f"update keyed set id = {choose.randrange(4001, 6000)}, n = n + 1 where id = {key}"),
             (8, lambda: f"update pairs set n = n + 1 where a = {key % 40} and n % 7 = {choose.randrange(7)}"),
-            (4, lambda: f"update pairs set a = a + 1 where b = 'k{key}'"),
+            (4, lambda: f"update pairs set a = a + 1, n = n + 1 where b = 'k{key}'"),
             (6, lambda: f"insert into bag values ({key % 10}, {body})"),
             (3, lambda: f"update bag set b = {body} where a = {key % 10} and b < 'text 5'"),
             (3, lambda: f"delete from bag where a = {key % 10} and b > 'text 5'"),
-            (6, lambda: f"insert into emptied (id, n) values ({key}, 1) {self._upsert} n = emptied.n + 1"),
-            (1, lambda: self._truncate),
+            (6, lambda: f"insert into emptied (id, n) values ({key}, 0) {self._upsert} n = emptied.n + 1"),
             (1, lambda: "update keyed set n = n + 1"),
-            (1, lambda: f"{self._add_column} c{choose.randrange(4)} int"),
         ]
+        return self._chosen(statements)
+
+    def of_tables(self) -> str:
+        return self._chosen(
+            [(1, lambda: self._truncate), (1, lambda: f"{self._add_column} c{self.choose.randrange(4)} int")]
+        )
+
+    def _chosen(self, statements: list[tuple[int, Callable[[], str]]]) -> str:
         weights = [weight for weight, _ in statements]
-        return choose.choices([make for _, make in statements], weights)[0]()
+        return self.choose.choices([make for _, make in statements], weights)[0]()
 
 
 TABLES = (
@@ -91,16 +102,21 @@ TABLES = (
     "create table pairs (a int, b varchar(20), n int, primary key (a, b))",
     "create table bag (a int, b text)",
     "create table emptied (id int primary key, n int)",
+    "create table ledger (id int primary key, n int)",
 )
 ROWS = (
     "insert into keyed select i, i, case when i % 50 = 0 then {large} else 'small' end from {upto:3000}",
     "insert into pairs select i % 40, {pair}, i from {upto:1500}",
     "insert into bag select i % 10, 'row' from {upto:300}",
+    "insert into ledger select i - 1, 0 from {upto:100}",
 )
 
 
 class Writer(threading.Thread):
     """Does transactions until told to stop; a database that dies under it is waited for."""
+
+    ddl_commits = False
+    """Whether a change of a table ends the transaction around it; such a change is then done outside of one."""
 
     def __init__(self, statements: Statements) -> None:
         super().__init__(name="writer", daemon=True)
@@ -116,13 +132,22 @@ class Writer(threading.Thread):
         raise NotImplementedError
 
     def transaction(self, execute: Callable[[str], Any]) -> None:
-        choose = self.statements.choose
+        choose, statements = self.statements.choose, self.statements
+        of_tables = choose.random() < 0.03
+        if of_tables and self.ddl_commits:
+            execute("rollback")
+            execute(statements.of_tables())
+            return
+        execute(statements.tick)
         for _ in range(choose.choice([1, 1, 2, 5])):
-            execute(self.statements.one())
+            execute(statements.one())
             if choose.random() < 0.1:
                 execute("savepoint s")
-                execute(self.statements.one())
+                execute(statements.one())
                 execute("rollback to s")
+        if of_tables:
+            execute(statements.of_tables())
+        execute(statements.tick)
         execute("rollback" if choose.random() < 0.1 else "commit")
         time.sleep(PAUSE_S)
 
@@ -193,6 +218,7 @@ class Postgres:
     """Followed through its log, with large transactions streamed or not, or by triggers."""
 
     schema = "public"
+    has_transactions = True
 
     def __init__(self, stack: ExitStack, home: Path, seed: int, *, triggers: bool) -> None:
         self._server: PostgresServer = stack.enter_context(postgres_server())
@@ -230,10 +256,12 @@ def _filled(series: str, parts: dict[str, str]) -> list[str]:
 
 # ---- MariaDB --------------------------------------------------------------------------------------------------------
 
-CHANGED, DUPLICATE_COLUMN, DUPLICATE_KEY, LOCK_TIMEOUT, DEADLOCK, NO_SAVEPOINT = 1020, 1060, 1062, 1205, 1213, 1305
+CHANGED, DUPLICATE_COLUMN, DUPLICATE_KEY, LOCK_TIMEOUT, DEADLOCK = 1020, 1060, 1062, 1205, 1213
 
 
 class _MariadbWriter(Writer):
+    ddl_commits = True
+
     def __init__(self, server: MariadbServer, seed: int) -> None:
         add = "alter table emptied add column if not exists"
         super().__init__(
@@ -252,27 +280,16 @@ class _MariadbWriter(Writer):
     def _transaction(self, cursor: Any) -> None:
         cursor.execute("begin")
         try:
-            self.transaction(self._forgiving(cursor))
+            self.transaction(cursor.execute)
         except pymysql.Error as error:
             if error.args[0] not in (CHANGED, DUPLICATE_COLUMN, DUPLICATE_KEY, LOCK_TIMEOUT, DEADLOCK):
                 raise
             cursor.execute("rollback")
 
-    def _forgiving(self, cursor: Any) -> Callable[[str], Any]:
-        """A change of a table ends the transaction around it, and its savepoints."""
-
-        def execute(statement: str) -> None:
-            try:
-                cursor.execute(statement)
-            except pymysql.OperationalError as error:
-                if statement != "rollback to s" or error.args[0] != NO_SAVEPOINT:
-                    raise
-
-        return execute
-
 
 class Mariadb:
     schema = NAME
+    has_transactions = True
     arguments: Sequence[str] = ()
 
     def __init__(self, stack: ExitStack, home: Path, seed: int) -> None:
@@ -324,6 +341,7 @@ class Sqlite:
     """It has no server: what is killed instead is the process that writes, in the middle of its transactions."""
 
     schema = "main"
+    has_transactions = False
     arguments: Sequence[str] = ()
 
     def __init__(self, stack: ExitStack, home: Path, seed: int) -> None:

@@ -1,12 +1,12 @@
-"""The other direction of ``headrace.capture.pgoutput``: messages to the bytes that PostgreSQL would send."""
+"""The other direction of ``headrace.capture.postgres.pgoutput``: messages to the bytes that PostgreSQL would send."""
 
 from __future__ import annotations
 
 import struct
 from typing import Any
 
-from headrace.capture import pgoutput
 from headrace.capture.envelope import UNCHANGED
+from headrace.capture.postgres import pgoutput
 
 SINCE = pgoutput.POSTGRES_EPOCH_US
 

@@ -1,20 +1,23 @@
-"""The same SQL through real Debezium and through headrace: equal JSON, once times and versions are masked.
+"""The same SQL through real Debezium and through headrace: equal keys, values and headers.
 
-What differs on purpose is listed in docs/debezium.md, and only that is masked here.
+What differs on purpose is listed in docs/debezium.md, and only that is masked here. Times of the database are the same
+for both and are compared; times of the process must be of this hour in their unit.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from headrace.capture import CaptureOptions
 from tests.capture.conftest import Database
+from tests.capture.test_debezium_samples import AS_DEBEZIUM
 from tests.capture.world import catch_up, committed
-from tests.servers.debezium import debezium, debezium_python
+from tests.servers.debezium import Debezium, debezium, debezium_python
 from tests.skips import or_skip
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
@@ -64,6 +67,30 @@ TYPES = {
 }
 
 
+# An index as the identity beside a primary key is left out: Debezium then writes 0 as the key of a deleted row.
+IDENTITIES = {
+    "key_with_more": ["create table {t} (id int, v text, primary key (id) include (v))"],
+    "only_index": [
+        "create table {t} (id int, v text not null unique)",
+        "alter table {t} replica identity using index {t}_v_key",
+    ],
+    "whole": ["create table {t} (id int primary key, v text)", "alter table {t} replica identity full"],
+    "whole_without_key": ["create table {t} (id int, v text)", "alter table {t} replica identity full"],
+}
+TABLES = ("types", "pairs", "large", "done", *IDENTITIES)
+
+
+def make_tables(database: Database) -> None:
+    columns = ", ".join(f"{name} {kind}" for name, (kind, _) in TYPES.items())
+    database.run("create type mood as enum ('happy', 'sad')", "create domain price as numeric(8,2)")
+    database.run("set lc_monetary = 'C'", f"create table types (id int primary key, {columns})")
+    database.run("create table pairs (a int, k text, n int, primary key (k, a))")
+    database.run("create table done (id int primary key)", "create table large (id int primary key, n int, body text)")
+    database.run("alter table large alter body set storage external")
+    for name, statements in IDENTITIES.items():
+        database.run(*(each.format(t=name) for each in statements))
+
+
 def script(database: Database) -> None:
     """Changes of every sort. The last one is in table ``done``, by which both sides know that they are at the end."""
     values = ", ".join(value for _, value in TYPES.values())
@@ -72,34 +99,62 @@ def script(database: Database) -> None:
     database.run(
         "insert into pairs select i, 'many', i from generate_series(10, 14) i", "delete from pairs where a = 12"
     )
-    database.run("insert into whole values (1, 'x')", "update whole set v = 'y'", "delete from whole")
+    for table in IDENTITIES:
+        database.run(
+            f"insert into {table} values (1, 'x')", f"update {table} set v = 'y'", f"update {table} set id = 2"
+        )
+        database.run(f"delete from {table}")
     database.run("insert into large values (1, 0, repeat(md5('a'), 400))", "update large set n = 1", "truncate pairs")
     database.run("select pg_logical_emit_message(true, 'mine', 'hello')")
     database.run("begin", "insert into pairs values (7, 'c', 1)", "insert into whole values (7, 'c')", "commit")
     database.run("insert into done values (1)")
 
 
+UNITS = {"ts_ms": 1_000, "ts_us": 1_000_000, "ts_ns": 1_000_000_000}
+HOUR_S = 3600
+
+
 def masked(value: Any) -> Any:
+    """Without what differs on purpose, and with process times as words."""
     if not isinstance(value, dict):
         return value
-    copy = {name: masked(each) for name, each in value.items()}
-    for name in ("ts_ms", "ts_us", "ts_ns", "version"):
-        if name in copy:
-            copy[name] = "masked"
+    copy = {name: each if name == "source" else masked(each) for name, each in value.items()}
+    for name, unit in UNITS.items():
+        if name in copy and abs(copy[name] / unit - time.time()) < HOUR_S:
+            copy[name] = f"now in {unit} parts of a second"
     if copy.get("transaction"):
-        copy["transaction"] = {**copy["transaction"], "id": copy["transaction"]["id"].partition(":")[0]}
-    if "sequence" in copy:
-        copy["sequence"] = json.loads(copy["sequence"])[1]  # the other is the last commit that the process has seen
+        copy["transaction"] = {**copy["transaction"], "id": "masked"}  # the name of one event, and of a transaction
+    if "source" in copy:
+        copy["source"] = masked_source(copy["source"])
     return copy
 
 
-def by_topic(records: list[tuple[str, str | None, str | None]], prefix: str) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for topic, key, value in records:
-        if topic.startswith((f"{prefix}.public.", f"{prefix}.message")):
+def masked_source(source: dict[str, Any]) -> dict[str, Any]:
+    copy = {**source, "version": "masked"}
+    if copy.get("sequence"):
+        copy["sequence"] = json.loads(copy["sequence"])[1]  # the other is the last commit that the process has seen
+    if "pos" in copy:
+        copy["pos"] = "masked"  # where the rows begin in the binlog, and where they end
+    return copy
+
+
+Line = tuple[str, str | None, str | None, dict[str, str]]
+
+
+def by_topic(records: list[Line], topics: list[str]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {topic: [] for topic in topics}
+    for topic, key, value, headers in records:
+        if topic in found:
             pair = [masked(json.loads(each)) if each is not None else None for each in (key, value)]
-            found.setdefault(topic, []).append(pair)
+            if pair == [None, None]:
+                continue  # Debezium's tombstone of a row without a key
+            found[topic].append([*pair, {name: json.loads(each) for name, each in headers.items() if is_ours(name)}])
     return found
+
+
+def is_ours(header: str) -> bool:
+    """Others name the connector and its run, for tracing it."""
+    return not header.startswith("__debezium.context.")
 
 
 def differences(ours: Any, theirs: Any, path: str) -> list[str]:
@@ -108,39 +163,98 @@ def differences(ours: Any, theirs: Any, path: str) -> list[str]:
         return [each for name in ours for each in differences(ours[name], theirs[name], f"{path}.{name}")]
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
         return [each for at in range(len(ours)) for each in differences(ours[at], theirs[at], f"{path}[{at}]")]
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return [f"{path}: {len(ours)} records instead of {len(theirs)}: {brief(ours)} instead of {brief(theirs)}"]
     return [] if ours == theirs and type(ours) is type(theirs) else [f"{path}: {ours!r} instead of {theirs!r}"]
 
 
-@pytest.mark.timeout(900)  # Debezium is installed on first use
-def test_the_same_changes_give_the_same_json_as_debezium(log: str, database: Database) -> None:
-    with or_skip():
-        debezium_python()
-    columns = ", ".join(f"{name} {kind}" for name, (kind, _) in TYPES.items())
-    database.run("create type mood as enum ('happy', 'sad')", "create domain price as numeric(8,2)")
-    database.run("set lc_monetary = 'C'", f"create table types (id int primary key, {columns})")
-    database.run(
-        "create table pairs (a int, k text, n int, primary key (k, a))", "create table done (id int primary key)"
-    )
-    database.run("create table whole (id int primary key, v text)", "alter table whole replica identity full")
-    database.run(
-        "create table large (id int primary key, n int, body text)", "alter table large alter body set storage external"
-    )
-    name = database.name
-    more = {"provide.transaction.metadata": "true", "skipped.operations": "none"}
-    capture = CaptureOptions(name=name, url=database.url, snapshot=False, remembered_bytes_max=0)
-    catch_up(log, capture)
-    with debezium(database.url, name, more=more) as other:
-        while not database.all(f"select 1 from pg_replication_slots where slot_name = 'debezium_{name}' and active"):
-            assert other.child.poll() is None, "Debezium has ended"
-            time.sleep(0.1)
-        script(database)
-        theirs = other.wait_for(lambda lines: any(line[0] == f"{name}.public.done" for line in lines))
-    catch_up(log, capture)
-    topics = [f"{name}.public.{table}" for table in ("types", "pairs", "whole", "large", "done")] + [f"{name}.message"]
-    ours = [
-        (topic, each.key and each.key.decode(), each.value and each.value.decode())
+def brief(records: list[Any]) -> str:
+    return str([(each[0], each[1] and each[1]["op"], each[2]) if isinstance(each, list) else each for each in records])
+
+
+def captured(log: str, topics: list[str]) -> list[Line]:
+    return [
+        (
+            topic,
+            each.key and each.key.decode(),
+            each.value and each.value.decode(),
+            {name: (value or b"").decode() for name, value in each.headers},
+        )
         for topic in topics
         for each in committed(log, topic)
     ]
-    expected, found = by_topic(theirs, name), by_topic(ours, name)
-    assert differences({name: found[name] for name in topics}, {name: expected[name] for name in topics}, "") == []
+
+
+def transactions(records: list[Line], topic: str) -> list[Any]:
+    """Begin and end of transactions, without their names; docs/debezium.md says how messages are counted."""
+    found = []
+    for at, _, value, _ in records:
+        if at == topic and value is not None:
+            told = {**masked(json.loads(value)), "id": "masked"}
+            for each in told["data_collections"] or []:
+                if "." not in each["data_collection"] or "@" in each["data_collection"]:
+                    each["data_collection"] = "message"
+            found.append(told)
+    return found
+
+
+def without_zones(records: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Debezium's text of times without a zone ends in Z all the same."""
+    for _, value, _ in (each for of_topic in records.values() for each in of_topic):
+        for row in (value[part] for part in ("before", "after") if value and value.get(part)):
+            for name in row.keys() & {"ts", "t3", "t0", "da", "ti", "tj", "d6", "y"}:
+                row[name] = row[name].removesuffix("Z") if isinstance(row[name], str) else row[name]
+    return records
+
+
+UNFIXED: tuple[str, ...] = ()
+"""Differences that are known defects; one that is gone must leave this list."""
+
+
+def judge(found: list[str], unfixed: Sequence[str]) -> None:
+    new = [each for each in found if not any(known in each for known in unfixed)]
+    assert not new, "\n".join(new)
+    gone = [known for known in unfixed if not any(known in each for each in found)]
+    assert not gone, f"no longer different, so take them from the list: {gone}"
+
+
+MODES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "numbers": (AS_DEBEZIUM, {}),
+    "strings": (
+        {},
+        {"decimal.handling.mode": "string", "time.precision.mode": "isostring", "interval.handling.mode": "string"},
+    ),
+}
+MORE = {"provide.transaction.metadata": "true", "skipped.operations": "none"}
+
+
+def wait_for_slot(database: Database, other: Debezium) -> None:
+    name = f"debezium_{database.name}"
+    while not database.all(f"select 1 from pg_replication_slots where slot_name = '{name}' and active"):
+        assert other.child.poll() is None, "Debezium has ended"
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(900)  # Debezium is installed on first use
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_changes_give_the_same_records_as_debezium(log: str, database: Database, mode: str) -> None:
+    with or_skip():
+        debezium_python()
+    ours_options, their_options = MODES[mode]
+    make_tables(database)
+    name = database.name
+    capture = CaptureOptions(
+        name=name, url=database.url, snapshot=False, remembered_bytes_max=0, transactions=True, **ours_options
+    )
+    catch_up(log, capture)
+    with debezium(database.url, name, more={**MORE, **their_options}) as other:
+        wait_for_slot(database, other)
+        script(database)
+        theirs = other.wait_for(lambda lines: any(line[0] == f"{name}.public.done" for line in lines))
+    catch_up(log, capture)
+    topics = [*(f"{name}.public.{table}" for table in TABLES), f"{name}.message"]
+    ours = captured(log, [*topics, f"{name}.transaction"])
+    expected = by_topic(theirs, topics)
+    found = differences(by_topic(ours, topics), without_zones(expected) if mode == "strings" else expected, "")
+    both = [transactions(each, f"{name}.transaction") for each in (ours, theirs)]
+    judge(found + differences(both[0][: len(both[1])], both[1], "transaction"), UNFIXED)

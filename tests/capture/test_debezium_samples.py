@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from headrace.capture import pgoutput
 from headrace.capture.envelope import UNCHANGED, Headers
 from headrace.capture.options import CaptureOptions
-from headrace.capture.pgoutput import RelationColumn
-from headrace.capture.postgres_events import PostgresEvents
-from headrace.capture.postgres_values import PgType
+from headrace.capture.postgres import pgoutput
+from headrace.capture.postgres.events import PostgresEvents
+from headrace.capture.postgres.pgoutput import RelationColumn
+from headrace.capture.postgres.values import PgType
+from tests.capture.told import Told
 
 SAMPLES = Path(__file__).parent / "samples"
 DZ, DZ2 = 16400, 16500
@@ -89,16 +90,25 @@ def row(**values: Any) -> list[Any]:
     return [values.get(name) for name in COLUMNS]
 
 
-class Recorder:
+AS_DEBEZIUM: dict[str, Any] = {"decimals": "precise", "times": "numbers"}
+
+
+class Recorder(Told):
     def __init__(self) -> None:
+        super().__init__()
         self.records: list[dict[str, Any]] = []
 
-    def add(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
+    def add(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers = (),
+        *,
+        partition: int | None = None,
+    ) -> None:
         if topic != "srv":  # changes of the schema, which Debezium does not tell for PostgreSQL
             self.records.append({"dest": topic, "key": _parsed(key), "value": _parsed(value)})
-
-    def takes_truncations(self, topic: str) -> bool:
-        return True
 
 
 def _parsed(text: bytes | None) -> Any:
@@ -111,10 +121,12 @@ class Player:
     def __init__(self, identity: str, **options: Any) -> None:
         self.out = Recorder()
         self.events = PostgresEvents(
-            CaptureOptions(name="srv", url="postgresql://x/postgres", **options), "postgres", self.out
+            CaptureOptions(name="srv", url="postgresql://x/postgres", **{**AS_DEBEZIUM, **options}),
+            "postgres",
+            self.out,
         )
         self.events.types = TYPES
-        self.events.keys = {("public", "dz"): ["id"], ("public", "dz2"): ["a", "b"]}
+        self.events.stand_for({"public.dz": (DZ, ["id"])})
         columns = tuple(RelationColumn(name, *kind, name == "id" or identity == "f") for name, kind in COLUMNS.items())
         self.events.relation(pgoutput.Relation(0, DZ, "public", "dz", identity, columns))
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.capture import pgoutput
 from headrace.capture.envelope import UNCHANGED
-from headrace.capture.postgres_streams import StreamedTransactions
+from headrace.capture.postgres import pgoutput
+from headrace.capture.postgres.streams import StreamedTransactions
 from tests.capture.messages import ENCODERS, encode
 
 lsns = st.integers(0, 2**64 - 1)

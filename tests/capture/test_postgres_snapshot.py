@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from headrace.capture import Capture
-from headrace.capture.pgoutput import RelationColumn
-from headrace.capture.postgres_setup import TableInfo
-from headrace.capture.postgres_snapshot import Chunk, SeenTransactions, Snapshots
+from headrace.capture.postgres.pgoutput import RelationColumn
+from headrace.capture.postgres.setup import TableInfo
+from headrace.capture.postgres.snapshot import Chunk, SeenTransactions, Snapshots
 from tests.capture.conftest import Database
 from tests.capture.test_postgres import AfterSome, Died, options
 from tests.capture.world import catch_up, events, fold, fold_bag
@@ -83,6 +83,107 @@ def test_rows_of_a_chunk_that_are_truncated_before_its_watermark_are_not_told(
     assert list(fold(events(log, f"{database.name}.public.t"))) == ['{"id": 100}']
 
 
+def test_rows_of_a_chunk_that_change_before_its_watermark_are_told_in_their_newest_form(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunk has been read and waits; its row is older than what has passed of it by the time it is written."""
+    database.run("create table t (id int primary key, n int)", "insert into t select i, 0 from generate_series(1, 8) i")
+    watermark = Snapshots._watermark
+
+    def changing(self: Snapshots) -> int:
+        if self.progress["public.t"].rows == 0 and self._number == 1:
+            database.run("update t set n = 1 where id = 1", "delete from t where id = 2")
+            database.run("update t set id = 20 where id = 3", "insert into t values (2, 5), (40, 0)")
+            database.run("delete from t where id = 4")
+        return watermark(self)
+
+    monkeypatch.setattr(Snapshots, "_watermark", changing)
+    catch_up(log, options(database, chunk_rows=4))
+    found = events(log, f"{database.name}.public.t")
+    rows = {json.dumps({"id": row[0]}): {"id": row[0], "n": row[1]} for row in database.all("select * from t")}
+    assert fold(found) == rows
+    read = [each.key["id"] for each in found if each.op == "r"]
+    assert not {1, 2, 3, 4} & set(read), "the changes are newer than these rows"
+
+
+def test_a_change_that_passed_before_a_chunk_could_see_it_is_not_overwritten_by_the_chunk(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit is in the stream before other sessions see it. Here the chunk's snapshot is older than the stream."""
+    database.run("create table t (id int primary key, n int)", "insert into t values (1, 0), (2, 0), (3, 0)")
+    with pytest.raises(Died):
+        Capture(log, options(database)).run(AfterSome(2, Died()))
+    old = SeenTransactions(str(database.all("select pg_current_snapshot()::text")[0][0]))
+    before = [[b"1", b"0"], [b"2", b"0"], [b"3", b"0"]]
+    database.run("update t set n = 1 where id = 1", "delete from t where id = 2", "update t set id = 9 where id = 3")
+    read_chunk, calls = Snapshots._read_chunk, []
+
+    def late(self: Snapshots, table: TableInfo, columns: list[RelationColumn], seen: SeenTransactions) -> Chunk | None:
+        calls.append(seen)
+        lines = iter([b"\t".join(row) + b"\n" for row in before])
+        monkeypatch.setattr(Snapshots, "_copied", lambda *_: lines)
+        return read_chunk(self, table, columns, old)
+
+    monkeypatch.setattr(Snapshots, "_forget_seen", lambda self, seen: None)
+    monkeypatch.setattr(Snapshots, "_read_chunk", late)
+    catch_up(log, options(database))
+    assert calls
+    rows = {json.dumps({"id": row[0]}): {"id": row[0], "n": row[1]} for row in database.all("select * from t")}
+    assert fold(events(log, f"{database.name}.public.t")) == rows
+
+
+def test_a_large_value_of_a_row_that_changes_while_its_chunk_waits_is_not_lost(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The change takes the place of the row, and PostgreSQL does not send with it what it did not touch."""
+    database.run("create table t (id int primary key, n int, body text)")
+    database.run(
+        "insert into t select i, 0, string_agg(md5(j::text), '') from generate_series(1, 4) i, "
+        "generate_series(1, 400) j group by i"
+    )
+    watermark = Snapshots._watermark
+
+    def changing(self: Snapshots) -> int:
+        database.run("update t set n = n + 1")
+        return watermark(self)
+
+    monkeypatch.setattr(Snapshots, "_watermark", changing)
+    catch_up(log, options(database, chunk_rows=2, remembered_bytes_max=0))
+    rows = {
+        json.dumps({"id": row[0]}): {"id": row[0], "n": row[1], "body": row[2]}
+        for row in database.all("select * from t")
+    }
+    assert fold(events(log, f"{database.name}.public.t")) == rows
+
+
+def test_a_large_value_is_not_lost_where_a_change_passes_before_a_chunk_can_see_it(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit is in the stream a moment before other sessions see it; here the first chunk sees none of them."""
+    database.run("create table t (id int primary key, n int, body text)")
+    database.run(
+        "insert into t select i, 0, string_agg(md5(j::text), '') from generate_series(1, 4) i, "
+        "generate_series(1, 400) j group by i"
+    )
+    with pytest.raises(Died):
+        Capture(log, options(database)).run(AfterSome(2, Died()))
+    database.run("update t set n = 1 where id < 3")
+    forget, calls = Snapshots._forget_seen, []
+
+    def late(self: Snapshots, seen: SeenTransactions) -> None:
+        calls.append(seen)
+        if len(calls) > 1:
+            forget(self, seen)
+
+    monkeypatch.setattr(Snapshots, "_forget_seen", late)
+    catch_up(log, options(database, remembered_bytes_max=0))
+    rows = {
+        json.dumps({"id": row[0]}): {"id": row[0], "n": row[1], "body": row[2]}
+        for row in database.all("select * from t")
+    }
+    assert fold(events(log, f"{database.name}.public.t")) == rows
+
+
 def test_what_is_noted_of_changes_while_a_snapshot_waits_is_bounded(
     log: str, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +203,7 @@ def test_what_is_noted_of_changes_while_a_snapshot_waits_is_bounded(
         return wanted
 
     monkeypatch.setattr(Snapshots, "changed", measured)
-    monkeypatch.setattr("headrace.capture.postgres_snapshot.TOUCHED_MAX", 10)
+    monkeypatch.setattr("headrace.capture.postgres.snapshot.TOUCHED_MAX", 10)
     catch_up(log, options(database))
     assert 5 < max(noted) <= 10
     rows = {json.dumps({"id": row[0]}): {"id": row[0], "n": row[1]} for row in database.all("select * from t")}
@@ -117,19 +218,21 @@ def test_a_chunk_of_a_snapshot_is_bounded_by_its_bytes(
     database.run("create table t (id int primary key, body text)")
     body = "repeat('x', case when i > 100 then 1000 else 10 end)"
     database.run(f"insert into t select i, {body} from generate_series(1, 200) i")
-    monkeypatch.setattr("headrace.capture.postgres_snapshot.CHUNK_BYTES_MAX", 5_000)
+    monkeypatch.setattr("headrace.capture.postgres.snapshot.CHUNK_BYTES_MAX", 5_000)
     chunks: list[Chunk] = []
     read_chunk = Snapshots._read_chunk
 
     def noted(self: Snapshots, table: TableInfo, columns: list[RelationColumn], seen: SeenTransactions) -> Chunk:
-        chunks.append(read_chunk(self, table, columns, seen))
-        return chunks[-1]
+        chunk = read_chunk(self, table, columns, seen)
+        assert chunk is not None
+        chunks.append(chunk)
+        return chunk
 
     monkeypatch.setattr(Snapshots, "_read_chunk", noted)
     catch_up(log, options(database))
     found = events(log, f"{database.name}.public.t")
     assert [each.key["id"] for each in found] == [*range(1, 201)]
-    sizes = [sum(len(value or b"") for row in each.rows.values() for value in row) for each in chunks]
+    sizes = [sum(len(value or b"") for column in each.values for value in column) for each in chunks]
     assert max(sizes) < 5_000 + 1_010
     assert max(each.rows_read for each in chunks) > 50, "small rows are read many at a time"
 

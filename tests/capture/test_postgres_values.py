@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.capture import postgres_values as values
+from headrace.capture.envelope import CannotEncode
 from headrace.capture.options import CaptureOptions
-from headrace.capture.postgres_snapshot import SeenTransactions, copied_fields
-from headrace.capture.postgres_values import PgType, renderer, unavailable
+from headrace.capture.postgres import values
+from headrace.capture.postgres.snapshot import SeenTransactions, copied_columns, copied_fields
+from headrace.capture.postgres.values import PgType, renderer, renderer_of_all, unavailable
 
-OPTIONS = CaptureOptions(name="x", url="postgresql://x/y")
-STRINGS = CaptureOptions(name="x", url="postgresql://x/y", decimals="string", times="strings")
+OPTIONS = CaptureOptions(name="x", url="postgresql://x/y", decimals="precise", times="numbers")
+STRINGS = CaptureOptions(name="x", url="postgresql://x/y")
 NAMES = ["int8", "float8", "float4", "numeric", "money", "bool", "bytea", "text", "jsonb", "uuid", "bit", "varbit"]
 NAMES += ["timestamp", "timestamptz", "date", "time", "timetz", "interval", "point", "hstore"]
 OIDS = {name: number for number, name in enumerate(NAMES, 1000)}
@@ -49,7 +50,7 @@ def rendered(kind: str, text: str, modifier: int = -1, options: CaptureOptions =
             "-1.50",
             {"scale": 2, "value": base64.b64encode((-150).to_bytes(2, "big", signed=True)).decode()},
         ),
-        ("numeric", "NaN", None),
+        ("numeric", "NaN", "NaN"),
         ("money", "$1,234.50", base64.b64encode((123450).to_bytes(3, "big")).decode()),
         ("money", "-$1.00", base64.b64encode((-100).to_bytes(1, "big", signed=True)).decode()),
         ("bool", "f", False),
@@ -156,15 +157,53 @@ def test_a_value_that_was_not_sent_stands_in_by_its_type() -> None:
 _COPY = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\b": "\\b", "\f": "\\f", "\v": "\\v"}
 
 
-@given(
-    st.lists(
-        st.one_of(st.none(), st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)))), min_size=1
-    )
-)
-def test_a_line_of_copy_gives_the_values_that_went_into_it(row: list[str | None]) -> None:
+plain_texts = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)))
+copied_texts = st.one_of(st.none(), plain_texts)
+
+
+def copied_line(row: list[str | None]) -> bytes:
     fields = ["\\N" if each is None else "".join(_COPY.get(letter, letter) for letter in each) for each in row]
-    line = "\t".join(fields).encode() + b"\n"
-    assert copied_fields(line) == [None if each is None else each.encode() for each in row]
+    return "\t".join(fields).encode() + b"\n"
+
+
+@given(st.lists(copied_texts, min_size=1))
+def test_a_line_of_copy_gives_the_values_that_went_into_it(row: list[str | None]) -> None:
+    assert copied_fields(copied_line(row)) == [None if each is None else each.encode() for each in row]
+
+
+@given(st.integers(1, 4).flatmap(lambda count: st.lists(st.lists(copied_texts, min_size=count, max_size=count))))
+def test_lines_of_copy_as_columns_have_the_values_of_the_lines(rows: list[list[str | None]]) -> None:
+    lines = [copied_line(row) for row in rows]
+    columns = copied_columns(lines, len(rows[0]) if rows else 2)
+    assert [list(each) for each in zip(*columns, strict=True)] == [copied_fields(each) for each in lines]
+
+
+@pytest.mark.parametrize(("kind", "exact"), [("text", False), ("text", True), ("timestamp", False), ("bool", False)])
+@given(data=st.data())
+def test_values_rendered_together_are_those_rendered_one_by_one(kind: str, exact: bool, data: st.DataObject) -> None:
+    days = [b"2024-02-29 12:00:00", b"infinity", b"-infinity", b"0044-03-15 00:00:00 BC", b"1969-12-31 23:59:59.5"]
+    likely = [b"", b"\\", b"\\u0000", b'"', b'\\"', b"u0000", b"\n", b"\x01", "é😀".encode()]
+    strategies = {
+        "text": st.one_of(st.lists(st.sampled_from(likely)).map(b"".join), plain_texts.map(str.encode)),
+        "timestamp": st.sampled_from(days),
+        "bool": st.sampled_from([b"t", b"f"]),
+    }
+    given_values = data.draw(st.lists(strategies[kind], min_size=1, max_size=6))
+    render = renderer(OIDS[kind], -1, TYPES, STRINGS, exact=exact)
+    together = renderer_of_all(render)
+    assert render is not None
+    assert together is not None
+    assert list(together(given_values)) == [render(each) for each in given_values]
+
+
+def test_a_text_that_is_not_utf_8_is_refused_among_others_too() -> None:
+    render = renderer(OIDS["text"], -1, TYPES, STRINGS)
+    together, together_exactly = renderer_of_all(render), renderer_of_all(values._exact_string)
+    assert together is not None
+    assert together_exactly is not None
+    with pytest.raises(CannotEncode, match="not UTF-8"):
+        together([b"fine", b"\xff"])
+    assert together_exactly([b"fine", b"\xff"]) == [b'"fine"', b'"\\\\xff"']
 
 
 def test_what_a_snapshot_has_seen_is_known_by_32_bits_of_a_transaction() -> None:

@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.capture import Capture, CaptureOptions
-from headrace.capture.postgres_values import UNAVAILABLE
 from headrace.capture.state import read_state
 from headrace.client import Client, Consumer, ConsumerOptions, FetchOptions, TopicPartition, end_offsets, start_offsets
 from headrace.record import Record
+from headrace.vocabulary import UNAVAILABLE
 
 
-def catch_up(bootstrap: str, options: CaptureOptions, **how: Any) -> Capture:
+def catch_up(
+    bootstrap: str, options: CaptureOptions, say: Callable[[str], None] = lambda line: None, **how: Any
+) -> Capture:
     """Run a capture until the log has all that the database has committed by now."""
-    capture = Capture(bootstrap, options)
+    capture = Capture(bootstrap, options, say=say)
     capture.run(threading.Event(), until_current=True, **how)
     return capture
 

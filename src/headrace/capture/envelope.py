@@ -7,23 +7,52 @@ rendering of its values and little else.
 Every event has its transaction's stable id (the database's transaction id and the commit position) and its place in it:
 ``transaction.id`` and ``transaction.total_order`` together are the (commit position, index) by which a consumer can
 recognise an event it has seen. Debezium writes the same fields, with an id that changes within the transaction.
+
+**Key and identity.** ``key`` is the key of the message, which the user may choose (``key_columns``) and mask.
+``identity`` names the row: the table's own key, as it is. What matches rows with each other uses ``identity``.
+
+**Dead letters.** A row that cannot be encoded (``CannotEncode``), or whose event is larger than its topic takes, goes
+to the dead letters of the capture with its key and the reason. It is counted as the event that it would have been, so
+the numbers of the events after it do not change. A deletion is always written: what was deleted, but for its key, can
+be left out of it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from headrace.capture.columns import Mask, is_shown, mask_of, masked
 from headrace.capture.options import CaptureOptions
+from headrace.capture.schemas import STRING, Type, before_payload, envelope_schema, struct
+from headrace.errors import HeadraceError, UsageError
 
-__all__ = ["UNCHANGED", "Column", "Headers", "Out", "Table", "TableEncoder", "Transaction", "json_text"]
+__all__ = [
+    "UNCHANGED",
+    "CannotEncode",
+    "Column",
+    "Headers",
+    "Out",
+    "Table",
+    "TableEncoder",
+    "Transaction",
+    "json_text",
+]
 
 Headers = Sequence[tuple[str, bytes | None]]
+Render: TypeAlias = Callable[[Any], bytes]
+RenderAll: TypeAlias = Callable[[Sequence[Any]], Sequence[bytes]]
 
 OLD_KEY_HEADER = "__debezium.oldkey"
 NEW_KEY_HEADER = "__debezium.newkey"
+OPERATION_HEADER = "__op"
+
+
+class CannotEncode(HeadraceError):
+    """A value has no form in an event. The row becomes a dead letter, and capture goes on."""
 
 
 class Unchanged:
@@ -41,10 +70,46 @@ UNCHANGED = Unchanged()
 class Out(Protocol):
     """Where events go."""
 
-    def add(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None: ...
+    def add(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers = (),
+        *,
+        partition: int | None = None,
+    ) -> None: ...
+
+    def add_many(self, topic: str, keys: Sequence[bytes | None], values: Sequence[bytes]) -> None:
+        """``add`` for many records at once."""
+
+    def partitions(self, topic: str) -> int: ...
 
     def takes_truncations(self, topic: str) -> bool:
         """A truncation has no key, and a compacted topic refuses what has none."""
+
+    def bytes_max(self, topic: str) -> int:
+        """Records of no more bytes are always taken."""
+
+    def takes(self, topic: str, key: bytes | None, value: bytes) -> bool:
+        """Whether a record that is larger than ``bytes_max`` is taken after all, because it compresses well."""
+
+    def begin_shape(self, table: Table) -> None:
+        """Events of a table in this shape will come. Refused where a hidden column may have got another name."""
+
+    def dead_letter(
+        self,
+        topic: str,
+        table: str,
+        key: bytes | None,
+        operation: str,
+        reason: str,
+        row: bytes,
+        *,
+        source: bytes = b"null",
+        transaction: bytes = b"null",
+    ) -> None:
+        """Keep a row that cannot be an event. All bytes are JSON; ``row`` has what can be shown of it."""
 
 
 class Column(NamedTuple):
@@ -55,6 +120,10 @@ class Column(NamedTuple):
     type_name: str = ""
     unavailable: bytes = b"null"
     may_be_unsent: bool = False
+    schema: Type | None = None
+    """What ``render`` writes, for messages with a schema."""
+    render_all: RenderAll | None = None
+    """``render`` for many values at once: the same bytes, faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +153,18 @@ def _object_template(names: Sequence[str]) -> bytes:
     return b"{" + b",".join(_escaped(json_text(name)) + b":%b" for name in names) + b"}"
 
 
-def _column(render: Callable[[Any], bytes] | None, values: Sequence[Any]) -> Sequence[bytes]:
+def _column(render: Render | None, render_all: RenderAll | None, values: Sequence[Any]) -> Sequence[bytes]:
     """The values of one column as JSON."""
     if None in values:
-        return [b"null" if value is None else value if render is None else render(value) for value in values]
-    return values if render is None else [*map(render, values)]
+        made = iter(_column(render, render_all, [value for value in values if value is not None]))
+        return [b"null" if value is None else next(made) for value in values]
+    if render is None or not values:
+        return values
+    return render_all(values) if render_all is not None else list(map(render, values))
+
+
+def _rows(columns: Sequence[Sequence[Any]], count: int) -> list[Sequence[Any]]:
+    return list(zip(*columns, strict=True)) if columns else [()] * count
 
 
 @dataclass(slots=True)
@@ -113,7 +189,11 @@ class Transaction:
         return self.now_ns // 1_000_000, self.now_ns // 1_000, self.now_ns
 
 
+NULL = b"null"
+_SHOWN_BYTES_MAX = 1024
+"""Of each value of a row in a dead letter."""
 _VALUE = b'{"before":%b,"after":%b,"source":%b,"transaction":%b,"op":"%b","ts_ms":%d,"ts_us":%d,"ts_ns":%d}'
+_PLACE = b'{"id":%b,"total_order":%d,"data_collection_order":%d}'
 
 
 class TableEncoder:
@@ -122,52 +202,159 @@ class TableEncoder:
     def __init__(self, table: Table, topic: str, options: CaptureOptions) -> None:
         self.table = table
         self.topic = topic
-        self._renders = [column.render for column in table.columns]
-        self._row = _object_template([column.name for column in table.columns])
-        self._key = _object_template([table.columns[index].name for index in table.key]) if table.key else None
+        self._full_name = table.full_name
         self._unwrap = options.unwrap
         self._tombstones = options.tombstones or options.unwrap
-        self._full_name = table.full_name
+        self._bytes_max: int | None = None
+        names = [column.name for column in table.columns]
+        full_names = [f"{self._full_name}.{name}" for name in names]
+        self._identity_renders = [column.render for column in table.columns]
+        self._identity = _object_template([names[place] for place in table.key]) if table.key else None
+        self._key_places = self._chosen_key(options, names)
+        self._key = _object_template([names[place] for place in self._key_places]) if self._key_places else None
+        masks = [mask_of(options.masks, each) for each in full_names]
+        for place in self._key_places:
+            mask = masks[place]
+            if mask is not None and not mask.keeps_distinct:
+                raise UsageError(
+                    f"{full_names[place]} is part of the key, and its mask would make different keys equal",
+                    "mask it with hash, or choose another key with --key-columns",
+                )
+        self._renders = [
+            column.render if mask is None else masked(column.render, mask)
+            for column, mask in zip(table.columns, masks, strict=True)
+        ]
+        self._render_alls = [
+            column.render_all if mask is None else None for column, mask in zip(table.columns, masks, strict=True)
+        ]
+        self.key_is_identity = (
+            self._key_places == table.key and not options.schemas and not any(masks[place] for place in table.key)
+        )
+        shown = [
+            place
+            for place, each in enumerate(full_names)
+            if is_shown(each, options.include_columns, options.exclude_columns)
+        ]
+        self._shown = None if len(shown) == len(names) else shown
+        self._shown_renders = [self._renders[place] for place in shown]
+        self._shown_columns = [table.columns[place] for place in shown]
+        self._row = _object_template([names[place] for place in shown])
+        self._row_schema: Type | None = None
+        self._before_payload: bytes | None = None
+        if options.schemas:
+            self._describe(shown, masks)
+
+    def _chosen_key(self, options: CaptureOptions, names: Sequence[str]) -> tuple[int, ...]:
+        chosen = options.key_columns.get(self._full_name)
+        if chosen is None:
+            return self.table.key
+        missing = [name for name in chosen if name not in names]
+        if missing:
+            raise UsageError(
+                f"{self._full_name} has no column {', '.join(missing)} for its key",
+                "choose others with --key-columns",
+            )
+        return tuple(names.index(name) for name in chosen)
+
+    def _describe(self, shown: Sequence[int], masks: Sequence[Mask | None]) -> None:
+        """Keys and values carry their schema."""
+
+        def kind(place: int) -> Type:
+            found, mask = self.table.columns[place].schema, masks[place]
+            if found is None:
+                raise UsageError(f"{self._full_name} has columns without a type", "leave --schemas out")
+            return STRING if mask is not None and mask.makes_texts else found
+
+        names = [column.name for column in self.table.columns]
+        self._row_schema = struct(
+            f"{self.topic}.Value", [(names[place], kind(place), place not in self.table.key) for place in shown]
+        )
+        if self._key is not None:
+            key = struct(f"{self.topic}.Key", [(names[place], kind(place), False) for place in self._key_places])
+            self._key = _escaped(before_payload(key)) + self._key + b"}"
+
+    def _with_schema(self, value: bytes, source: bytes) -> bytes:
+        if self._row_schema is None:
+            return value
+        if self._before_payload is None:
+            whole = self._row_schema
+            if not self._unwrap:
+                whole = envelope_schema(self.topic, self._row_schema, list(json.loads(source)))
+            self._before_payload = before_payload(whole)
+        return self._before_payload + value + b"}"
 
     # ---- values to JSON ---------------------------------------------------------------------------------------------
 
     def row(self, values: Sequence[Any]) -> bytes:
         """A row as a JSON object; every value that is UNCHANGED shows as its column's stand-in."""
+        if self._shown is not None:
+            values = [values[place] for place in self._shown]
         if UNCHANGED in values:
             return self._row_with_unsent(values)
         return self._row % tuple(
             [
                 b"null" if value is None else value if render is None else render(value)
-                for render, value in zip(self._renders, values, strict=True)
+                for render, value in zip(self._shown_renders, values, strict=True)
             ]
         )
 
     def _row_with_unsent(self, values: Sequence[Any]) -> bytes:
         rendered = [
-            column.unavailable if value is UNCHANGED else self._rendered(column.render, value)
-            for column, value in zip(self.table.columns, values, strict=True)
+            column.unavailable if value is UNCHANGED else _rendered(render, value)
+            for column, render, value in zip(self._shown_columns, self._shown_renders, values, strict=True)
         ]
         return self._row % tuple(rendered)
 
-    def _rendered(self, render: Callable[[Any], bytes] | None, value: Any) -> bytes:
-        return b"null" if value is None else value if render is None else render(value)
-
     def key(self, values: Sequence[Any]) -> bytes | None:
+        """The key of the row's messages; None: they have none."""
         if self._key is None:
             return None
-        return self._key % tuple([self._rendered(self._renders[index], values[index]) for index in self.table.key])
+        return self._key % tuple([self._of_key(self._renders, place, values) for place in self._key_places])
+
+    def identity(self, values: Sequence[Any]) -> bytes | None:
+        """What names the row among those of its table, also one whose key cannot be encoded; None: nothing does."""
+        if self._identity is None:
+            return None
+        try:
+            rendered = [self._of_key(self._identity_renders, place, values) for place in self.table.key]
+        except CannotEncode:
+            # No JSON begins like this, so it is no other row's.
+            return b"\0" + repr([values[place] for place in self.table.key]).encode()
+        return self._identity % tuple(rendered)
+
+    def _of_key(self, renders: Sequence[Callable[[Any], bytes] | None], place: int, values: Sequence[Any]) -> bytes:
+        value = values[place]
+        if value is UNCHANGED:
+            raise CannotEncode(f"the database did not send {self.table.columns[place].name}, which is part of the key")
+        return _rendered(renders[place], value)
+
+    def has_same_key(self, old: Sequence[Any], new: Sequence[Any]) -> bool:
+        """Whether an update leaves the key of the row's messages as it was. One that has none keeps that."""
+        return self._key_if_encodable(old) == self._key_if_encodable(new)
+
+    def identities(self, columns: Sequence[Sequence[Any]], count: int) -> list[bytes | None]:
+        """The identities of rows that are given as columns."""
+        if self._identity is None or not count:
+            return [None] * count
+        try:
+            made = [
+                _column(self._identity_renders[place], self.table.columns[place].render_all, columns[place])
+                for place in self.table.key
+            ]
+        except CannotEncode:
+            return [self.identity(row) for row in zip(*columns, strict=True)]
+        return list(map(self._identity.__mod__, zip(*made, strict=True)))
 
     # ---- changes to events ------------------------------------------------------------------------------------------
 
     def created(self, out: Out, transaction: Transaction, source: bytes, new: Sequence[Any]) -> None:
-        row = self.row(new)
-        self._event(out, transaction, source, self.key(new), b"c", b"null", row)
+        self._event(out, transaction, source, b"c", None, new)
 
     def read(
-        self, out: Out, transaction: Transaction, source: bytes, row: Sequence[Any], key: bytes | None = None
+        self, out: Out, transaction: Transaction, source: bytes, row: Sequence[Any], identity: bytes | None = None
     ) -> None:
-        """A row of a snapshot; ``key`` where it is known already."""
-        self._event(out, transaction, source, key or self.key(row), b"r", b"null", self.row(row))
+        """A row of a snapshot; ``identity`` where it is known already."""
+        self._event(out, transaction, source, b"r", None, row, key=identity if self.key_is_identity else None)
 
     def read_all(
         self,
@@ -175,74 +362,129 @@ class TableEncoder:
         transaction: Transaction,
         source: bytes,
         rows: Sequence[Sequence[Any]],
-        keys: Sequence[bytes | None] | None = None,
+        identities: Sequence[bytes | None] | None = None,
     ) -> None:
         """Many rows of a snapshot with one ``source``: rendered column by column, which is faster than row by row."""
-        if transaction.written_up_to or not rows:
-            for row in rows:
+        self.read_columns(out, transaction, source, list(zip(*rows, strict=True)), len(rows), identities)
+
+    def read_columns(
+        self,
+        out: Out,
+        transaction: Transaction,
+        source: bytes,
+        columns: Sequence[Sequence[Any]],
+        count: int,
+        identities: Sequence[bytes | None] | None = None,
+    ) -> None:
+        """``read_all`` of rows that are given as columns."""
+        made = None
+        if count and not transaction.written_up_to:
+            made = self._rendered_together(transaction, source, columns, count, identities)
+        if made is None:
+            for row in _rows(columns, count):
                 self.read(out, transaction, source, row)
             return
-        columns = [
-            _column(render, values) for render, values in zip(self._renders, zip(*rows, strict=True), strict=True)
-        ]
-        bodies = map(self._row.__mod__, zip(*columns, strict=True))
-        if keys is None:
-            keys = self._keys_of_columns(columns, len(rows))
-        if self._unwrap:
-            for key, body in zip(keys, bodies, strict=True):
-                self._count(transaction)
-                out.add(self.topic, key, body)
+        keys, values = made
+        limit = self._limit(out)
+        if max(map(len, values)) <= limit:
+            in_table = transaction.per_table.get(self._full_name, 0)
+            transaction.index += len(values)
+            transaction.per_table[self._full_name] = in_table + len(values)
+            out.add_many(self.topic, keys, values)
             return
-        order = b'{"id":%b,"total_order":%%d,"data_collection_order":%%d}' % _escaped(transaction.id_json)
-        fixed = (b"%b", _escaped(source), order, b"r", *transaction.times)
-        template = _VALUE % (b"null", *fixed)
-        for key, body in zip(keys, bodies, strict=True):
-            index, in_table = self._count(transaction)
-            out.add(self.topic, key, template % (body, index, in_table))
+        for row, key, value in zip(_rows(columns, count), keys, values, strict=True):
+            place = self._count(transaction)
+            if len(value) > limit and not out.takes(self.topic, key, value):
+                self._too_large(out, transaction, source, place, b"r", key, row, len(value))
+            else:
+                out.add(self.topic, key, value)
 
-    def keys(self, rows: Sequence[Sequence[Any]]) -> list[bytes | None]:
-        """The keys of many rows."""
-        if not rows:
-            return []
-        values = zip(*rows, strict=True)
-        columns = [
-            _column(render, each) if place in self.table.key else ()
-            for place, (render, each) in enumerate(zip(self._renders, values, strict=True))
-        ]
-        return self._keys_of_columns(columns, len(rows))
-
-    def _keys_of_columns(self, columns: Sequence[Sequence[bytes]], count: int) -> list[bytes | None]:
+    def _rendered_together(
+        self,
+        transaction: Transaction,
+        source: bytes,
+        given: Sequence[Sequence[Any]],
+        count: int,
+        identities: Sequence[bytes | None] | None,
+    ) -> tuple[Sequence[bytes | None], list[bytes]] | None:
+        """Keys and values; None: one of them cannot be encoded."""
+        try:
+            columns = list(map(_column, self._renders, self._render_alls, given))
+        except CannotEncode:
+            return None
+        keys: Sequence[bytes | None]
         if self._key is None:
-            return [None] * count
-        return list(map(self._key.__mod__, zip(*(columns[place] for place in self.table.key), strict=True)))
+            keys = [None] * count
+        elif identities is not None and self.key_is_identity:
+            keys = identities
+        else:
+            keys = list(map(self._key.__mod__, zip(*(columns[place] for place in self._key_places), strict=True)))
+        shown = columns if self._shown is None else [columns[place] for place in self._shown]
+        template = self._template(transaction, source)
+        if self._unwrap:
+            return keys, [template % each for each in _rows(shown, count)]
+        index, in_table = transaction.index + 1, transaction.per_table.get(self._full_name, 0) + 1
+        places = range(index, index + count), range(in_table, in_table + count)
+        return keys, list(map(template.__mod__, zip(*shown, *places, strict=True)))
+
+    def _template(self, transaction: Transaction, source: bytes) -> bytes:
+        """Of values of rows of a snapshot: their columns are open, and their place unless they are plain rows."""
+        template = self._row
+        if not self._unwrap:
+            order = b'{"id":%b,"total_order":%%d,"data_collection_order":%%d}' % _escaped(transaction.id_json)
+            template = _VALUE % (NULL, self._row, _escaped(source), order, b"r", *transaction.times)
+        if self._row_schema is None:
+            return template
+        before, after = self._with_schema(b"\0", source).split(b"\0")
+        return _escaped(before) + template + after
 
     def updated(
         self, out: Out, transaction: Transaction, source: bytes, old: Sequence[Any] | None, new: Sequence[Any]
     ) -> None:
         """``old`` is the whole row, or None when only its key or nothing was told."""
-        before = b"null" if old is None else self.row(old)
-        self._event(out, transaction, source, self.key(new), b"u", before, self.row(new))
+        self._event(out, transaction, source, b"u", old, new)
 
     def moved(self, out: Out, transaction: Transaction, source: bytes, old: Sequence[Any], new: Sequence[Any]) -> None:
         """The key itself changed: the old one is deleted and the new one created, and each names the other."""
-        old_key, new_key = self.key(old), self.key(new)
+        old_key, new_key = self._key_if_encodable(old), self._key_if_encodable(new)
         self.deleted(out, transaction, source, old, ((NEW_KEY_HEADER, new_key),))
-        self._event(out, transaction, source, new_key, b"c", b"null", self.row(new), ((OLD_KEY_HEADER, old_key),))
+        self._event(out, transaction, source, b"c", None, new, headers=((OLD_KEY_HEADER, old_key),))
+
+    def _key_if_encodable(self, values: Sequence[Any]) -> bytes | None:
+        try:
+            return self.key(values)
+        except CannotEncode:
+            return None
 
     def deleted(
         self, out: Out, transaction: Transaction, source: bytes, old: Sequence[Any], headers: Headers = ()
     ) -> None:
-        key = self.key(old)
-        self._event(out, transaction, source, key, b"d", self.row(old), b"null", headers)
-        if key is not None and self._tombstones and transaction.index > transaction.written_up_to:
-            out.add(self.topic, key, None)
+        key = self._event(out, transaction, source, b"d", old, None, headers=headers)
+        if key is not None and self._tombstones:
+            out.add(self.topic, key, None, headers)
 
     def truncated(self, out: Out, transaction: Transaction, source: bytes) -> None:
-        """Where the topic does not take it, it is counted all the same: the numbers of what follows stay the same."""
-        if self._unwrap or out.takes_truncations(self.topic):
-            self._event(out, transaction, source, None, b"t", b"null", b"null")
-        else:
-            self._count(transaction)
+        """One event, in every partition of the topic: after the rows that it removes, and before the next ones.
+
+        Among plain rows it is a record with neither key nor value, which nothing else writes, and the header that
+        Debezium gives to plain rows on request. Where the topic does not take it, it is counted all the same: the
+        numbers of the events that follow stay the same.
+        """
+        is_taken = out.takes_truncations(self.topic)
+        place = self._count(transaction)
+        if not is_taken or place[0] <= transaction.written_up_to:
+            return
+        count = out.partitions(self.topic)
+        value: bytes | None = None
+        if not self._unwrap:
+            value = self._value(transaction, source, place, b"t", NULL, NULL)
+            if count > 1:
+                value = b'%b,"partitions":%d}' % (value[:-1], count)
+            value = self._with_schema(value, source)
+        for partition in range(count):
+            out.add(self.topic, None, value, ((OPERATION_HEADER, b"t"),) if self._unwrap else (), partition=partition)
+
+    # ---- one event --------------------------------------------------------------------------------------------------
 
     def _count(self, transaction: Transaction) -> tuple[int, int]:
         """The next event's place in its transaction, and among those of this table."""
@@ -256,19 +498,139 @@ class TableEncoder:
         out: Out,
         transaction: Transaction,
         source: bytes,
-        key: bytes | None,
+        operation: bytes,
+        old: Sequence[Any] | None,
+        new: Sequence[Any] | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+    ) -> bytes | None:
+        """Write the event unless the log has it; gives the key of what was written."""
+        place = self._count(transaction)
+        if place[0] <= transaction.written_up_to:
+            return None
+        row = new if new is not None else old
+        assert row is not None, "an event is about a row"
+        try:
+            key = key or self.key(row)
+            after = NULL if new is None else self.row(new)
+        except CannotEncode as error:
+            self._dead_letter(out, transaction, source, place, operation, self._key_if_encodable(row), row, str(error))
+            return None
+        if self._unwrap:
+            value = None if new is None else self._with_schema(after, source)
+        else:
+            value = self._with_schema(
+                self._value(transaction, source, place, operation, self._before(old), after), source
+            )
+        limit = self._limit(out)
+        if value is not None and len(value) > limit and not out.takes(self.topic, key, value):
+            value = self._without_before(transaction, source, place, operation, old, after)
+            if len(value) > limit and not out.takes(self.topic, key, value):
+                self._too_large(out, transaction, source, place, operation, key, row, len(value))
+                return key if operation == b"d" else None
+        if value is not None:
+            out.add(self.topic, key, value, headers)
+        return key
+
+    def _before(self, old: Sequence[Any] | None) -> bytes:
+        if old is None:
+            return NULL
+        try:
+            return self.row(old)
+        except CannotEncode:
+            return self._only_key(old)
+
+    def _only_key(self, old: Sequence[Any]) -> bytes:
+        """The row as it is told where the database sends no more of it: the columns of its key, and nulls."""
+        told = {*self.table.key, *self._key_places}
+        try:
+            return self.row([value if place in told else None for place, value in enumerate(old)])
+        except CannotEncode:
+            return NULL
+
+    def _without_before(
+        self,
+        transaction: Transaction,
+        source: bytes,
+        place: tuple[int, int],
+        operation: bytes,
+        old: Sequence[Any] | None,
+        after: bytes,
+    ) -> bytes:
+        """The event with as little of the old row as a database may send."""
+        if self._unwrap:
+            return self._with_schema(after, source)
+        before = self._only_key(old) if operation == b"d" and old is not None else NULL
+        return self._with_schema(self._value(transaction, source, place, operation, before, after), source)
+
+    def _value(
+        self,
+        transaction: Transaction,
+        source: bytes,
+        place: tuple[int, int],
         operation: bytes,
         before: bytes,
         after: bytes,
-        headers: Headers = (),
+    ) -> bytes:
+        order = _PLACE % (transaction.id_json, *place)
+        return _VALUE % (before, after, source, order, operation, *transaction.times)
+
+    # ---- what cannot be an event ------------------------------------------------------------------------------------
+
+    def _limit(self, out: Out) -> int:
+        if self._bytes_max is None:
+            self._bytes_max = out.bytes_max(self.topic)
+        return self._bytes_max
+
+    def _too_large(
+        self,
+        out: Out,
+        transaction: Transaction,
+        source: bytes,
+        place: tuple[int, int],
+        operation: bytes,
+        key: bytes | None,
+        row: Sequence[Any],
+        size: int,
     ) -> None:
-        index, in_table = self._count(transaction)
-        if index <= transaction.written_up_to:
-            return
-        if self._unwrap:
-            if operation in b"cru":
-                out.add(self.topic, key, after, headers)
-            return
-        order = b'{"id":%b,"total_order":%d,"data_collection_order":%d}' % (transaction.id_json, index, in_table)
-        value = _VALUE % (before, after, source, order, operation, *transaction.times)
-        out.add(self.topic, key, value, headers)
+        reason = f"the event has {size} bytes, and {self.topic} takes {self._limit(out)} (max.message.bytes)"
+        self._dead_letter(out, transaction, source, place, operation, key, row, reason)
+
+    def _dead_letter(
+        self,
+        out: Out,
+        transaction: Transaction,
+        source: bytes,
+        place: tuple[int, int],
+        operation: bytes,
+        key: bytes | None,
+        row: Sequence[Any],
+        reason: str,
+    ) -> None:
+        out.dead_letter(
+            self.topic,
+            self._full_name,
+            key,
+            operation.decode(),
+            reason,
+            self._shown_of(row),
+            source=source,
+            transaction=_PLACE % (transaction.id_json, *place),
+        )
+
+    def _shown_of(self, row: Sequence[Any]) -> bytes:
+        """What can be shown of a row: values that can be encoded and are short."""
+        parts = []
+        for place in range(len(self.table.columns)) if self._shown is None else self._shown:
+            try:
+                value = NULL if row[place] is UNCHANGED else _rendered(self._renders[place], row[place])
+            except CannotEncode:
+                continue
+            if len(value) <= _SHOWN_BYTES_MAX:
+                parts.append(json_text(self.table.columns[place].name) + b":" + value)
+        return b"{" + b",".join(parts) + b"}"
+
+
+def _rendered(render: Callable[[Any], bytes] | None, value: Any) -> bytes:
+    return NULL if value is None else value if render is None else render(value)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl
 
+from headrace.address import ENVIRONMENT, Address
+from headrace.capture.columns import Mask
+from headrace.capture.patterns import is_pattern, matches
 from headrace.errors import UsageError
 
 __all__ = ["CaptureOptions", "DatabaseUrl"]
 
 NAME = re.compile(r"[a-z0-9_]{1,40}")
 PREFIX = re.compile(r"[A-Za-z0-9._-]{1,100}")
-ENVIRONMENT = re.compile(r"\$\{(\w+)\}")
+OWN_TABLES = re.compile(r"(?:^|\.)(?:_headrace_.*|headrace_fences)$")
+"""What captures and exactly-once sinks keep in a database; captured only by name."""
+SECRET_OPTIONS = ("password", "passwd", "sslpassword")
 KINDS = {
     "postgresql": "postgresql",
     "postgres": "postgresql",
@@ -25,74 +29,58 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseUrl:
-    """A database's address; ``${NAME}`` in it stands for an environment variable, read when it is used."""
+class DatabaseUrl(Address):
+    """A database's address."""
 
-    text: str
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        if self.scheme not in KINDS:
+    def check(self) -> None:
+        if self.text.partition("://")[0] not in KINDS:
             raise UsageError(
                 f"{self.shown} is no database that capture knows",
                 "use postgresql://USER@HOST:PORT/DATABASE, mysql://…, sqlite:///FILE",
             )
-
-    @property
-    def scheme(self) -> str:
-        return urlsplit(self.text).scheme
+        for name, value in parse_qsl(self.text.partition("?")[2]):
+            if name.lower() in SECRET_OPTIONS and not ENVIRONMENT.fullmatch(value):
+                raise UsageError(
+                    f"{self.shown} has a {name} among its options, where it would be kept in the log",
+                    "write it before the @, or as ${NAME} of an environment variable",
+                )
 
     @property
     def kind(self) -> str:
         """postgresql, mysql or sqlite."""
-        return KINDS[self.scheme]
-
-    @property
-    def shown(self) -> str:
-        """The address as it may be printed: without a password."""
-        parts = urlsplit(self.text)
-        if "@" not in parts.netloc:
-            return self.text
-        who, _, where = parts.netloc.rpartition("@")
-        return urlunsplit(parts._replace(netloc=f"{who.partition(':')[0]}@{where}"))
-
-    @property
-    def password(self) -> str | None:
-        """A password written into the address itself, and not by reference to the environment."""
-        who, at, _ = urlsplit(self.text).netloc.rpartition("@")
-        _, colon, password = who.partition(":")
-        if not at or not colon or ENVIRONMENT.fullmatch(password):
-            return None
-        return unquote(password)
-
-    def resolved(self) -> str:
-        """With the environment filled in."""
-
-        def value(found: re.Match[str]) -> str:
-            if found[1] not in os.environ:
-                raise UsageError(f"{self.shown} needs the environment variable {found[1]}", f"export {found[1]}=…")
-            return os.environ[found[1]]
-
-        return ENVIRONMENT.sub(value, self.text)
+        return KINDS[self.text.partition("://")[0]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureOptions:
-    """Every choice of a capture. Defaults are Debezium's where it has the same choice."""
+    """Every choice of a capture.
+
+    Defaults are Debezium's where it has the same choice, but for decimals and times. Debezium writes base64 and numbers
+    whose scale and unit only a schema tells; text says what it is to every reader.
+    """
 
     name: str
     url: str
-    tables: tuple[str, ...] = ()  # SCHEMA.TABLE; none: every table that the user may read
+    tables: tuple[str, ...] = ()  # SCHEMA.TABLE, or patterns of them; none: every table that the user may read
+    exclude_tables: tuple[str, ...] = ()
+    include_columns: tuple[str, ...] = ()  # patterns of SCHEMA.TABLE.COLUMN; none: every column
+    exclude_columns: tuple[str, ...] = ()
+    masks: Mapping[str, str] = field(default_factory=dict)  # pattern of SCHEMA.TABLE.COLUMN: how, see columns.Mask
+    key_columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # SCHEMA.TABLE: the columns of its key
     prefix: str = ""  # topics are PREFIX.SCHEMA.TABLE; default: the capture's name
     partitions: int = 1
     topic_config: Mapping[str, str] = field(default_factory=dict)
     unwrap: bool = False  # values are plain rows, and a deletion is a tombstone alone
-    decimals: Literal["precise", "string", "double"] = "precise"
-    times: Literal["numbers", "strings"] = "numbers"
+    decimals: Literal["precise", "string", "double"] = "string"
+    times: Literal["numbers", "strings"] = "strings"
     tombstones: bool = True
     transactions: bool = False  # BEGIN and END of every transaction into PREFIX.transaction
     outbox: str = ""  # SCHEMA.TABLE whose rows are events for outbox.event.<aggregatetype>
     snapshot: bool = True
+    on_replaced: Literal["resnapshot", "stop"] = "resnapshot"  # when a table's name belongs to another table now
+    schemas: bool = False  # keys and values are Kafka Connect's {"schema": …, "payload": …}
     triggers: bool = False  # PostgreSQL is followed by triggers, without the right to replicate
     streaming: bool = False  # PostgreSQL sends large transactions before they commit
     heartbeat_ms: int = 10_000
@@ -108,13 +96,26 @@ class CaptureOptions:
         for name, low in (("partitions", 1), ("chunk_rows", 1), ("heartbeat_ms", 100)):
             if getattr(self, name) < low:
                 raise UsageError(f"{name} is {getattr(self, name)}", f"it must be at least {low}")
-        kind = DatabaseUrl(self.url).kind
-        if self.triggers and kind != "postgresql":
+        if self.on_replaced not in ("resnapshot", "stop"):
+            raise UsageError(f"on_replaced is {self.on_replaced!r}", "it is resnapshot or stop")
+        for how in self.masks.values():
+            Mask(how)
+        for table, columns in self.key_columns.items():
+            if not columns or len(set(columns)) < len(columns):
+                raise UsageError(f"the key of {table} has no column, or one twice", "give TABLE:COLUMN,COLUMN")
+        self.database.check()
+        if self.schemas and self.database.kind == "sqlite":
+            raise UsageError("columns of SQLite have no types that a schema could name", "leave --schemas out")
+        if self.triggers and self.database.kind != "postgresql":
             raise UsageError("triggers are a choice for PostgreSQL", "SQLite has no other way, MariaDB has its binlog")
 
     @property
     def topic_prefix(self) -> str:
         return self.prefix or self.name
+
+    @property
+    def chooses_columns(self) -> bool:
+        return bool(self.include_columns or self.exclude_columns or self.masks or self.key_columns)
 
     @property
     def database(self) -> DatabaseUrl:
@@ -126,17 +127,55 @@ class CaptureOptions:
         def full(name: str) -> str:
             return name if "." in name or not name else f"{schema}.{name}"
 
-        return replace(self, tables=tuple(map(full, self.tables)), outbox=full(self.outbox))
+        def full_column(pattern: str) -> str:
+            return pattern if pattern.count(".") >= 2 or pattern.startswith("*") else f"{schema}.{pattern}"
+
+        return replace(
+            self,
+            tables=tuple(map(full, self.tables)),
+            exclude_tables=tuple(map(full, self.exclude_tables)),
+            include_columns=tuple(map(full_column, self.include_columns)),
+            exclude_columns=tuple(map(full_column, self.exclude_columns)),
+            masks={full_column(pattern): how for pattern, how in self.masks.items()},
+            key_columns={full(table): columns for table, columns in self.key_columns.items()},
+            outbox=full(self.outbox),
+        )
+
+    def selects(self, full_name: str) -> bool:
+        """Whether a table is captured. The options must be ``qualified``."""
+        if full_name == self.outbox:
+            return True
+        if any(matches(each, full_name) for each in self.exclude_tables):
+            return False
+        if OWN_TABLES.search(full_name) and full_name not in self.tables:
+            return False
+        return not self.tables or any(matches(each, full_name) for each in self.tables)
+
+    def check_tables(self, found: Iterable[str], hint: str = "choose others with --tables") -> list[str]:
+        """Refuse a table that was named and is not among those found; a pattern that matches none is a note.
+
+        ``{table}`` in the hint is the first that is missing.
+        """
+        names = set(found)
+        asked = [*self.tables, *self.key_columns, *([self.outbox] if self.outbox else [])]
+        missing = sorted({each for each in asked if not is_pattern(each)} - names)
+        if missing:
+            raise UsageError(
+                f"there is no table {', '.join(missing)} that the user may read", hint.replace("{table}", missing[0])
+            )
+        patterns = [each for each in (*self.tables, *self.exclude_tables) if is_pattern(each)]
+        return [f"no table matches {each} yet" for each in patterns if not any(matches(each, name) for name in names)]
 
     def stored(self) -> dict[str, Any]:
         """As JSON for the log: only what differs from the defaults, and never a password."""
-        values = asdict(replace(self, url=self.database.shown if self.database.password else self.url))
+        has_password = self.database.written_password is not None
+        values = asdict(replace(self, url=self.database.with_password(None)) if has_password else self)
         given = {
             each.name: values[each.name]
             for each in fields(self)
             if each.name in ("name", "url") or values[each.name] != _default(each.name)
         }
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+        return {name: _as_json(value) for name, value in given.items()}
 
     @classmethod
     def from_stored(cls, values: Mapping[str, Any]) -> CaptureOptions:
@@ -145,8 +184,14 @@ class CaptureOptions:
         if unknown:
             raise UsageError(f"the capture was stored with settings unknown here: {', '.join(unknown)}", "add it again")
         given: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()}
+        if "key_columns" in given:
+            given["key_columns"] = {table: tuple(columns) for table, columns in given["key_columns"].items()}
         return cls(**given)
 
 
 def _default(name: str) -> Any:
     return getattr(CaptureOptions(name="x", url="sqlite:///x"), name)
+
+
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,6 +1,7 @@
-"""Passwords of captures that were added: in a file that only this user can read, and never in the log.
+"""Passwords of captures: in a file that only this user can read, and never in the log.
 
-The log keeps an address without its password, since whoever may read topics could read it there. ``${NAME}`` in an
+The log keeps an address without its password, since everybody who may read topics could read it there. The file has it
+as it stood in the address. ``${NAME}`` in an
 address is the other way: it is kept as it stands, and the environment has the password.
 """
 
@@ -10,7 +11,6 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote, urlsplit, urlunsplit
 
 from headrace.capture.options import CaptureOptions
 
@@ -31,7 +31,7 @@ def _read() -> dict[str, str]:
 
 
 def _write(kept: dict[str, str]) -> None:
-    """The file is made anew beside the old one, readable by nobody else from its first byte."""
+    """The new file is written beside the old one, readable by nobody else from its first byte."""
     file = _file()
     file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_suffix(".new")
@@ -54,9 +54,7 @@ def forget_password(name: str) -> None:
 
 def with_password(options: CaptureOptions) -> CaptureOptions:
     """The options with the password that was kept for them, if any."""
-    password = _read().get(options.name)
-    parts = urlsplit(options.url)
-    user, at, where = parts.netloc.rpartition("@")
-    if password is None or not at or ":" in user:
+    kept = _read().get(options.name)
+    if kept is None or options.database.has_password:
         return options
-    return replace(options, url=urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{where}")))
+    return replace(options, url=options.database.with_password(kept))

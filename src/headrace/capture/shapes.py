@@ -5,6 +5,7 @@ Which shape of a table was announced last is part of a capture's state, so each 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 import zlib
@@ -12,12 +13,29 @@ from typing import Any
 
 from headrace.capture.envelope import Out, Table, json_text
 
-__all__ = ["announce", "topic_name"]
+__all__ = ["announce", "table_topic", "topic_name"]
+
+TOPIC_NAME_MAX = 249
 
 
 def topic_name(text: str) -> str:
-    """A topic's name: what Kafka does not allow in one becomes an underscore, as in Debezium."""
-    return "".join(each if each.isascii() and (each.isalnum() or each in "._-") else "_" for each in text)[:249]
+    """A topic's name: what Kafka does not allow in one becomes an underscore, as in Debezium.
+
+    Different texts never share a name: one that had to be changed ends with eight digits of its hash. So a
+    name depends on its text alone, and not on which others there are.
+    """
+    name = "".join(each if each.isascii() and (each.isalnum() or each in "._-") else "_" for each in text)
+    if name == text and len(name) <= TOPIC_NAME_MAX:
+        return name
+    suffix = f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return name[: TOPIC_NAME_MAX - len(suffix)] + suffix
+
+
+def table_topic(prefix: str, schema: str, table: str) -> str:
+    """Where the events of a table go. A point inside a name could also stand between two of them."""
+    # Zero bytes are in no name; they become underscores, and so such a topic has its hash.
+    between = "\0" if "." in schema + table else "."
+    return topic_name(f"{prefix}.{schema}{between}{table}")
 
 
 def announce(
@@ -31,6 +49,7 @@ def announce(
     lengths: list[int | None] | None = None,
 ) -> None:
     """Tell a shape to the topic named by the prefix, unless it is the one in ``shapes``; and note it there."""
+    out.begin_shape(table)
     columns: list[dict[str, Any]] = [
         {"name": each.name, "typeName": each.type_name, "typeExpression": each.type_name, "position": place}
         for place, each in enumerate(table.columns, 1)

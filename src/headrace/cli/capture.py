@@ -23,12 +23,13 @@ from headrace.cli.shared import (
     show,
     timeout_option,
 )
-from headrace.errors import UsageError
+from headrace.errors import BadArgument, UsageError
 
 if TYPE_CHECKING:
     from headrace.capture.options import CaptureOptions
     from headrace.capture.run import Capture
     from headrace.capture.source import Progress
+    from headrace.capture.state import Registry
 
 __all__ = ["command"]
 
@@ -45,15 +46,41 @@ def capture_options(command: F) -> F:
     """What ``add`` and ``run`` both take."""
     options = [
         click.option("--tables", metavar="SCHEMA.TABLE,…", help="Which tables; default: all that the user may read."),
+        click.option("--exclude-tables", metavar="SCHEMA.TABLE,…", help="Which not. Both take patterns: public.log_*"),
+        click.option(
+            "--include-columns", metavar="SCHEMA.TABLE.COLUMN,…", help="Only columns that match, of every table."
+        ),
+        click.option("--exclude-columns", metavar="SCHEMA.TABLE.COLUMN,…", help="No column that matches."),
+        click.option(
+            "--mask",
+            "masks",
+            multiple=True,
+            metavar="SCHEMA.TABLE.COLUMN=HOW",
+            help="Hide values: hash, hash:SALT, null, truncate:N or ****. May be given several times.",
+        ),
+        click.option(
+            "--key-columns",
+            multiple=True,
+            metavar="SCHEMA.TABLE:COL,COL",
+            help="The key of a table's messages instead of its own. May be given several times.",
+        ),
         click.option("--prefix", metavar="P", help="Topics are P.SCHEMA.TABLE; default: the capture's name."),
         click.option("--partitions", type=click.IntRange(min=1), help="Of topics that capture makes; default: 1."),
         click.option("--topic-config", multiple=True, metavar="K=V", help="A setting of topics that capture makes."),
         click.option("--unwrap", is_flag=True, help="Values are plain rows instead of Debezium's envelope."),
-        click.option("--decimals", type=click.Choice(["precise", "string", "double"]), help="Default: precise."),
-        click.option("--times", type=click.Choice(["numbers", "strings"]), help="Default: numbers, as Debezium."),
+        click.option(
+            "--decimals", type=click.Choice(["precise", "string", "double"]), help="Default: string. Debezium: precise."
+        ),
+        click.option("--times", type=click.Choice(["numbers", "strings"]), help="Default: strings. Debezium: numbers."),
         click.option("--transactions", is_flag=True, help="Begin and end of transactions into P.transaction."),
         click.option(
             "--outbox", metavar="SCHEMA.TABLE", help="A table whose rows are events, routed by aggregatetype."
+        ),
+        click.option("--schemas", is_flag=True, help="Keys and values carry their schema, as in Kafka Connect."),
+        click.option(
+            "--on-replaced",
+            type=click.Choice(["resnapshot", "stop"]),
+            help="When a table was dropped and made again, or swapped. Default: resnapshot.",
         ),
         click.option("--no-snapshot", is_flag=True, help="Only changes from now on."),
         click.option("--triggers", is_flag=True, help="Follow PostgreSQL without the right to replicate."),
@@ -70,16 +97,29 @@ def options_of(name: str, url: str, given: dict[str, Any]) -> CaptureOptions:
     from headrace.capture.options import CaptureOptions
 
     values: dict[str, Any] = {"name": name, "url": url}
-    for each in ("prefix", "partitions", "decimals", "times", "outbox", "chunk_rows"):
+    for each in ("prefix", "partitions", "decimals", "times", "outbox", "chunk_rows", "on_replaced"):
         if given[each] is not None:
             values[each] = given[each]
-    if given["tables"]:
-        values["tables"] = tuple(each.strip() for each in given["tables"].split(",") if each.strip())
+    for each in ("tables", "exclude_tables", "include_columns", "exclude_columns"):
+        values[each] = _listed(given[each] or "")
     if given["heartbeat"] is not None:
         values["heartbeat_ms"] = int(given["heartbeat"] * 1000)
-    flags = {each: given[each] for each in ("unwrap", "transactions", "triggers", "streaming")}
+    values["masks"] = settings_of(given["masks"], "--mask")
+    values["key_columns"] = dict(map(_key_columns, given["key_columns"]))
+    flags = {each: given[each] for each in ("unwrap", "transactions", "triggers", "streaming", "schemas")}
     config = settings_of(given["topic_config"], "--topic-config")
     return CaptureOptions(**values, **flags, topic_config=config, snapshot=not given["no_snapshot"])
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(each.strip() for each in text.split(",") if each.strip())
+
+
+def _key_columns(text: str) -> tuple[str, tuple[str, ...]]:
+    table, colon, columns = text.partition(":")
+    if not colon or not table.strip() or not _listed(columns):
+        raise BadArgument(f"--key-columns {text} names no table and columns", "write SCHEMA.TABLE:COLUMN,COLUMN")
+    return table.strip(), _listed(columns)
 
 
 # ---- add, list, remove ----------------------------------------------------------------------------------------------
@@ -93,19 +133,32 @@ def options_of(name: str, url: str, given: dict[str, Any]) -> CaptureOptions:
 @timeout_option
 def add(name: str, url: str, bootstrap: str, timeout: float, **given: Any) -> None:
     """Check a database and remember it as a capture, for ``run``. Adding a name again changes it."""
-    from headrace.capture.passwords import keep_password
-    from headrace.capture.source import open_source
     from headrace.capture.state import Registry
 
     options = options_of(name, url, given)
-    source = open_source(options, None)
-    with contextlib.closing(source):
-        notes = source.check()
+    notes = _checked(options)
     with connect(bootstrap, timeout) as client:
         Registry(client).put(options)
-    if options.database.password is not None:
-        say(f"the password is kept in {keep_password(name, options.database.password)}, not in the log")
+    _keep_password(options)
     say(f"added {name}: {'; '.join(notes)} (start it: headrace capture run {name})")
+
+
+def _checked(options: CaptureOptions) -> list[str]:
+    """Ask the database for everything that capture needs; notes for the user come back."""
+    from headrace.capture.hidden import check_columns
+    from headrace.capture.source import hiding_passwords, open_source
+
+    with hiding_passwords(options), contextlib.closing(open_source(options, None)) as source:
+        notes = source.check()
+        return notes + check_columns(source.options, source.columns()) if options.chooses_columns else notes
+
+
+def _keep_password(options: CaptureOptions) -> None:
+    from headrace.capture.passwords import keep_password
+
+    written = options.database.written_password
+    if written is not None:
+        say(f"the password is kept in {keep_password(options.name, written)}, not in the log")
 
 
 @command.command("list")
@@ -142,7 +195,8 @@ def list_captures(bootstrap: str, timeout: float, output: str) -> None:
 def remove(name: str, keep_database: bool, yes: bool, bootstrap: str, timeout: float) -> None:
     """Forget a capture and take away what it left in the database. Its topics stay."""
     from headrace.capture.passwords import forget_password, with_password
-    from headrace.capture.source import open_source
+    from headrace.capture.run import REFRESH_S, end_running
+    from headrace.capture.source import hiding_passwords, open_source
     from headrace.capture.state import Registry
 
     with connect(bootstrap, timeout) as client:
@@ -150,8 +204,11 @@ def remove(name: str, keep_database: bool, yes: bool, bootstrap: str, timeout: f
         options = registry.get(name)
         confirm(f"Remove capture {name} of {options.database.shown}?", yes)
         removed: list[str] = []
+        if end_running(client, options) and not keep_database:
+            time.sleep(2 * REFRESH_S)  # a process that still runs it notices that within one look at its tables
         if not keep_database:
-            with contextlib.closing(open_source(with_password(options), None)) as source:
+            whole = with_password(options)
+            with hiding_passwords(whole), contextlib.closing(open_source(whole, None)) as source:
                 removed = source.remove()
         registry.remove(name)
     forget_password(name)
@@ -163,58 +220,66 @@ def remove(name: str, keep_database: bool, yes: bool, bootstrap: str, timeout: f
 
 @command.command("status")
 @click.argument("name", required=False)
+@click.option("--watch", is_flag=True, help="Show it again and again until Ctrl-C; in a pipe, a line per change.")
 @bootstrap_option
 @timeout_option
 @output_option
-def status(name: str | None, bootstrap: str, timeout: float, output: str) -> None:
-    """Show how far captures are: position, lag, snapshots. Exits 1 when one is not well."""
-    from headrace.capture.state import Registry
+def status(name: str | None, watch: bool, bootstrap: str, timeout: float, output: str) -> None:
+    """Show whether captures run and how far they are. Exits 1 when one does not run or is not well."""
+    from headrace.cli.capture_status import is_well, shown, status_rows, watched
 
     with connect(bootstrap, timeout) as client:
-        registry = Registry(client)
-        captures = [registry.get(name)] if name else list(registry.all().values())
-        rows = [row for each in captures for row in _status_rows(client, each)]
+        if watch:
+            watched(client, name, output)
+            return
+        rows = status_rows(client, name)
     if not rows and output == "table":
         say("no captures yet (make one: headrace capture add NAME URL)")
-    show(rows, output, columns=["name", "health", "position", "lag_bytes", "retained_bytes", "snapshot", "rows"])
-    if any(row["health"] != "ok" for row in rows):
+    shown(rows, output)
+    if not all(map(is_well, rows)):
         sys.exit(1)
 
 
-def _status_rows(client: Any, options: CaptureOptions) -> list[dict[str, Any]]:
-    from headrace.capture.passwords import with_password
-    from headrace.capture.source import Progress, SourceStatus, open_source
-    from headrace.capture.state import read_state
-    from headrace.errors import HeadraceError
-
-    state = read_state(client, options.name)
-    try:
-        with contextlib.closing(open_source(with_password(options), None)) as source:
-            found = source.status()
-    except HeadraceError as error:
-        found = SourceStatus(health=f"unreachable: {error}")
-    if not state.get("position") and found.health in ("no slot", "no change table"):
-        found.health = "ok"  # it has never run
-    progress = {name: Progress.from_json(each) for name, each in state.get("snapshots", {}).items()}
-    return [
-        {
-            "name": options.name,
-            "health": found.health,
-            "position": found.position or None,
-            "lag_bytes": found.lag_bytes,
-            "retained_bytes": found.retained_bytes,
-            "snapshot": _snapshot_text(progress),
-            "rows": sum(each.rows for each in progress.values()),
-            "tables": {name: each.as_json() for name, each in progress.items()},
-        }
-    ]
+# ---- snapshot -------------------------------------------------------------------------------------------------------
 
 
-def _snapshot_text(progress: dict[str, Progress]) -> str:
-    if not progress:
-        return "not begun"
-    done = sum(each.done for each in progress.values())
-    return "done" if done == len(progress) else f"{done} of {len(progress)} tables"
+@command.command("snapshot")
+@click.argument("name")
+@click.argument("tables", metavar="TABLE...", nargs=-1, required=True)
+@bootstrap_option
+@timeout_option
+def snapshot(name: str, tables: tuple[str, ...], bootstrap: str, timeout: float) -> None:
+    """Ask a capture to read tables again: a truncation, then all rows, while changes go on."""
+    from headrace.capture.alive import is_fresh
+    from headrace.capture.signals import SIGNALS_CONFIG, signal_topic, snapshot_signal
+    from headrace.capture.state import Registry, read_state
+    from headrace.client import Producer
+    from headrace.client.positioned import ensure_topic
+
+    with connect(bootstrap, timeout) as client:
+        options = Registry(client).get(name)
+        state = read_state(client, name)
+        asked = _captured(tables, list(state.get("snapshots", {})))
+        topic = signal_topic(options.topic_prefix)
+        ensure_topic(client, topic, partitions=1, config=SIGNALS_CONFIG)
+        with Producer(client) as producer:
+            producer.send(topic, snapshot_signal(asked), key=options.topic_prefix.encode(), partition=0)
+    later = "" if is_fresh(state.get("alive", {})) else f" when it runs (headrace capture run {name})"
+    say(f"{name} reads {', '.join(asked)} again{later}")
+
+
+def _captured(tables: tuple[str, ...], captured: list[str]) -> list[str]:
+    """The names in full; a table that is not captured is refused, as far as the capture's state says."""
+    from headrace.capture.patterns import is_pattern, matches
+
+    found = []
+    for table in tables:
+        same = [each for each in captured if each == table or each.endswith(f".{table}")]
+        if not same and not (is_pattern(table) and any(matches(table, each) for each in captured)):
+            known = ", ".join(captured) or "none yet, it has never run"
+            raise UsageError(f"{table} is not captured", f"captured: {known}")
+        found.append(same[0] if same else table)
+    return found
 
 
 # ---- run ------------------------------------------------------------------------------------------------------------
@@ -224,7 +289,7 @@ def _snapshot_text(progress: dict[str, Progress]) -> str:
 @click.argument("name")
 @click.argument("url", required=False)
 @click.option("--available-now", is_flag=True, help="End when everything that is committed now is in the log.")
-@click.option("--resnapshot", is_flag=True, help="Begin anew after a lost slot: a truncation, then all rows again.")
+@click.option("--resnapshot", is_flag=True, help="Start again after a lost slot: a truncation, then all rows.")
 @capture_options
 @bootstrap_option
 @output_option
@@ -233,19 +298,15 @@ def run(
 ) -> None:
     """Capture, in the foreground, until Ctrl-C.
 
-    NAME is one that was added; with a URL nothing needs to have been added.
+    NAME is one that was added; with a URL, a new NAME is added first.
     """
-    from headrace.capture.passwords import with_password
     from headrace.capture.run import Capture
     from headrace.capture.state import Registry
 
     with connect(bootstrap) as client:
-        client.brokers()  # a wrong address is told at once, not tried for ever
-        if url is None:
-            _refuse_options(given)
-            options = with_password(Registry(client).get(name))
-        else:
-            options = options_of(name, url, given)
+        client.brokers()  # a wrong address is reported at once, not tried for ever
+        registry = Registry(client)
+        options = _stored(registry, name, given) if url is None else _registered(registry, options_of(name, url, given))
     capture = Capture(bootstrap, options, say=say)
     with _stopping_on_signals() as stop, _Screen(capture, output):
         say(f"capturing {options.database.shown} into {options.topic_prefix}.*")
@@ -253,12 +314,49 @@ def run(
     say(f"stopped; {capture.figures.events} events in {capture.figures.commits} transactions")
 
 
-def _refuse_options(given: dict[str, Any]) -> None:
-    used = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+def _stored(registry: Registry, name: str, given: dict[str, Any]) -> CaptureOptions:
+    """What was added; what to do about replaced tables may be decided for one run."""
+    from dataclasses import replace
+
+    from headrace.capture.passwords import with_password
+
+    decided = given.pop("on_replaced")
+    used = [f"--{option.replace('_', '-')}" for option, value in given.items() if value]
     if used:
         raise UsageError(
             f"{', '.join(used)} cannot change a capture that was added", "add it again with the new options"
         )
+    options = with_password(registry.get(name))
+    return replace(options, on_replaced=decided) if decided else options
+
+
+def _registered(registry: Registry, options: CaptureOptions) -> CaptureOptions:
+    """A new name is added, so that ``list``, ``status`` and ``remove`` know it; a known one must mean the same."""
+    from headrace.capture.passwords import with_password
+    from headrace.capture.source import DatabaseGone
+
+    known = registry.find(options.name)
+    if known is None:
+        with contextlib.suppress(DatabaseGone):  # which is waited for, as by every run
+            _checked(options)
+        registry.put(options)
+        _keep_password(options)
+        return options
+    before, now = known.stored(), options.stored()
+    different = sorted(each for each in before.keys() | now.keys() if before.get(each) != now.get(each))
+    if different:
+        raise UsageError(
+            f"capture {options.name} was added with another {', '.join(_option(each) for each in different)}",
+            f"run what was added: headrace capture run {options.name}; or change it: "
+            f"headrace capture add {options.name} URL …, with all options that it is to have",
+        )
+    return with_password(options)
+
+
+def _option(stored: str) -> str:
+    """The option of the command line that a stored one comes from."""
+    others = {"url": "URL", "masks": "--mask", "snapshot": "--no-snapshot", "heartbeat_ms": "--heartbeat"}
+    return others.get(stored, f"--{stored.replace('_', '-')}")
 
 
 @contextlib.contextmanager
@@ -280,7 +378,7 @@ def _stopping_on_signals() -> Iterator[threading.Event]:
 
 
 class _Screen:
-    """Shows from a thread of its own what the run does: a line for people, JSON lines for programs."""
+    """Shows from a separate thread what the run does: a line for people, JSON lines for programs."""
 
     def __init__(self, capture: Capture, output: str) -> None:
         self._capture = capture

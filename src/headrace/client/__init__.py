@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         start_offsets,
     )
     from headrace.client.partitioner import partition_for_key
+    from headrace.client.positioned import PositionedProducer
     from headrace.client.producer import Delivery, DeliveryFailed, Producer, ProducerOptions
     from headrace.client.ranges import OffsetOutOfRange, RangeOptions, RawBatch, TopicReplaced, fetch_range, raw_batches
     from headrace.client.scram import AuthenticationFailed
@@ -104,6 +105,7 @@ __all__ = [
     "PartitionInfo",
     "PartitionLag",
     "Polled",
+    "PositionedProducer",
     "PreparedRecords",
     "Producer",
     "ProducerIdentity",
@@ -189,6 +191,7 @@ _MODULES = {
         "start_offsets",
     ),
     "partitioner": ("partition_for_key",),
+    "positioned": ("PositionedProducer",),
     "producer": (
         "Delivery",
         "DeliveryFailed",

@@ -7,8 +7,10 @@ and sealing costs one compression and one checksum however many records there ar
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, islice, repeat
 
 from headrace.batch import NO_PRODUCER_ID, TRANSACTIONAL, batch_without_records, reseal
 from headrace.client.client import TopicPartition
@@ -33,6 +35,11 @@ def _varint(value: int) -> bytes:
 _SMALL = [_varint(value) for value in range(8192)]
 _NULL = _varint(-1)
 _NO_HEADERS = b"\x00"
+_COUNTED_SIZES = [size + len(_SMALL[size]) for size in range(8192)]
+"""The bytes of something with its length before it."""
+_BLOCK_RECORDS = 256
+_RECORD_OVERHEAD_MAX = 26
+"""The bytes of a record without headers besides its key and value."""
 
 
 def _counted(value: bytes | None) -> bytes:
@@ -128,6 +135,60 @@ class OpenBatch:
         self.data += _SMALL[size] if size < 8192 else _varint(size)
         self.data += body
         self.count = count + 1
+
+    def add_many(
+        self, keys: Sequence[bytes | None], values: Sequence[bytes], first: int, timestamp: int, bytes_max: int
+    ) -> int:
+        """Take records from ``first`` on while they fit into ``bytes_max``, at least one; gives where it stopped."""
+        if self.count == 0:
+            self.base_timestamp = timestamp
+        self.max_timestamp = max(self.max_timestamp, timestamp)
+        place, taken = first, _BLOCK_RECORDS
+        while taken == _BLOCK_RECORDS and place < len(values):
+            block = slice(place, place + _BLOCK_RECORDS)
+            taken = self._add_block(keys[block], values[block], timestamp, bytes_max)
+            place += taken
+        if place == first:
+            self.add(keys[first], values[first], (), timestamp)
+            place += 1
+        return place
+
+    def _add_block(self, keys: Sequence[bytes | None], values: Sequence[bytes], timestamp: int, bytes_max: int) -> int:
+        """Take those of a few records that fit; gives their number. Whole columns at a time, which is faster."""
+        head = b"\x00" + _varint(timestamp - self.base_timestamp)
+        deltas = _SMALL[self.count : self.count + len(values)]
+        counted_keys = list(map(_counted, keys))
+        largest = max(map(len, counted_keys)) + max(map(len, values)) + _RECORD_OVERHEAD_MAX
+        if largest >= len(_SMALL) or len(deltas) < len(values):
+            return self._add_singly(keys, values, timestamp, bytes_max)
+        fixed = len(head) + len(_NO_HEADERS)
+        sizes = [
+            fixed + len(delta) + len(key) + _COUNTED_SIZES[len(value)]
+            for delta, key, value in zip(deltas, counted_keys, values, strict=True)
+        ]
+        ends = accumulate(map(_COUNTED_SIZES.__getitem__, sizes), initial=len(self.data))
+        taken = bisect_right(list(ends), bytes_max) - 1
+        if taken <= 0:
+            return 0
+        columns = (
+            map(_SMALL.__getitem__, sizes),
+            repeat(head),
+            deltas,
+            counted_keys,
+            map(_SMALL.__getitem__, map(len, values)),
+            values,
+            repeat(_NO_HEADERS),
+        )
+        self.data += b"".join(chain.from_iterable(islice(zip(*columns, strict=False), taken)))
+        self.count += taken
+        return taken
+
+    def _add_singly(self, keys: Sequence[bytes | None], values: Sequence[bytes], timestamp: int, bytes_max: int) -> int:
+        for taken, (key, value) in enumerate(zip(keys, values, strict=True)):
+            if len(self.data) + len(key or b"") + len(value) + _RECORD_OVERHEAD_MAX > bytes_max:
+                return taken
+            self.add(key, value, (), timestamp)
+        return len(values)
 
     def fill(self, prepared: PreparedRecords) -> None:
         """Take a whole batch's records as they are."""

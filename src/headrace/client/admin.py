@@ -40,6 +40,9 @@ from headrace.wire.kafka.messages.topics import (
 
 __all__ = ["Admin", "ConfigEntry", "ConfigSource", "ResourceKind"]
 
+OWN = "__headrace_"
+"""How the names of topics begin in which headrace keeps positions, decisions and settings."""
+
 SET = 0
 DELETE = 1
 
@@ -88,8 +91,9 @@ class Admin:
     # ---- topics -----------------------------------------------------------------------------------------------------
 
     def topics(self, *, internal: bool = False) -> list[TopicInfo]:
-        """All topics by name; internal ones only when asked for."""
-        return [topic for topic in self._client.topics() if internal or not topic.internal]
+        """All topics by name; internal ones, also headrace's own, only when asked for."""
+        found = self._client.topics()
+        return found if internal else [each for each in found if not (each.internal or each.name.startswith(OWN))]
 
     def create_topic(
         self,

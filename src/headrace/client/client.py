@@ -70,6 +70,8 @@ _LEADERS_CHANGED = frozenset(
         ErrorCode.NOT_CONTROLLER,
     }
 )
+_DAMAGED = frozenset({ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.CORRUPT_MESSAGE})
+"""What passes where there are replicas, and does not where the only copy of a partition is damaged."""
 _COORDINATOR_CHANGED = frozenset(
     {
         ErrorCode.NOT_COORDINATOR,
@@ -95,6 +97,7 @@ class PartitionInfo:
     index: int
     leader: int
     leader_epoch: int = -1
+    error: ErrorCode = ErrorCode.NONE
     replicas: tuple[int, ...] = ()
     in_sync: tuple[int, ...] = ()
 
@@ -122,6 +125,7 @@ class ClientOptions:
     retry_pause_ms_max: int = 1_000
     metadata_age_ms_max: int = 300_000
     missing_topic_timeout_ms: int = 1_000  # a topic made a moment ago may not be known everywhere yet
+    damage_timeout_ms: int | None = None  # no leader, or storage that fails; None: as long as other errors
     security: Security = field(default_factory=Security)
 
     @classmethod
@@ -150,9 +154,13 @@ def error_of(code: int, message: str | None, what: str) -> KafkaError | None:
     """The wire's error, saying what was asked for; the broker's own words are kept when it gave any."""
     if code == ErrorCode.NONE:
         return None
-    known = ErrorCode(code) if code in ErrorCode._value2member_map_ else ErrorCode.UNKNOWN_SERVER_ERROR
+    known = known_code(code)
     told = message or known.name.lower().replace("_", " ")
     return KafkaError(known, f"{what}: {told}")
+
+
+def known_code(code: int) -> ErrorCode:
+    return ErrorCode(code) if code in ErrorCode._value2member_map_ else ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 def check(code: int, message: str | None, what: str) -> None:
@@ -320,10 +328,11 @@ class Client:
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}, not {partition.partition}",
             )
-        leader = topic.partitions[partition.partition].leader
-        if leader < 0:
-            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader at the moment")
-        return leader
+        found = topic.partitions[partition.partition]
+        if found.leader < 0:
+            why = f": the broker says {found.error.name}" if found.error else ""
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader{why}")
+        return found.leader
 
     def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
         grouped: dict[int, list[TopicPartition]] = {}
@@ -407,13 +416,18 @@ class Client:
             except KafkaError as error:
                 self.learn_from(error.code)
                 missing = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                bound_ms = min(limit_ms, missing_ms) if missing else limit_ms
+                bound_ms = min(limit_ms, missing_ms) if missing else self.patience_ms(error, limit_ms)
                 if isinstance(error, BrokerUnreachable):
                     bound_ms = bound_ms if self._connections else min(bound_ms, options.first_contact_timeout_ms)
                 if not error.retriable or (time.monotonic() - start) * 1000 + pause_ms > bound_ms:
                     raise
             time.sleep(pause_ms * random.uniform(0.8, 1.2) / 1000)
             pause_ms = min(pause_ms * 2, options.retry_pause_ms_max)
+
+    def patience_ms(self, error: KafkaError, limit_ms: int) -> int:
+        """How long to repeat what fails with this error."""
+        damage_ms = self.options.damage_timeout_ms
+        return min(limit_ms, damage_ms) if damage_ms is not None and error.code in _DAMAGED else limit_ms
 
     def learn_from(self, code: ErrorCode) -> None:
         """Forget what an error has shown to be out of date."""
@@ -435,6 +449,7 @@ def _topic_info(topic: MetadataResponseTopic) -> TopicInfo:
                 index=each.partition_index,
                 leader=each.leader_id,
                 leader_epoch=each.leader_epoch,
+                error=known_code(each.error_code),
                 replicas=tuple(each.replica_nodes),
                 in_sync=tuple(each.isr_nodes),
             )

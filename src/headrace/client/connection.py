@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import headrace
 from headrace.client.security import Security, authenticate
-from headrace.errors import ErrorCode, KafkaError, UsageError
+from headrace.errors import BadArgument, ErrorCode, KafkaError
 from headrace.wire.kafka.codec import MalformedMessage, read_message, read_uvarint, write_message
 from headrace.wire.kafka.messages.metadata import ApiVersionsRequest, ApiVersionsResponse
 from headrace.wire.kafka.schema import spec_of
@@ -71,7 +71,7 @@ def parse_addresses(text: str) -> list[Address]:
     """``host:port,host:port``; the port may be left out, and an IPv6 host stands in brackets."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
-        raise UsageError("no broker address given", "use HOST:PORT, for example 127.0.0.1:9092")
+        raise BadArgument("no broker address given", "use HOST:PORT, for example 127.0.0.1:9092")
     return [_parse_address(part) for part in parts]
 
 
@@ -80,7 +80,7 @@ def _parse_address(text: str) -> Address:
     if not colon or text.endswith("]"):
         host, port = text, str(DEFAULT_PORT)
     if not port.isdecimal() or not 0 < int(port) < 65536 or not host:
-        raise UsageError(f"{text!r} is not a broker address", "use HOST:PORT, for example 127.0.0.1:9092")
+        raise BadArgument(f"{text!r} is not a broker address", "use HOST:PORT, for example 127.0.0.1:9092")
     return Address(host.removeprefix("[").removesuffix("]"), int(port))
 
 

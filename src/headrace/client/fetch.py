@@ -114,6 +114,8 @@ def _read_partition(partition: TopicPartition, data: PartitionData, options: Fet
     try:
         check(data.error_code, None, f"fetching {partition}")
         found.batches = split_batches(data.records or b"", check_crc=options.check_crc)
+    except CorruptBatch as error:
+        found.error = CorruptBatch(f"fetching {partition}: {error.message}")
     except KafkaError as error:
         found.error = error
     if data.aborted_transactions:
@@ -123,19 +125,24 @@ def _read_partition(partition: TopicPartition, data: PartitionData, options: Fet
 
 
 def split_batches(data: bytes | bytearray | memoryview, *, check_crc: bool = True) -> list[Batch]:
-    """The whole batches at the front of ``data``; a last one that is cut short is left out."""
+    """The whole batches at the front of ``data``; a last one that is cut short is left out. It ends before bytes that
+    are no batch, and raises if they come first: the next fetch begins there."""
     view = memoryview(data)
     position = 0
-    batches = []
+    batches: list[Batch] = []
     while len(view) - position >= LENGTH_FIELD_END:
         end = position + LENGTH_FIELD_END + _LENGTH.unpack_from(view, position + 8)[0]
         if end > len(view):
             break
         header = parse_header(view, position)
+        if header is None and not batches:
+            raise CorruptBatch("the bytes that arrived are not a record batch of format 2")
         if header is None:
-            raise CorruptBatch(f"the bytes at {position} of a fetch are not a record batch of format 2")
+            break
         batch = Batch(header, bytes(view[position + PREFIX_BYTES : end]))
         if check_crc and not batch.checksum_holds():
+            if batches:
+                break
             raise CorruptBatch(f"the batch at offset {batch.base_offset} arrived with a wrong checksum")
         batches.append(batch)
         position = end

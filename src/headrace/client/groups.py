@@ -74,17 +74,20 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionLag:
-    """How far a group is behind in one partition; ``committed`` is None before its first commit there."""
+    """How far a group is behind in one partition; ``committed`` is None before its first commit there, ``start`` and
+    ``end`` are None while the partition has no leader."""
 
     partition: TopicPartition
     committed: int | None
-    start: int
-    end: int
+    start: int | None
+    end: int | None
     member: GroupMember | None = None
 
     @property
-    def lag(self) -> int:
+    def lag(self) -> int | None:
         """Records that are still to be read; records that retention removed cannot be."""
+        if self.start is None or self.end is None:
+            return None
         return max(0, self.end - max(self.start, self.committed if self.committed is not None else self.start))
 
 
@@ -223,24 +226,26 @@ class Groups:
         group = self.describe(name)
         owners = {partition: member for member in group.members for partition in member.partitions}
         committed = self.committed(name)
-        partitions = self._existing(sorted({*owners, *committed}))
-        starts = start_offsets(self._client, partitions)
-        ends = end_offsets(self._client, partitions)
+        leaders = {
+            TopicPartition(topic.name, each.index): each.leader
+            for topic in self._client.topics()
+            for each in topic.partitions
+        }
+        # Offsets outlive a topic that was deleted; there is no lag in what is gone.
+        partitions = sorted({*owners, *committed} & leaders.keys())
+        served = [each for each in partitions if leaders[each] >= 0]
+        starts = start_offsets(self._client, served)
+        ends = end_offsets(self._client, served)
         return [
             PartitionLag(
                 partition=each,
                 committed=committed.get(each),
-                start=starts[each],
-                end=ends[each],
+                start=starts.get(each),
+                end=ends.get(each),
                 member=owners.get(each),
             )
             for each in partitions
         ]
-
-    def _existing(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Offsets outlive a topic that was deleted; there is no lag in what is gone."""
-        counts = {topic.name: len(topic.partitions) for topic in self._client.topics()}
-        return [each for each in partitions if each.partition < counts.get(each.topic, 0)]
 
     def delete(self, name: str) -> None:
         request = DeleteGroupsRequest(groups_names=[name])

@@ -8,7 +8,7 @@ batches being filled. ``flush`` returns when everything is acknowledged.
 An idempotent producer (the default) stamps each batch with its id and a sequence before the first attempt; the broker
 recognises a resent batch by them, so a lost answer does not become a duplicate.
 
-Whoever has encoded records already gives them as ``PreparedRecords``, a batch at a time. ``transactional.py`` builds on
+Records that are encoded already are given as ``PreparedRecords``, a batch at a time. ``transactional.py`` builds on
 this with transactions.
 """
 
@@ -46,7 +46,7 @@ NO_TRANSACTION_TIMEOUT_MS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One batch that was acknowledged, or given up with an ``error``; ``base_offset`` is -1 where nobody told it."""
+    """One batch that was acknowledged, or given up with an ``error``; ``base_offset`` is -1 if it is not known."""
 
     partition: TopicPartition
     base_offset: int
@@ -351,7 +351,8 @@ class Producer:
         failure: KafkaError | None = None
         pause_ms = 0.0
         for partition, batch in batches.items():
-            if not error.retriable or (now - batch.created) * 1000 > self.options.delivery_timeout_ms:
+            limit_ms = self._client.patience_ms(error, self.options.delivery_timeout_ms)
+            if not error.retriable or (now - batch.created) * 1000 > limit_ms:
                 failure = self._give_up(partition, batch, error)
                 continue
             self._ready.setdefault(partition, deque()).appendleft(batch)

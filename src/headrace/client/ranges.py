@@ -8,7 +8,7 @@ for us nor we for them. Two answers are the most that exists at a time; a batch 
 nothing is copied.
 
 A leader that moves, a connection that breaks and a broker that restarts are waited for, up to ``timeout_ms`` without
-progress, and reading goes on at the exact offset. What waiting cannot mend is told: the offset is gone
+progress, and reading goes on at the exact offset. What waiting cannot fix is raised: the offset is gone
 (``OffsetOutOfRange``), or the topic is another one than it was (a topic made again under the old name has other
 records at the same offsets).
 """
@@ -232,6 +232,8 @@ class _Reader:
         if self._topic_id is None:
             self._topic_id = topic_id
         if topic_id != self._topic_id:
+            topic_id = self._fresh_topic_id()
+        if topic_id != self._topic_id:
             raise TopicReplaced(self._partition)
         asked = FetchPartition(
             partition=self._partition.partition,
@@ -248,6 +250,11 @@ class _Reader:
         version_max = FETCH_VERSION_BY_NAME_MAX if topic_id == NO_ID else None
         node = self._client.leader(self._partition)
         return self._client.send(node, request, FetchResponse, version_max=version_max)
+
+    def _fresh_topic_id(self) -> bytes:
+        """As the broker says now: the cached id may be of a topic that was deleted before this range was planned."""
+        self._client.forget_topic(self._partition.topic)
+        return self._client.topic_id(self._partition.topic)
 
     def _ask_ahead(self) -> None:
         """Let the broker work on the next answer; if that fails, it is asked again when the answer is needed."""

@@ -12,8 +12,8 @@
 there is something to decide. A process that goes on with an id that another one has taken over calls ``resume`` with
 that identity instead of ``init``.
 
-After records were not delivered the transaction can only be aborted; after ``TransactionLost`` not even that: whoever
-wants the id back calls ``init`` again.
+After records were not delivered the transaction can only be aborted; after ``TransactionLost`` not even that, and
+``init`` takes the id back.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class TransactionalProducer(Producer):
         return bool(self._added)
 
     def init(self) -> ProducerIdentity:
-        """Take over the transactional id: fences whoever had it and aborts what he left open."""
+        """Take over the transactional id: its previous owner is fenced, and what that left open is aborted."""
         self._discard()
         self._become(init_producer_id(self._client, self.transactional_id, self.timeout_ms))
         return self.identity

@@ -1,15 +1,15 @@
 """Transactions, one remote call at a time, so that different processes can take part in one.
 
 ``TransactionalProducer`` is the comfortable way for one process. What stands here is for those who write in one process
-and decide in another: a task calls ``init_producer_id``, writes, and hands over its ``ProducerIdentity``; whoever
-coordinates the tasks calls ``end_transaction`` with nothing but that.
+and decide in another: a task calls ``init_producer_id``, writes, and hands over its ``ProducerIdentity``. The
+coordinator of the tasks calls ``end_transaction`` with nothing but that.
 
 **Which versions, and why.** An identity must stay valid from InitProducerId to EndTxn and mean one transaction, so that
 a repeated EndTxn, by another process after a crash, is answered the same way. Kafka has two coherent sets of requests:
 
 - transactions v2 (KIP-890; Kafka 4 and headrace, seen by the finalised feature ``transaction.version``): a partition
   joins with the first batch (Produce 12 and later), and EndTxn 5 gives the producer its next epoch. The epoch does not
-  change before the end. Behind the end every late batch and every late EndTxn carries an old epoch and is fenced; a
+  change before the end. After the end every late batch and every late EndTxn carries an old epoch and is fenced; a
   repeated EndTxn with the same outcome is recognised by being one epoch behind, and answered with success.
 - before: AddPartitionsToTxn 3, Produce to 11, EndTxn to 4. Ending does not change the epoch, so a repeated EndTxn
   looks like the first; a late batch is refused since its partition is in no transaction any more.
@@ -159,7 +159,7 @@ def lost_or(error: KafkaError, identity: ProducerIdentity) -> KafkaError:
 
 
 def init_producer_id(client: Client, transactional_id: str, timeout_ms: int) -> ProducerIdentity:
-    """Take over a transactional id: whoever had it is fenced, and what he left open is aborted first.
+    """Take over a transactional id: its previous owner is fenced, and what that left open is aborted first.
 
     ``timeout_ms`` is how long the broker lets a transaction stay open; it counts from the first record.
     """

@@ -133,6 +133,7 @@ def test_lost_answers_neither_lose_nor_double_a_batch() -> None:
             assert proxy.lost > 5
 
 
+@pytest.mark.slow
 def test_a_broker_killed_in_the_middle_is_waited_for_and_reading_goes_on_at_the_offset() -> None:
     with testing.broker(in_process=False) as broker, Client(broker.bootstrap, PATIENCE) as client:
         Admin(client).create_topic("t", partitions=1)

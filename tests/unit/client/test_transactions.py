@@ -363,6 +363,7 @@ def test_the_end_that_used_up_the_epochs_shows_as_a_new_producer_id() -> None:
     assert info.outcome_of(ProducerIdentity("t", 7, 32766)) is Outcome.COMMITTED
 
 
+@pytest.mark.slow
 def test_a_broker_killed_between_any_two_steps_neither_loses_nor_doubles_a_transaction() -> None:
     partitions = [TopicPartition("t", 0), TopicPartition("t", 1)]
     with testing.broker(in_process=False) as broker, Client(broker.bootstrap, PATIENCE) as client:

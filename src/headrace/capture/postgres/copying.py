@@ -1,0 +1,128 @@
+"""Rows of a table by COPY: the fastest way out of PostgreSQL, as the texts that ``values.py`` reads."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator, Sequence
+from typing import LiteralString, cast
+
+from psycopg import errors, sql
+from psycopg.pq import ExecStatus
+
+from headrace.capture.postgres.catalogue import Connection, TableInfo
+from headrace.capture.postgres.pgoutput import RelationColumn
+
+__all__ = ["copied_columns", "copied_fields", "copied_rows", "has_data"]
+
+
+def copied_rows(
+    connection: Connection,
+    table: TableInfo,
+    columns: list[RelationColumn],
+    after: list[str] | None = None,
+    limit: int | None = None,
+) -> Iterator[bytes]:
+    """Rows as lines of COPY, by key."""
+    names = sql.SQL(", ").join(sql.Identifier(each.name) for each in columns)
+    query = sql.SQL("SELECT {} FROM {}").format(names, table.rows_of)
+    key = sql.SQL(", ").join(map(sql.Identifier, table.key))
+    if after:
+        kinds = {each.name: (each.type_oid, each.type_modifier) for each in columns}
+        values = sql.SQL(", ").join(
+            sql.SQL("{}::{}").format(sql.Literal(value), sql.SQL(_type_name(connection, *kinds[name])))
+            for value, name in zip(after, table.key, strict=True)
+        )
+        query += sql.SQL(" WHERE ({}) > ({})").format(key, values)
+    if limit is not None:
+        query += sql.SQL(" ORDER BY {} LIMIT {}").format(key, sql.Literal(limit))
+    return _copied(connection, sql.SQL("COPY ({}) TO STDOUT").format(query).as_string(connection))
+
+
+def has_data(descriptor: int, wait_s: float | None = None) -> bool:
+    """Wait until a socket has something to read, without end or so long. ``select`` refuses descriptors above 1,023,
+    which a program that embeds capture may well have."""
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(None if wait_s is None else wait_s * 1000))
+
+
+def _copied(connection: Connection, statement: str) -> Iterator[bytes]:
+    """The lines of a COPY, from libpq itself: psycopg's own way costs as much per line as all that becomes of it."""
+    pgconn = connection.pgconn
+    started = pgconn.exec_(statement.encode())
+    if started.status != ExecStatus.COPY_OUT:
+        raise errors.error_from_result(started)
+    size, next_line = 0, pgconn.get_copy_data
+    try:
+        while size >= 0:
+            size, data = next_line(1)
+            if size > 0:
+                yield bytes(data)
+            elif size == 0:
+                has_data(pgconn.socket)
+                pgconn.consume_input()
+    finally:
+        if size >= 0:  # the reader has had enough: the rest must go before the connection can do anything else
+            connection.cancel_safe()
+            while pgconn.get_copy_data(0)[0] >= 0:
+                pass
+        failed = None
+        while (result := pgconn.get_result()) is not None:
+            failed = result if result.status != ExecStatus.COMMAND_OK else failed
+    if failed is not None:
+        raise errors.error_from_result(failed)
+
+
+def _type_name(connection: Connection, oid: int, modifier: int) -> LiteralString:
+    """As the server writes it; a composite type must be named, or its text is not understood."""
+    row = connection.execute("select format_type(%s, %s)", (oid, modifier)).fetchone()
+    assert row is not None, "a function gives one row"
+    return cast(LiteralString, row[0])
+
+
+_ESCAPES = {
+    b"b": b"\b",
+    b"f": b"\f",
+    b"n": b"\n",
+    b"r": b"\r",
+    b"t": b"\t",
+    b"v": b"\v",
+    b"\\": b"\\",
+}
+
+
+def copied_fields(line: bytes) -> list[bytes | None]:
+    """One line of COPY's text format."""
+    values = line[:-1].split(b"\t")
+    if b"\\" not in line:
+        return values  # type: ignore[return-value]
+    return [None if value == b"\\N" else _unescaped(value) if b"\\" in value else value for value in values]
+
+
+def copied_columns(lines: Sequence[bytes], count: int) -> list[Sequence[bytes | None]]:
+    """Lines of COPY's text format as so many columns. Tabs and line ends inside of values are always escaped."""
+    joined = b"".join(lines)
+    values = joined.replace(b"\n", b"\t").split(b"\t")
+    return [_unescaped_column(values[place:-1:count]) for place in range(count)]
+
+
+def _unescaped_column(values: Sequence[bytes]) -> Sequence[bytes | None]:
+    if b"\\" not in b"".join(values):
+        return values
+    return [None if value == b"\\N" else _unescaped(value) if b"\\" in value else value for value in values]
+
+
+def _unescaped(value: bytes) -> bytes:
+    first, *rest = value.split(b"\\")
+    out = [first]
+    escaped_backslash = False
+    for part in rest:
+        if escaped_backslash:
+            out.append(part)
+            escaped_backslash = False
+        elif not part:
+            out.append(b"\\")
+            escaped_backslash = True
+        else:
+            out.append(_ESCAPES.get(part[:1], part[:1]) + part[1:])
+    return b"".join(out)

@@ -1,0 +1,194 @@
+"""``headrace capture status``: what each capture is and does, from its state in the log and from its database."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.cli.shared import say, show
+
+if TYPE_CHECKING:
+    from headrace.capture.options import CaptureOptions
+    from headrace.capture.source import Progress, SourceStatus
+    from headrace.client import Client
+
+__all__ = ["is_well", "lag_of", "shown", "status_rows", "watched"]
+
+COLUMNS = [
+    "name",
+    "state",
+    "since",
+    "process",
+    "health",
+    "lag",
+    "lag_bytes",
+    "retained_bytes",
+    "snapshot",
+    "rows",
+    "dead_letters",
+]
+WATCHED_EVERY_S = 2.0
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
+
+
+def status_rows(client: Client, name: str | None) -> list[dict[str, Any]]:
+    """A row per capture, or of the one that is named."""
+    from headrace.capture.state import Registry
+
+    registry = Registry(client)
+    captures = [registry.get(name)] if name else list(registry.all().values())
+    return [_row(client, each) for each in captures]
+
+
+def _row(client: Client, options: CaptureOptions) -> dict[str, Any]:
+    from headrace.capture.source import Progress
+    from headrace.capture.state import read_state
+
+    state = read_state(client, options.name)
+    sign = state.get("alive", {})
+    found = _asked(options)
+    if not state.get("position") and found.health in ("no slot", "no change table"):
+        found.health = "ok"  # it has never run
+    progress = {table: Progress.from_json(each) for table, each in state.get("snapshots", {}).items()}
+    rates = sign.get("rates", {})
+    now_ms = time.time_ns() // 1_000_000
+    lag_ms = lag_of(found, sign, now_ms)
+    return {
+        "name": options.name,
+        **_life(sign, now_ms),
+        "health": found.health,
+        "advice": found.advice,
+        "position": found.position or None,
+        "lag": None if lag_ms is None else f"{lag_ms / 1000:.1f} s",
+        "lag_ms": lag_ms,
+        "lag_bytes": found.lag_bytes,
+        "retained_bytes": found.retained_bytes,
+        "snapshot": _snapshot_text(progress, rates),
+        "rows": sum(each.rows for each in progress.values()),
+        "dead_letters": sum(state.get("dead_letters", {}).values()),
+        "tables": {table: each.as_json() | _pace(each, rates.get(table)) for table, each in progress.items()},
+    }
+
+
+def _asked(options: CaptureOptions) -> SourceStatus:
+    from headrace.capture.passwords import with_password
+    from headrace.capture.source import SourceStatus, hiding_passwords, open_source
+    from headrace.errors import HeadraceError
+
+    whole = with_password(options)
+    try:
+        with hiding_passwords(whole), contextlib.closing(open_source(whole, None)) as source:
+            return source.status()
+    except HeadraceError as error:
+        return SourceStatus(health=f"unreachable: {error}")
+
+
+def lag_of(found: SourceStatus, sign: Mapping[str, Any], now_ms: int) -> int | None:
+    """What the database says now, or what a capture that runs has said last; of one that does not run it is not known.
+
+    All that a capture said before it was killed was right at that time.
+    """
+    from headrace.capture.alive import is_fresh
+
+    if found.lag_ms is not None:
+        return found.lag_ms
+    return sign.get("lag_ms") if is_fresh(sign, now_ms) else None
+
+
+def _life(sign: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
+    """Whether it runs, since when, and which process it is or was."""
+    from headrace.capture.alive import is_fresh
+
+    if not sign:
+        return {"state": "never run", "since": None, "process": None, "error": ""}
+    process = f"{sign['host']}:{sign['pid']}"
+    error = sign.get("error", "")
+    if is_fresh(sign, now_ms):
+        state, since_ms = "trying again" if error else "running", sign["since_ms"]
+    elif sign["stopped"]:
+        state, since_ms = "failed" if error else "stopped", sign["at_ms"]
+    else:
+        state, since_ms = "not running", sign["at_ms"]
+        error = error or f"no sign of life for {(now_ms - since_ms) // 1000} s: it was killed, or its machine is away"
+    return {"state": state, "since": _moment(since_ms), "process": process, "error": error}
+
+
+def is_well(row: Mapping[str, Any]) -> bool:
+    return bool(row["state"] == "running" and row["health"] == "ok")
+
+
+def shown(rows: list[dict[str, Any]], output: str) -> None:
+    """A table with short words, and what is wrong in a line of its own."""
+    short = rows
+    if output == "table":
+        short = [row | {"health": "ok" if row["health"] == "ok" else "alarm"} for row in rows]
+    show(short, output, columns=COLUMNS)
+    if output == "table":
+        for row in rows:
+            for line in _complaints(row):
+                say(f"{row['name']}: {line}")
+
+
+def _complaints(row: Mapping[str, Any]) -> list[str]:
+    lines = [f"{row['state']}: {row['error']}"] if row["error"] else []
+    if row["health"] != "ok":
+        lines.append("; ".join(filter(None, (row["health"], row["advice"]))))
+    return lines
+
+
+def _moment(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _pace(progress: Progress, rate: int | None) -> dict[str, Any]:
+    if progress.done or not rate:
+        return {}
+    return {"rows_per_s": rate, "left_s": max(0, progress.rows_expected - progress.rows) // rate}
+
+
+def _snapshot_text(progress: Mapping[str, Progress], rates: Mapping[str, int]) -> str:
+    if not progress:
+        return "not begun"
+    done = sum(each.done for each in progress.values())
+    if done == len(progress):
+        return "done"
+    reading = [_reading(name, each, rates[name]) for name, each in progress.items() if not each.done and name in rates]
+    return "; ".join([f"{done} of {len(progress)} tables", *reading])
+
+
+def _reading(name: str, progress: Progress, rate: int) -> str:
+    left_s = _pace(progress, rate)["left_s"]
+    return f"{name}: {progress.rows} of about {progress.rows_expected}, {rate}/s, {left_s} s left"
+
+
+def watched(client: Client, name: str | None, output: str) -> None:
+    """Until Ctrl-C: a screen for people, lines for everything else."""
+    is_screen = output == "table" and sys.stdout.isatty()
+    before: dict[str, str] = {}
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            rows = status_rows(client, name)
+            if is_screen:
+                click.echo(CLEAR_SCREEN, nl=False)
+                shown(rows, output)
+            elif output == "json":
+                click.echo(json.dumps(rows))
+            else:
+                _changed_lines(rows, before)
+            time.sleep(WATCHED_EVERY_S)
+
+
+def _changed_lines(rows: list[dict[str, Any]], before: dict[str, str]) -> None:
+    for row in rows:
+        told = [f"{each} {row[each]}" for each in COLUMNS[1:] if row[each] not in (None, "")]
+        line = "; ".join([f"{row['name']}: {', '.join(told)}", *_complaints(row)])
+        if before.get(row["name"]) != line:
+            before[row["name"]] = line
+            click.echo(f"{_moment(time.time_ns() // 1_000_000)} {line}")

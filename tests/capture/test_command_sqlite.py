@@ -1,0 +1,212 @@
+"""``headrace capture`` as a user types it, on a file of SQLite: registration, status, passwords."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.capture import CaptureOptions
+from headrace.capture.passwords import forget_password, keep_password, with_password
+from tests.capture.test_command import COMMAND, Shell, shell  # noqa: F401 the fixture
+from tests.capture.world import committed, events
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    path = tmp_path / "shop.db"
+    with sqlite3.connect(path) as session:
+        session.execute("create table t (id integer primary key)")
+        session.execute("create table other (id integer primary key)")
+        session.execute("insert into t values (1)")
+    return f"sqlite:///{path}"
+
+
+@contextmanager
+def running(shell: Shell, *arguments: str) -> Iterator[subprocess.Popen[str]]:  # noqa: F811 the fixture
+    with subprocess.Popen(
+        [COMMAND, "capture", "run", *arguments], env=shell.environment, stderr=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def status(shell: Shell, name: str, code: int | None) -> dict[str, Any]:  # noqa: F811 the fixture
+    (row,) = json.loads(shell("status", name, "--output", "json", status=code).stdout)
+    found: dict[str, Any] = row
+    return found
+
+
+def test_a_run_with_a_url_adds_its_name_and_another_url_or_option_is_refused(
+    log: str,
+    shell: Shell,  # noqa: F811 the fixture
+    url: str,
+) -> None:
+    shell("run", "direct", url, "--tables", "t", "--available-now")
+    assert [each["name"] for each in json.loads(shell("list", "--output", "json").stdout) if each["name"] == "direct"]
+    shell("run", "direct", url, "--tables", "t", "--available-now")
+    refused = shell("run", "direct", url, "--available-now", status=1)
+    assert "capture direct was added with another --tables" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    moved = shell("run", "direct", f"{url}2", "--tables", "t", "--available-now", status=1)
+    assert "another URL" in moved.stderr
+    shell("run", "direct", "--available-now")
+    assert [each.op for each in events(log, "direct.main.t")] == ["r"]
+    assert committed(log, "direct.main.other") == []
+    assert "table _headrace_direct" in shell("remove", "direct", "--yes").stderr
+
+
+def test_status_says_running_with_its_process_and_not_running_after_a_kill(
+    log: str,
+    shell: Shell,  # noqa: F811 the fixture
+    url: str,
+) -> None:
+    with running(shell, "mortal", url, "--heartbeat", "0.2") as child:
+        while not committed(log, "mortal.main.t"):
+            assert child.poll() is None
+            time.sleep(0.05)
+        row = status(shell, "mortal", 0)
+        assert (row["state"], row["health"]) == ("running", "ok")
+        assert row["process"].endswith(f":{child.pid}")
+        child.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while (row := status(shell, "mortal", None))["state"] == "running":
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert row["state"] == "not running"
+    assert "no sign of life for" in row["error"]
+    assert status(shell, "mortal", 1)["process"].endswith(f":{child.pid}")
+
+
+def test_a_capture_that_ended_with_an_error_is_shown_as_failed_with_its_reason(
+    shell: Shell,  # noqa: F811 the fixture
+    url: str,
+) -> None:
+    shell("run", "broken", url, "--available-now")
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as session:
+        session.execute("drop table _headrace_broken")
+    shell("run", "broken", "--available-now", status=1)
+    row = status(shell, "broken", 1)
+    assert row["state"] == "failed"
+    assert "its change table is gone" in row["error"]
+
+
+@pytest.mark.parametrize("password", ["p@ss", "p/ss", "a:b", "100%", "p?s#s", "${", "ü"])
+def test_a_password_of_any_character_is_kept_in_the_file_and_put_back(
+    password: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    given = CaptureOptions(name="shop", url=f"postgresql://app:{password}@db.example.com/shop?sslmode=require")
+    assert given.database.password() == password
+    stored = CaptureOptions.from_stored(json.loads(json.dumps(given.stored())))
+    assert stored.url == "postgresql://app@db.example.com/shop?sslmode=require"
+    assert stored.database.shown == given.database.shown == "postgresql://app@db.example.com/shop"
+    written = given.database.written_password
+    assert written is not None
+    keep_password("shop", written)
+    assert with_password(stored) == given
+    forget_password("shop")
+    assert with_password(stored) == stored
+
+
+def test_a_password_by_reference_stays_in_the_address_and_may_have_any_character(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PLANT_PASSWORD", "p@s/s:%41")
+    given = CaptureOptions(name="shop", url="postgresql://app:${PLANT_PASSWORD}@db/shop")
+    assert given.stored()["url"] == given.url
+    assert given.database.password() == "p@s/s:%41"
+    assert given.database.parts().hostname == "db"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://app:se@cret/x@127.0.0.1:1/shop",
+        "app:se@cret/x@127.0.0.1/shop",
+        "mysql://a:se@cret/x@127.0.0.1:1/d",
+    ],
+)
+def test_no_part_of_a_password_is_in_an_error(url: str, shell: Shell) -> None:  # noqa: F811 the fixture
+    failed = shell("add", "wrong", url, status=1)
+    assert "se@" not in failed.stderr
+    assert "cret" not in failed.stderr
+    assert failed.stderr.count("\n") == 1
+
+
+def test_a_password_among_the_options_of_an_address_is_refused(shell: Shell) -> None:  # noqa: F811 the fixture
+    failed = shell("add", "wrong", "postgresql://app@127.0.0.1:1/shop?password=secret", status=1)
+    assert "write it before the @" in failed.stderr
+    assert "secret" not in failed.stderr
+
+
+def test_a_table_is_read_again_on_request(log: str, shell: Shell, url: str) -> None:  # noqa: F811 the fixture
+    shell("run", "again", url, "--tables", "t", "--available-now")
+    refused = shell("snapshot", "again", "other", status=1)
+    assert "other is not captured" in refused.stderr
+    asked = shell("snapshot", "again", "t")
+    assert "when it runs (headrace capture run again)" in asked.stderr
+    shell("run", "again", "--available-now")
+    assert [each.op for each in events(log, "again.main.t")] == ["r", "t", "r"]
+
+
+def folded(log: str, topic: str) -> set[int]:
+    """The ids of the rows that a topic stands for."""
+    rows: set[int] = set()
+    for record in committed(log, topic):
+        key, value = record.key, record.value
+        operation = None if value is None else json.loads(value)["op"]
+        if operation == "t":
+            rows.clear()
+        elif value is None or operation == "d":
+            rows.discard(json.loads(key or b"{}")["id"])
+        else:
+            rows.add(json.loads(key or b"{}")["id"])
+    return rows
+
+
+def test_a_capture_that_is_removed_and_added_again_forgets_rows_that_were_deleted_meanwhile(
+    log: str,
+    shell: Shell,  # noqa: F811 the fixture
+    url: str,
+) -> None:
+    shell("run", "readded", url, "--tables", "t", "--available-now")
+    shell("remove", "readded", "--yes")
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as session:
+        session.execute("insert into t values (2)")
+        session.execute("delete from t where id = 1")
+    shell("run", "readded", url, "--tables", "t", "--available-now")
+    assert folded(log, "readded.main.t") == {2}
+
+
+def test_a_capture_that_is_removed_while_it_runs_ends_and_leaves_nothing(
+    log: str,
+    shell: Shell,  # noqa: F811 the fixture
+    url: str,
+) -> None:
+    path = url.removeprefix("sqlite:///")
+    with running(shell, "leaving", url, "--tables", "t", "--heartbeat", "0.2") as child:
+        deadline = time.monotonic() + 30
+        while folded(log, "leaving.main.t") != {1}:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        shell("remove", "leaving", "--yes")
+        assert child.wait(30) == 1
+        assert child.stderr is not None
+        assert "was removed" in child.stderr.read()
+    with sqlite3.connect(path) as session:
+        left = session.execute("select name from sqlite_master where name like '\\_headrace%' escape '\\'").fetchall()
+    assert left == []
+    assert "leaving" not in shell("list").stdout
