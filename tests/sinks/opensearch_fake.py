@@ -33,6 +33,7 @@ class OpenSearch:
     aliases: dict[str, str] = field(default_factory=dict)
     numbers: tuple[str, ...] = ()
     busy: int = 0
+    made: dict[str, dict[str, Any]] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     seq_no: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -72,9 +73,21 @@ class OpenSearch:
         if path[1:2] == ["_doc"]:
             if method == "GET":
                 return self._get(name, path[2])
+            if method == "DELETE":
+                return (200, {}) if self.indexes.get(name, {}).pop(path[2], None) else (404, {})
             return self._put(name, path[2], query, json.loads(body))
+        if method == "PUT" and len(path) == 1:
+            self.indexes.setdefault(name, {})
+            self.made[name] = json.loads(body)
+            return 200, {"acknowledged": True}
         if name not in self.indexes:
             return 404, {"error": {"type": "index_not_found_exception"}, "status": 404}
+        if method == "DELETE":
+            del self.indexes[name]
+            return 200, {"acknowledged": True}
+        if method == "GET" and len(path) == 1:
+            names = {alias: {} for alias, index in self.aliases.items() if index == name}
+            return 200, {name: {"aliases": names, **self.made.get(name, {})}}
         if path[1:] == ["_search"]:
             return self._search(name, json.loads(body))
         return 200, {}
@@ -143,7 +156,8 @@ class OpenSearch:
         return 200, {"acknowledged": True}
 
     def _search(self, index: str, body: dict[str, Any]) -> tuple[int, Any]:
-        words = body["query"]["simple_query_string"]["query"].lower().split()
+        asked = body["query"].get("simple_query_string", {"query": ""})
+        words = asked["query"].lower().split()
         hits = []
         for name, source in self.documents(index).items():
             text = " ".join(str(value) for value in source.values()).lower().split()
@@ -169,7 +183,7 @@ def opensearch(**options: Any) -> Iterator[OpenSearch]:
             self.end_headers()
             self.wfile.write(content)
 
-        do_PUT = do_POST = do_HEAD = do_GET  # noqa: N815 names that the base class looks for
+        do_PUT = do_POST = do_HEAD = do_DELETE = do_GET  # noqa: N815 names that the base class looks for
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 as the base class has it
             """Quiet."""

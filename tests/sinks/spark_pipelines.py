@@ -61,7 +61,7 @@ class Mortal(Target):
         if made is None:
             return None
         filled = Mortal(f"{self.name}-filling", made.target)
-        return Version(filled, made.begin, lambda: self._switch(made.switch))
+        return Version(filled, made.begin, lambda: self._switch(made.switch), made.abandon)
 
     def _switch(self, switch: Callable[[], None]) -> None:
         die_if_told(f"{self.name}-filled")

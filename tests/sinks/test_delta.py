@@ -36,7 +36,7 @@ def test_rows_are_appended_once_however_often_the_batch_comes(tmp_path: Path) ->
     assert deliver(target, [(1, "a"), (1, "a")], at=fence(0)).replayed
     deliver(target, [(3, "c")], at=fence(1))
     assert rows(tmp_path) == [(1, "a"), (1, "a"), (2, "b"), (3, "c")]
-    assert DeltaTable(str(tmp_path / "table")).transaction_version("q") == 1
+    assert DeltaTable(str(tmp_path / "table")).transaction_version("p") == 1
 
 
 def test_changes_are_merged_by_key(tmp_path: Path) -> None:

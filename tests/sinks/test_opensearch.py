@@ -15,7 +15,7 @@ from headrace.spark.sinks.following import Following
 from headrace.spark.sinks.target import Unavailable
 from headrace.spark.sinks.to_opensearch import OpenSearchTarget
 from tests.sinks.opensearch_fake import OpenSearch, opensearch
-from tests.sinks.world import Refusals, deliver, fence
+from tests.sinks.world import Refusals, deliver, deliver_overtaken, fence
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("n", pa.int64())])
 
@@ -101,18 +101,55 @@ def test_a_run_that_another_has_taken_over_from_stops(node: OpenSearch) -> None:
     assert names(node) == {"1": "new"}
 
 
+def test_a_run_that_another_takes_over_from_in_mid_batch_stops(node: OpenSearch) -> None:
+    with pytest.raises(Refused, match="has taken over: second"):
+        deliver_overtaken(target_of(node), SCHEMA)
+    assert names(node)["1"] == "new"
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_new_version_takes_the_name_whether_it_is_an_index_or_an_alias(node: OpenSearch, times: int) -> None:
     target = target_of(node)
     deliver(target, [(1, "wrong"), (2, "left over")], at=fence(3, query="old"), schema=SCHEMA)
     for _ in range(times):
         version = target.version()
-        version.begin()
+        version.begin("p")
         deliver(version.target, [(1, "right")], at=fence(0, query=f"new{_}"), schema=SCHEMA)
         version.switch()
     assert names(node) == {"1": "right"}
     assert len([each for each in node.indexes if each.startswith("products")]) == 1
     assert deliver(target, [(1, "x")], at=fence(0, query=f"new{times - 1}"), schema=SCHEMA).replayed
+
+
+def test_a_new_version_has_the_mapping_settings_and_other_names_of_the_old_one(node: OpenSearch) -> None:
+    target = target_of(node)
+    deliver(target, [(1, "a")], at=fence(0))
+    mapping = {"properties": {"name": {"type": "keyword"}}}
+    node.made["products"] = {"mappings": mapping, "settings": {"index": {"number_of_shards": "3", "uuid": "x"}}}
+    node.aliases["goods"] = "products"
+    version = target.version()
+    version.begin("p")
+    deliver(version.target, [(1, "b")], at=fence(0, query="new"))
+    version.switch()
+    fresh = node.aliases["products"]
+    assert node.made[fresh] == {"mappings": mapping, "settings": {"index": {"number_of_shards": "3"}}}
+    assert node.aliases["goods"] == fresh
+
+
+def test_an_index_that_another_pipeline_writes_is_not_rebuilt_and_an_abandoned_version_is_removed(
+    node: OpenSearch,
+) -> None:
+    target = target_of(node)
+    deliver(target, [(1, "a")], at=fence(0))
+    version = target.version()
+    version.begin("p")
+    deliver(version.target, [(1, "b")], at=fence(0, query="new"))
+    version.abandon()
+    assert sorted(node.indexes) == ["headrace-fences", "products"]
+    assert len(node.documents("headrace-fences")) == 1
+    deliver(target, [(2, "theirs")], at=fence(0, query="other", pipeline="others"))
+    with pytest.raises(UsageError, match=r"has rows of other pipelines too \(others\)"):
+        target.version().begin("p")
 
 
 def test_what_was_written_can_be_searched(node: OpenSearch) -> None:

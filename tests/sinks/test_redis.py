@@ -20,7 +20,7 @@ from headrace.spark.sinks.following import Following
 from headrace.spark.sinks.target import JSON_FIELD, Unavailable
 from headrace.spark.sinks.to_redis import RedisTarget
 from tests.servers.redis import RedisServer, redis_server
-from tests.sinks.world import Refusals, deliver, fence
+from tests.sinks.world import Refusals, deliver, deliver_overtaken, fence
 
 pytestmark = pytest.mark.servers
 names = itertools.count()
@@ -115,6 +115,12 @@ def test_a_run_that_another_has_taken_over_from_stops(cache: Cache) -> None:
     assert cache.rows() == {"1": "new"}
 
 
+def test_a_run_that_another_takes_over_from_in_mid_batch_writes_nothing_more(cache: Cache) -> None:
+    with pytest.raises(Refused, match="has taken over: second"):
+        deliver_overtaken(cache.target())
+    assert cache.rows() == {"1": "new"}
+
+
 def test_a_row_without_its_key_goes_to_the_dead_letters(cache: Cache) -> None:
     refusals = Refusals()
     deliver(cache.target(), [(None, "nobody"), (1, "a")], at=fence(0), refusals=refusals)
@@ -126,13 +132,23 @@ def test_a_new_version_of_a_hash_takes_its_place_at_once(cache: Cache) -> None:
     deliver(target, [(1, "wrong"), (2, "left over")], at=fence(7, query="old"))
     version = target.version()
     assert version is not None
-    version.begin()
+    version.begin("p")
     deliver(version.target, [(1, "right")], at=fence(0, query="new"))
     assert cache.rows("map") == {"1": "wrong", "2": "left over"}
     version.switch()
     version.switch()
     assert cache.rows("map") == {"1": "right"}
     assert deliver(target, [(1, "x")], at=fence(0, query="new")).replayed
+
+
+def test_a_hash_that_another_pipeline_writes_is_not_rebuilt(cache: Cache) -> None:
+    target = cache.target(form="map")
+    deliver(target, [(1, "mine")], at=fence(0))
+    deliver(target, [(2, "theirs")], at=fence(0, query="other", pipeline="others"))
+    version = target.version()
+    assert version is not None
+    with pytest.raises(UsageError, match=r"has rows of other pipelines too \(others\)"):
+        version.begin("p")
 
 
 def test_rows_under_keys_of_their_own_have_no_version(cache: Cache) -> None:

@@ -80,7 +80,7 @@ def test_a_new_version_of_the_index_takes_its_place_and_goes_on(tmp_path: Path) 
     target, url = index(tmp_path)
     deliver(target, PRODUCTS, at=fence(5, query="old"), schema=SCHEMA)
     version = target.version()
-    version.begin()
+    version.begin("p")
     deliver(version.target, PRODUCTS[:1], at=fence(0, query="new"), schema=SCHEMA)
     assert sorted(found(url, "coffee")) == ["p1", "p2"]
     version.switch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from headrace.errors import UsageError
 from headrace.spark.decisions import Refused
 from headrace.spark.sinks.target import JSON_FIELD, Changes, Unavailable
+from headrace.vocabulary import UNAVAILABLE
 from tests.sinks.world import SCHEMA, Base, Refusals, changes_of, deliver, fence
 
 HOSTILE_NAMES = [
@@ -67,6 +69,50 @@ def test_a_change_of_the_key_is_a_deletion_and_an_insertion(base: Base) -> None:
     assert base.rows() == [(7, "anna")]
 
 
+def test_a_value_that_was_not_sent_leaves_what_the_table_has(base: Base) -> None:
+    deliver(base.target(), [(1, "large", Decimal(1)), (2, "b", Decimal(2))], at=fence(0))
+    deliver(base.target(), [(1, UNAVAILABLE, Decimal(7)), (9, UNAVAILABLE, Decimal(9)), ("-", 2)], at=fence(1))
+    assert base.rows(columns="id, name") == [(1, "large")]
+    assert [Decimal(each) for (each,) in base.rows(columns="amount")] == [Decimal(7)]
+
+
+def test_a_value_that_was_not_sent_is_taken_from_an_earlier_change_of_the_batch(base: Base) -> None:
+    deliver(base.target(), [(1, "old")], at=fence(0))
+    rows = [(1, "new"), (2, "two"), (1, UNAVAILABLE, Decimal(5)), (2, UNAVAILABLE), ("-", 3), (3, UNAVAILABLE)]
+    deliver(base.target(), rows, at=fence(1))
+    assert base.rows() == [(1, "new"), (2, "two")]
+
+
+def test_an_older_version_that_lacks_a_value_does_not_replace_a_newer_row(base: Base) -> None:
+    target = base.target(version_column="amount")
+    deliver(target, [(1, "large", Decimal(5)), (2, "other", Decimal(5))], at=fence(0))
+    schema = pa.schema([*SCHEMA, ("city", pa.string())])
+    base.run(f"ALTER TABLE {base.quote('orders')} ADD COLUMN city varchar(20)")
+    rows = [(1, UNAVAILABLE, Decimal(4), "Oslo"), (2, UNAVAILABLE, Decimal(6), "Rome")]
+    deliver(target, rows, at=fence(1), schema=schema)
+    assert base.rows(columns="id, name, city") == [(1, "large", None), (2, "other", "Rome")]
+
+
+def test_without_a_key_a_row_that_lacks_a_value_is_refused(base: Base) -> None:
+    with pytest.raises(Refused, match="did not send a large value"):
+        deliver(base.target(key=()), [(1, UNAVAILABLE)], at=fence(0))
+
+
+def test_a_truncation_empties_the_table_where_it_stands_among_the_changes(base: Base) -> None:
+    deliver(base.target(), [(1, "a"), (2, "b")], at=fence(0))
+    after = replace(changes_of([(4, "d")]), truncates=True)
+    deliver(base.target(), changes_of([(3, "c")]), after, at=fence(1))
+    assert base.rows() == [(4, "d")]
+
+
+def test_a_truncation_is_refused_where_another_pipeline_writes_into_the_table_too(base: Base) -> None:
+    deliver(base.target(), [(1, "mine")], at=fence(0))
+    deliver(base.target(), [(2, "theirs")], at=fence(0, query="other", pipeline="other"))
+    with pytest.raises(Refused, match=r"other pipelines have written into the table too \(other\)"):
+        deliver(base.target(), replace(changes_of([]), truncates=True), at=fence(1))
+    assert base.rows() == [(1, "mine"), (2, "theirs")]
+
+
 def test_a_key_may_have_several_columns(base: Base) -> None:
     target = base.target(key=("id", "name"))
     deliver(target, [(1, "a", Decimal(1)), (1, "b", Decimal(2)), (2, "a", Decimal(3))], at=fence(0))
@@ -111,7 +157,7 @@ def test_a_run_whose_first_batch_is_a_replay_has_taken_over_and_goes_on(base: Ba
 def test_a_run_stops_when_its_table_was_rebuilt_meanwhile(base: Base) -> None:
     deliver(base.target(), [(1, "a")], at=fence(0))
     base.run("DELETE FROM headrace_fences")
-    with pytest.raises(Refused, match="rebuilt or emptied meanwhile"):
+    with pytest.raises(Refused, match="emptied or rebuilt meanwhile"):
         deliver(base.target(), [(1, "b")], at=fence(1, first=False))
 
 
@@ -126,16 +172,16 @@ def test_a_batch_planned_anew_with_another_end_is_written_by_key_and_refused_wit
     assert base.rows("events") == [(1, "a")]
 
 
-def test_queries_into_one_table_have_fences_of_their_own(base: Base) -> None:
-    deliver(base.target(), [(1, "a")], at=fence(5, query="one"))
-    assert not deliver(base.target(), [(2, "b")], at=fence(0, query="two")).replayed
+def test_pipelines_into_one_table_have_separate_fences(base: Base) -> None:
+    deliver(base.target(), [(1, "a")], at=fence(5, query="one", pipeline="first"))
+    assert not deliver(base.target(), [(2, "b")], at=fence(0, query="two", pipeline="second")).replayed
     assert base.rows() == [(1, "a"), (2, "b")]
 
 
 def test_a_run_that_another_has_taken_over_from_stops(base: Base) -> None:
     deliver(base.target(), [(1, "old")], at=fence(0, owner="first run"))
     deliver(base.target(), [(1, "new")], at=fence(1, owner="second run"))
-    with pytest.raises(Refused, match="another run of query q has taken over"):
+    with pytest.raises(Refused, match="another run of pipeline p has taken over: second run"):
         deliver(base.target(), [(1, "stale")], at=fence(2, owner="first run", first=False))
     assert base.rows() == [(1, "new")]
 
@@ -403,7 +449,7 @@ def test_a_new_version_takes_the_place_of_the_table_with_its_fence(base: Base) -
     target = base.target()
     deliver(target, [(1, "wrong"), (2, "left over")], at=fence(9, query="old"))
     version = target.version()
-    version.begin()
+    version.begin("p")
     deliver(version.target, [(1, "right")], at=fence(3, query="new"))
     assert base.rows() == [(1, "wrong"), (2, "left over")]
     version.switch()
@@ -419,7 +465,7 @@ def test_a_checkpoint_from_before_a_rebuild_adds_no_row_a_second_time(base: Base
     target = base.target(key=())
     deliver(target, [(1, "a")], at=fence(0, query="old"))
     version = target.version()
-    version.begin()
+    version.begin("p")
     deliver(version.target, [(1, "a"), (2, "b")], at=fence(0, query="new"))
     version.switch()
     with pytest.raises(Refused, match="Give headrace rebuild again"):
@@ -432,7 +478,7 @@ def test_a_new_version_has_the_indexes_of_the_old_one(base: Base) -> None:
     deliver(target, [(1, "a")], at=fence(0))
     base.run(f"CREATE UNIQUE INDEX by_amount ON {base.quote('orders')} (amount)")
     version = target.version()
-    version.begin()
+    version.begin("p")
     deliver(version.target, [(1, "a", Decimal(1))], at=fence(0, query="new"))
     version.switch()
     refusals = Refusals()
@@ -446,7 +492,7 @@ def test_an_attempt_at_a_new_version_that_was_given_up_leaves_nothing_to_the_nex
     target = base.target()
     for rows in ([(1, "given up")], [(2, "good")]):
         version = target.version()
-        version.begin()
+        version.begin("p")
         deliver(version.target, rows, at=fence(0, query="new"))
     version.switch()
     assert base.rows() == [(2, "good")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -11,9 +11,10 @@ import psycopg
 import pyarrow as pa
 import pymysql
 
-from headrace.spark.sinks.address import Address
+from headrace.address import Address
+from headrace.spark.sinks.sql_dialect import TableName
 from headrace.spark.sinks.target import Changes, Delivery, Fence, Letters, Outcome, Target
-from headrace.spark.sinks.to_sql import SqlTarget, TableName
+from headrace.spark.sinks.to_sql import SqlTarget
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.decimal128(12, 2))])
 
@@ -66,8 +67,17 @@ class Refusals:
         self.rows += [(row, reason) for table, reason in refused for row in table.to_pylist()]
 
 
-def fence(batch_id: int, ends: str | None = None, *, query: str = "q", owner: str = "me", first: bool = True) -> Fence:
-    return Fence(query, batch_id, ends or f'{{"t":{batch_id}}}', owner, first)
+def fence(
+    batch_id: int,
+    ends: str | None = None,
+    *,
+    query: str = "q",
+    owner: str = "me",
+    first: bool = True,
+    pipeline: str = "p",
+    starts_over: bool = False,
+) -> Fence:
+    return Fence(query, batch_id, ends or f'{{"t":{batch_id}}}', owner, first, pipeline, starts_over)
 
 
 def changes_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema = SCHEMA) -> Changes:
@@ -96,5 +106,20 @@ def deliver(
     session = target.open()
     try:
         return session.write(Delivery(columns, iter(made), letters, at))
+    finally:
+        session.close()
+
+
+def deliver_overtaken(target: Target, schema: pa.Schema = SCHEMA) -> Outcome:
+    """Write one batch in whose middle another run of the pipeline takes over, and writes the batch itself."""
+
+    def chunks() -> Iterator[Changes]:
+        yield changes_of([(1, "old")], schema)
+        deliver(target, [(1, "new")], at=fence(0, owner="second"), schema=schema)
+        yield changes_of([(2, "stale")], schema)
+
+    session = target.open()
+    try:
+        return session.write(Delivery(schema, chunks(), Letters(target.shown), fence(0, owner="first")))
     finally:
         session.close()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import SparkRuntimeException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
@@ -236,12 +235,10 @@ def test_the_key_of_a_tombstone_is_read_from_text_and_from_objects_with_and_with
         assert [(row.op, row.key.id) for row in found] == [("delete", 7), ("delete", 8), ("delete", 9)]
 
 
-def test_a_truncation_ends_the_query_with_its_place_or_is_passed_over(spark: SparkSession) -> None:
+def test_a_truncation_is_a_change_without_a_key(spark: SparkSession) -> None:
     emptied = Event({"op": "t", "before": None, "after": None, "ts_ms": 0})
-    with pytest.raises(SparkRuntimeException, match=r"TRUNCATE.* at customers/0/1.*truncation='ignore'"):
-        changes_of(spark, [envelope(7, 5, "Rome"), emptied], value_format="debezium")
-    left = changes_of(spark, [envelope(7, 5, "Rome"), emptied], value_format="debezium", truncation="ignore")
-    assert [row.op for row in left.collect()] == ["insert"]
+    rows = changes_of(spark, [envelope(7, 5, "Rome"), emptied], value_format="debezium").collect()
+    assert [(row.op, row.key.id, row.version) for row in rows][1:] == [("truncate", None, "customers/0/1")]
 
 
 def test_changes_become_rows_and_records_and_come_back_from_these(spark: SparkSession) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
+import headrace.spark as hr
 from headrace.errors import UsageError
 from headrace.spark import sessions
-from headrace.spark.checkpoints import Checkpoint
-from headrace.spark.compat import Shape, changes, shape_of
+from headrace.spark.checkpoint_lock import CheckpointInUse, locked
+from headrace.spark.checkpoints import Checkpoint, HadoopFile
+from headrace.spark.compat import Shape, changes, refuse, shape_of
+from headrace.spark.pipelines import Pipeline
 from headrace.spark.reading import stream
+from headrace.spark.run import Choices, run
+from tests.spark.watching import Told
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]
 
@@ -96,6 +103,34 @@ def test_a_checkpoint_keeps_the_shape_and_can_be_put_aside(spark: SparkSession, 
     assert checkpoint.put_aside() is None
 
 
+def test_a_lease_is_kept_in_a_file_of_sparks_file_systems(spark: SparkSession, tmp_path: Path) -> None:
+    file = HadoopFile(spark, str(tmp_path / "with space"), ".locks/orders")
+    assert file.read() is None
+    assert file.create("first")
+    assert not file.create("second")
+    assert file.read() == "first"
+    file.replace("third")
+    assert HadoopFile(spark, str(tmp_path / "with space"), ".locks/orders").read() == "third"
+    file.remove()
+    assert file.read() is None
+
+
+def test_a_second_driver_is_refused_before_it_builds_its_query(spark: SparkSession, tmp_path: Path) -> None:
+    def build(spark: SparkSession) -> DataFrame:
+        raise AssertionError("the query is built")
+
+    def say(line: str) -> None:
+        """Nothing is said."""
+
+    pipeline = Pipeline("orders", build, hr.sinks.console())
+    choices = Choices(command="test", checkpoints=str(tmp_path))
+    with (
+        locked(str(tmp_path), ["orders"], lambda name: HadoopFile(spark, str(tmp_path), name), say),
+        pytest.raises(CheckpointInUse, match="orders is in use by process"),
+    ):
+        run(spark, [pipeline], choices, Told(), threading.Event())
+
+
 def test_a_checkpoint_has_begun_when_spark_has_planned_a_batch(spark: SparkSession, tmp_path: Path) -> None:
     checkpoint = Checkpoint(spark, str(tmp_path), "rate")
     rows = spark.readStream.format("rate").option("rowsPerSecond", "10").load()
@@ -113,3 +148,139 @@ def test_a_function_with_state_cannot_have_it_in_memory_and_sparks_own_can(spark
     assert shape_of(visits, output_mode=None, sink="", state="disk").state == "disk"
     with pytest.raises(UsageError, match=r"function with state.*on disk only.*leave state= out"):
         shape_of(visits, output_mode=None, sink="", state="memory")
+
+
+def in_windows(rows: DataFrame, **changed: object) -> DataFrame:
+    asked = {"event_time": "at", "size": "1 minute", "values": {"value": ("sum", "id")}, "late": "correct", **changed}
+    return hr.windows(hr.watermark(rows, "at", "1 minute"), "city", **asked)  # type: ignore[arg-type]
+
+
+def deduplicated(rows: DataFrame, keys: str = "city", within: str = "1 hour") -> DataFrame:
+    return hr.dedup(hr.watermark(rows, "at", "1 minute"), keys, within=within, event_time="at")
+
+
+def in_sessions(rows: DataFrame) -> DataFrame:
+    return hr.sessions(hr.watermark(rows, "at", "1 minute"), "city", event_time="at", gap="1 minute")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "severity", "word"),
+    [
+        (
+            in_windows,
+            lambda rows: in_windows(rows, values={"value": ("max", "id")}),
+            "mixes",
+            "aggregates of windows was",
+        ),
+        (in_windows, lambda rows: in_windows(rows, size="1 hour"), "mixes", "size of windows was 60 s and is 3600 s"),
+        (in_windows, lambda rows: in_windows(rows, late="side"), "note", "late of windows was correct and is side"),
+        (in_windows, lambda rows: in_windows(rows, buckets=4), "breaks", "in 4 buckets"),
+        (in_windows, in_sessions, "breaks", "windows by city, window_start, window_end"),
+        (in_windows, deduplicated, "breaks", "dedup by city"),
+        (deduplicated, lambda rows: deduplicated(rows, "id"), "breaks", "the dedup was by city (string) and is by id"),
+        (deduplicated, lambda rows: deduplicated(rows, within="2 hours"), "note", "within of dedup was 3600 s"),
+    ],
+)
+def test_a_change_of_an_operator_of_ours_is_found(
+    spark: SparkSession, before: object, after: object, severity: str, word: str
+) -> None:
+    old, new = (shape(build(orders(spark))) for build in (before, after))  # type: ignore[operator]
+    assert changes(old, shape(before(orders(spark)))) == []  # type: ignore[operator]
+    found = changes(old, new)
+    assert found[0].severity == severity, found
+    assert any(word in each.text for each in found), found
+
+
+def in_time(spark: SparkSession, topic: str = "orders") -> DataFrame:
+    return hr.watermark(orders(spark, topic), "at", "1 minute")
+
+
+def captured(spark: SparkSession, topic: str = "people") -> DataFrame:
+    rows = hr.stream(spark, topic, "id long, city string, age long", value_format="debezium", bootstrap="h:1")
+    return hr.changes(rows, "id")
+
+
+EVERY: dict[str, Callable[..., DataFrame]] = {
+    "windows": lambda spark, **given: hr.windows(
+        in_time(spark), **{"keys": "city", "event_time": "at", "size": "1 hour", "emit": "early", **given}
+    ),
+    "distinct": lambda spark, **given: hr.distinct(
+        in_time(spark), **{"keys": "city", "of": "id", "event_time": "at", "size": "1 hour", **given}
+    ),
+    "percentiles": lambda spark, **given: hr.percentiles(
+        in_time(spark), **{"keys": "city", "of": "id", "event_time": "at", "size": "1 hour", **given}
+    ),
+    "top": lambda spark, **given: hr.top(
+        in_time(spark), **{"keys": "city", "of": "id", "event_time": "at", "size": "1 hour", **given}
+    ),
+    "compare": lambda spark, **given: hr.compare(
+        in_time(spark), **{"keys": "city", "event_time": "at", "size": "1 hour", **given}
+    ),
+    "rolling": lambda spark, **given: hr.rolling(
+        in_time(spark), **{"keys": "city", "event_time": "at", "within": "1 hour", **given}
+    ),
+    "sessions": lambda spark, **given: hr.sessions(
+        in_time(spark), **{"keys": "city", "event_time": "at", "gap": "1 minute", **given}
+    ),
+    "dedup": lambda spark, **given: hr.dedup(
+        in_time(spark), **{"keys": "city", "event_time": "at", "within": "1 hour", **given}
+    ),
+    "view": lambda spark, **given: hr.view(
+        captured(spark), **{"group_by": "city", "values": {"value": ("sum", "age")}, **given}
+    ),
+    "join_latest": lambda spark, **given: hr.join_latest(
+        orders(spark), captured(spark), **{"on": "id", "prefix": "person_", **given}
+    ),
+    "join_as_of": lambda spark, **given: hr.join_as_of(
+        in_time(spark),
+        hr.watermark(captured(spark), "at", "1 minute"),
+        **{"on": "id", "stream_time": "at", "prefix": "person_", **given},
+    ),
+    "join_tables": lambda spark, **given: hr.join_tables(
+        captured(spark), captured(spark, "cities"), **{"on": "id", "prefix": "other_", **given}
+    ),
+}
+CHANGED: list[tuple[str, dict[str, object]]] = [
+    ("windows", {"size": "2 hours"}),
+    ("windows", {"every": "30 minutes"}),
+    ("windows", {"origin": "1970-01-01T00:10:00Z"}),
+    ("windows", {"keys": ["city", "id"]}),
+    ("windows", {"values": {"value": ("sum", "id")}}),
+    ("windows", {"size": "1 day", "timezone": "Europe/Berlin"}),
+    ("windows", {"buckets": 3}),
+    ("distinct", {"exact": False}),
+    ("distinct", {"of": "amount"}),
+    ("percentiles", {"of": "amount"}),
+    ("top", {"of": "amount"}),
+    ("top", {"n": 3}),
+    ("top", {"by": ("sum", "id")}),
+    ("compare", {"to": {"previous": "2 hours"}}),
+    ("compare", {"values": {"value": ("sum", "id")}}),
+    ("rolling", {"within": "2 hours"}),
+    ("rolling", {"reach": "around"}),
+    ("rolling", {"values": {"value": ("sum", "id")}}),
+    ("sessions", {"gap": "2 minutes"}),
+    ("sessions", {"values": {"value": ("sum", "id")}}),
+    ("dedup", {"keys": ["city", "id"]}),
+    ("dedup", {"within": hr.FOREVER}),
+    ("view", {"group_by": "id"}),
+    ("view", {"values": {"value": ("max", "age")}}),
+    ("view", {"values": {"value": ("sum", "id")}}),
+    ("view", {"buckets": 3}),
+    ("join_latest", {"how": "inner"}),
+    ("join_latest", {"buckets": 3}),
+    ("join_as_of", {"how": "inner"}),
+    ("join_tables", {"how": "left"}),
+    ("join_tables", {"on": "age"}),
+]
+
+
+@pytest.mark.parametrize(("function", "changed"), CHANGED, ids=[f"{name}-{'-'.join(given)}" for name, given in CHANGED])
+def test_a_changed_argument_of_any_function_with_state_is_refused(
+    spark: SparkSession, function: str, changed: dict[str, object]
+) -> None:
+    build = EVERY[function]
+    before = Shape.from_json(shape(build(spark)).to_json())
+    assert changes(before, shape(build(spark))) == []
+    found = changes(before, shape(build(spark, **changed)))
+    assert refuse("orders", "checkpoints/orders", found, "headrace run shop.py") is not None, found

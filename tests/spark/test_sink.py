@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,20 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from headrace.client import Client, Consumer, ConsumerOptions, FetchOptions, TopicPartition, start_offsets
+import headrace.spark as hr
+from headrace.client import Client, Consumer, ConsumerOptions, FetchOptions, Producer, TopicPartition, start_offsets
 from headrace.record import Record
 from headrace.spark.decisions import DecisionTopic
+from headrace.spark.pipelines import Pipeline
+from headrace.spark.run import Choices
+from headrace.spark.run import run as run_pipelines
 from headrace.spark.sink import exactly_once_batch
 from headrace.spark.sink_checkpoint import read_end_offsets
 from headrace.testing import broker as start_broker
+from tests.chaos.spark_judge import out_of_order
 from tests.servers.process import RunningServer
 from tests.spark.topics import create, eventually, fill, read_stream
+from tests.spark.watching import Told
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]
 
@@ -116,6 +123,27 @@ def test_a_stream_goes_from_topic_to_topic_over_several_runs(
     assert last.batch.query == query_id
 
 
+def test_records_of_a_key_keep_their_order_also_when_a_batch_is_replayed(
+    spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
+) -> None:
+    bootstrap, source, target = headrace_server.bootstrap, unique("ordered"), unique("ordered-out")
+    create(bootstrap, source, partitions=2)
+    create(bootstrap, target, partitions=3)
+    for first in (0, 150):
+        with Client(bootstrap) as client, Producer(client) as producer:
+            for number in range(first, first + 150):
+                producer.send(source, b"%d" % number, key=b"key-%d" % (number % 10), partition=number % 2)
+        rows = read_stream(spark, bootstrap, source, startingOffsets="earliest", maxOffsetsPerTrigger=60)
+        drain_to(rows.select("key", "value"), bootstrap, tmp_path / "c", topic=target)
+        commits = tmp_path / "c" / "commits"
+        last = max(int(each.name) for each in commits.iterdir() if each.name.isdecimal())
+        (commits / str(last)).unlink()
+        (commits / f".{last}.crc").unlink()
+    found = [((record.key or b"").decode(), int(record.value or b"")) for _, record in committed(bootstrap, target)]
+    assert sorted(number for _, number in found) == list(range(300))
+    assert out_of_order(found) == []
+
+
 @pytest.mark.slow
 def test_a_checkpoint_that_lost_its_last_entry_is_noticed(
     spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
@@ -168,6 +196,64 @@ def test_a_batch_inside_for_each_batch_is_written_once_when_spark_replays_it(
     run()
     assert calls == [0, 0]
     assert values(bootstrap, target) == [b"50", b"50"]
+
+
+def test_a_checkpoint_on_a_file_system_of_a_cluster_serves_the_topic_sink(
+    spark: SparkSession, broker: RunningServer, unique: Name, tmp_path: Path
+) -> None:
+    """Only Spark can read it, as with s3a:// and hdfs://. The last commit is lost, so the batch is replayed."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    hadoop: Any = spark._jsc.hadoopConfiguration()
+    hadoop.set("fs.viewfs.mounttable.headrace.link./checkpoints", folder.as_uri())
+    source, target = unique("clustered"), unique("clustered-out")
+    for topic in (source, target):
+        create(broker.bootstrap, topic)
+    location = "viewfs://headrace/checkpoints/one"
+    sink = hr.sinks.topic(target, bootstrap=broker.bootstrap)
+
+    def drain() -> None:
+        rows = hr.stream(spark, source, bootstrap=broker.bootstrap).select("value")
+        writer = sink.stream(rows, "append", location).option("checkpointLocation", location)
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    fill(broker.bootstrap, source, 5, partitions=1)
+    drain()
+    for name in ("0", ".0.crc"):
+        (folder / "one" / "commits" / name).unlink()
+    drain()
+    assert values(broker.bootstrap, target, count=5) == [b"value-%d" % index for index in range(5)]
+
+
+@pytest.mark.parametrize("mode", ["append", "update"])
+def test_another_checkpoint_of_a_pipeline_that_writes_to_a_topic_stops_with_one_line_unless_it_starts_over(
+    spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path, mode: str
+) -> None:
+    bootstrap, source, target = headrace_server.bootstrap, unique("once"), unique("once-out")
+    create(bootstrap, source)
+    fill(bootstrap, source, 5, partitions=1)
+
+    def build(spark: SparkSession) -> DataFrame:
+        return hr.stream(spark, source, bootstrap=bootstrap).select("value")
+
+    sink = hr.sinks.topic(target, bootstrap=bootstrap)
+    pipeline = Pipeline(unique("copied"), build, sink, output_mode=mode)
+
+    def runs(folder: str, **chosen: bool) -> tuple[bool, list[str]]:
+        choices = Choices(command="test", checkpoints=str(tmp_path / folder), available_now=True, **chosen)
+        told = Told()
+        return run_pipelines(spark, [pipeline], choices, told, threading.Event()), told.lines
+
+    assert runs("here") == (True, [])
+    good, (line,) = runs("elsewhere")
+    assert not good
+    assert f"has rows of pipeline {pipeline.name} from another checkpoint" in line
+    assert runs("here") == (True, [])
+    assert len(values(bootstrap, target, count=5)) == 5
+    good, _ = runs("elsewhere", start_over=True)
+    assert good
+    assert len(values(bootstrap, target, count=10)) == 10
 
 
 @pytest.mark.slow

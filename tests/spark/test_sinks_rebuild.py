@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from pyspark.sql import SparkSession
 from headrace.client import Client, Producer
 from headrace.spark import sinks
 from headrace.spark.pipelines import Pipeline
-from headrace.spark.progress import Snapshot
 from headrace.spark.reading import stream
 from headrace.spark.rebuild import rebuild
 from headrace.spark.run import Choices, run
@@ -32,30 +31,12 @@ from tests.sinks.spark_kills import World
 from tests.sinks.world import Base
 from tests.skips import or_skip
 from tests.spark.topics import create, eventually
+from tests.spark.watching import Told
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(900)]
 
 Name = Callable[[str], str]
 JOB_TIMEOUT_S = 400
-
-
-class Told:
-    """A watcher that remembers."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.last: Sequence[Snapshot] = ()
-        self.notes: set[str] = set()
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-    def progressed(self, snapshot: Snapshot) -> None:
-        """What is shown is enough."""
-
-    def show(self, snapshots: Sequence[Snapshot]) -> None:
-        self.last = snapshots
-        self.notes |= {each.note for each in snapshots}
 
 
 def send(bootstrap: str, topic: str, records: dict[int, str | None]) -> None:

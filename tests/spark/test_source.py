@@ -118,7 +118,7 @@ def test_only_the_columns_of_the_given_schema_are_read(
         reader.schema("value string").load().collect()
 
 
-def test_read_committed_leaves_out_what_was_aborted_or_is_open(
+def test_what_was_aborted_or_is_open_is_left_out_unless_asked_for(
     spark: SparkSession, broker: RunningServer, unique: Name
 ) -> None:
     topic = unique("committed")
@@ -130,9 +130,9 @@ def test_read_committed_leaves_out_what_was_aborted_or_is_open(
             producer.send(topic, value, partition=0)
             producer.flush()
             producer.commit() if commit else producer.abort()
-    rows = read(spark, broker.bootstrap, topic, kafka__isolation__level="read_committed").orderBy("offset")
+    rows = read(spark, broker.bootstrap, topic).orderBy("offset")
     assert [bytes(row.value) for row in rows.collect()] == [b"kept", b"kept too"]
-    assert len(read(spark, broker.bootstrap, topic).collect()) == 3
+    assert len(read(spark, broker.bootstrap, topic, kafka__isolation__level="read_uncommitted").collect()) == 3
 
 
 def test_records_that_retention_took_end_the_read_unless_loss_is_accepted(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -17,7 +19,11 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 
 import headrace.spark as hr
 from headrace.errors import UsageError
-from headrace.spark.profile import STATE_STORE, STATE_STORES, state_in
+from headrace.spark.pipelines import Pipeline
+from headrace.spark.profile import FILES_NAMED_ONCE, STATE_STORE, STATE_STORES, state_in
+from headrace.spark.run import Choices, run
+from headrace.spark.sinks.plain import as_sink
+from tests.spark.watching import Told
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(1200)]
 
@@ -164,7 +170,110 @@ def test_state_in_memory_gives_the_same_and_stays_there_when_a_query_goes_on_wit
     assert Counter(streamed) == Counter(row for row in lane.bounded(per_minute) if row.user != "last")
 
 
+def forget_last_commit(checkpoint: Path) -> None:
+    """As if the driver had died after the state of the last batch was written and before the batch was committed."""
+    commits = checkpoint / "commits"
+    last = max(int(each.name) for each in commits.iterdir() if each.name.isdecimal())
+    (commits / str(last)).unlink()
+    (commits / f".{last}.crc").unlink(missing_ok=True)
+
+
+def known_users(rows: DataFrame) -> DataFrame:
+    return hr.dedup(rows, "user", within=hr.FOREVER, buckets=BUCKETS)
+
+
+@pytest.mark.parametrize(
+    ("place", "named_once"), [("disk", False), pytest.param("disk", True, marks=pytest.mark.slow), ("memory", False)]
+)
+def test_a_batch_computed_again_after_a_death_goes_on_with_its_own_state(
+    lane: Lane, place: str, named_once: bool
+) -> None:
+    def sparks(rows: DataFrame) -> DataFrame:
+        return rows.dropDuplicates(["user"])
+
+    operator = known_users if place == "disk" else sparks
+    files: list[list[Event]] = [[(f"{batch}-{user}", 0, 0) for user in range(20)] for batch in range(5)]
+    found: set[str] = set()
+    with state_in(lane.spark, place, named_once=named_once):
+        for batch, events in enumerate(files):
+            lane.add(events)
+            found |= {row.user for row in lane.run(operator)}
+            if batch in (1, 2):
+                forget_last_commit(lane.checkpoint)
+    assert found == {user for events in files for user, _, _ in events}
+    lane.add(*files)
+    with state_in(lane.spark, place, named_once=named_once):
+        assert lane.run(operator) == [], "every user is known"
+
+
+@pytest.mark.parametrize("first", [{}, FILES_NAMED_ONCE])
+def test_a_pipeline_goes_on_with_state_files_of_the_kind_that_its_checkpoint_has(
+    lane: Lane, first: dict[str, str], tmp_path: Path
+) -> None:
+    """A checkpoint that a session without our profile began, and one that ``headrace run`` began."""
+    lane.checkpoint = tmp_path / "pipelines" / "known" / "spark"
+    for name, value in first.items():
+        lane.spark.conf.set(name, value)
+    try:
+        for batch in range(2):
+            lane.add([(f"{batch}-{user}", 0, 0) for user in range(20)])
+            lane.run(known_users)
+    finally:
+        for name in first:
+            lane.spark.conf.unset(name)
+    given: list[Row] = []
+
+    def build(spark: SparkSession) -> DataFrame:
+        return known_users(lane.rows(streaming=True).withWatermark("at", "20 seconds"))
+
+    def take(rows: DataFrame, batch_id: int) -> None:
+        given.extend(rows.collect())
+
+    pipeline = Pipeline("known", build, as_sink(take))
+    choices = Choices(command="test", checkpoints=str(tmp_path / "pipelines"), available_now=True)
+    for batch in range(2, 5):
+        forget_last_commit(lane.checkpoint)
+        lane.add([(f"{batch}-{user}", 0, 0) for user in range(20)])
+        assert run(lane.spark, [pipeline], choices, Told(), threading.Event())
+    assert {row.user for row in given} == {f"{batch}-{user}" for batch in range(1, 5) for user in range(20)}
+    given.clear()
+    lane.add([(f"{batch}-{user}", 0, 0) for batch in range(5) for user in range(20)])
+    assert run(lane.spark, [pipeline], choices, Told(), threading.Event())
+    assert given == [], "every user is known"
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("named_once", [False, True])
+def test_state_on_a_disk_that_was_full_goes_on_as_if_it_had_not_been(
+    lane: Lane, tmp_path: Path, named_once: bool
+) -> None:
+    disk = tmp_path / "small"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    mounted = subprocess.run(command, check=False, capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"only root may mount a small tmpfs: {mounted.stderr.decode().strip()}")
+    lane.checkpoint = disk / "checkpoint"
+    try:
+        lane.add(*[[(f"{batch}-{user}", 0, 0) for user in range(20)] for batch in range(30)])
+        found: list[Row] = []
+        with state_in(lane.spark, "disk", named_once=named_once):
+            with pytest.raises(StreamingQueryException, match=r"(?s)No space left on device"):
+                lane.run(known_users)
+            subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+            found = lane.run(known_users)
+            lane.add([(f"{batch}-{user}", 0, 0) for batch in range(30) for user in range(20)])
+            assert lane.run(known_users) == [], "every user is known"
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+    users = [row.user for row in found]
+    assert len(users) == len(set(users)) > 0
+
+
+def test_a_session_writes_checkpoints_as_every_other_session_does(lane: Lane) -> None:
+    assert [lane.spark.conf.get(name, None) for name in FILES_NAMED_ONCE] == [None, None]
+
+
 def test_clocks_corrected_on_a_restarted_stream_are_those_of_the_bounded_frame(lane: Lane) -> None:
     def by_user(rows: DataFrame) -> DataFrame:
         timed = rows.withColumn("occurred", F.col("sent"))

@@ -12,6 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
+import headrace.spark as hr
 from headrace.errors import UsageError
 from headrace.spark.reading import batch, stream, table
 from headrace.spark.testing import Event, run_pipeline
@@ -45,6 +46,18 @@ def test_events_out_of_order_count_and_late_ones_are_dropped_and_counted(spark: 
         spark=spark,
     )
     assert rows.dicts() == [{"minute": datetime(2026, 1, 31, 10, 0), "revenue": Decimal("7.70")}]
+    assert rows.late == 1
+
+
+def shops_per_minute(spark: SparkSession) -> DataFrame:
+    orders = hr.watermark(stream(spark, "orders", schema=ORDERS), "placed_at", "2 minutes")
+    return hr.windows(orders, event_time="placed_at", size="1 minute", values={"different": ("distinct", "id")})
+
+
+def test_rows_that_are_late_for_an_operator_of_ours_are_counted_too(spark: SparkSession) -> None:
+    batches = [[order(1, "1.00", "10:00:05")], [order(2, "1.00", "10:05:00")], [], [order(3, "1.00", "10:00:59")]]
+    rows = run_pipeline(shops_per_minute, {"orders": batches}, spark=spark)
+    assert [row.different for row in rows] == [1]
     assert rows.late == 1
 
 

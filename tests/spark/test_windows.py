@@ -83,6 +83,21 @@ def as_bag(rows: Sequence[Row], *leaving_out: str) -> Counter[tuple[Any, ...]]:
     )
 
 
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_an_hour_every_five_minutes_is_twelve_windows_a_row(spark: SparkSession, ansi: str) -> None:
+    at = datetime(2026, 1, 1, 10, 2, tzinfo=UTC)
+    before = spark.conf.get("spark.sql.ansi.enabled")
+    spark.conf.set("spark.sql.ansi.enabled", ansi)
+    try:
+        rows = spark.createDataFrame([("anna", at)], "user string, at timestamp")
+        results = hr.windows(rows, "user", event_time="at", size="1 hour", every="5 minutes", emit="early")
+        final = results.where("is_final").select(F.unix_seconds("window_start").alias("start")).collect()
+    finally:
+        spark.conf.set("spark.sql.ansi.enabled", str(before))
+    first = int(at.timestamp()) - 3600 + 180
+    assert sorted(row.start for row in final) == list(range(first, first + 3600, 300))
+
+
 @pytest.mark.parametrize("every", [None, "4 seconds"], ids=["tumbling", "hopping"])
 def test_the_operator_and_sparks_own_windows_agree_on_a_bounded_frame(spark: SparkSession, every: str | None) -> None:
     def native(rows: DataFrame, **more: Any) -> DataFrame:

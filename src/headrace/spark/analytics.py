@@ -16,7 +16,8 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 
 from headrace.errors import UsageError
 from headrace.spark.analytics_rolling import Reach, Rolling
-from headrace.spark.arguments import micros_of, names_of, plain_columns, time_column
+from headrace.spark.arguments import micros_of, names_of, plain_columns, time_column, without_weights
+from headrace.spark.description import parameters_of
 from headrace.spark.state import BUCKETS, apply_operator, arrow_schema, key_type
 from headrace.spark.windowing import (
     aggregates_of,
@@ -116,6 +117,7 @@ def top(
     largest of another column over its rows. Of equal scores the smaller value is first. Nulls are not ranked.
     """
     names = names_of(keys)
+    without_weights(rows, "top")
     time = time_column(rows, event_time, "event_time")
     if not 1 <= n <= TOP_MAX:
         raise UsageError(f"n={n} is outside [1, {TOP_MAX}]")
@@ -125,8 +127,9 @@ def top(
     keep_us = keep_us_of(emit, late, keep)
     operator = Windows(window_keys(rows, names), time, (EVENTS, ranking), emit, late, keep_us)
     needed = needed_rows(rows, [*names, time], operator.aggregates)
-    assigned = assignment_of(size, every, timezone, origin).apply(needed, time).drop(ROLE)
-    results = windowed(assigned, operator, names, buckets=buckets, name=name)
+    assignment = assignment_of(size, every, timezone, origin)
+    assigned = assignment.apply(needed, time).drop(ROLE)
+    results = windowed(assigned, operator, names, parameters_of(assignment), buckets=buckets, name=name)
     ranked = results.select("*", F.posexplode(ranking.name).alias("_place", "_entry"))
     first = [*names, *(each.name for each in WINDOW), MOMENT.name]
     if of in (*first, "rank", "score", "revision", "is_final", "is_retraction"):
@@ -177,6 +180,7 @@ def compare(
     With a time zone, days and weeks are those of its calendar.
     """
     names = names_of(keys)
+    without_weights(rows, "compare")
     time = time_column(rows, event_time, "event_time")
     if late == "side":
         raise UsageError("compare does not give out late rows", 'late="drop" or late="correct"')
@@ -205,7 +209,8 @@ def compare(
             aggregates.append(aggregate_of(f"{each}{suffix}", given, schema))
     operator = Windows(window_keys(rows, names), time, tuple(aggregates), "final", late, keep_us)
     assigned = needed_rows(spanned, [*names, time, *(each.name for each in WINDOW)], aggregates)
-    return windowed(assigned, operator, names, buckets=buckets, name=name)
+    also = {**parameters_of(assignment), "to": str(earlier)}
+    return windowed(assigned, operator, names, also, buckets=buckets, name=name)
 
 
 def _of_role(role: int, column: str = "") -> str:
@@ -230,6 +235,7 @@ def rolling(
     watermark has passed all rows that count for it.
     """
     names = names_of(keys)
+    without_weights(rows, Rolling.name)
     time = time_column(rows, event_time, "event_time")
     if reach not in ("before", "around"):
         raise UsageError(f"reach={reach!r} is neither 'before' nor 'around'")

@@ -9,9 +9,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 from pyspark.sql.types import TimestampType
 
+from headrace.changes import WEIGHT
 from headrace.errors import UsageError
 
-__all__ = ["micros_of", "names_of", "plain_columns", "time_column"]
+__all__ = ["micros_of", "names_of", "plain_columns", "time_column", "without_weights"]
 
 UNITS_US = {
     "microsecond": 1,
@@ -42,6 +43,15 @@ def time_column(rows: DataFrame, column: str | None, argument: str) -> str:
         what = f"{argument} is not given" if column is None else f"{argument}: {column!r} is no column with a timestamp"
         raise UsageError(what, f"columns with timestamps: {', '.join(times) or 'none'}")
     return column
+
+
+def without_weights(rows: DataFrame, what: str) -> None:
+    """Refuse the rows of ``hr.deltas`` where a row that went would count as one that came."""
+    if WEIGHT in rows.columns:
+        raise UsageError(
+            f"{what} would count the rows that went ({WEIGHT} = −1) as rows that came",
+            "hr.view(…) adds and subtracts them; or hr.changes(rows, key=…), written to a topic and read from there",
+        )
 
 
 def micros_of(duration: str, argument: str) -> int:

@@ -55,6 +55,7 @@ class SmoothClock(Operator):
     offset_us_max: int
     forget_us: int
     name: ClassVar[str] = "clock correction"
+    free: ClassVar[tuple[str, ...]] = ("samples", "offset_us_max", "forget")
 
     @property
     def sample(self) -> pa.StructType:

@@ -3,7 +3,7 @@
 Without a ``valueFormat`` the columns are those of Spark's Kafka source; a schema given by the user picks some of them,
 and what is not picked is not copied. With one, the columns of the value stand first and what surrounds the value has a
 name with an underscore: ``_key``, ``_topic``, ``_partition``, ``_offset``, ``_timestamp``, ``_timestampType``,
-``_headers``, and ``_raw`` and ``_error`` for values that did not fit.
+``_headers``, ``_tombstone`` (the record has no value), and ``_raw`` and ``_error`` for values that did not fit.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
     DataType,
     IntegerType,
     LongType,
@@ -28,9 +29,20 @@ from headrace.errors import HeadraceError, UsageError
 from headrace.spark.decode import HEADERS_TYPE, Decoded
 from headrace.spark.positions import OffsetRange
 
-__all__ = ["ERROR_COLUMN", "META_PREFIX", "PLAIN", "RAW_COLUMN", "meta_columns", "metadata", "plain_schema"]
+__all__ = [
+    "ERROR_COLUMN",
+    "META_PREFIX",
+    "PLAIN",
+    "RAW_COLUMN",
+    "TOMBSTONE_COLUMN",
+    "meta_columns",
+    "metadata",
+    "plain_schema",
+]
 
 META_PREFIX = "_"
+TOMBSTONE_COLUMN = "_tombstone"
+"""A value whose columns are all null is a row; a record without a value removes its key."""
 RAW_COLUMN = "_raw"
 ERROR_COLUMN = "_error"
 
@@ -59,6 +71,7 @@ def meta_columns(include_headers: bool, keep_bad: bool) -> list[StructField]:
     """The columns beside those of a typed value, when the user did not choose."""
     names = ["key", "topic", "partition", "offset", "timestamp", "timestampType"] + ["headers"] * include_headers
     fields = [StructField(META_PREFIX + name, PLAIN[name]) for name in names]
+    fields.append(StructField(TOMBSTONE_COLUMN, BooleanType()))
     if keep_bad:
         fields += [StructField(RAW_COLUMN, BinaryType()), StructField(ERROR_COLUMN, StringType())]
     return fields

@@ -2,7 +2,8 @@
 
 A checkpoint holds positions per source and the state of every stateful operator, both by their number in the plan. When
 the query has changed since, Spark finds out late, deep in a task, or not at all: a sum that became a maximum goes on
-with the old sums. So the shape of a query is kept beside its checkpoint, and compared.
+with the old sums. So the shape of a query is kept beside its checkpoint, and compared. Of Spark's own operators it is
+read from the plan; ours put their descriptions into it (``description``).
 
 Three kinds of change are told apart. What *breaks*: the checkpoint cannot be read by this query. What *mixes*: it can,
 but old state would get a new meaning. What is worth a *note*: it fits, and the user may want to know. Filters,
@@ -19,6 +20,7 @@ from typing import Any, Literal
 from pyspark.sql import DataFrame
 
 from headrace.errors import UsageError
+from headrace.spark.description import Description
 
 __all__ = [
     "Change",
@@ -56,6 +58,10 @@ ONLY_ON_DISK = "TransformWithState"
 """Where the name of such a step in the plan begins."""
 WATERMARK = "spark.watermarkDelayMs"
 """In the metadata of a column that a watermark goes over."""
+METRIC = "state "
+"""How the names of metrics begin under which operators of ours show what they hold."""
+DESCRIPTION = "operator"
+"""The metric among them that is the operator's description."""
 SOURCE_OPTIONS = ("subscribe", "subscribePattern", "assign", "path")
 
 
@@ -76,12 +82,22 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Parameter:
+    """Of an operator of ours; a free one may change without giving old state a new meaning."""
+
+    name: str
+    text: str
+    free: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Operator:
     """A place where a query keeps state."""
 
     kind: str
     keys: tuple[Column, ...] = ()
     values: tuple[Column, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
 
     def describe(self) -> str:
         by = ", ".join(each.text for each in self.keys)
@@ -118,7 +134,8 @@ class Shape:
 
 def _operator(found: Mapping[str, Any]) -> Operator:
     keys = tuple(Column(**each) for each in found["keys"])
-    return Operator(str(found["kind"]), keys, tuple(Column(**each) for each in found["values"]))
+    values = tuple(Column(**each) for each in found["values"])
+    return Operator(str(found["kind"]), keys, values, tuple(Parameter(**each) for each in found["parameters"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +189,16 @@ def _operators(old: Shape, new: Shape) -> Iterator[Change]:
     for was, now in zip(old.operators, new.operators, strict=True):
         yield from _columns(f"the {was.kind} was by", "is by", was.keys, now.keys)
         yield from _columns(f"the {was.kind} kept", "would keep", was.values, now.values)
+        yield from _parameters(was, now)
+
+
+def _parameters(was: Operator, now: Operator) -> Iterator[Change]:
+    old, new = ({each.name: each for each in side.parameters} for side in (was, now))
+    for name in sorted({*old, *new}):
+        before, after = (each[name].text if name in each else "not there" for each in (old, new))
+        if before != after:
+            free = all(each[name].free for each in (old, new) if name in each)
+            yield Change("note" if free else "mixes", f"{name} of {was.kind} was {before} and is {after}")
 
 
 def _columns(was: str, now: str, old: tuple[Column, ...], new: tuple[Column, ...]) -> Iterator[Change]:
@@ -186,23 +213,31 @@ def _columns(was: str, now: str, old: tuple[Column, ...], new: tuple[Column, ...
                 yield Change("mixes", f"{one.text} is computed otherwise than before")
 
 
-def refuse(name: str, checkpoint: str, found: list[Change], command: str) -> UsageError | None:
-    """The error to end with, or None when the query may start."""
+def refuse(name: str, checkpoint: str, found: list[Change], command: str, rebuild: str = "") -> UsageError | None:
+    """The error to end with, or None when the query may start.
+
+    ``rebuild``: the command that fills the pipeline's target again, where there is one. Starting over alone would leave
+    the old results among the new ones.
+    """
     grave = [each for each in found if each.severity != "note"]
     if not grave:
         return None
     what = "; ".join(each.text for each in grave)
+    again = f"{command} --only {name} --start-over"
+    cure = (
+        f"to compute everything again: {rebuild}"
+        if rebuild
+        else f"to compute everything again, beside the results that are there: {again}"
+    )
     if grave[0].severity == "breaks":
         return UsageError(
             f"pipeline {name!r} has changed and no longer fits its checkpoint {checkpoint}: {what}",
-            f"undo the change; or give the pipeline another name; or start it over from its sources' beginning: "
-            f"{command} --only {name} --start-over",
+            f"{cure}; or undo the change; or give the pipeline another name",
         )
     return UsageError(
         f"pipeline {name!r} has changed: {what}. It would go on with what its checkpoint {checkpoint} holds, under the "
         f"new meaning",
-        f"if that is right: {command} --only {name} --accept-changes; if not, start it over from its sources' "
-        f"beginning: {command} --only {name} --start-over",
+        f"{cure}; to go on all the same: {command} --only {name} --accept-changes",
     )
 
 
@@ -213,8 +248,7 @@ def shape_of(rows: DataFrame, *, output_mode: str | None, sink: str, state: str 
     """The shape of a streaming query, from its analysed plan, and the output mode that fits it when none is given."""
     nodes = list(_nodes(rows._jdf.queryExecution().analyzed()))
     sources = tuple(_source(node, name) for name, node in nodes if name.startswith("StreamingRelation"))
-    aliases = _aliases(nodes)
-    operators = tuple(_stateful(node, name, aliases) for name, node in nodes if _keeps_state(node, name))
+    operators = tuple(_all_operators(nodes))
     watermarks = sum(name == "EventTimeWatermark" for name, _ in nodes)
     final = all(_ends(node) for name, node in nodes if name == "Aggregate" and node.isStreaming())
     if state == "memory" and any(name.startswith(ONLY_ON_DISK) for name, _ in nodes):
@@ -319,6 +353,33 @@ def _aliases(nodes: list[tuple[str, Any]]) -> dict[str, str]:
                 if str(each.nodeName()) == "Alias":
                     found[str(each.exprId())] = str(each.child().sql())
     return found
+
+
+def _all_operators(nodes: list[tuple[str, Any]]) -> Iterator[Operator]:
+    """An operator of ours is a function with state, and its description stands above it."""
+    aliases = _aliases(nodes)
+    above: Operator | None = None
+    for name, node in nodes:
+        if name == "CollectMetrics" and str(node.name()).startswith(METRIC):
+            above = _described(node)
+        elif _keeps_state(node, name):
+            ours = above if name.startswith(ONLY_ON_DISK) else None
+            yield ours or _stateful(node, name, aliases)
+            above = None
+
+
+def _described(node: Any) -> Operator | None:
+    for metric in _sequence(node.metrics()):
+        if str(metric.name()) == DESCRIPTION:
+            text = next(str(each.value().toString()) for name, each in _nodes(metric) if name == "Literal")
+            return _operator_of(Description.from_json(text))
+    return None
+
+
+def _operator_of(found: Description) -> Operator:
+    state = Column("state", f"{found.state}, version {found.version}, in {found.buckets} buckets")
+    parameters = tuple(Parameter(name, text, name in found.free) for name, text in sorted(found.parameters.items()))
+    return Operator(found.kind, tuple(Column(name, kind) for name, kind in found.keys), (state,), parameters)
 
 
 def _stateful(node: Any, name: str, aliases: dict[str, str]) -> Operator:

@@ -7,6 +7,9 @@ only ever committed, by whoever comes by, however often it takes; before that th
     record    key    the sink
               value  JSON: batch, where its input ended, revision, and per task: rows, bytes, checksum, transaction
 
+    record    key    the topic and the pipeline that writes to it
+              value  JSON: the query that writes for the pipeline, a *claim*
+
 The topic is compacted: what was decided last is all that anybody asks for. It is ours, and not a group's offsets, since
 Apache Kafka forgets those after a week without members.
 
@@ -25,7 +28,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
@@ -45,7 +48,17 @@ from headrace.client import (
 from headrace.errors import ErrorCode, HeadraceError, KafkaError
 from headrace.record import decode_records
 
-__all__ = ["DECISION_TOPIC", "BatchRef", "Decision", "DecisionTopic", "Refused", "TaskResult", "Verdict", "judge"]
+__all__ = [
+    "DECISION_TOPIC",
+    "BatchRef",
+    "Claim",
+    "Decision",
+    "DecisionTopic",
+    "Refused",
+    "TaskResult",
+    "Verdict",
+    "judge",
+]
 
 FORMAT = 1
 DECISION_TOPIC = "__headrace_sink"
@@ -137,6 +150,23 @@ class Decision:
         if found != FORMAT:
             raise Refused(f"the decision of sink {sink!r} has format {found}; this version of headrace knows {FORMAT}")
         return cls(batch, tasks, revision)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Which query writes for a pipeline. A query of another checkpoint would write all of its rows again."""
+
+    query: str
+    topic_id: str
+    host: str
+    since: str
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Claim:
+        return cls(**json.loads(text))
 
 
 def _task_fields(result: TaskResult) -> list[Any]:
@@ -249,15 +279,27 @@ class DecisionTopic:
 
     def last(self, sink: str) -> Decision | None:
         """What was decided last. Ask after ``take_lease``: before it, the answer may be out of date at once."""
+        found = self._newest(sink.encode())
+        return Decision.from_json(sink, found) if found else None
+
+    def claim(self, name: str) -> Claim | None:
+        """Who writes for a pipeline. Ask after ``take_lease``, too."""
+        found = self._newest(name.encode())
+        return Claim.from_json(found) if found else None
+
+    def record_claim(self, lease: ProducerIdentity, name: str, claim: Claim) -> None:
+        self._write(lease, name, claim.to_json())
+
+    def _newest(self, key: bytes) -> bytes | None:
         first = start_offsets(self._client, [self.place])[self.place]
         end = end_offsets(self._client, [self.place])[self.place]
         reach = WINDOW_OFFSETS
         upper = end
         while upper > first:
             lower = max(first, end - reach)
-            found = self._scan(sink.encode(), lower, end)
+            found = self._scan(key, lower, end)
             if found is not None:
-                return Decision.from_json(sink, found) if found else None
+                return found
             upper, reach = lower, reach * 16
         return None
 

@@ -64,6 +64,8 @@ class Decoded:
     timestamp_types: npt.NDArray[np.int32]  # 0 the producer's clock, 1 the broker's
     keys: pa.BinaryArray
     values: pa.BinaryArray
+    has_key: npt.NDArray[np.bool_]
+    """Known also where the keys themselves were not asked for."""
     headers: pa.ListArray | None = None
 
     @property
@@ -142,13 +144,15 @@ def decode(
         timestamp_types=types,
         keys=binary_column(data, fields.key_starts, fields.key_sizes) if keys else _EMPTY,
         values=binary_column(data, fields.value_starts, fields.value_sizes) if values else _EMPTY,
+        has_key=fields.key_sizes >= 0,
         headers=_read_headers(data, raw, fields) if headers else None,
     )
 
 
 def _nothing(headers: bool) -> Decoded:
     none = np.zeros(0, np.int64)
-    return Decoded(none, none, none.astype(np.int32), _EMPTY, _EMPTY, pa.array([], HEADERS_TYPE) if headers else None)
+    no_headers = pa.array([], HEADERS_TYPE) if headers else None
+    return Decoded(none, none, none.astype(np.int32), _EMPTY, _EMPTY, none.astype(np.bool_), no_headers)
 
 
 def _payload(batch: RawBatch, decompressed_bytes_max: int) -> bytes | memoryview:

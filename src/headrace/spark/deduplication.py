@@ -32,6 +32,7 @@ class Dedup(Operator):
     event_time: str
     within_us: int
     name: ClassVar[str] = "dedup"
+    free: ClassVar[tuple[str, ...]] = ("within",)
 
     @property
     def state(self) -> pa.StructType:

@@ -5,9 +5,9 @@
 ``hr.join_within``  two streams whose events are not too far apart
 
 The first two are operators with state (``joins_operators``), since Spark has no table that changes while a stream runs.
-The third is Spark's own join of streams, which gives the right answer once both sides have a watermark and the
-condition bounds the times; what is added here is that it cannot be written otherwise. Two tables that change are
-joined by ``hr.join_tables`` (``views``).
+The third is Spark's own join of streams. It gives the right answer when both sides have a watermark and the condition
+bounds the times, and the function makes sure of both. Two tables that change are joined by ``hr.join_tables``
+(``views``).
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from typing import Literal
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, TimestampType
+from pyspark.sql.types import StructType, TimestampType
 
 from headrace.errors import UsageError
-from headrace.spark.changelog import PLACE, key_names, row_type
-from headrace.spark.joins_operators import CHANGE, EVENT, AsOf, How, Latest, Matched
-from headrace.spark.keyed import micros_of
-from headrace.spark.state import BUCKETS, apply_operator, arrow_schema, free_name, watermarked
+from headrace.spark.arguments import micros_of, without_weights
+from headrace.spark.changelog import PLACE, is_truncation, key_names, lane, row_type
+from headrace.spark.joins_operators import CHANGE, EVENT, TRUNCATES, AsOf, How, Latest, Matched
+from headrace.spark.state import BUCKETS, all_nullable, apply_operator, arrow_schema, free_name, watermarked
 
 __all__ = [
     "On",
-    "all_nullable",
     "both_alike",
     "join_as_of",
     "join_latest",
@@ -104,6 +103,7 @@ def _tagged(
     """Both inputs as one: the key, and an event or a change."""
     if how not in ("left", "inner"):
         raise UsageError(f"how={how!r} is neither 'left' nor 'inner'")
+    without_weights(stream, "a join of a stream")
     pairs = pairs_of(on)
     row = _versioned(table)
     if sorted(pairs.values()) != sorted(key_names(table)):
@@ -117,11 +117,17 @@ def _tagged(
 
     moment = F.unix_micros(time).alias("at")
     event = F.struct(moment, F.struct(*[F.col(f"`{each}`") for each in stream.columns]).alias("row"))
-    fixed = [F.unix_micros("at").alias("at"), F.col("position"), F.col("version"), F.col("after").isNotNull()]
-    change = F.struct(*fixed[:3], fixed[3].alias("live"), F.col("after").alias("row"))
-    events = stream.select(*[F.col(f"`{each}`") for each in pairs], time.alias(TIME), event.alias(EVENT))
+    place = [F.unix_micros("at").alias("at"), F.col("position"), lane(table).alias("lane"), F.col("version")]
+    change = F.struct(*place, F.col("after").isNotNull().alias("live"), F.col("after").alias("row"))
+    events = stream.select(
+        *[F.col(f"`{each}`") for each in pairs],
+        F.lit(False).alias(TRUNCATES),
+        time.alias(TIME),
+        event.alias(EVENT),
+    )
     changed = table.select(
         *[F.col(f"key.`{right}`").alias(left) for left, right in pairs.items()],
+        is_truncation().alias(TRUNCATES),
         F.col("at").alias(TIME),
         change.alias(CHANGE),
     )
@@ -159,16 +165,6 @@ def nothing_like(frame: DataFrame, column: str) -> Column:
     return F.lit(None).cast(all_nullable(frame.schema[column].dataType))
 
 
-def all_nullable(kind: DataType) -> DataType:
-    if isinstance(kind, StructType):
-        return StructType([StructField(each.name, all_nullable(each.dataType)) for each in kind])
-    if isinstance(kind, ArrayType):
-        return ArrayType(all_nullable(kind.elementType), True)
-    if isinstance(kind, MapType):
-        return MapType(all_nullable(kind.keyType), all_nullable(kind.valueType), True)
-    return kind
-
-
 # ---- two streams ---------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +191,8 @@ def join_within(
     """
     if how not in ("inner", "left", "full"):
         raise UsageError(f"how={how!r} is none of 'inner', 'left', 'full'")
+    for rows in (left, right):
+        without_weights(rows, "join_within")
     if before is None and after is None:
         raise UsageError("join_within needs a bound of time", 'after="1 hour": the right event up to an hour later')
     _time(left, left_time, "left_time")

@@ -3,7 +3,11 @@
 A row of that input is an event or a change of the table, and the other column is null:
 
     _event    (at, row)                                microseconds, and the columns of the stream
-    _change   (at, position, version, live, row)       a version of the table's row; not live: it was deleted
+    _change   (at, position, lane, version, live, row) a version of the table's row; not live: it was deleted
+
+Where ``_truncates`` is true, the change is a truncation: it deletes all rows of its lane with a lower position. A value
+that the database did not send is that of the version before, by position. A version that lacks one is joined to
+nothing.
 
 **As of the event's time** the row that counts is the newest version that is not newer than the event; of versions with
 the same time the one with the highest position. An event at *t* waits until the watermark, which is that of the slower
@@ -29,6 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.changes import Placed, Truncations, filled, incomplete, newest
 from headrace.spark.state_bucket import Flags, Ints
 from headrace.spark.state_operator import (
     BEGINNING,
@@ -44,10 +49,11 @@ from headrace.spark.state_operator import (
     whole,
 )
 
-__all__ = ["CHANGE", "EVENT", "AsOf", "How", "Latest", "Matched", "change_type", "event_type"]
+__all__ = ["CHANGE", "EVENT", "TRUNCATES", "AsOf", "How", "Latest", "Matched", "change_type", "event_type"]
 
 EVENT = "_event"
 CHANGE = "_change"
+TRUNCATES = "_truncates"
 """Columns of the input, with an underscore beside the user's own names."""
 How = Literal["left", "inner"]
 
@@ -57,7 +63,8 @@ def event_type(row: pa.StructType) -> pa.StructType:
 
 
 def change_type(row: pa.StructType) -> pa.StructType:
-    fixed = [("at", pa.int64()), ("position", pa.int64()), ("version", pa.string()), ("live", pa.bool_())]
+    fixed = [("at", pa.int64()), ("position", pa.int64()), ("lane", pa.int64())]
+    fixed += [("version", pa.string()), ("live", pa.bool_())]
     return pa.struct([*fixed, ("row", row)])
 
 
@@ -97,6 +104,7 @@ class AsOf(Operator):
     """The column of the event that ``at`` was taken from."""
     name: ClassVar[str] = "join_as_of"
     judges_lateness: ClassVar[bool] = True
+    everywhere: ClassVar[str | None] = TRUNCATES
 
     @property
     def state(self) -> pa.StructType:
@@ -116,9 +124,10 @@ class AsOf(Operator):
         now_us, count = touched.now_us, len(touched.keys)
         codes, versions = _together(touched, "versions", CHANGE)
         known = ~_with_null(touched.keys)[codes]
-        codes, versions = codes[known], versions.filter(pa.array(known))
+        codes, versions = _with_truncations(touched.shared, codes[known], versions.filter(pa.array(known)))
+        codes, versions = _completed(codes, versions)
         times = np.asarray(versions.field("at").fill_null(BEGINNING), np.int64)
-        order = np.lexsort((np.asarray(versions.field("position").fill_null(0), np.int64), times, codes))
+        order = np.lexsort((_ints(versions, "position"), times, codes))
         codes, times, versions = codes[order], times[order], versions.take(pa.array(order))
 
         event_codes, events = _together(touched, "waiting", EVENT)
@@ -136,7 +145,7 @@ class AsOf(Operator):
             as_lists(event_codes[by_key], events.take(pa.array(by_key)), count),
         ]
         held = np.bincount(codes, minlength=count) + np.bincount(event_codes, minlength=count)
-        letting_go = _to_be_let_go(codes, versions)
+        letting_go = _to_be_let_go(codes, versions) & (times > now_us)
         return Step(
             output=output,
             states=pa.StructArray.from_arrays(lists, fields=list(self.state)),
@@ -173,11 +182,16 @@ class AsOf(Operator):
         return self.matched.rows(events, versions, np.where(found, place, -1))
 
     def _needed(self, codes: Ints, times: Ints, versions: pa.StructArray, now_us: int) -> Flags:
-        """All but what was replaced by the time of the watermark, and but a deletion that came before it."""
+        """All but what was replaced by the time of the watermark, and but a deletion that came before it.
+
+        The last row by position stays in any case, because the next change may leave out values that have not changed.
+        So do the versions that replaced it, or it would be valid again.
+        """
         replaced = np.zeros(len(codes), np.bool_)
         replaced[:-1] = (codes[1:] == codes[:-1]) & (times[1:] <= now_us)
         live = np.asarray(versions.field("live").fill_null(False))
         needed: Flags = ~replaced & (live | (times > now_us))
+        needed |= _from_last_by_position(codes, versions)
         return needed
 
 
@@ -190,6 +204,48 @@ def _to_be_let_go(codes: Ints, versions: pa.StructArray) -> Flags:
     return found
 
 
+def _ints(changes: pa.StructArray, field: str) -> Ints:
+    found: Ints = np.asarray(changes.field(field).fill_null(0), np.int64)
+    return found
+
+
+def _with_truncations(shared: pa.Table, codes: Ints, versions: pa.StructArray) -> tuple[Ints, pa.StructArray]:
+    """With a deletion for every key that a truncation removes: one that has an older version in the same lane."""
+    if not shared.num_rows:
+        return codes, versions
+    truncations = whole(shared.column(CHANGE))
+    places = zip(_ints(truncations, "lane").tolist(), _ints(truncations, "position").tolist(), strict=True)
+    lanes, positions = _ints(versions, "lane"), _ints(versions, "position")
+    gone = [np.unique(codes[(lanes == lane) & (positions < position)]) for lane, position in places]
+    numbers = np.repeat(np.arange(len(gone)), [len(each) for each in gone])
+    return np.r_[codes, *gone], pa.concat_arrays([versions, truncations.take(pa.array(numbers))])
+
+
+def _completed(codes: Ints, versions: pa.StructArray) -> tuple[Ints, pa.StructArray]:
+    """With values that were not sent filled in. A version that stays incomplete is not live."""
+    if not incomplete(versions.field("row")).any():
+        return codes, versions
+    order = np.lexsort((_ints(versions, "position"), codes))
+    codes, versions = codes[order], versions.take(pa.array(order))
+    columns = fields_of(versions)
+    columns["row"], lacking = filled(columns["row"], codes)
+    columns["live"] = pc.and_(columns["live"], pa.array(~lacking))
+    return codes, pa.StructArray.from_arrays(list(columns.values()), fields=list(versions.type))
+
+
+def _from_last_by_position(codes: Ints, versions: pa.StructArray) -> Flags:
+    """Of versions sorted by key and time: the one with the highest position, where it has a row, and those after it."""
+    found = np.zeros(len(codes), np.bool_)
+    if not len(codes):
+        return found
+    order = np.lexsort((_ints(versions, "position"), codes))
+    last = order[np.r_[np.diff(codes[order]) != 0, True]]
+    found[last] = np.asarray(versions.field("row").is_valid())[last]
+    latest = np.maximum.accumulate(np.where(found, np.arange(len(codes)), -1))
+    after: Flags = (latest >= 0) & (codes[latest] == codes)
+    return after
+
+
 @dataclass(frozen=True, slots=True)
 class Latest(Operator):
     """Each event with the row that the table has when it comes; changes of its own batch count."""
@@ -197,6 +253,7 @@ class Latest(Operator):
     matched: Matched
     name: ClassVar[str] = "join_latest"
     clock: ClassVar[Clock] = "none"
+    everywhere: ClassVar[str | None] = TRUNCATES
 
     @property
     def state(self) -> pa.StructType:
@@ -208,18 +265,24 @@ class Latest(Operator):
 
     def step(self, touched: Touched) -> Step:
         count = len(touched.keys)
-        given = whole(touched.rows.column(CHANGE))
-        rows = np.flatnonzero(np.asarray(given.is_valid()) & ~_with_null(touched.keys)[touched.codes])
-        order = rows[
-            np.lexsort((np.asarray(given.field("position").fill_null(0), np.int64)[rows], touched.codes[rows]))
-        ]
-        newest = np.full(count, -1, np.int64)
-        newest[touched.codes[order]] = order + count  # of several the last one stays
         held = touched.held.field("current")
-        choices = pa.concat_arrays([held, given])
-        chosen = np.where(newest >= 0, newest, np.where(np.asarray(held.is_valid()), np.arange(count), -1))
-        current = choices.take(pa.array(chosen, mask=chosen < 0))
-        live: Flags = np.asarray(current.field("live").fill_null(False))
+        given = whole(touched.rows.column(CHANGE))
+        known = np.flatnonzero(np.asarray(given.is_valid()) & ~_with_null(touched.keys)[touched.codes])
+        given = given.take(pa.array(known))
+        truncations = whole(touched.shared.column(CHANGE))
+        found = newest(
+            fields_of(held)["row"],
+            _ints(held, "lane"),
+            Placed(fields_of(given)["row"], touched.codes[known], _ints(given, "lane"), _ints(given, "position")),
+            Truncations(_ints(truncations, "lane"), _ints(truncations, "position")),
+        )
+        columns = fields_of(pa.concat_arrays([held, given]).take(pa.array(found.chosen)))
+        columns["row"] = found.rows
+        is_there = np.asarray(found.rows.is_valid())
+        current = pa.StructArray.from_arrays(
+            list(columns.values()), fields=list(change_type(self.matched.row)), mask=pa.array(~is_there)
+        )
+        live: Flags = is_there & ~found.incomplete
 
         events = whole(touched.rows.column(EVENT))
         asking = np.asarray(events.is_valid())
@@ -227,8 +290,8 @@ class Latest(Operator):
         return Step(
             output=self.matched.rows(events.filter(pa.array(asking)), current, np.where(live[codes], codes, -1)),
             states=pa.StructArray.from_arrays([current], fields=list(self.state)),
-            keep=live,
-            changed=newest >= 0,
+            keep=is_there,
+            changed=(found.chosen != np.arange(count)) | (np.asarray(held.is_valid()) & ~is_there),
         )
 
 

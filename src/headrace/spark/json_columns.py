@@ -8,8 +8,9 @@ begins, it gives up at the first object it does not like, and it knows fewer con
   that is put between values. One value may still hold two objects; then there are more rows than values, which is seen.
 - When it gives up, the values are halved until the trouble lies among a few; those are read one by one with Python's
   own parser, under rules that accept everything Arrow accepts, with the same result, and more: numbers as strings,
-  rounding of decimals, seconds since 1970 as timestamps, maps. What fails there too is bad, and has a reason.
-- Times and dates are read as strings and converted by Arrow's kernels, since its JSON parser does not know zones.
+  rounding of decimals, maps. What fails there too is bad, and has a reason.
+- Times and dates are read as strings, or as the numbers that ``json_forms`` says, and converted by Arrow's kernels,
+  since its JSON parser does not know zones.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import binascii
 import datetime
 import decimal
 import json
+import re
 import zoneinfo
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +52,7 @@ from pyspark.sql.types import (
 )
 
 from headrace.errors import UsageError
+from headrace.spark.json_forms import MOMENT_US_MAX, MOMENT_US_MIN, PLAIN, UNITS_NS, Forms, unscaled
 
 __all__ = ["JsonColumns", "Parsed"]
 
@@ -58,6 +61,10 @@ ONE_BY_ONE_ROWS = 64
 
 _INT_BITS: dict[type[DataType], int] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
 _EPOCH_DATE = datetime.date(1970, 1, 1)
+DAY_US = 86_400_000_000
+_UNIT_NAMES = {ns: name for name, ns in UNITS_NS.items()}
+_INDEX = re.compile(r"\[\d+\]")
+_SCALED = {"scale", "value"}
 _NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
@@ -82,8 +89,9 @@ class Parsed:
 class JsonColumns:
     """Turns arrays of JSON texts into the columns of a schema."""
 
-    def __init__(self, schema: StructType, *, time_zone: str = "UTC") -> None:
+    def __init__(self, schema: StructType, *, time_zone: str = "UTC", forms: Forms = PLAIN) -> None:
         self._schema = schema
+        self._forms = forms
         self._types = [to_arrow_type(each.dataType, timezone="UTC") for each in schema.fields]
         self._zone = zoneinfo.ZoneInfo(time_zone)
         self._zone_name = time_zone
@@ -146,7 +154,10 @@ class JsonColumns:
         return None
 
     def _read(self, buffer: pa.Buffer, row_count: int, times_are_numbers: bool) -> list[pa.Array] | None:
-        fields = [pa.field(each.name, _read_type(each.dataType, times_are_numbers)) for each in self._schema.fields]
+        fields = [
+            pa.field(each.name, self._read_type(each.dataType, each.name, times_are_numbers))
+            for each in self._schema.fields
+        ]
         table = pyarrow.json.read_json(
             pa.BufferReader(buffer),
             read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=buffer.size + 64),
@@ -157,34 +168,56 @@ class JsonColumns:
         if table.num_rows != row_count:
             return None
         return [
-            self._convert(_whole(column), each.dataType, kind)
+            self._convert(_whole(column), each.dataType, kind, each.name)
             for column, each, kind in zip(table.columns, self._schema.fields, self._types, strict=True)
         ]
 
-    def _convert(self, column: pa.Array, kind: DataType, arrow: pa.DataType) -> pa.Array:
+    def _read_type(self, kind: DataType, path: str, times_are_numbers: bool) -> pa.DataType:
+        """What Arrow's parser is asked for; ``_convert`` does the rest."""
+        if isinstance(kind, TimestampType | TimestampNTZType):
+            return pa.int64() if times_are_numbers or path in self._forms.columns_time_ns else pa.string()
+        if isinstance(kind, DateType):
+            return pa.int64() if times_are_numbers and self._forms.dates_are_days else pa.string()
+        if isinstance(kind, DecimalType) and self._forms.scale(path, kind.scale) is not None:
+            return pa.string()
+        if isinstance(kind, ArrayType):
+            return pa.list_(self._read_type(kind.elementType, path, times_are_numbers))
+        if isinstance(kind, StructType):
+            names = [(each.name, f"{path}.{each.name}", each.dataType) for each in kind.fields]
+            return pa.struct([(name, self._read_type(inner, place, times_are_numbers)) for name, place, inner in names])
+        return to_arrow_type(kind)
+
+    def _convert(self, column: pa.Array, kind: DataType, arrow: pa.DataType, path: str) -> pa.Array:
         """From what the parser reads to what Spark takes."""
+        if isinstance(kind, DecimalType) and pa.types.is_string(column.type):
+            try:
+                return pa.array([_as_decimal(each, kind, self._forms, path) for each in column.to_pylist()], arrow)
+            except (ValueError, decimal.InvalidOperation) as error:
+                raise pa.ArrowInvalid(f"{path}: {error}") from error
         if isinstance(kind, DecimalType):
-            column.validate(full=True)  # the parser checks the digits behind the point only
+            column.validate(full=True)  # the parser checks the digits after the point only
         if column.type == arrow and not isinstance(kind, ArrayType | StructType):
             return column
         if isinstance(kind, TimestampType | TimestampNTZType):
-            return self._convert_times(column, arrow)
+            return self._convert_times(column, arrow, path)
+        if isinstance(kind, DateType) and pa.types.is_integer(column.type):
+            return _days(column).cast(arrow)
         if isinstance(kind, ArrayType):
-            inner = self._convert(column.flatten(), kind.elementType, arrow.value_type)
+            inner = self._convert(column.flatten(), kind.elementType, arrow.value_type, path)
             return _list_like(column, inner, arrow)
         if isinstance(kind, StructType):
             children = [
-                self._convert(column.field(index), each.dataType, arrow.field(index).type)
+                self._convert(column.field(index), each.dataType, arrow.field(index).type, f"{path}.{each.name}")
                 for index, each in enumerate(kind.fields)
             ]
             mask = column.is_null() if column.null_count else None
             return pa.StructArray.from_arrays(children, fields=list(arrow), mask=mask)
         return column.cast(arrow)
 
-    def _convert_times(self, column: pa.Array, arrow: pa.DataType) -> pa.Array:
-        """Numbers are seconds; strings have a zone, all of them or none. A mixture is read one by one."""
+    def _convert_times(self, column: pa.Array, arrow: pa.DataType, path: str) -> pa.Array:
+        """Numbers have a unit; strings have a zone, all of them or none. A mixture is read one by one."""
         if pa.types.is_integer(column.type):
-            return pc.multiply_checked(column, 1_000_000).cast(arrow)
+            return _moments(column, self._forms.unit_ns(path)).cast(arrow)
         if arrow.tz is None:
             return column.cast(arrow)
         try:
@@ -226,8 +259,7 @@ class JsonColumns:
         try:
             return self._fitted(value, kind, where)
         except (ValueError, TypeError, OverflowError, decimal.InvalidOperation, binascii.Error):
-            shown = _shown(value)
-            raise _Unfit(f"{where} is {shown}, which is no {kind.simpleString()}") from None
+            raise _Unfit(f"{where} is {_shown(value)}, which is no {kind.simpleString()}{_hint(value, kind)}") from None
 
     def _fitted(self, value: Any, kind: DataType, where: str) -> Any:
         """The value as Python has it; ValueError and the like when it does not fit."""
@@ -244,16 +276,30 @@ class JsonColumns:
                 raise ValueError
             return [(key, self._fit(each, kind.valueType, f"{where}.{key}")) for key, each in value.items()]
         if isinstance(kind, TimestampType | TimestampNTZType):
-            return self._fit_time(value, isinstance(kind, TimestampType))
+            return self._fit_time(value, isinstance(kind, TimestampType), _path(where))
+        if isinstance(kind, DecimalType):
+            return _as_decimal(value, kind, self._forms, _path(where))
+        if isinstance(kind, DateType) and isinstance(value, _NumberText) and self._forms.dates_are_days:
+            return _checked_days(int(value))
         return _SIMPLE[type(kind)](value, kind)
 
-    def _fit_time(self, value: Any, zoned: bool) -> int:
+    def _fit_time(self, value: Any, zoned: bool, path: str) -> int:
         """Microseconds since 1970, as Arrow counts them."""
         if isinstance(value, _NumberText):
-            microseconds = int(value) * 1_000_000
-            if not -(2**63) <= microseconds < 2**63:
-                raise ValueError
-            return microseconds
+            unit_ns = self._forms.unit_ns(path)
+            if unit_ns is None:
+                raise _Unfit(
+                    f"{path} is {value}, a number whose unit is not known. Say timeUnit=milliseconds, microseconds or "
+                    "nanoseconds where it is the same for all columns; write the records with their schema; capture "
+                    "with --times strings; or read the column as long"
+                )
+            moment_us = int(value) * unit_ns // 1_000
+            if not MOMENT_US_MIN <= moment_us <= MOMENT_US_MAX:
+                raise _Unfit(
+                    f"{path} is {value}, which is outside of the years 1 to 9999 when it counts "
+                    f"{_UNIT_NAMES[unit_ns]}. timeUnit=… says what numbers in timestamps count"
+                )
+            return moment_us
         if not isinstance(value, str):
             raise ValueError
         when = datetime.datetime.fromisoformat(value)
@@ -293,17 +339,48 @@ def _is_native(kind: DataType) -> bool:
     return not isinstance(kind, MapType | BinaryType)
 
 
-def _read_type(kind: DataType, times_are_numbers: bool) -> pa.DataType:
-    """What Arrow's parser is asked for; ``_convert`` does the rest."""
-    if isinstance(kind, TimestampType | TimestampNTZType):
-        return pa.int64() if times_are_numbers else pa.string()
-    if isinstance(kind, DateType):
-        return pa.string()
-    if isinstance(kind, ArrayType):
-        return pa.list_(_read_type(kind.elementType, times_are_numbers))
-    if isinstance(kind, StructType):
-        return pa.struct([pa.field(each.name, _read_type(each.dataType, times_are_numbers)) for each in kind.fields])
-    return to_arrow_type(kind)
+def _path(where: str) -> str:
+    """The column of an element of an array."""
+    return _INDEX.sub("", where)
+
+
+def _moments(numbers: pa.Array, unit_ns: int | None) -> pa.Array:
+    """Microseconds since 1970. ArrowInvalid: they are read one by one, where the reason is found."""
+    if unit_ns is None:
+        raise pa.ArrowInvalid("the unit is not known")
+    if unit_ns >= 1_000:
+        found = pc.multiply_checked(numbers, unit_ns // 1_000)
+    else:
+        found = pa.array(
+            [None if each is None else each * unit_ns // 1_000 for each in numbers.to_pylist()], pa.int64()
+        )
+    bounds = pc.min_max(found).as_py()
+    if bounds["min"] is not None and not (bounds["min"] >= MOMENT_US_MIN and bounds["max"] <= MOMENT_US_MAX):
+        raise pa.ArrowInvalid("outside of the years 1 to 9999")
+    return found
+
+
+def _days(numbers: pa.Array) -> pa.Array:
+    for bound in pc.min_max(numbers).as_py().values():
+        if bound is not None:
+            _checked_days(bound)
+    return numbers.cast(pa.int32())
+
+
+def _checked_days(days: int) -> int:
+    if not MOMENT_US_MIN <= days * DAY_US <= MOMENT_US_MAX:
+        raise pa.ArrowInvalid(f"{days} days are outside of the years 1 to 9999")  # a ValueError too
+    return days
+
+
+def _hint(value: Any, kind: DataType) -> str:
+    """What may have been meant."""
+    if isinstance(kind, DecimalType) and isinstance(value, str) and not isinstance(value, _NumberText):
+        return (
+            ". If it is the unscaled number in base64, as Debezium writes decimals by default: say "
+            "decimalFormat=base64, or capture with --decimals string"
+        )
+    return ""
 
 
 def _list_like(column: pa.ListArray, inner: pa.Array, arrow: pa.DataType) -> pa.ListArray:
@@ -410,13 +487,30 @@ def _floating(value: Any, kind: DataType) -> float:
     return float(value)
 
 
+def _as_decimal(value: Any, kind: DecimalType, forms: Forms, path: str) -> decimal.Decimal | None:
+    """A decimal in any of its forms: text or a number, base64, or an object with its scale."""
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        if set(value) != _SCALED:
+            raise ValueError
+        return _rounded(unscaled(str(value["value"]), int(value["scale"])), kind)
+    scale = forms.scale(path, kind.scale)
+    if scale is not None and isinstance(value, str) and not isinstance(value, _NumberText):
+        return _rounded(unscaled(value, scale), kind)
+    return _decimal(value, kind)
+
+
 def _decimal(value: Any, kind: DataType) -> decimal.Decimal:
-    """Digits behind the scale are rounded, as Spark does; more in front than the precision allows do not fit."""
     assert isinstance(kind, DecimalType)
     if not isinstance(value, str):
         raise ValueError
-    with decimal.localcontext(decimal.Context(prec=80)):
-        number = decimal.Decimal(str(value))
+    return _rounded(decimal.Decimal(str(value)), kind)
+
+
+def _rounded(number: decimal.Decimal, kind: DecimalType) -> decimal.Decimal:
+    """Digits after the scale are rounded, as Spark does; more in front than the precision allows do not fit."""
+    with decimal.localcontext(decimal.Context(prec=400)):
         if not number.is_finite():
             raise ValueError
         rounded = number.quantize(decimal.Decimal(1).scaleb(-kind.scale), decimal.ROUND_HALF_UP)

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
 from headrace.errors import UsageError
-from headrace.spark.arguments import micros_of, names_of, time_column
+from headrace.spark.arguments import micros_of, names_of, time_column, without_weights
 from headrace.spark.clock_correction import SmoothClock
 from headrace.spark.deduplication import Dedup, DedupForever
 from headrace.spark.session_windows import Sessions
@@ -42,6 +42,7 @@ def dedup(
     key comes once and is never forgotten; that needs no times.
     """
     names = names_of(keys)
+    without_weights(rows, Dedup.name)
     if within is None:
         raise UsageError(
             "dedup needs to know how long it has to remember keys",
@@ -76,6 +77,7 @@ def sessions(
     """
     keep_us = keep_us_of(emit, late, keep)
     names = names_of(keys)
+    without_weights(rows, Sessions.name)
     time = time_column(rows, event_time, "event_time")
     aggregates = aggregates_of(rows, values)
     side = late == "side"
@@ -112,6 +114,7 @@ def correct_clock(
     offset_us_max = micros_of(offset_max, "offset_max")
     if device is None:
         return _corrected_row_by_row(rows, occurred, sent, received, offset_us_max)
+    without_weights(rows, SmoothClock.name)
     if samples < 1:
         raise UsageError(f"samples={samples}: a median needs at least one")
     schema = arrow_schema(rows.schema)

@@ -21,7 +21,8 @@ from pyspark.sql import SparkSession
 
 import headrace
 from headrace.errors import HeadraceError, UsageError
-from headrace.spark.profile import find_java, register, session
+from headrace.spark.java import find_java
+from headrace.spark.profile import register, session
 from headrace.spark.reading import BOOTSTRAP_CONF
 
 __all__ = ["LogFile", "open_session", "ship_package"]

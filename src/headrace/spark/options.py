@@ -24,6 +24,7 @@ __all__ = [
     "SourceOptions",
     "client_options",
     "connect",
+    "flag",
     "number",
     "parse",
     "text_of",
@@ -31,6 +32,8 @@ __all__ = [
 
 FETCH_BYTES = 4 * 1024 * 1024
 FORMATS = ("json", "debezium", "text")
+READ_COMMITTED = "read_committed"
+"""The default, unlike Kafka's: an aborted record that is counted is counted again when its producer retries."""
 BAD_RECORD_CHOICES = ("fail", "null", "deadletter")
 DURATION = re.compile(r"\s*(\d+)\s*(ms|s|m|min|h|d)?\s*", re.IGNORECASE)
 DURATION_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -98,7 +101,7 @@ def _milliseconds(text: str) -> int:
     return int(text)
 
 
-def _flag(text: str) -> bool:
+def flag(text: str) -> bool:
     if text.strip().lower() not in ("true", "false"):
         raise ValueError("true or false")
     return text.strip().lower() == "true"
@@ -153,20 +156,32 @@ SOURCE: tuple[Option, ...] = (
     Option("maxTriggerDelay", _duration_ms, 900_000, "but no longer than this"),
     Option("minPartitions", number, None, "split partitions until there are so many tasks"),
     Option("maxRecordsPerPartition", number, None, "split ranges that are longer than this"),
-    Option("includeHeaders", _flag, False, "whether there is a column of headers"),
-    Option("failOnDataLoss", _flag, True, "whether records that are gone before they were read end the query"),
+    Option("includeHeaders", flag, False, "whether there is a column of headers"),
+    Option("failOnDataLoss", flag, True, "whether records that are gone before they were read end the query"),
     Option(
         "groupIdPrefix",
         text_of,
         "headrace-spark",
         "what the group's name begins with, before the query's, without kafka.group.id",
     ),
-    Option("commitGroupOffsets", _flag, True, "whether positions are shown to the broker as a consumer group's"),
+    Option("commitGroupOffsets", flag, True, "whether positions are shown to the broker as a consumer group's"),
     Option("valueFormat", _one_of(*FORMATS), None, "how values become typed columns"),
     Option("valueSchema", text_of, None, "the columns of a value, as DDL: id long, name string"),
     Option("onBadRecord", _one_of(*BAD_RECORD_CHOICES), "fail", "what becomes of a value that does not fit"),
     Option("deadLetterTopic", text_of, None, "where bad records go with onBadRecord=deadletter"),
     Option("timeZone", text_of, "UTC", "the zone of times that do not name one"),
+    Option(
+        "timeUnit",
+        _one_of("seconds", "milliseconds", "microseconds", "nanoseconds"),
+        None,
+        "what numbers in timestamp columns count; without it seconds in JSON, and what a schema says in Debezium's",
+    ),
+    Option(
+        "decimalFormat",
+        _one_of("text", "base64"),
+        "text",
+        "how decimals are written: as text or numbers, or as base64 of the unscaled number (Debezium's default)",
+    ),
     Option("bytesPerBatch", number, 4 * 1024 * 1024, "fetched bytes that are decoded together"),
     Option("retryTimeoutMs", number, 120_000, "how long a task waits for a broker that is away"),
 )
@@ -249,7 +264,7 @@ class SourceOptions:
 
     @property
     def read_committed(self) -> bool:
-        return self.kafka.get("isolation.level", "read_uncommitted") == "read_committed"
+        return self.kafka.get("isolation.level", READ_COMMITTED) == READ_COMMITTED
 
     def group(self, query: str = "") -> str | None:
         """The group under which a query's positions are shown: the one asked for, or one of the query's own.
@@ -268,8 +283,8 @@ class SourceOptions:
 
 
 def _check_values(values: Mapping[str, Any], kafka: Mapping[str, str]) -> None:
-    isolation = kafka.get("isolation.level", "read_uncommitted")
-    if isolation not in ("read_uncommitted", "read_committed"):
+    isolation = kafka.get("isolation.level", READ_COMMITTED)
+    if isolation not in (READ_COMMITTED, "read_uncommitted"):
         raise UsageError(f"kafka.isolation.level={isolation!r} must be read_uncommitted or read_committed")
     for name in ("fetch.max.bytes", "max.partition.fetch.bytes", "request.timeout.ms"):
         if name in kafka and not (kafka[name].isdecimal() and int(kafka[name]) > 0):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import threading
 from collections import deque
@@ -48,7 +49,7 @@ class Tracker:
         self.name = name
         self.batches = 0
         self._rows = 0
-        self._recent: deque[tuple[float, int]] = deque()
+        self._recent: deque[_Batch] = deque()
         self._began_s: float | None = None
         self._last: Report = {}
         self._seen: tuple[str, int, str] = ("", -1, "")
@@ -58,15 +59,15 @@ class Tracker:
 
     def take(self, reports: Sequence[Report], now_s: float) -> list[Report]:
         """The reports that are new; ``reports`` are in the order in which Spark made them."""
-        if self._began_s is None:
-            self._began_s = now_s
         marks = [_mark(each) for each in reports]
         start = marks.index(self._seen) + 1 if self._seen in marks else 0
         fresh = list(reports[start:])
         for report in fresh:
-            count = int(report.get("numInputRows") or 0)
-            self._rows += count
-            self._recent.append((now_s, count))
+            batch = _Batch(now_s - (_batch_ms(report) or 0) / 1000, now_s, int(report.get("numInputRows") or 0))
+            self._rows += batch.rows
+            self._recent.append(batch)
+            if self._began_s is None:
+                self._began_s = batch.began_s
             self.batches += 1
         if fresh:
             self._last, self._seen = fresh[-1], marks[-1]
@@ -82,7 +83,7 @@ class Tracker:
         return _mark(report) != self._seen
 
     def snapshot(self, now_s: float, state: str, note: str = "") -> Snapshot:
-        while self._recent and self._recent[0][0] < now_s - RATE_WINDOW_S:
+        while self._recent and self._recent[0].ended_s < now_s - RATE_WINDOW_S:
             self._recent.popleft()
         return Snapshot(
             name=self.name,
@@ -92,7 +93,7 @@ class Tracker:
             lag=lag_of(self._last),
             watermark=watermark_of(self._last),
             batch_id=self._last.get("batchId"),
-            batch_ms=(self._last.get("durationMs") or {}).get("triggerExecution"),
+            batch_ms=_batch_ms(self._last),
             note=note,
         )
 
@@ -100,7 +101,27 @@ class Tracker:
         if self._began_s is None or not self._recent:
             return 0.0
         seconds = min(RATE_WINDOW_S, max(now_s - self._began_s, 1.0))
-        return sum(count for _, count in self._recent) / seconds
+        return sum(each.rows_since(now_s - RATE_WINDOW_S) for each in self._recent) / seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """When it ran, by our clock, and how many rows it had."""
+
+    began_s: float
+    ended_s: float
+    rows: int
+
+    def rows_since(self, since_s: float) -> float:
+        """As if its rows had come evenly: a batch may take longer than the time that a rate is of."""
+        if self.began_s >= since_s:
+            return self.rows
+        return self.rows * (self.ended_s - since_s) / (self.ended_s - self.began_s)
+
+
+def _batch_ms(report: Report) -> int | None:
+    found = (report.get("durationMs") or {}).get("triggerExecution")
+    return None if found is None else int(found)
 
 
 def _mark(report: Report) -> tuple[str, int, str]:
@@ -186,9 +207,11 @@ def as_json(snapshot: Snapshot) -> str:
 class Board:
     """Shows pipelines on ``stream``: live on a terminal, every ten seconds elsewhere; events as lines that stay."""
 
-    def __init__(self, stream: TextIO, *, width: int = 100) -> None:
+    def __init__(self, stream: TextIO, *, width: int = 100, tables: TextIO | None = None) -> None:
+        """``tables``: where sinks print rows; stdout unless that is for programs."""
         self._stream = stream
-        self._live = stream.isatty()
+        self.tables = tables
+        self._live = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._width = width
         self._drawn = 0
         self._shown_s = float("-inf")
@@ -241,9 +264,9 @@ _boards: list[Board] = []
 
 
 @contextlib.contextmanager
-def board_on(stream: TextIO, *, width: int) -> Iterator[Board]:
+def board_on(stream: TextIO, *, width: int, tables: TextIO | None = None) -> Iterator[Board]:
     """A board that whoever prints in this process makes room on."""
-    board = Board(stream, width=width)
+    board = Board(stream, width=width, tables=tables)
     _boards.append(board)
     try:
         yield board
@@ -252,11 +275,13 @@ def board_on(stream: TextIO, *, width: int) -> Iterator[Board]:
 
 
 @contextlib.contextmanager
-def screen_cleared() -> Iterator[None]:
-    """Room for output between the live lines; nothing to do when there are none."""
+def screen_cleared() -> Iterator[TextIO]:
+    """Room for rows between the live lines, and where to print them."""
     if not _boards:
-        yield
+        yield sys.stdout
         return
-    with _boards[-1].cleared():
-        yield
-        sys.stdout.flush()
+    board = _boards[-1]
+    with board.cleared():
+        tables = board.tables or sys.stdout
+        yield tables
+        tables.flush()

@@ -1,26 +1,30 @@
-"""Builds a derived system anew from its topics, beside the one in use, and then puts it in its place.
+"""Rebuilds a target from its topics: new rows are filled beside those in use, and then put in their place.
 
-    begin        an empty version beside the target; what an earlier attempt left is removed
-    fill         the pipeline runs from the beginning of its sources into it, with a checkpoint of its own, to the end
-    switch       the version takes the target's name, at one moment, with the fences of the batches that filled it
-    hand over    the checkpoint of the filling becomes the pipeline's: it goes on behind the last batch that is in it
+    begin        refuse what cannot be rebuilt, before anything is read; remove what an earlier attempt left
+    fill         the pipeline runs from the beginning of its sources to their end, with a separate checkpoint
+    switch       the new rows replace the old ones at one moment, with the fence of the batches that filled them
+    hand over    the checkpoint of the filling becomes the pipeline's: it goes on after the last batch that is in it
 
-Readers see the old version, whole, until they see the new one, whole. A death before the switch leaves the old version
-in use; a death behind it leaves a target that is right and a checkpoint that is older, from which the pipeline writes
-changes again that are there already: by key that is no matter, and without one it is refused. The command can be given
-again at any time.
+Readers see the old rows, all of them, until they see the new ones, all of them. A death before the switch leaves the
+old rows in use. A death after it leaves a target that is right and a checkpoint that is older, from which the pipeline
+writes changes again that are there already: by key that does no harm, and without one it is refused. The command can be
+given again at any time. A rebuild that fails removes what it has filled.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from headrace.errors import UsageError
-from headrace.spark.checkpoints import Checkpoint
+from headrace.spark.checkpoint_lock import locked
+from headrace.spark.checkpoints import Checkpoint, HadoopFile
+from headrace.spark.owner import PipelineRun
 from headrace.spark.pipelines import Pipeline
 from headrace.spark.run import Choices, Watcher, run
 from headrace.spark.sinks.following import Following
@@ -30,21 +34,49 @@ __all__ = ["rebuild"]
 
 SUFFIX = ".rebuild"
 
+logger = logging.getLogger(__name__)
+
 
 def rebuild(spark: SparkSession, pipeline: Pipeline, choices: Choices, watcher: Watcher, stop: threading.Event) -> bool:
     """Whether the new version is in place."""
+    files = partial(HadoopFile, spark, choices.checkpoints)
+    with locked(choices.checkpoints, [pipeline.name], files, watcher.say):
+        return _rebuild(spark, pipeline, choices, watcher, stop)
+
+
+def _rebuild(
+    spark: SparkSession, pipeline: Pipeline, choices: Choices, watcher: Watcher, stop: threading.Event
+) -> bool:
     sink, version = _version_of(pipeline)
-    filling: Any = replace(sink, target=version.target)
+    filling: Any = replace(sink, target=version.target, run=PipelineRun(pipeline.name))
     shadow = replace(pipeline, name=pipeline.name + SUFFIX, sink=filling)
-    version.begin()
-    watcher.say(f"{pipeline.name}: filling a new version of {sink.target.shown}; the old one stays in use")
-    if not run(spark, [shadow], replace(choices, available_now=True, start_over=True), watcher, stop) or stop.is_set():
+    version.begin(pipeline.name)
+    filled = Checkpoint(spark, choices.checkpoints, shadow.name)
+    filled.remove()
+    watcher.say(f"{pipeline.name}: filling new rows for {sink.target.shown}; the old ones stay in use")
+    try:
+        good = run(spark, [shadow], replace(choices, available_now=True), watcher, stop) and not stop.is_set()
+        if good:
+            version.switch()
+    except BaseException:
+        _abandon(version, filled)
+        raise
+    if not good:
+        _abandon(version, filled)
         watcher.say(f"{pipeline.name}: not rebuilt; {sink.target.shown} is as it was")
         return False
-    version.switch()
-    _hand_over(spark, pipeline, choices, shadow.name)
+    _hand_over(spark, pipeline, choices, filled)
     watcher.say(f"{pipeline.name}: {sink.target.shown} is rebuilt and in place")
     return True
+
+
+def _abandon(version: Version, filled: Checkpoint) -> None:
+    """Remove what was filled. What cannot be removed now is removed by the next rebuild."""
+    for action in (version.abandon, filled.remove):
+        try:
+            action()
+        except Exception:
+            logger.warning("a rebuild that failed has left something, which the next one removes", exc_info=True)
 
 
 def _version_of(pipeline: Pipeline) -> tuple[Following, Version]:
@@ -63,9 +95,8 @@ def _version_of(pipeline: Pipeline) -> tuple[Following, Version]:
     return sink, version
 
 
-def _hand_over(spark: SparkSession, pipeline: Pipeline, choices: Choices, shadow: str) -> None:
+def _hand_over(spark: SparkSession, pipeline: Pipeline, choices: Choices, filled: Checkpoint) -> None:
     """Bounded pipelines have no checkpoint, and none to hand over."""
-    filled = Checkpoint(spark, choices.checkpoints, shadow)
     if not filled.has_begun():
         return
     before = Checkpoint(spark, choices.checkpoints, pipeline.name)

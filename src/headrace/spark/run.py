@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Protocol, TypeVar
 
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
@@ -30,14 +30,17 @@ from pyspark.util import InheritableThread
 
 from headrace.client import BrokerUnreachable, Client, ClientOptions
 from headrace.errors import HeadraceError, UsageError
-from headrace.spark.checkpoints import Checkpoint
+from headrace.spark.checkpoint_lock import Locks, locked
+from headrace.spark.checkpoints import Checkpoint, HadoopFile
 from headrace.spark.compat import Shape, changes, refuse, shape_of
+from headrace.spark.failures import is_permanent, reason
+from headrace.spark.owner import PipelineRun
 from headrace.spark.pipelines import Pipeline
 from headrace.spark.profile import state_in
 from headrace.spark.progress import Snapshot, Tracker
 from headrace.spark.watermark_explanation import explain
 
-__all__ = ["Choices", "Watcher", "is_permanent", "pause_s", "reason", "run"]
+__all__ = ["Choices", "Watcher", "pause_s", "run"]
 
 PAUSE_S_MIN = 1.0
 PAUSE_S_MAX = 60.0
@@ -54,7 +57,6 @@ STILL_S = 60.0
 EXPLAIN_INTERVAL_S = 5.0
 BROKER_TIMEOUT_MS = 5_000
 RESTARTS_AVAILABLE_NOW = 3
-REASON_CHARACTERS_MAX = 400
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -65,7 +67,9 @@ class Choices:
     """What the user chose at the command line."""
 
     command: str
+    """What runs the pipelines, for advice; ``rebuild`` is the one that fills a target again, before the name."""
     checkpoints: str
+    rebuild: str = ""
     available_now: bool = False
     restarts_max: int | None = None
     accept_changes: bool = False
@@ -94,6 +98,19 @@ def run(
     spark: SparkSession, pipelines: Sequence[Pipeline], choices: Choices, watcher: Watcher, stop: threading.Event
 ) -> bool:
     """Whether all went well: every pipeline is done, or was running when ``stop`` was set."""
+    names = [each.name for each in pipelines]
+    with locked(choices.checkpoints, names, partial(HadoopFile, spark, choices.checkpoints), watcher.say) as locks:
+        return _run(spark, pipelines, choices, watcher, stop, locks)
+
+
+def _run(
+    spark: SparkSession,
+    pipelines: Sequence[Pipeline],
+    choices: Choices,
+    watcher: Watcher,
+    stop: threading.Event,
+    locks: Locks,
+) -> bool:
     jobs = [_prepared(spark, each, choices, watcher) for each in pipelines]
     _reach_brokers(jobs)
     try:
@@ -102,6 +119,7 @@ def run(
             _until_some_started(jobs, watcher, stop)
         while not stop.is_set() and any(job.is_alive for job in jobs):
             _check_alive(spark)
+            locks.check()
             now_s = time.monotonic()
             for job in jobs:
                 job.watch(now_s, may_start=_starting(jobs) < STARTS_MAX)
@@ -277,6 +295,7 @@ class StreamJob(Job):
         super().__post_init__()
         pipeline = self.pipeline
         self.checkpoint = Checkpoint(self.spark, self.choices.checkpoints, pipeline.name)
+        self.sink = pipeline.sink.for_run(PipelineRun(pipeline.name, self.choices.start_over))
         sink = pipeline.sink.describe()
         self.shape = shape_of(self.rows, output_mode=pipeline.output_mode, sink=sink, state=pipeline.state)
         self._query: StreamingQuery | None = None
@@ -306,12 +325,16 @@ class StreamJob(Job):
             return
         before = self.checkpoint.shape()
         found = changes(before, self.shape) if before else []
-        error = refuse(self.pipeline.name, self.checkpoint.shown, found, self.choices.command)
+        name = self.pipeline.name
+        again = f"{self.choices.rebuild} {name}" if self.pipeline.sink.can_be_rebuilt else ""
+        error = refuse(name, self.checkpoint.shown, found, self.choices.command, again)
         accepted = self.choices.accept_changes and all(each.severity != "breaks" for each in found)
         if error is not None and not accepted:
             raise error
         for each in found:
-            self.watcher.say(f"{self.pipeline.name}: {each.text}")
+            self.watcher.say(f"{name}: {each.text}")
+        if before is not None:
+            self.shape = replace(self.shape, state=before.state)
 
     def begin(self) -> None:
         if self.choices.start_over:
@@ -323,14 +346,14 @@ class StreamJob(Job):
 
     def _start(self) -> None:
         location = self.checkpoint.location
-        writer = self.pipeline.sink.stream(self.rows, self.shape.output_mode, location)
+        writer = self.sink.stream(self.rows, self.shape.output_mode, location)
         writer = writer.queryName(self.pipeline.name).option("checkpointLocation", location)
         if self.choices.available_now:
             writer = writer.trigger(availableNow=True)
         elif self.pipeline.every:
             writer = writer.trigger(processingTime=self.pipeline.every)
         self._batches_before = self.tracker.batches
-        with state_in(self.spark, self.pipeline.state):
+        with state_in(self.spark, self.shape.state or None, named_once=self.checkpoint.may_name_files_once()):
             self._query = writer.start()
         self.state, self.note = "running", ""
 
@@ -408,52 +431,3 @@ class StreamJob(Job):
 def _batch_of(query: StreamingQuery) -> int:
     last = query.lastProgress
     return -1 if last is None else int(last["batchId"])
-
-
-# ---- reasons -------------------------------------------------------------------------------------------------------
-
-PYTHON_ERROR = re.compile(
-    r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.+))?$",
-    re.MULTILINE,
-)
-"""What follows the indented lines of a traceback."""
-SPARK_PREFIX = re.compile(r"^\[[A-Z_.]+\] ")
-SPARK_STATE = re.compile(r"\s*SQLSTATE: \w+.*$", re.DOTALL)
-QUERY_PREFIX = re.compile(r"^Query \[id = [^\]]*\] terminated with exception: ")
-
-
-def is_permanent(error: BaseException) -> bool:
-    """Whether a restart would only meet the same again, since the user is asked to decide or to mend something."""
-    raised = PYTHON_ERROR.findall(str(error))
-    return (raised[-1][0] if raised else type(error).__name__) in _PERMANENT
-
-
-def reason(error: BaseException) -> str:
-    """What went wrong, in one line, out of what may be a page of two languages' tracebacks."""
-    text = str(error).strip()
-    raised = PYTHON_ERROR.findall(text)
-    if raised:
-        name, message = raised[-1]
-        return _short(message if name in _OWN_ERRORS else f"{name}: {message}".removesuffix(": "))
-    line = SPARK_STATE.sub("", text)
-    line = SPARK_PREFIX.sub("", line)
-    line = QUERY_PREFIX.sub("", line)
-    if not isinstance(error, HeadraceError | PySparkException):
-        line = f"{type(error).__name__}: {line}"
-    return _short(SPARK_PREFIX.sub("", line))
-
-
-_PERMANENT = frozenset({"BadRecord", "DataLost", "Refused", "StateMismatch", "UsageError"})
-"""By name: most errors come as the text of a traceback, from another process or through the JVM."""
-_OWN_ERRORS = _PERMANENT | {
-    "BrokerUnreachable",
-    "HeadraceError",
-    "KafkaError",
-    "TransactionsLost",
-    "Unavailable",
-}
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split()).rstrip(".")
-    return line if len(line) <= REASON_CHARACTERS_MAX else line[: REASON_CHARACTERS_MAX - 1] + "…"

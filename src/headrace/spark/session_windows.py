@@ -84,6 +84,7 @@ class Sessions(Operator):
     rows: pa.Schema | None = None
     """Of late rows that are given out."""
     name: ClassVar[str] = "sessions"
+    free: ClassVar[tuple[str, ...]] = ("emit", "keep", "late")
     judges_lateness: ClassVar[bool] = True
 
     @property

@@ -158,7 +158,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
                 f"checkpoint ({location or 'not given as an option'}) cannot be read from here",
                 "option('sinkId', NAME), with a name that stays with the checkpoint",
             )
-        return self._protocol().begin(sink)
+        return self._protocol().begin(sink, self.options.pipeline)
 
     def _batch(self) -> BatchRef:
         assert self.plan is not None
@@ -190,7 +190,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self.sink: str = options["writeId"] or options["sinkId"] or f"write-{uuid.uuid4()}"
 
     def _begin(self) -> Plan:
-        return self._protocol().begin(self.sink)
+        return self._protocol().begin(self.sink, self.options.pipeline)
 
     def _batch(self) -> BatchRef:
         return BatchRef(self.sink, self.options["batchId"] or 0, canonical(self.options["endOffsets"]))

@@ -5,24 +5,32 @@ before it plans the batch, so they are there to be read::
 
     metadata      {"id": "<the query, for as long as the checkpoint lives>"}
     offsets/17    v1, a line about the batch, then for each source a line: where the batch ends
+
+The driver reads them through Spark's own file systems, so a checkpoint may lie wherever Spark can write. The process
+that plans the sink ``headrace`` has no JVM: it reads local disks and what pyarrow knows.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyarrow import fs
+from pyspark.sql import SparkSession
 
 from headrace.spark.sink_options import canonical
 
-__all__ = ["Checkpoint", "read_checkpoint", "read_end_offsets"]
+__all__ = ["Checkpoint", "is_local", "read_checkpoint", "read_end_offsets"]
 
 LINES_BEFORE_SOURCES = 2
+LOCAL = "file:"
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,44 +40,100 @@ class Checkpoint:
     ends: str | None = None
 
 
-def read_checkpoint(location: str) -> Checkpoint | None:
-    """None when there is nothing to be read there from this process; the user then names the sink."""
+def is_local(location: str) -> bool:
+    """Whether every process on this machine can read it."""
+    return location.startswith(LOCAL) or "://" not in location
+
+
+def read_checkpoint(location: str, spark: SparkSession | None = None) -> Checkpoint | None:
+    """None when there is nothing to be read there from this process; the user then names the sink.
+
+    With a session it is read as Spark reads it.
+    """
     try:
-        files, root = _open(location)
-        query_id = str(json.loads(_read(files, f"{root}/metadata"))["id"])
+        folder = _folder(location, spark)
+        query_id = str(json.loads(folder.read("metadata"))["id"])
     except (OSError, ValueError, KeyError, NotImplementedError) as error:
         logger.warning("the checkpoint %s cannot be read: %s", location, error)
         return None
     try:
-        entries = files.get_file_info(fs.FileSelector(f"{root}/offsets"))
-        batch_id = max(int(each.base_name) for each in entries if each.base_name.isdecimal())
-        return Checkpoint(query_id, batch_id, _ends(_read(files, f"{root}/offsets/{batch_id}")))
+        batch_id = max(int(name) for name in folder.names("offsets") if name.isdecimal())
+        return Checkpoint(query_id, batch_id, _ends(folder.read(f"offsets/{batch_id}")))
     except (OSError, ValueError):
         return Checkpoint(query_id)
 
 
-def read_end_offsets(location: str, batch_id: int) -> str | None:
+def read_end_offsets(location: str, batch_id: int, spark: SparkSession | None = None) -> str | None:
     """Where the input of a batch ends: for ``exactly_once_batch`` inside foreachBatch."""
-    files, root = _open(location)
-    return _ends(_read(files, f"{root}/offsets/{batch_id}"))
-
-
-def _open(location: str) -> tuple[Any, str]:
-    if "://" not in location and location.startswith("file:"):
-        location = location.removeprefix("file:")
-    if "://" in location:
-        files, root = fs.FileSystem.from_uri(location)
-    else:
-        files, root = fs.LocalFileSystem(), location
-    return files, root.rstrip("/")
-
-
-def _read(files: Any, path: str) -> str:
-    with files.open_input_stream(path) as stream:
-        return bytes(stream.read()).decode()
+    return _ends(_folder(location, spark).read(f"offsets/{batch_id}"))
 
 
 def _ends(text: str) -> str | None:
     """One source's offsets as they are; those of several one below the other."""
     sources = [canonical(line) or "" for line in text.splitlines()[LINES_BEFORE_SOURCES:] if line.strip()]
     return "\n".join(sources) or None
+
+
+# ---- two ways to read a folder -------------------------------------------------------------------------------------
+
+
+class _Folder(Protocol):
+    """What cannot be read raises OSError."""
+
+    def read(self, path: str) -> str: ...
+    def names(self, path: str) -> list[str]: ...
+
+
+def _folder(location: str, spark: SparkSession | None) -> _Folder:
+    if spark is not None and not is_local(location):
+        return _SparkFolder(spark, location.rstrip("/"))
+    if "://" not in location:
+        return _ArrowFolder(fs.LocalFileSystem(), location.removeprefix(LOCAL).rstrip("/"))
+    files, root = fs.FileSystem.from_uri(location)
+    return _ArrowFolder(files, root.rstrip("/"))
+
+
+@dataclass(frozen=True, slots=True)
+class _ArrowFolder:
+    files: Any
+    root: str
+
+    def read(self, path: str) -> str:
+        with self.files.open_input_stream(f"{self.root}/{path}") as stream:
+            return bytes(stream.read()).decode()
+
+    def names(self, path: str) -> list[str]:
+        return [each.base_name for each in self.files.get_file_info(fs.FileSelector(f"{self.root}/{path}"))]
+
+
+@dataclass(frozen=True, slots=True)
+class _SparkFolder:
+    """Through the JVM, whose gateway has no types to offer."""
+
+    spark: SparkSession
+    root: str
+
+    def read(self, path: str) -> str:
+        def whole(files: Any, place: Any) -> str:
+            opened = files.open(place)
+            try:
+                jvm: Any = self.spark._jvm
+                return str(jvm.org.apache.commons.io.IOUtils.toString(opened, "UTF-8"))
+            finally:
+                opened.close()
+
+        return self._at(path, whole)
+
+    def names(self, path: str) -> list[str]:
+        def listed(files: Any, place: Any) -> list[str]:
+            return [str(each.getPath().getName()) for each in files.listStatus(place)]
+
+        return self._at(path, listed)
+
+    def _at(self, path: str, action: Callable[[Any, Any], T]) -> T:
+        jvm: Any = self.spark._jvm
+        place = jvm.org.apache.hadoop.fs.Path(f"{self.root}/{path}")
+        try:
+            return action(place.getFileSystem(self.spark._jsc.hadoopConfiguration()), place)
+        except Py4JJavaError as error:
+            raise OSError(str(error.java_exception.getMessage())) from error

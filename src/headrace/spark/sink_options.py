@@ -20,8 +20,8 @@ from headrace.client import Client, ClientOptions, ProducerOptions
 from headrace.errors import UsageError
 from headrace.record import Codec
 from headrace.spark.decisions import DECISION_TOPIC
-from headrace.spark.options import KAFKA_OPTIONS, Option, number, parse, text_of
-from headrace.spark.sink_protocol import Settings, check_sink_id
+from headrace.spark.options import KAFKA_OPTIONS, Option, flag, number, parse, text_of
+from headrace.spark.sink_protocol import PipelineName, Settings, check_sink_id
 
 __all__ = ["SINK", "SinkOptions", "canonical", "check_columns"]
 
@@ -43,6 +43,8 @@ SINK: tuple[Option, ...] = (
     Option("writeId", text_of, None, "batch only: repeating a write with the same id completes it and adds nothing"),
     Option("batchId", _batch_number, None, "batch only, with sinkId: the number of a batch inside foreachBatch"),
     Option("endOffsets", text_of, None, "batch only, with batchId: where the input of the batch ended"),
+    Option("pipeline", text_of, None, "the pipeline that the query is; another checkpoint of it is refused"),
+    Option("startOver", flag, False, "with pipeline: write all rows a second time, from another checkpoint"),
     Option("decisionTopic", text_of, DECISION_TOPIC, "the compacted topic that records which batches count"),
     Option("transactionTimeoutMs", number, 900_000, "how long a batch may take before the broker gives it up"),
     Option("batchBytes", number, 512 * 1024, "the largest record batch that is sent, before compression"),
@@ -108,6 +110,11 @@ class SinkOptions:
                 delivery_timeout_ms=self.values["retryTimeoutMs"],
             ),
         )
+
+    @property
+    def pipeline(self) -> PipelineName | None:
+        name, topic = self.values["pipeline"], self.values["topic"]
+        return PipelineName(name, topic, self.values["startOver"]) if name and topic else None
 
     @property
     def client_key(self) -> str:

@@ -13,6 +13,10 @@ time (Spark speculates, or retries a stage) do not disturb each other: the drive
 took and aborts the other. An id that the last decision names is taken over by a later batch only, so nobody aborts what
 was decided; a repair (below) therefore writes under ids of its own.
 
+**One checkpoint of a pipeline.** A query that says which pipeline it is claims the topic for the pipeline before its
+first batch. A query of another checkpoint finds the claim and is refused, because it would write all rows again. A
+claim ends with the topic.
+
 **Decided, and yet aborted.** A broker aborts a transaction that stays open too long, and it knows nothing of our
 decision. When a driver dies right after deciding and comes back later than ``transactionTimeoutMs``, the tasks whose
 transactions are gone write them again, and a new revision of the decision names the new ones, provided that the rows
@@ -23,8 +27,10 @@ has committed: that is refused, in words that say so.
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from headrace.client import (
     Client,
@@ -38,6 +44,7 @@ from headrace.errors import HeadraceError, UsageError
 from headrace.spark.decisions import (
     DECISION_TOPIC,
     BatchRef,
+    Claim,
     Decision,
     DecisionTopic,
     Refused,
@@ -48,7 +55,7 @@ from headrace.spark.decisions import (
 )
 from headrace.spark.sink_transactions import abort_open, commit_all, outcomes
 
-__all__ = ["OpenTask", "Plan", "Protocol", "Reported", "Settings", "TransactionsLost"]
+__all__ = ["OpenTask", "PipelineName", "Plan", "Protocol", "Reported", "Settings", "TransactionsLost"]
 
 SINK_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 ID_PREFIX = "headrace-sink"
@@ -57,12 +64,29 @@ ID_PREFIX = "headrace-sink"
 class TransactionsLost(HeadraceError):
     """Transactions of a batch were aborted by the broker or taken over. The batch is not lost: it is to be repeated."""
 
+    retriable = True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     decision_topic: str = DECISION_TOPIC
     transaction_timeout_ms: int = 900_000
     producer: ProducerOptions = field(default_factory=ProducerOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineName:
+    """The pipeline that a query is, and the topic that it writes to."""
+
+    name: str
+    topic: str
+    starts_over: bool = False
+    """The user wants the rows of another checkpoint written a second time."""
+
+    @property
+    def key(self) -> str:
+        """A sink's id has no slash, so it is no other record's key."""
+        return f"{self.topic}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +153,38 @@ class Protocol:
 
     # ---- the driver, before the tasks -----------------------------------------------------------------------------
 
-    def begin(self, sink: str) -> Plan:
+    def begin(self, sink: str, pipeline: PipelineName | None = None) -> Plan:
         """Supersede every earlier driver of this sink and clear away what it left."""
         self._topic.ensure()
         lease = self._topic.take_lease(driver_id(check_sink_id(sink)))
         last = self._topic.last(sink)
+        if last is None and pipeline is not None:
+            self._claim(sink, pipeline)
         abort_open(self._client, ids_of(sink), keep=last.identities if last is not None else ())
         return Plan(sink, lease, last)
+
+    def _claim(self, query: str, pipeline: PipelineName) -> None:
+        """Two that claim at once: the lease of the first is taken from it, so it fails, and finds the other's claim."""
+        topic_id = self._client.topic(pipeline.topic, create=True).topic_id.hex()
+        lease = self._topic.take_lease(f"{ID_PREFIX}/{pipeline.topic}/pipeline/{pipeline.name}")
+        found = self._topic.claim(pipeline.key)
+        if found is not None and found.query == query:
+            return
+        if found is not None and found.topic_id == topic_id and not pipeline.starts_over:
+            raise Refused(
+                f"topic {pipeline.topic} has rows of pipeline {pipeline.name} from another checkpoint (query "
+                f"{found.query} on {found.host}, since {found.since}), and this checkpoint would write them all again. "
+                "Run the pipeline with that checkpoint; or headrace run --start-over writes all rows a second time"
+            )
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        self._topic.record_claim(lease, pipeline.key, Claim(query, topic_id, socket.gethostname(), since))
 
     # ---- a task ---------------------------------------------------------------------------------------------------
 
     def start_task(self, plan: Plan, batch: BatchRef, task: int, attempt: int) -> OpenTask:
         """Find out what this task has to do, and be ready to do it."""
         if judge(plan.last, batch) is Verdict.WRITE:
+            self._check_lease(plan)
             return OpenTask(task, self._open(task_id(plan.sink, task, attempt)))
         assert plan.last is not None, "only a decided batch is replayed"
         recorded = plan.last.of_task(task)
@@ -153,6 +196,14 @@ class Protocol:
         if lost[recorded.identity] is not Outcome.ABORTED:
             raise _unknown_outcome(batch, recorded.identity, lost[recorded.identity])
         return OpenTask(task, self._open(task_id(plan.sink, task, attempt, plan.last.revision + 1)), rewrites=True)
+
+    def _check_lease(self, plan: Plan) -> None:
+        """A task of a driver that slept would take the ids that its successor has decided on."""
+        if not self._holds(plan.lease):
+            raise Refused(
+                f"another run of sink {plan.sink!r} has taken over while this one wrote a batch. This one stops. Run a "
+                "pipeline in one place"
+            )
 
     def _open(self, transactional_id: str) -> TransactionalProducer:
         timeout_ms = self._settings.transaction_timeout_ms

@@ -30,6 +30,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from headrace.client import Client, TopicPartition, end_offsets, list_offsets, start_offsets
+from headrace.errors import KafkaError
 from headrace.spark.alignment import Aligner
 from headrace.spark.columns import plain_schema
 from headrace.spark.group_positions import GroupPositions
@@ -46,7 +47,7 @@ from headrace.spark.positions import (
     starting_positions,
     to_json,
 )
-from headrace.spark.tasks import DataLost, Plan, read_range
+from headrace.spark.tasks import GONE, DataLost, Plan, read_range
 from headrace.spark.typed import output_schema
 from headrace.wire.kafka.schema import NO_ID
 
@@ -212,6 +213,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {topic: self._connected().topic_id(topic) for topic in {place.topic for place in places}}
 
     def _current_ends(self) -> Positions:
+        """A topic that is gone since it was last looked for is left out; ``_reachable`` reports it."""
+        try:
+            return self._ask_ends()
+        except KafkaError as error:
+            if error.code not in GONE:
+                raise
+            self._look()
+            return self._ask_ends()
+
+    def _ask_ends(self) -> Positions:
         return end_offsets(self._connected(), self._places, read_committed=self.plan.options.read_committed)
 
     def _replaced(self, before: dict[str, bytes]) -> set[str]:

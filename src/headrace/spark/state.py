@@ -22,7 +22,7 @@ import functools
 import itertools
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +33,22 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 from pyspark.sql.types import AtomicType as Atomic
-from pyspark.sql.types import BinaryType, DataType, DoubleType, FloatType, StringType, StructType
 
 from headrace.errors import UsageError
-from headrace.spark.compat import WATERMARK, event_times, keeps_state, observed_names
+from headrace.spark.compat import DESCRIPTION, METRIC, WATERMARK, event_times, keeps_state, observed_names
+from headrace.spark.description import Description
 from headrace.spark.state_bucket import NEVER, Bucket, Manifest, StateMismatch
 from headrace.spark.state_operator import BEGINNING, Clock, Operator, advance, run_bounded
 from headrace.spark.workers import settle
@@ -46,6 +57,7 @@ __all__ = [
     "BUCKET",
     "BUCKETS",
     "CACHE_BYTES_MAX",
+    "all_nullable",
     "apply_operator",
     "arrow_schema",
     "bucket_of",
@@ -70,7 +82,6 @@ VARIABLE = "chunks"
 TIME_MODES: dict[Clock, str] = {"event": "EventTime", "processing": "ProcessingTime", "none": "None"}
 MANIFEST_ID = ""
 """The manifest lies beside the chunks."""
-METRIC = "state "
 KEPT = "_bucket int, payload binary, rows long, late_rows long, keys long, timers long, bytes long"
 
 
@@ -97,11 +108,13 @@ def apply_operator(
     event_time: str | None = None,
     buckets: int = BUCKETS,
     name: str | None = None,
+    also: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """The operator's results on a bounded frame, or, as they come, on a stream.
 
     ``event_time``: the column by which rows can be late. ``buckets`` is fixed by the first run of a checkpoint. Under
-    ``name`` the progress of a stream shows what is held: ``observedMetrics["state <name>"]``.
+    ``name`` the progress of a stream shows what is held: ``observedMetrics["state <name>"]``. ``also`` is added to the
+    operator's description: how the rows were made ready for it.
     """
     if not 1 <= buckets <= 4096:
         raise UsageError(f"buckets={buckets} is outside [1, 4096]", f"{BUCKETS} is right for most machines")
@@ -111,13 +124,14 @@ def apply_operator(
     follows = rows.isStreaming and keeps_state(rows)
     plan = Plan(operator, schema, key_type(rows, keys), event_time, buckets, follows, uuid.uuid4().hex)
     output = _spark_schema(operator, rows.schema)
-    numbered = rows.withColumn(BUCKET, bucket_of(keys, buckets))
+    numbered = rows.withColumn(BUCKET, _buckets_of(operator, keys, buckets))
     if not rows.isStreaming:
         return numbered.groupBy(BUCKET).applyInArrow(_bounded(plan), output)
     packed = numbered.mapInArrow(_packing(plan), f"{BUCKET} int, payload binary")
     kept = packed.groupBy(BUCKET).transformWithState(_Keeper(plan), KEPT, "Append", TIME_MODES[operator.clock])
     shown = name or free_name(f"{operator.name}({', '.join(keys)})", rows)
-    return _observed(kept, shown).mapInArrow(_unpacking(plan), output)
+    description = operator.describe(plan.keys, buckets, also)
+    return _observed(kept, shown, description).mapInArrow(_unpacking(plan), output)
 
 
 def _spark_schema(operator: Operator, rows: StructType) -> StructType:
@@ -132,6 +146,15 @@ def _spark_schema(operator: Operator, rows: StructType) -> StructType:
         remark = {WATERMARK: 0} if field.name == operator.output_time else None
         found.add(field.name, kind, True, remark)
     return found
+
+
+def _buckets_of(operator: Operator, keys: Sequence[str], buckets: int) -> Column:
+    """The bucket of each row; a row for every key is repeated for every bucket."""
+    own = bucket_of(keys, buckets)
+    if operator.everywhere is None:
+        return own
+    every = F.array(*[F.lit(each).cast("int") for each in bucket_numbers(buckets)])
+    return F.explode(F.when(F.col(f"`{operator.everywhere}`"), every).otherwise(F.array(own)))
 
 
 def bucket_of(keys: Sequence[str], buckets: int) -> Column:
@@ -174,10 +197,12 @@ def free_name(wanted: str, *frames: DataFrame, prefix: str = METRIC) -> str:
     return next(each for each in numbered if f"{prefix}{each}" not in taken)
 
 
-def _observed(kept: DataFrame, name: str) -> DataFrame:
+def _observed(kept: DataFrame, name: str, description: Description) -> DataFrame:
+    """The description stands in the plan, where ``compat`` finds it, and goes out with every progress."""
     sums = [F.sum(column).alias(column) for column in ("rows", "late_rows")]
     held = F.collect_list(F.struct(BUCKET, "keys", "timers", "bytes")).alias("buckets")
-    return kept.observe(f"{METRIC}{name}", *sums, held)
+    described = F.first(F.lit(description.to_json())).alias(DESCRIPTION)
+    return kept.observe(f"{METRIC}{name}", *sums, held, described)
 
 
 # ---- what is asked of a frame --------------------------------------------------------------------------------------
@@ -204,6 +229,17 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     """Spark's columns as Arrow has them, with times in UTC and without remarks such as the watermark's."""
     found = to_arrow_schema(schema, timezone="UTC")
     return pa.schema([pa.field(each.name, each.type) for each in found])
+
+
+def all_nullable(kind: DataType) -> DataType:
+    """The type with every part of it nullable."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(each.name, all_nullable(each.dataType)) for each in kind])
+    if isinstance(kind, ArrayType):
+        return ArrayType(all_nullable(kind.elementType), True)
+    if isinstance(kind, MapType):
+        return MapType(all_nullable(kind.keyType), all_nullable(kind.valueType), True)
+    return kind
 
 
 def key_type(rows: DataFrame, keys: Sequence[str]) -> pa.StructType:

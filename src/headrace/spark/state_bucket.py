@@ -74,8 +74,15 @@ class Layout:
         return pa.schema(fields, metadata={VERSION_FIELD: str(self.version).encode()})
 
     def python_keys(self, keys: pa.StructArray) -> list[Key]:
-        columns = [each.to_pylist() for each in keys.flatten()]
+        columns = [_hashable(each).to_pylist() for each in keys.flatten()]
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+def _hashable(column: pa.Array) -> pa.Array:
+    """Times as numbers: Python's have no year after 9999, Spark's do."""
+    if pa.types.is_timestamp(column.type):
+        return column.cast(pa.int64())
+    return column.cast(pa.int32()) if pa.types.is_date32(column.type) else column
 
 
 class Chunks(Protocol):
@@ -272,6 +279,11 @@ class Bucket:
         """Where the newest row of each key is; dead rows are found too."""
         get = self._index.get
         return np.fromiter((get(key, ABSENT) for key in keys), np.int64, len(keys))
+
+    def live_keys(self) -> list[Key]:
+        """All keys that are held."""
+        kept = [itertools.compress(each.keys, (each.current & each.live).tolist()) for each in self.chunks]
+        return list(itertools.chain.from_iterable(kept))
 
     def alive(self, places: Ints) -> Flags:
         found = np.zeros(len(places), np.bool_)

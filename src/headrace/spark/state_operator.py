@@ -16,6 +16,7 @@ of a bounded input the clock jumps to the end of time, so all that waits comes o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -24,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.spark.description import Description, parameters_of
 from headrace.spark.state_bucket import BEGINNING, NEVER, Bucket, Flags, Ints, Key, Layout, StateMismatch
 
 __all__ = [
@@ -66,6 +68,8 @@ class Touched:
     now_us: int
     late_before_us: int
     """Rows with earlier times are late. It is now, unless the rows come out of another operator."""
+    shared: pa.Table
+    """Rows that concern every key (``Operator.everywhere``). When there are any, all keys of the bucket are touched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +95,12 @@ class Operator(ABC):
     version: ClassVar[int] = 1
     """Raise it whenever the columns of the state change, and give ``upgrade``."""
     clock: ClassVar[Clock] = "event"
+    free: ClassVar[tuple[str, ...]] = ()
+    """Fields, without ``_us``, that may have other values than those that a checkpoint was made with."""
     judges_lateness: ClassVar[bool] = False
     """True: late rows, and those without a time, are handed to ``step`` as well, which says how many they were."""
+    everywhere: ClassVar[str | None] = None
+    """A boolean column of the input. A row where it is true goes to every bucket and touches every key there."""
 
     @property
     @abstractmethod
@@ -117,6 +125,18 @@ class Operator(ABC):
         raise StateMismatch(
             f"{self.name}: the checkpoint has states of version {version} and the program has {self.version}, without "
             f"upgrade(): give one, or start over with an empty checkpoint"
+        )
+
+    def describe(self, keys: pa.StructType, buckets: int, also: Mapping[str, str] | None = None) -> Description:
+        """``also``: what else the meaning of its state depends on, such as how rows were made ready for it."""
+        return Description(
+            kind=self.name,
+            version=self.version,
+            buckets=buckets,
+            keys=tuple((each.name, str(each.type)) for each in keys),
+            state=str(self.state),
+            parameters={**parameters_of(self), **(also or {})},
+            free=self.free,
         )
 
     def layout(self, keys: pa.StructType) -> Layout:
@@ -149,9 +169,13 @@ def advance(
     bucket.clock_us = max(bucket.clock_us, now_us)
     if not operator.judges_lateness:
         rows, late_rows = _in_time(rows, event_time, late_before_us if operator.clock == "event" else BEGINNING)
+    shared, rows = _shared(operator, rows)
     codes, keys = factorize(rows, bucket.layout.keys)
     python_keys = bucket.layout.python_keys(keys)
     woken, expired = _due(bucket, python_keys, now_us)
+    if shared.num_rows:
+        known = {*python_keys, *woken, *expired}
+        woken = woken + [key for key in bucket.live_keys() if key not in known]
     if woken:
         keys = pa.concat_arrays([keys, bucket.gather(bucket.find(woken), "key")])
         python_keys = python_keys + woken
@@ -159,7 +183,15 @@ def advance(
     changes = []
     if python_keys:
         held = _held(bucket, python_keys, late_before_us)
-        touched = Touched(keys=keys, held=held, rows=rows, codes=codes, now_us=now_us, late_before_us=late_before_us)
+        touched = Touched(
+            keys=keys,
+            held=held,
+            rows=rows,
+            codes=codes,
+            now_us=now_us,
+            late_before_us=late_before_us,
+            shared=shared,
+        )
         step = operator.step(touched)
         assert operator.clock != "none" or (step.wake_us is None and step.expire_us is None), operator.name
         output = step.output
@@ -170,6 +202,14 @@ def advance(
     _write(bucket, changes)
     bucket.late_rows += late_rows
     return Outcome(output, late_rows)
+
+
+def _shared(operator: Operator, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """The rows for every key, and the rows for one key each."""
+    if operator.everywhere is None:
+        return rows.slice(0, 0), rows
+    flags = rows.column(operator.everywhere).fill_null(False)
+    return rows.filter(flags), rows.filter(pc.invert(flags))
 
 
 def _due(bucket: Bucket, with_rows: list[Key], now_us: int) -> tuple[list[Key], list[Key]]:

@@ -24,7 +24,10 @@ from headrace.spark.positions import OffsetRange
 from headrace.spark.typed import TypedMaker
 from headrace.spark.workers import settle
 
-__all__ = ["DataLost", "Plan", "read_range"]
+__all__ = ["GONE", "DataLost", "Plan", "read_range"]
+
+GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+"""What a broker says of a topic that was deleted."""
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +146,7 @@ def _after_loss(options: SourceOptions, wanted: OffsetRange, error: KafkaError) 
         held = f"{wanted.place} holds offsets {error.earliest} to {error.latest}"
         loss = DataLost(f"{held}, and {error.offset} was to be read")
         following = min(wanted.end, error.earliest) if error.earliest > wanted.start else wanted.end
-    elif isinstance(error, TopicReplaced) or error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+    elif isinstance(error, TopicReplaced) or error.code in GONE:
         loss = DataLost(f"{wanted.place} is not there any more ({error.message})")
         following = wanted.end
     else:

@@ -40,7 +40,7 @@ from headrace.client import RawBatch, raw_batches
 from headrace.errors import UsageError
 from headrace.record import Record
 from headrace.spark.columns import metadata
-from headrace.spark.compat import shape_of
+from headrace.spark.compat import METRIC, shape_of
 from headrace.spark.decode import decode
 from headrace.spark.options import Selection, SourceOptions
 from headrace.spark.pipelines import Builder
@@ -77,7 +77,7 @@ class Rows(list[Row]):
         self.batches = [list(batch) for batch in batches]
         """The same rows, micro-batch by micro-batch."""
         self.late = late
-        """Rows that Spark dropped because they came behind the watermark."""
+        """Rows that came after the watermark had passed them, whether Spark or an operator of ours saw that."""
 
     def dicts(self) -> list[dict[str, Any]]:
         return [row.asDict(recursive=True) for row in self]
@@ -117,12 +117,14 @@ def _stream(rows: DataFrame, output_mode: str | None, checkpoint: str, timeout_s
             raise TimeoutError(f"the pipeline was not done after {timeout_s:.0f} s")
     finally:
         query.stop()
-    dropped = (
-        int(operator["numRowsDroppedByWatermark"])
-        for report in query.recentProgress
-        for operator in report["stateOperators"]
-    )
-    return Rows(batches, sum(dropped))
+    return Rows(batches, sum(map(_late, query.recentProgress)))
+
+
+def _late(report: Mapping[str, Any]) -> int:
+    """Spark's own operators count what they drop, ours what they see to be late."""
+    by_spark = sum(int(operator["numRowsDroppedByWatermark"]) for operator in report["stateOperators"])
+    held = [metrics for name, metrics in report["observedMetrics"].items() if name.startswith(METRIC)]
+    return by_spark + sum(int(metrics["late_rows"] or 0) for metrics in held)
 
 
 # ---- events, as the source finds them ------------------------------------------------------------------------------
@@ -270,10 +272,11 @@ def _read(plan: Plan, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if records:
         start = topic.before(index, partition.first)
         wanted = OffsetRange(topic.topic, index, start, start + len(records))
-        yield from _decoded(plan, wanted, raw_batches(build_batch(records, base_offset=start).data))
+        count = len(topic.partitions())
+        yield from _decoded(plan, wanted, raw_batches(build_batch(records, base_offset=start).data), count)
 
 
-def _decoded(plan: Plan, wanted: OffsetRange, batches: list[RawBatch]) -> Iterator[pa.RecordBatch]:
+def _decoded(plan: Plan, wanted: OffsetRange, batches: list[RawBatch], partitions: int) -> Iterator[pa.RecordBatch]:
     """As a task of the source would; dead letters are left out and sent nowhere."""
     decoded = decode(batches, start=wanted.start, end=wanted.end, headers=True)
     if not decoded.row_count:
@@ -286,12 +289,13 @@ def _decoded(plan: Plan, wanted: OffsetRange, batches: list[RawBatch]) -> Iterat
     dropping = plan.options["onBadRecord"] == "deadletter"
     values = {**plan.options.values, "onBadRecord": "fail"} if dropping else plan.options.values
     try:
-        yield from list(TypedMaker(replace(plan.options, values=values), plan.schema, wanted)(decoded))
+        make = TypedMaker(replace(plan.options, values=values), plan.schema, wanted, lambda: partitions)
+        yield from list(make(decoded))
     except BadRecord as bad:
         if not dropping:
             raise
-        yield from _decoded(plan, replace(wanted, end=bad.offset), batches)
-        yield from _decoded(plan, replace(wanted, start=bad.offset + 1), batches)
+        yield from _decoded(plan, replace(wanted, end=bad.offset), batches, partitions)
+        yield from _decoded(plan, replace(wanted, start=bad.offset + 1), batches, partitions)
 
 
 class _BatchReader(DataSourceReader):

@@ -5,8 +5,9 @@
               and the columns are ``op``, ``before``, ``after`` and ``ts_ms``
 ``text``      UTF-8, in one column
 
-A null value is a null in every column, and not a bad one: it is how a compacted topic says that a key is gone. A bad
-one ends the query with its place and reason (``onBadRecord=fail``), or leaves nulls with the bytes in ``_raw`` and the
+A record without a value has nulls in every column and is not a bad one: it is a tombstone, by which a compacted topic
+says that a key is gone. Only the column ``_tombstone`` tells it from a value whose columns are all null. A bad value
+ends the query with its place and reason (``onBadRecord=fail``), or leaves nulls with the bytes in ``_raw`` and the
 reason in ``_error`` (``null``), or goes to a topic of its own with place and reason in headers (``deadletter``; at
 least once, because a task that is repeated sends it again).
 """
@@ -14,20 +15,31 @@ least once, because a task that is repeated sends it again).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
 from headrace.client import Producer
 from headrace.errors import HeadraceError, UsageError
-from headrace.spark.columns import ERROR_COLUMN, META_PREFIX, PLAIN, RAW_COLUMN, check_plain, meta_columns, metadata
+from headrace.spark.columns import (
+    ERROR_COLUMN,
+    META_PREFIX,
+    PLAIN,
+    RAW_COLUMN,
+    TOMBSTONE_COLUMN,
+    check_plain,
+    meta_columns,
+    metadata,
+)
 from headrace.spark.decode import Decoded
 from headrace.spark.json_columns import JsonColumns, Parsed
+from headrace.spark.json_forms import DEBEZIUM, forms_in
+from headrace.spark.json_forms import PLAIN as PLAIN_FORMS
 from headrace.spark.options import SourceOptions, connect
 from headrace.spark.positions import OffsetRange
 
@@ -35,9 +47,19 @@ __all__ = ["BadRecord", "TypedMaker", "output_schema"]
 
 TEXT_COLUMN = "value"
 ENVELOPE = ("op", "before", "after", "ts_ms")
-RESERVED = frozenset({META_PREFIX + name for name in PLAIN} - {"_value"} | {RAW_COLUMN, ERROR_COLUMN})
+TRUNCATED, PARTITION_TRUNCATED = "t", "tp"
+"""A truncation of the table, and one of the rows in its own partition, which stands in every partition."""
+TRUNCATION_OF_ROWS = (
+    "it has neither key nor value, which says that the table was truncated (headrace capture --unwrap); a read of "
+    "plain rows cannot follow that: capture without --unwrap and read valueFormat=debezium"
+)
+MARKS = frozenset({RAW_COLUMN, ERROR_COLUMN, TOMBSTONE_COLUMN})
+RESERVED = frozenset({META_PREFIX + name for name in PLAIN} - {"_value"} | MARKS)
 
 HEADER_PREFIX = "headrace."
+SCHEMA_FIRST, PAYLOAD = b'{"schema":', b',"payload":'
+"""How records with a schema begin, and what stands between the two, as Kafka Connect writes them."""
+SCHEMAS_MAX = 64
 
 
 class BadRecord(HeadraceError):
@@ -87,26 +109,36 @@ def _envelope(row: StructType) -> list[StructField]:
 class TypedMaker:
     """Makes the Arrow batches of a typed read. One per task: it may hold a producer for bad records."""
 
-    def __init__(self, options: SourceOptions, schema: StructType, wanted: OffsetRange) -> None:
+    def __init__(
+        self,
+        options: SourceOptions,
+        schema: StructType,
+        wanted: OffsetRange,
+        partitions: Callable[[], int] | None = None,
+    ) -> None:
+        """``partitions``: how many the topic has, for truncations; the broker is asked otherwise."""
         self._options = options
         self._wanted = wanted
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._value_fields = StructType([each for each in schema.fields if each.name not in RESERVED])
-        self._parse = _parsers(options, self._value_fields)
+        self._parse = _parsers(options, self._value_fields, partitions or self._partition_count)
         self._letters: _DeadLetters | None = None
 
     @classmethod
     def check(cls, options: SourceOptions, schema: StructType) -> None:
         """Raise what can be known before anything is read."""
         for each in schema.fields:
-            if each.name in RESERVED - {RAW_COLUMN, ERROR_COLUMN}:
+            if each.name in RESERVED - MARKS:
                 check_plain(each, META_PREFIX)
+            if each.name == TOMBSTONE_COLUMN and not isinstance(each.dataType, BooleanType):
+                raise UsageError(f"column {each.name!r} is boolean, not {each.dataType.simpleString()}")
         if options["onBadRecord"] == "null" and RAW_COLUMN not in schema.fieldNames():
             raise UsageError(f"onBadRecord=null needs a column for the bytes: add '{RAW_COLUMN} binary' to the schema")
-        _parsers(options, StructType([each for each in schema.fields if each.name not in RESERVED]))
+        _parsers(options, StructType([each for each in schema.fields if each.name not in RESERVED]), lambda: 1)
 
     def __call__(self, decoded: Decoded) -> Iterator[pa.RecordBatch]:
         parsed = self._parse(decoded.values)
+        self._refuse_truncations(decoded, parsed.bad)
         if parsed.bad and self._options["onBadRecord"] == "fail":
             row, reason = min(parsed.bad.items())
             raise BadRecord(self._wanted.topic, self._wanted.partition, int(decoded.offsets[row]), reason)
@@ -118,6 +150,17 @@ class TypedMaker:
         if made.num_rows:
             yield made
 
+    def _refuse_truncations(self, decoded: Decoded, bad: dict[int, str]) -> None:
+        """Among plain rows a record with neither key nor value is a truncation of all that came before it.
+
+        Whoever folds these rows would keep what is gone, and has no way to notice.
+        """
+        if self._options["valueFormat"] != "json":
+            return
+        has_value = np.asarray(decoded.values.is_valid())
+        for row in np.flatnonzero(~(has_value | decoded.has_key)).tolist():
+            bad[row] = TRUNCATION_OF_ROWS
+
     def close(self) -> None:
         """After the last batch: what was sent to the dead letters has arrived there."""
         if self._letters is not None:
@@ -127,6 +170,8 @@ class TypedMaker:
     def _column(self, name: str, decoded: Decoded, parsed: Parsed, values: Mapping[str, pa.Array]) -> pa.Array:
         if name in values:
             return values[name]
+        if name == TOMBSTONE_COLUMN:
+            return decoded.values.is_null()
         if name == RAW_COLUMN:
             return _only_rows(decoded.values, parsed.bad)
         if name == ERROR_COLUMN:
@@ -134,6 +179,10 @@ class TypedMaker:
         column = metadata(name.removeprefix(META_PREFIX), decoded, self._wanted)
         wanted = self._schema.field(name).type
         return column if column.type == wanted else column.cast(wanted)
+
+    def _partition_count(self) -> int:
+        with connect(self._options, role="task") as client:
+            return len(client.topic(self._wanted.topic).partitions)
 
     def _without_bad(self, made: pa.RecordBatch, decoded: Decoded, bad: Mapping[int, str]) -> pa.RecordBatch:
         if self._letters is None:
@@ -144,7 +193,7 @@ class TypedMaker:
         return made.filter(pa.array(good))
 
 
-def _parsers(options: SourceOptions, fields: StructType) -> Any:
+def _parsers(options: SourceOptions, fields: StructType, partitions: Callable[[], int]) -> Any:
     """The function from values to columns that a format means."""
     if not fields.fields:
         raise UsageError("a typed read needs at least one column of the value in its schema")
@@ -154,8 +203,9 @@ def _parsers(options: SourceOptions, fields: StructType) -> Any:
             raise UsageError("valueFormat=text has one column of the value, a string", "for example 'value string'")
         return _parse_text
     if kind == "debezium":
-        return _Debezium(fields, options["timeZone"]).parse
-    return JsonColumns(fields, time_zone=options["timeZone"]).parse
+        return _Debezium(fields, options, partitions).parse
+    forms = PLAIN_FORMS.chosen(options["timeUnit"], options["decimalFormat"])
+    return JsonColumns(fields, time_zone=options["timeZone"], forms=forms).parse
 
 
 def _only_rows(values: pa.BinaryArray, rows: Mapping[int, str]) -> pa.BinaryArray:
@@ -185,22 +235,77 @@ def _parse_text(values: pa.BinaryArray) -> Parsed:
 class _Debezium:
     """Changes with or without ``{"schema": …, "payload": …}`` around them, even mixed in one topic."""
 
-    def __init__(self, fields: StructType, time_zone: str) -> None:
+    def __init__(self, fields: StructType, options: SourceOptions, partitions: Callable[[], int]) -> None:
         self._fields = fields
+        self._partitions = partitions
         whole = fields if "op" in fields.fieldNames() else StructType([*fields.fields, StructField("op", StringType())])
         self._names = whole.fieldNames()
-        wrapped = StructType([*whole.fields, StructField("payload", whole)])
-        self._json = JsonColumns(wrapped, time_zone=time_zone)
+        self._wrapped = StructType([*whole.fields, StructField("payload", whole)])
+        self._time_zone = options["timeZone"]
+        self._forms = DEBEZIUM.chosen(options["timeUnit"], options["decimalFormat"])
+        self._json = JsonColumns(self._wrapped, time_zone=self._time_zone, forms=self._forms)
+        self._by_schema: dict[bytes, JsonColumns] = {}
 
     def parse(self, values: pa.BinaryArray) -> Parsed:
-        parsed = self._json.parse(values)
+        parsed = self._parse_json(values)
         plain = dict(zip(self._names, parsed.columns, strict=False))
         payload = parsed.columns[-1]
         columns = self._unwrapped(plain, payload)
         absent = pc.and_(values.is_valid(), columns["op"].is_null()).to_numpy(zero_copy_only=False)
         for row in np.nonzero(absent)[0].tolist():
             parsed.bad.setdefault(row, "it has no 'op', so it is not a change as Debezium writes it")
+        columns["op"] = self._with_truncations(columns["op"], values, parsed.bad)
         return Parsed([columns[name] for name in self._fields.fieldNames()], parsed.bad)
+
+    def _parse_json(self, values: pa.BinaryArray) -> Parsed:
+        """Records with a schema before them are read by what it says; those with one schema together."""
+        rest = np.flatnonzero(np.asarray(pc.starts_with(values, SCHEMA_FIRST).fill_null(False)))
+        if not len(rest):
+            return self._json.parse(values)
+        others = np.setdiff1d(np.arange(len(values)), rest)
+        parts = [(others, self._json.parse(values.take(pa.array(others))))]
+        while len(rest):
+            head = values[int(rest[0])].as_py().partition(PAYLOAD)[0]
+            same = np.asarray(pc.starts_with(values.take(pa.array(rest)), head + PAYLOAD))
+            same[0] = True
+            parts.append((rest[same], self._reader(head).parse(values.take(pa.array(rest[same])))))
+            rest = rest[~same]
+        back = np.argsort(np.concatenate([rows for rows, _ in parts]))
+        columns = [
+            pa.concat_arrays(each).take(pa.array(back))
+            for each in zip(*(parsed.columns for _, parsed in parts), strict=True)
+        ]
+        return Parsed(columns, {int(rows[row]): why for rows, parsed in parts for row, why in parsed.bad.items()})
+
+    def _reader(self, head: bytes) -> JsonColumns:
+        found = self._by_schema.get(head)
+        if found is None:
+            if len(self._by_schema) >= SCHEMAS_MAX:
+                self._by_schema.clear()
+            forms = forms_in(head[len(SCHEMA_FIRST) :], self._forms)
+            found = self._by_schema[head] = JsonColumns(self._wrapped, time_zone=self._time_zone, forms=forms)
+        return found
+
+    def _with_truncations(self, ops: pa.Array, values: pa.BinaryArray, bad: dict[int, str]) -> pa.Array:
+        """A truncation of a topic with several partitions must say that it stands in all of them, as capture's does.
+
+        Debezium writes it into one. There is no order between that one and the rows of the other partitions.
+        """
+        places = np.flatnonzero(np.asarray(pc.equal(ops, TRUNCATED).fill_null(False)))
+        if not len(places):
+            return ops
+        kinds = ops.to_pylist()
+        count = self._partitions()
+        for row in places.tolist():
+            found = json.loads(values[row].as_py())
+            if int((found.get("payload") or found).get("partitions", 1)) > 1:
+                kinds[row] = PARTITION_TRUNCATED
+            elif count > 1:
+                bad[row] = (
+                    f"it is a truncation, and the topic has {count} partitions: it has no order with the rows of the "
+                    "others. Capture such a table with headrace, or into a topic with one partition"
+                )
+        return pa.array(kinds, pa.string())
 
     def _unwrapped(self, plain: dict[str, pa.Array], payload: pa.StructArray) -> dict[str, pa.Array]:
         if payload.null_count == len(payload):

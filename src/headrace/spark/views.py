@@ -1,14 +1,14 @@
 """Tables made of tables, kept up to date: ``hr.view``, ``hr.join_tables``, ``hr.deltas``.
 
-All of them take changes (``hr.changes``) and give changes, exact ones: per key at most one a batch, with the row before
-and after. So they can stand behind each other in one query, and any of them can be written as a compacted topic
-(``hr.as_records``) or as a table (``hr.sinks.sql``).
+All of them take changes (``hr.changes``) and give exact changes: at most one per key and batch, with the row before and
+after. So one can follow another in a query, and their results can be written as a compacted topic (``hr.as_records``)
+or as a table (``hr.sinks.sql``).
 
 What needs no state is plain Spark: ``hr.deltas`` takes changes apart into rows with a weight, which can be filtered and
-computed with like any others, and go on into a view.
+computed like any others, and grouped by a view.
 
-They need no watermark: what a table holds is held, and a change counts when it comes. On a bounded frame all changes
-are one batch, so what comes out are the rows of the result, each as an insert.
+No watermark is needed: a change counts when it comes. On a bounded frame all changes are one batch, so the result is
+the rows of the view, each as an insert.
 """
 
 from __future__ import annotations
@@ -21,16 +21,24 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 from pyspark.sql.types import StructType
 
+from headrace.changes import WEIGHT
 from headrace.errors import UsageError
-from headrace.spark.changelog import CHANGE, is_exact, key_names, row_type
-from headrace.spark.joins import On, all_nullable, both_alike, no_doubles, nothing_like, pairs_of, same_types
-from headrace.spark.state import BUCKETS, apply_operator, arrow_schema, free_name, key_type
+from headrace.spark.changelog import (
+    CHANGE,
+    is_exact,
+    is_truncation,
+    key_names,
+    lane,
+    row_type,
+    without_truncations,
+)
+from headrace.spark.joins import On, both_alike, no_doubles, nothing_like, pairs_of, same_types
+from headrace.spark.state import BUCKETS, all_nullable, apply_operator, arrow_schema, free_name, key_type
 from headrace.spark.views_aggregates import Average, Count, Distinct, Grouped, Least, Most, Sum, Top, Value
 from headrace.spark.views_operators import Consolidated, JoinHow, Side, Table, TableJoin
 
 __all__ = ["deltas", "join_tables", "view"]
 
-WEIGHT = "_weight"
 FUNCTIONS = ("count", "sum", "avg", "min", "max", "distinct", "top")
 Spec = str | tuple[Any, ...]
 
@@ -51,7 +59,9 @@ def view(
     """
     if group_by is None:
         if values:
-            raise UsageError("values of what? There is no group_by", 'group_by="country", say')
+            raise UsageError(
+                "values are computed per group, and there is no group_by", 'for example group_by="country"'
+            )
         return _exact(rows, buckets, name)
     names = [group_by] if isinstance(group_by, str) else list(group_by)
     parts = rows if WEIGHT in rows.columns else deltas(rows, buckets=buckets, name=name and f"{name}: rows")
@@ -87,9 +97,12 @@ def _exact(changes: DataFrame, buckets: int, name: str | None) -> DataFrame:
     """The same changes with the rows that they replace, which takes holding the table."""
     row, names = row_type(changes), key_names(changes)
     if is_exact(changes):
-        return changes.select(*CHANGE)
+        why = "changes without a position are exact and name every row; keep the columns of hr.changes"
+        return without_truncations(changes, why).select(*CHANGE)
     tagged = changes.select(
         *[F.col(f"key.`{each}`").alias(each) for each in names],
+        is_truncation().alias("_truncates"),
+        lane(changes).alias("_lane"),
         F.col("position").alias("_position"),
         F.col("after").cast(all_nullable(row)).alias("_row"),
     )
@@ -109,7 +122,7 @@ def _value(rows: DataFrame, name: str, given: Spec) -> Value:
     if function not in FUNCTIONS or len(arguments) != 1:
         raise UsageError(
             f"{name}: {given!r} is no function of a column",
-            f'("sum", "price"), say; there are {", ".join(FUNCTIONS)}, and "count" alone counts rows',
+            f'for example ("sum", "price"); there are {", ".join(FUNCTIONS)}, and "count" alone counts rows',
         )
     (column,) = arguments
     kind = _atomic(rows, name, column)

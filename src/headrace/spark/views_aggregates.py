@@ -23,16 +23,12 @@ import pyarrow.compute as pc
 from headrace.errors import HeadraceError
 from headrace.spark.state_bucket import Ints
 from headrace.spark.state_operator import Clock, Operator, Step, Touched, as_lists, fields_of, flatten
-from headrace.spark.views_operators import change_schema, exact_changes
+from headrace.spark.views_operators import NotExact, change_schema, exact_changes
 
-__all__ = ["Average", "Count", "Distinct", "Grouped", "Least", "Most", "NotExact", "Sum", "Top", "Value"]
+__all__ = ["Average", "Count", "Distinct", "Grouped", "Least", "Most", "Sum", "Top", "Value"]
 
 ROWS = "rows"
 WEIGHT = "_weight"
-
-
-class NotExact(HeadraceError):
-    """More rows went from a group than had come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,15 @@
 """Tables kept up to date from changes, in columns and without Spark.
 
-Each of these takes the changes of a batch and gives changes again: per key at most one, with the row before and after,
-and none where nothing changed. What adds them up has, after every batch, the result of the query on the tables as they
-then are.
+Each of these takes the changes of a batch and gives exact changes: at most one per key, with the row before and after,
+and none where nothing changed. After every batch, the changes so far add up to the result of the query on the tables.
 
-    Table         by the table's key: what is there, so that any change is told with the row that it replaces
+    Table         by the table's key: the rows, so that a change has the row that it replaces
     TableJoin     by what two tables are joined on: their rows, and the pairs that come and go with them
-    Consolidated  by the key of a join: a row that leaves one pair and enters another has changed, once
+    Consolidated  by the key of a join: a row that leaves one pair and enters another has changed once
 
-A row that moves to another key of the join, or of a group, is two things there: gone from one, new in the other. So
-between operators a change is taken apart into rows with a *weight*, −1 for what was and +1 for what is. Columns of an
-input that are not the user's have an underscore.
+A row that moves to another key of the join, or to another group, leaves one and enters the other. So between operators
+a change is taken apart into rows with a *weight*: −1 for the row before and +1 for the row after. Columns of an input
+that are not the user's begin with an underscore.
 """
 
 from __future__ import annotations
@@ -22,12 +21,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.changes import Placed, Truncations, incomplete, newest
+from headrace.errors import HeadraceError
 from headrace.spark.state_bucket import Flags, Ints
 from headrace.spark.state_operator import Clock, Operator, Step, Touched, as_lists, factorize, fields_of, flatten, whole
 
-__all__ = ["Consolidated", "JoinHow", "Side", "Table", "TableJoin", "change_schema", "exact_changes"]
+__all__ = ["Consolidated", "JoinHow", "NotExact", "Side", "Table", "TableJoin", "change_schema", "exact_changes"]
 
 JoinHow = Literal["inner", "left", "full"]
+
+
+class NotExact(HeadraceError):
+    """Changes that do not add up: more rows went than had come, or two rows have one key."""
+
+
 NOTHING = pa.struct([("nothing", pa.bool_())])
 
 
@@ -71,34 +78,57 @@ def _same(one: pa.Scalar, other: pa.Scalar) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Table(Operator):
-    """The row of each key. Rows of the input: ``_position`` and ``_row``, which is null when the key is gone."""
+    """The row of each key.
+
+    Rows of the input: ``_row``, which is null when the key is gone, ``_position`` and ``_lane``. Where ``_truncates``
+    is true there is no row: all rows of the lane with a lower position are gone. Values that the database did not send
+    are taken from the row before; a row that is incomplete all the same is held and not shown.
+    """
 
     keys: pa.StructType
     row: pa.StructType
     name: ClassVar[str] = "view"
     clock: ClassVar[Clock] = "none"
+    everywhere: ClassVar[str | None] = "_truncates"
 
     @property
     def state(self) -> pa.StructType:
-        return pa.struct([("row", self.row)])
+        return pa.struct([("row", self.row), ("lane", pa.int64())])
 
     @property
     def output(self) -> pa.Schema:
         return change_schema(self.keys, self.row)
 
     def step(self, touched: Touched) -> Step:
-        positions = np.asarray(touched.rows.column("_position").fill_null(0), np.int64)
-        order = np.lexsort((positions, touched.codes))
-        newest = np.zeros(len(touched.keys), np.int64)
-        newest[touched.codes[order]] = order  # of several the last one stays
-        after = whole(touched.rows.column("_row")).take(pa.array(newest))
-        before = fields_of(touched.held)["row"]
-        return Step(
-            output=exact_changes(touched.keys, before, after),
-            states=pa.StructArray.from_arrays([after], fields=list(self.state)),
-            keep=np.asarray(after.is_valid()),
-            changed=~_equal(before, after),
+        held = fields_of(touched.held)
+        before, held_lanes = held["row"], np.asarray(held["lane"].fill_null(0), np.int64)
+        batch = Placed(
+            whole(touched.rows.column("_row")),
+            touched.codes,
+            _ints(touched.rows, "_lane"),
+            _ints(touched.rows, "_position"),
         )
+        truncations = Truncations(_ints(touched.shared, "_lane"), _ints(touched.shared, "_position"))
+        found = newest(before, held_lanes, batch, truncations)
+        after = found.rows
+        lanes = np.r_[held_lanes, batch.lanes][found.chosen]
+        shown = exact_changes(touched.keys, _without(before, incomplete(before)), _without(after, found.incomplete))
+        return Step(
+            output=shown,
+            states=pa.StructArray.from_arrays([after, pa.array(lanes)], fields=list(self.state)),
+            keep=np.asarray(after.is_valid()),
+            changed=~_equal(before, after) | (lanes != held_lanes),
+        )
+
+
+def _ints(rows: pa.Table, column: str) -> Ints:
+    found: Ints = np.asarray(rows.column(column).fill_null(0), np.int64)
+    return found
+
+
+def _without(rows: pa.StructArray, hidden: Flags) -> pa.StructArray:
+    """The rows with nulls in place of some."""
+    return rows.take(pa.array(np.arange(len(rows)), mask=hidden)) if hidden.any() else rows
 
 
 # ---- two tables ----------------------------------------------------------------------------------------------------
@@ -337,9 +367,18 @@ class Consolidated(Operator):
             present = np.flatnonzero(np.asarray(given.is_valid()))
             chosen = np.full(count, -1, np.int64)
             chosen[touched.codes[present]] = present
+            if len(present) > np.count_nonzero(chosen >= 0):
+                raise NotExact(
+                    f"two rows of a table have the key {self._doubled(touched, present)}: they cannot be told apart. "
+                    "Choose a key whose values are different in every row"
+                )
             rows.append(given.take(pa.array(chosen, mask=chosen < 0)))
         return Step(
             output=exact_changes(touched.keys, *rows),
             states=pa.nulls(count, NOTHING),
             keep=np.zeros(count, np.bool_),
         )
+
+    def _doubled(self, touched: Touched, present: Ints) -> str:
+        codes, counts = np.unique(touched.codes[present], return_counts=True)
+        return str(touched.keys[int(codes[counts > 1][0])].as_py())

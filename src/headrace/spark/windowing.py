@@ -18,8 +18,9 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 from pyspark.sql.pandas.types import from_arrow_type
 
 from headrace.errors import UsageError
-from headrace.spark.arguments import micros_of, names_of, plain_columns, time_column
+from headrace.spark.arguments import micros_of, names_of, plain_columns, time_column, without_weights
 from headrace.spark.compat import WATERMARK
+from headrace.spark.description import parameters_of
 from headrace.spark.state import BUCKETS, apply_operator, arrow_schema, key_type, watermarked
 from headrace.spark.windows_aggregates import (
     EVENTS,
@@ -76,6 +77,7 @@ def windows(
     or "correct", while ``keep`` has not passed. With ``timezone`` windows of whole days follow its calendar.
     """
     names = names_of(keys)
+    without_weights(rows, Windows.name)
     time = time_column(rows, event_time, "event_time")
     assignment = assignment_of(size, every, timezone, origin)
     aggregates = aggregates_of(rows, values)
@@ -88,16 +90,30 @@ def windows(
     operator = Windows(window_keys(rows, names), time, aggregates, emit, late, keep_us, late_rows)
     needed = needed_rows(rows, rows.columns if side else [*names, time], aggregates)
     assigned = assignment.apply(needed, time).drop(ROLE)
-    return windowed(assigned, operator, names, buckets=buckets, name=name)
+    return windowed(assigned, operator, names, parameters_of(assignment), buckets=buckets, name=name)
 
 
 def windowed(
-    assigned: DataFrame, operator: Windows, names: Sequence[str], *, buckets: int = BUCKETS, name: str | None = None
+    assigned: DataFrame,
+    operator: Windows,
+    names: Sequence[str],
+    also: Mapping[str, str],
+    *,
+    buckets: int = BUCKETS,
+    name: str | None = None,
 ) -> DataFrame:
-    """The operator on rows that have their windows."""
+    """The operator on rows that have their windows; ``also`` says by which rule."""
     without_doubles(operator.output)
     keys = [*names, *(each.name for each in WINDOW)]
-    return apply_operator(assigned, operator, keys=keys, event_time=operator.event_time, buckets=buckets, name=name)
+    return apply_operator(
+        assigned,
+        operator,
+        keys=keys,
+        event_time=operator.event_time,
+        buckets=buckets,
+        name=name,
+        also=also,
+    )
 
 
 def split_late(results: DataFrame) -> tuple[DataFrame, DataFrame]:

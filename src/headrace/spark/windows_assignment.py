@@ -70,7 +70,7 @@ class Assignment:
         return F.transform(numbers, lambda each: self._span(self._start(last, each), role, later_us))
 
     def _start(self, last: Column, number: Column) -> Column:
-        return last - number * F.lit(self.every_us)
+        return last - number.cast("long") * F.lit(self.every_us)  # int * int overflows at 35 minutes
 
     def _span(self, start: Column, role: int, later_us: int) -> Column:
         start = start + F.lit(later_us)

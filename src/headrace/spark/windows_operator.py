@@ -57,6 +57,7 @@ class Windows(Operator):
     rows: pa.Schema | None = None
     """Of late rows that are given out."""
     name: ClassVar[str] = "windows"
+    free: ClassVar[tuple[str, ...]] = ("emit", "keep", "late")
     judges_lateness: ClassVar[bool] = True
 
     @property

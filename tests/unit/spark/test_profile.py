@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import UsageError
-from headrace.spark.profile import _cores, _given, _profile, find_java, java_version, wrong_version
+from headrace.spark.java import find_java, java_version, wrong_version
+from headrace.spark.profile import _cores, _given, _profile
 
 
 @pytest.mark.parametrize(

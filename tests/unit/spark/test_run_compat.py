@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from headrace.spark.compat import Change, Column, Operator, Shape, Source, changes, refuse
+from headrace.spark.compat import Change, Column, Operator, Parameter, Shape, Source, changes, refuse
 
 MINUTE = Column("window", "struct<start:timestamp,end:timestamp>", "60000000L")
 SUM = Column("sum(amount)", "decimal(22,2)")
@@ -113,3 +113,34 @@ def test_what_mixes_may_be_accepted() -> None:
     error = refuse("revenue", "ck/revenue", [Change("mixes", "a sum became a maximum")], "headrace run shop.py")
     assert error is not None
     assert "headrace run shop.py --only revenue --accept-changes" in error.hint
+
+
+def test_where_the_target_can_be_rebuilt_that_is_the_cure() -> None:
+    for severity in ("breaks", "mixes"):
+        found = [Change(severity, "a window became wider")]  # type: ignore[arg-type]
+        error = refuse("revenue", "ck", found, "headrace run shop.py", "headrace rebuild shop.py revenue")
+        assert error is not None
+        assert "to compute everything again: headrace rebuild shop.py revenue" in error.hint
+        assert "--start-over" not in error.hint
+
+
+OURS = Operator("dedup", (Column("user", "string"),), (Column("state", "struct<…>"),), (Parameter("within", "60 s"),))
+
+
+def test_a_parameter_of_an_operator_mixes_unless_it_is_free() -> None:
+    before = dataclasses.replace(BASE, operators=(OURS,))
+    assert Shape.from_json(before.to_json()) == before
+    for free, severity in ((False, "mixes"), (True, "note")):
+        old, new = (
+            dataclasses.replace(
+                BASE, operators=(dataclasses.replace(OURS, parameters=(Parameter("within", text, free),)),)
+            )
+            for text in ("60 s", "120 s")
+        )
+        assert changes(old, new) == [Change(severity, "within of dedup was 60 s and is 120 s")]  # type: ignore[arg-type]
+
+
+def test_a_parameter_that_came_or_went_is_found() -> None:
+    before = dataclasses.replace(BASE, operators=(OURS,))
+    after = dataclasses.replace(BASE, operators=(dataclasses.replace(OURS, parameters=()),))
+    assert changes(before, after) == [Change("mixes", "within of dedup was 60 s and is not there")]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -15,9 +16,10 @@ from pyspark.sql.types import StructType
 from headrace.cli.main import run as command_line
 from headrace.errors import HeadraceError, UsageError
 from headrace.spark import sinks
+from headrace.spark.failures import is_permanent, reason
 from headrace.spark.launch import LogFile
 from headrace.spark.pipelines import choose, load_file, pipeline, registered
-from headrace.spark.run import Choices, is_permanent, pause_s, reason
+from headrace.spark.run import Choices, pause_s
 from headrace.spark.sink import make_writer
 from headrace.spark.testing import Event, _in_batches
 
@@ -140,7 +142,7 @@ def test_an_error_of_the_users_own_code_keeps_its_name() -> None:
 
 def test_only_what_the_sink_refuses_or_the_user_must_mend_is_not_tried_again() -> None:
     names = ("spark.decisions.Refused", "errors.UsageError", "spark.tasks.DataLost", "spark.state_bucket.StateMismatch")
-    for name in (*names, "spark.typed.BadRecord"):
+    for name in (*names, "spark.typed.BadRecord", "spark.views_operators.NotExact"):
         told = RuntimeError(STREAM_FAILED.replace("spark.typed.BadRecord", name))
         assert is_permanent(told)
         assert reason(told).startswith("the value at orders[0]")
@@ -151,6 +153,28 @@ def test_only_what_the_sink_refuses_or_the_user_must_mend_is_not_tried_again() -
     away = RuntimeError(STREAM_FAILED.replace("typed.BadRecord", "sinks.target.Unavailable"))
     assert not is_permanent(away)
     assert reason(away).startswith("the value at orders[0]")
+
+
+def test_a_guard_of_the_query_itself_is_permanent_and_its_words_are_the_reason() -> None:
+    text = "Job aborted: Task 0 failed: [USER_RAISED_EXCEPTION] these rows cannot be written SQLSTATE: P0001\n\tat x"
+    assert is_permanent(RuntimeError(text))
+    assert reason(RuntimeError(text)) == "these rows cannot be written"
+
+
+def test_an_error_inside_of_another_processs_error_is_found() -> None:
+    """As the topic sink's comes out of foreachBatch."""
+    inner = "Traceback (most recent call last):\n  File 'sink.py', line 1\nheadrace.spark.decisions.Refused: not again"
+    outer = (
+        "Traceback (most recent call last):\n  File 'plain.py', line 2\npyspark.errors.AnalysisException: [X] Failed: "
+    )
+    told = RuntimeError(f"{outer}{inner}\n SQLSTATE: 38000")
+    assert is_permanent(told)
+    assert reason(told) == "not again"
+    assert not is_permanent(RuntimeError(f"{outer}{inner}".replace("decisions.Refused", "sinks.target.Unavailable")))
+
+
+def test_a_class_of_the_users_with_the_name_of_one_of_ours_is_not_ours() -> None:
+    assert not is_permanent(RuntimeError(STREAM_FAILED.replace("headrace.spark.typed.BadRecord", "shop.BadRecord")))
 
 
 def test_a_batch_that_cannot_begin_is_told_in_its_own_words_and_not_in_those_of_sparks_pickler() -> None:
@@ -165,6 +189,11 @@ def test_without_a_traceback_the_message_is_the_reason() -> None:
     assert reason(HeadraceError("no such topic")) == "no such topic"
     assert reason(KeyError("amount")) == "KeyError: 'amount'"
     assert len(reason(HeadraceError("x" * 5000))) == 400
+
+
+def test_the_reason_has_no_ids_and_offsets_of_the_query() -> None:
+    text = "Python worker failed to connect back.\n=== Streaming Query ===\nIdentifier: copy [id = 1]"
+    assert reason(StreamingQueryException(text)) == "Python worker failed to connect back"
 
 
 def test_what_the_jvm_would_print_goes_to_the_log_and_what_we_print_does_not(tmp_path: Path) -> None:

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from headrace.spark.progress import Board, Snapshot, Tracker, as_json, duration, lag_of, line_of, watermark_of
+from headrace.spark.progress import (
+    Board,
+    Snapshot,
+    Tracker,
+    as_json,
+    board_on,
+    duration,
+    lag_of,
+    line_of,
+    screen_cleared,
+    watermark_of,
+)
 
 
 def report(batch: int, rows: int = 0, *, at: str = "", run: str = "r", **more: Any) -> dict[str, Any]:
@@ -61,6 +73,13 @@ def test_the_rate_is_that_of_the_last_ten_seconds_and_falls_to_zero_when_nothing
     assert tracker.snapshot(10.0, "running").rows_per_s == 500.0
     assert tracker.snapshot(15.0, "running").rows_per_s == 400.0
     assert tracker.snapshot(30.0, "running").rows_per_s == 0.0
+
+
+def test_the_rate_of_a_batch_that_took_long_is_by_its_own_time() -> None:
+    tracker = Tracker("orders")
+    tracker.take([report(0, 600, durationMs={"triggerExecution": 60_000})], 100.0)
+    assert tracker.snapshot(100.0, "running").rows_per_s == 10.0
+    assert tracker.snapshot(105.0, "running").rows_per_s == 5.0
 
 
 def test_the_line_has_rate_lag_watermark_and_batch_time() -> None:
@@ -118,6 +137,24 @@ def test_on_a_terminal_lines_are_drawn_over_one_another_and_events_stay() -> Non
     erased = "\x1b[2A\x1b[J"
     lines = "one  starting\ntwo  starting\n"
     assert screen.getvalue() == f"{lines}{erased}two failed\n{lines}{erased}{lines}"
+
+
+def test_a_terminal_that_knows_no_escapes_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    screen = Terminal()
+    board = Board(screen)
+    board.show([Snapshot(name="one")], 0.0)
+    board.show([Snapshot(name="one")], 1.0)
+    board.say("one failed")
+    assert screen.getvalue() == "one  starting\none failed\n"
+
+
+def test_rows_are_printed_where_programs_do_not_read(capsys: pytest.CaptureFixture[str]) -> None:
+    with screen_cleared() as tables:
+        tables.write("for people\n")
+    with board_on(sys.stderr, width=80, tables=sys.stderr), screen_cleared() as tables:
+        tables.write("beside JSON\n")
+    assert capsys.readouterr() == ("for people\n", "beside JSON\n")
 
 
 def test_no_live_line_is_wider_than_the_terminal() -> None:

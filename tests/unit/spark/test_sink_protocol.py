@@ -11,7 +11,7 @@ from headrace import testing
 from headrace.client import Admin, Client, Outcome, TransactionalProducer, TransactionLost, end_transaction
 from headrace.spark import sink_protocol, sink_transactions
 from headrace.spark.decisions import BatchRef, DecisionTopic, Refused, Verdict
-from headrace.spark.sink_protocol import Protocol, Settings, TransactionsLost, ids_of
+from headrace.spark.sink_protocol import PipelineName, Protocol, Settings, TransactionsLost, ids_of
 from headrace.spark.sink_transactions import abort_open, outcomes
 from tests.unit.spark.sink_world import PATIENCE, Death, Fate, Layout, World, expected, mortality, spread
 
@@ -142,6 +142,69 @@ def test_a_driver_that_was_superseded_decides_nothing_any_more(world: World) -> 
             zombie._topic.record(plan.lease, sink_protocol.Decision(batch, tuple(each.result for each in reported)))
         zombie.abort(plan.lease, world.sink)
     assert world.visible() == expected(1, LAYOUT)
+
+
+def test_a_task_of_a_driver_that_slept_takes_no_id_that_its_successor_has_decided_on(world: World) -> None:
+    batch = BatchRef(world.sink, 0, "0")
+    with Client(world.bootstrap, PATIENCE) as slept:
+        plan = Protocol(slept, world.settings).begin(world.sink)
+        decided_only(world)
+        with pytest.raises(Refused, match=r"another run of sink .* has taken over"):
+            world.task(plan, batch, 0, LAYOUT(0)[0])
+    world.run(BATCHES, LAYOUT)
+    assert world.visible() == expected(BATCHES, LAYOUT)
+
+
+def begin(make: Make, name: str, *, starts_over: bool = False) -> World:
+    """A query of its own for a pipeline, as another checkpoint has it."""
+    world = make()
+    with Client(world.bootstrap, PATIENCE) as driver:
+        Protocol(driver, world.settings).begin(world.sink, PipelineName(name, world.topic, starts_over))
+    return world
+
+
+def test_another_checkpoint_of_a_pipeline_is_refused_unless_the_user_starts_over(
+    make: Make, unique: Callable[[str], str]
+) -> None:
+    name = unique("orders")
+    first = begin(make, name)
+    first.run(1, LAYOUT)
+    with pytest.raises(Refused, match=f"rows of pipeline {name} from another checkpoint .query {first.sink} on "):
+        begin(make, name)
+    second = begin(make, name, starts_over=True)
+    with Client(first.bootstrap, PATIENCE) as driver:
+        protocol = Protocol(driver, first.settings)
+        protocol.begin(second.sink, PipelineName(name, first.topic))
+        begin(make, unique("another pipeline"))
+
+
+def test_a_claim_ends_with_its_topic(make: Make, unique: Callable[[str], str]) -> None:
+    name, topic = unique("orders"), unique("short-lived")
+    for _ in range(2):
+        world = make()
+        with Client(world.bootstrap, PATIENCE) as client:
+            Admin(client).create_topic(topic)
+            Protocol(client, world.settings).begin(world.sink, PipelineName(name, topic))
+            Admin(client).delete_topic(topic)
+
+
+def test_of_two_checkpoints_that_claim_a_topic_at_once_one_fails_and_then_finds_the_other(
+    make: Make, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = unique("orders")
+    record = DecisionTopic.record_claim
+    others = []
+
+    def overtaken(*args: Any) -> None:
+        monkeypatch.setattr(DecisionTopic, "record_claim", record)
+        others.append(begin(make, name))
+        record(*args)
+
+    monkeypatch.setattr(DecisionTopic, "record_claim", overtaken)
+    with pytest.raises((TransactionLost, TransactionsLost)):
+        begin(make, name)
+    with pytest.raises(Refused, match=f"query {others[0].sink}"):
+        begin(make, name)
 
 
 def test_a_second_attempt_of_a_task_does_not_disturb_the_first_and_is_not_left_open(world: World) -> None:

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.address import Address
 from headrace.errors import UsageError
 from headrace.spark import sinks
 from headrace.spark.decisions import Refused
-from headrace.spark.sinks.address import Address
 from headrace.spark.sinks.target import (
-    REBUILT,
+    NO_BATCH,
     Changes,
     Fence,
     Letters,
@@ -40,7 +40,10 @@ from tests.sinks.world import Base, changes_of, deliver, fence
         (Fence("q", 3, "a", "x"), Fence("q", 3, "b", "me"), True, True),
         (Fence("q", 3, "a", "x"), Fence("q", 1, "b", "me"), True, True),
         (Fence("q", 3, "a", "me"), Fence("q", 4, "b", "me", takes_over=False), True, True),
-        (Fence("q", 3, "a", REBUILT), Fence("q", 4, "b", "me"), True, True),
+        (Fence("new", 3, "a", "x", replaced="q"), Fence("q", 4, "b", "me"), True, True),
+        (Fence("other", 3, "a", "x"), Fence("q", 0, "b", "me", starts_over=True), True, True),
+        (Fence("other", 3, "a", "x"), Fence("q", 0, "b", "me", starts_over=True), False, True),
+        (Fence("other", NO_BATCH, None, "x"), Fence("q", 0, "b", "me"), False, True),
     ],
 )
 def test_the_fence_tells_whether_a_batch_is_written(last: Any, comes: Fence, keyed: bool, written: bool) -> None:
@@ -53,9 +56,12 @@ def test_the_fence_tells_whether_a_batch_is_written(last: Any, comes: Fence, key
         (Fence("q", 3, "a", "x"), Fence("q", 3, "b", "me"), "would double"),
         (Fence("q", 3, "a", "x"), Fence("q", 1, "a", "me"), "would double"),
         (Fence("q", 3, "a", "other"), Fence("q", 4, "b", "me", takes_over=False), "taken over"),
-        (None, Fence("q", 4, "b", "me", takes_over=False), "rebuilt or emptied"),
-        (Fence("q", 3, "a", REBUILT), Fence("q", 4, "b", "me", takes_over=False), "rebuilt or emptied"),
-        (Fence("q", 3, "a", REBUILT), Fence("q", 4, "b", "me"), "Give headrace rebuild again"),
+        (Fence("other", 3, "a", "x"), Fence("q", 4, "b", "me", takes_over=False), "taken over: x"),
+        (None, Fence("q", 4, "b", "me", takes_over=False), "emptied or rebuilt meanwhile"),
+        (Fence("q", NO_BATCH), Fence("q", 4, "b", "me", takes_over=False), "emptied or rebuilt meanwhile"),
+        (Fence("new", 3, "a", "x", replaced="q"), Fence("q", 4, "b", "me", takes_over=False), "was rebuilt while"),
+        (Fence("new", 3, "a", "x", replaced="q"), Fence("q", 4, "b", "me"), "Give headrace rebuild again"),
+        (Fence("other", 3, "a", "host 7"), Fence("q", 0, "b", "me"), r"another checkpoint .*query other.* by host 7"),
     ],
 )
 def test_what_cannot_be_right_without_a_key_is_refused(last: Any, comes: Fence, why: str) -> None:
@@ -124,7 +130,7 @@ def test_an_address_is_shown_without_password_and_options_and_reads_the_environm
     monkeypatch.setenv("SHOP_PASSWORD", "p@ss")
     address = Address("postgresql://app:${SHOP_PASSWORD}@db:5432/shop?sslpassword=hidden")
     assert address.shown == "postgresql://app@db:5432/shop"
-    assert "p@ss" in address.resolved()
+    assert address.password() == "p@ss"
     assert "hidden" not in repr(address)
     assert Address("sqlite:////tmp/a.db").shown == "sqlite:////tmp/a.db"
     with pytest.raises(UsageError, match="needs the environment variable NOBODY_SET_THIS"):

@@ -53,6 +53,8 @@ def planners(running: TestBroker) -> Iterator[Any]:
 
     def plan(topic: str, **options: str) -> StreamReader:
         given = {"kafka.bootstrap.servers": running.bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
+        if "subscribePattern" in options:
+            del given["subscribe"]
         parsed = SourceOptions.parse({**given, **options}, streaming=True)
         made.append(StreamReader(parsed, plain_schema(include_headers=False)))
         return made[-1]
@@ -108,6 +110,40 @@ def test_a_topic_made_anew_after_the_batch_was_planned_is_reported_by_its_task(c
     replace_topic(client, "planned", 5)
     with pytest.raises(DataLost, match="not there any more"):
         read(planner, start, end)
+
+
+def test_a_worker_that_knew_the_deleted_topic_reads_the_new_one_of_that_name(client: Client, planners: Any) -> None:
+    make(client, "reused", 3)
+    first = planners("reused")
+    start = first.initialOffset()
+    assert len(read(first, start, first.latestOffset(start, ALL))) == 3, "the worker's client now knows the topic's id"
+    replace_topic(client, "reused", 25)
+    second = planners("reused", failOnDataLoss="false")
+    start = second.initialOffset()
+    assert len(read(second, start, second.latestOffset(start, ALL))) == 25
+
+
+@pytest.mark.parametrize("how", ["subscribe", "subscribePattern"])
+def test_a_deleted_topic_is_reported_or_left_out_as_was_asked(client: Client, planners: Any, how: str) -> None:
+    stays, goes = f"stays-{how}", f"goes-{how}"
+    make(client, stays, 3)
+    make(client, goes, 4)
+    selection = {"subscribe": f"{stays},{goes}"} if how == "subscribe" else {"subscribePattern": f"(stays|goes)-{how}"}
+    careful, careless = (planners(stays, failOnDataLoss=each, **selection) for each in ("true", "false"))
+    begin = careful.initialOffset()
+    careless.latestOffset(begin, ALL)
+    careful.latestOffset(begin, ALL)
+    Admin(client).delete_topic(goes)
+    with pytest.raises(DataLost, match=rf"{goes}\[0\] no longer exists"):
+        careful.latestOffset(begin, ALL)
+    assert from_json(careless.latestOffset(begin, ALL)) == {TopicPartition(stays, 0): 3}
+
+
+def test_records_are_committed_ones_unless_others_are_asked_for() -> None:
+    given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "any"}
+    assert SourceOptions.parse(given, streaming=True).read_committed
+    uncommitted = {**given, "kafka.isolation.level": "read_uncommitted"}
+    assert not SourceOptions.parse(uncommitted, streaming=True).read_committed
 
 
 def test_a_checkpoint_without_ids_is_gone_on_with(client: Client, planners: Any) -> None:

@@ -185,3 +185,12 @@ def test_rows_get_the_number_of_their_key_with_nulls_as_keys_like_others(rows: l
     values = [(each["x"], each["y"]) for each in keys.to_pylist()]
     assert [values[code] for code in codes] == rows
     assert len(set(values)) == len(values)
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.date32()])
+def test_a_time_after_the_year_9999_is_a_key_as_any_other(kind: pa.DataType) -> None:
+    layout = Layout(pa.struct([("window_end", kind)]), STATE)
+    moments = pa.array([0, 2**30 * (1 << 31 if pa.types.is_timestamp(kind) else 1), None], pa.int64())
+    times = moments.cast(pa.int32()).cast(kind) if pa.types.is_date(kind) else moments.cast(kind)
+    keys = pa.StructArray.from_arrays([times], fields=list(layout.keys))
+    assert layout.python_keys(keys) == moments.to_pylist()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headrace.spark.analytics_rolling import Rolling
 from headrace.spark.clock_correction import SmoothClock
 from headrace.spark.deduplication import Dedup
-from headrace.spark.joins_operators import CHANGE, EVENT, AsOf, Matched, change_type, event_type
+from headrace.spark.joins_operators import CHANGE, EVENT, TRUNCATES, AsOf, Matched, change_type, event_type
 from headrace.spark.session_windows import Sessions
 from headrace.spark.state import _spark_hash, bucket_numbers
 from headrace.spark.state_bucket import BEGINNING, Bucket
@@ -40,7 +40,13 @@ WINDOWED = pa.struct([*USER, *WINDOW])
 EVENT_ROW = pa.struct(list(ROWS))
 TABLE_ROW = pa.struct([("user", pa.string()), ("home", pa.int64())])
 TAGGED = pa.schema(
-    [("user", pa.string()), ("_time", TIME), (EVENT, event_type(EVENT_ROW)), (CHANGE, change_type(TABLE_ROW))]
+    [
+        ("user", pa.string()),
+        (TRUNCATES, pa.bool_()),
+        ("_time", TIME),
+        (EVENT, event_type(EVENT_ROW)),
+        (CHANGE, change_type(TABLE_ROW)),
+    ]
 )
 AS_OF = AsOf(Matched(EVENT_ROW, TABLE_ROW, "version", (("home", "home"),)), "at")
 
@@ -104,7 +110,14 @@ def tagged(rows: pa.Table) -> pa.Table:
     """Every third row is a change of its user's row, and the others are events."""
     found = []
     for user, at, n in zip(*(rows.column(name).cast(kind).to_pylist() for name, kind in PLAIN), strict=True):
-        change = {"at": at, "position": n, "version": str(n), "live": n % 2 == 0, "row": {"user": user, "home": n}}
+        live = n % 2 == 0
+        change = {
+            "at": at,
+            "position": n,
+            "version": str(n),
+            "live": live,
+            "row": {"user": user, "home": n} if live else None,
+        }
         event = {"at": at, "row": {"user": user, "at": at, "n": n}}
         is_change = n % 3 == 0
         found.append(

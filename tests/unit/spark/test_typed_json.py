@@ -32,6 +32,7 @@ from pyspark.sql.types import (
 
 from headrace.errors import UsageError
 from headrace.spark.json_columns import ONE_BY_ONE_ROWS, JsonColumns, Parsed
+from headrace.spark.json_forms import DEBEZIUM, PLAIN, Forms
 
 UTC = datetime.UTC
 
@@ -261,3 +262,60 @@ def test_a_value_nested_a_hundred_thousand_deep_is_bad_and_nothing_worse() -> No
 def test_a_type_that_json_does_not_have_is_refused_with_its_place() -> None:
     with pytest.raises(UsageError, match=r"a\.b: JSON has no variant"):
         JsonColumns(struct(a=struct(b=VariantType())))
+
+
+# ---- forms of times and decimals -----------------------------------------------------------------------------------
+
+
+def read(schema: StructType, forms: Forms, text: str, copies: int = 1) -> tuple[Any, str | None]:
+    """What a value becomes, natively where that is possible, and why it is bad."""
+    parsed = JsonColumns(schema, forms=forms).parse(pa.array([f'{{"a":{text}}}'.encode()] * copies, pa.binary()))
+    return parsed.columns[0].to_pylist()[-1], parsed.bad.get(copies - 1)
+
+
+MOMENT = datetime.datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("unit", "number"),
+    [("milliseconds", 1767323045678), ("microseconds", 1767323045678000), ("nanoseconds", 1767323045678000000)],
+)
+def test_a_number_in_a_timestamp_column_counts_what_the_user_says(unit: str, number: int) -> None:
+    assert read(struct(a=TimestampType()), DEBEZIUM.chosen(unit, "text"), str(number)) == (MOMENT, None)
+
+
+def test_a_number_whose_unit_is_not_known_is_refused_with_what_to_do() -> None:
+    found, why = read(struct(a=TimestampType()), DEBEZIUM, "1767323045678")
+    assert found is None
+    assert why is not None
+    assert "unit is not known" in why
+    assert "timeUnit=" in why
+    assert "--times strings" in why
+
+
+def test_milliseconds_are_not_taken_for_seconds() -> None:
+    found, why = read(struct(a=TimestampType()), PLAIN, "1767323045678")
+    assert found is None
+    assert why is not None
+    assert "outside of the years 1 to 9999 when it counts seconds" in why
+
+
+def test_days_are_dates_in_debezium_and_nowhere_else() -> None:
+    assert read(struct(a=DateType()), DEBEZIUM, "20455") == (datetime.date(2026, 1, 2), None)
+    assert read(struct(a=DateType()), PLAIN, "20455")[1] == "a is 20455, which is no date"
+    assert read(struct(a=DateType()), DEBEZIUM, "2147483647")[1] == "a is 2147483647, which is no date"
+
+
+@pytest.mark.parametrize("copies", [1, 200])
+def test_decimals_in_base64_are_read_where_that_is_said_and_refused_elsewhere(copies: int) -> None:
+    schema, base64 = struct(a=DecimalType(12, 2)), DEBEZIUM.chosen(None, "base64")
+    assert read(schema, base64, '"BOI="', copies) == (Decimal("12.50"), None)
+    assert read(schema, base64, '"/w=="', copies) == (Decimal("-0.01"), None)
+    assert read(schema, DEBEZIUM, '{"scale":3,"value":"MNQ="}', copies) == (Decimal("12.50"), None)
+    assert read(schema, DEBEZIUM, '"12.50"', copies) == (Decimal("12.50"), None)
+    found, why = read(schema, DEBEZIUM, '"BOI="', copies)
+    assert found is None
+    assert why is not None
+    assert "decimalFormat=base64" in why
+    assert "--decimals string" in why
+    assert read(schema, base64, '"?"', copies)[0] is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -78,6 +80,45 @@ def test_changes_are_read_with_and_without_their_schema_around_them() -> None:
     assert mixed[2]["ts_ms"] == 6
     only_wrapped = read(chosen, schema_of(chosen), json.dumps(wrapped).encode())
     assert only_wrapped[0]["after"] == {"id": 2, "name": "c"}
+
+
+def test_times_and_decimals_are_read_by_what_the_schema_of_a_record_says() -> None:
+    row = StructType().add("at", "timestamp").add("day", "date").add("exact", "timestamp_ntz")
+    row = row.add("price", "decimal(12,2)").add("zoned", "timestamp")
+    chosen = options(valueFormat="debezium", valueSchema=row.json())
+
+    def change(scale: int, price: str, unit: str, at: int) -> bytes:
+        fields = [
+            {"field": "at", "type": "int64", "name": f"io.debezium.time.{unit}"},
+            {"field": "day", "type": "int32", "name": "io.debezium.time.Date"},
+            {"field": "exact", "type": "int64", "name": "io.debezium.time.MicroTimestamp"},
+            {
+                "field": "price",
+                "type": "bytes",
+                "name": "org.apache.kafka.connect.data.Decimal",
+                "parameters": {"scale": str(scale)},
+            },
+            {"field": "zoned", "type": "string", "name": "io.debezium.time.ZonedTimestamp"},
+        ]
+        schema = {"type": "struct", "fields": [{"field": "after", "type": "struct", "fields": fields}]}
+        after = {"at": at, "day": 20455, "exact": 1767323045678901, "price": price, "zoned": "2026-01-02T03:04:05Z"}
+        payload = {"op": "c", "before": None, "after": after, "ts_ms": 1}
+        return json.dumps({"schema": schema, "payload": payload}, separators=(",", ":")).encode()
+
+    values = [
+        change(2, "BOI=", "Timestamp", 1767323045678),
+        None,
+        change(4, "AehI", "MicroTimestamp", 1767323045678000),
+    ]
+    rows = read(chosen, schema_of(chosen), *values, values[0])
+    moment = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
+    for found in (rows[0]["after"], rows[2]["after"], rows[3]["after"]):
+        assert (found["at"], found["day"], found["price"]) == (moment, date(2026, 1, 2), Decimal("12.50"))
+        assert found["exact"] == datetime(2026, 1, 2, 3, 4, 5, 678_901)
+        assert found["zoned"] == moment.replace(microsecond=0)
+    assert rows[1]["op"] is None
+    assert rows[1]["_tombstone"]
+    assert not rows[0]["_tombstone"]
 
 
 def test_json_that_is_no_change_is_bad_and_not_a_row_of_nulls() -> None:

@@ -13,13 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError
-from headrace.spark.views_aggregates import Average, Count, Distinct, Grouped, Least, Most, NotExact, Sum, Top
-from headrace.spark.views_operators import Consolidated, Side, Table, TableJoin, exact_changes
+from headrace.spark.views_aggregates import Average, Count, Distinct, Grouped, Least, Most, Sum, Top
+from headrace.spark.views_operators import Consolidated, NotExact, Side, Table, TableJoin, exact_changes
+from headrace.vocabulary import UNAVAILABLE
 from tests.unit.spark.stream_world import Query, cut
 
 Row = dict[str, Any]
 Change = tuple[str, int, Row | None]
-"""(table, key, the row from now on)"""
+"""(table, key, the row from now on). A key below zero: all rows of the lane that it names are gone."""
+LANES = 2
 
 INT = pa.int64()
 LEFT_KEY = pa.struct([("id", INT)])
@@ -29,7 +31,7 @@ RIGHT_ROW = pa.struct([("number", INT), ("ref", INT), ("price", INT)])
 
 
 def table_rows(key: pa.StructType, row: pa.StructType) -> pa.Schema:
-    return pa.schema([*key, ("_position", INT), ("_row", row)])
+    return pa.schema([*key, ("_truncates", pa.bool_()), ("_lane", INT), ("_position", INT), ("_row", row)])
 
 
 class Folded:
@@ -73,7 +75,13 @@ class Kept:
     def push(self, batch: list[Change]) -> pa.Table:
         (key,) = [each.name for each in self.key]
         rows = [
-            {key: number, "_position": position, "_row": row}
+            {
+                key: number if number > 0 else None,
+                "_truncates": number <= 0,
+                "_lane": number % LANES,
+                "_position": position,
+                "_row": row,
+            }
             for position, (table, number, row) in enumerate(batch)
             if table == self.name
         ]
@@ -100,7 +108,9 @@ def histories(draw: st.DrawFn) -> list[list[Change]]:
     found: list[Change] = []
     for _ in range(draw(st.integers(0, 15))):
         number = draw(st.integers(1, 4))
-        if draw(st.booleans()):
+        if draw(st.integers(0, 9)) == 0:
+            found.append((draw(st.sampled_from(["left", "right"])), -draw(st.integers(0, 1)), None))
+        elif draw(st.booleans()):
             left = draw(lefts)
             found.append(("left", number, left and {"id": number, **left}))
         else:
@@ -118,6 +128,8 @@ class Tables:
     def take(self, batch: list[Change]) -> None:
         for table, number, row in batch:
             self.rows[table].pop(number, None)
+            if number <= 0:
+                self.rows[table] = {key: row for key, row in self.rows[table].items() if key % LANES != number % LANES}
             if row is not None:
                 self.rows[table][number] = row
 
@@ -162,6 +174,37 @@ def test_rows_with_not_a_number_and_lists_are_compared_by_what_they_are() -> Non
     after = [{"ratio": float("nan"), "tags": [1]}, {"ratio": 1.0, "tags": [1, 3]}, {"ratio": None, "tags": None}]
     told = exact_changes(keys, pa.array(before, row), pa.array(after, row))
     assert [each["id"] for each in told.column("key").to_pylist()] == [2]
+
+
+def left(number: int, note: str) -> Change:
+    return "left", number, {"id": number, "ref": 1, "note": note}
+
+
+def test_a_value_that_was_not_sent_is_that_of_the_row_before() -> None:
+    kept = Kept("left", LEFT_KEY, LEFT_ROW)
+    kept.push([left(1, "large")])
+    moved = ("left", 1, {"id": 1, "ref": 2, "note": UNAVAILABLE})
+    (change,) = kept.push([moved]).to_pylist()
+    assert (change["before"]["note"], change["after"]) == ("large", {"id": 1, "ref": 2, "note": "large"})
+    (change,) = kept.push([left(2, "new"), ("left", 2, {"id": 2, "ref": 3, "note": UNAVAILABLE})]).to_pylist()
+    assert (change["op"], change["after"]) == ("insert", {"id": 2, "ref": 3, "note": "new"})
+
+
+def test_a_row_that_lacks_a_value_is_not_shown_until_it_is_known() -> None:
+    """During a snapshot an update can come before the row itself."""
+    kept = Kept("left", LEFT_KEY, LEFT_ROW)
+    assert kept.push([left(1, UNAVAILABLE)]).num_rows == 0
+    assert kept.push([left(1, UNAVAILABLE)]).num_rows == 0
+    (change,) = kept.push([left(1, "large")]).to_pylist()
+    assert (change["op"], change["before"], change["after"]["note"]) == ("insert", None, "large")
+
+
+def test_a_value_is_not_taken_from_a_row_that_was_truncated_or_deleted() -> None:
+    for gone in (("left", -1, None), ("left", 1, None)):
+        kept = Kept("left", LEFT_KEY, LEFT_ROW)
+        kept.push([left(1, "large")])
+        (change,) = kept.push([gone, left(1, UNAVAILABLE)]).to_pylist()
+        assert change["op"] == "delete"
 
 
 # ---- two tables ----------------------------------------------------------------------------------------------------

@@ -6,12 +6,13 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from headrace.address import Address
 from headrace.errors import UsageError
-from headrace.spark.sinks.address import Address
 from headrace.spark.sinks.following import Following
 from headrace.spark.sinks.plain import Sink
+from headrace.spark.sinks.sql_dialect import TableName
 from headrace.spark.sinks.target import Target
-from headrace.spark.sinks.to_sql import SqlTarget, TableName
+from headrace.spark.sinks.to_sql import SqlTarget
 
 __all__ = ["delta", "email", "find", "opensearch", "redis", "search", "sql", "webhook"]
 

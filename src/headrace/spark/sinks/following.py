@@ -9,11 +9,11 @@ written and the one that comes next, and this process a few blocks.
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.serializers import NoOpSerializer
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -23,18 +23,33 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import ArrayType, MapType, StringType, StructType, VariantType
 from pyspark.util import _local_iterator_from_socket
 
+from headrace.changes import TRUNCATE, TRUNCATE_PARTITION, WEIGHT
 from headrace.errors import UsageError
-from headrace.spark.changelog import CHANGE, changes, is_exact, key_names, row_type
-from headrace.spark.reading import BOOTSTRAP_CONF, BOOTSTRAP_DEFAULT
+from headrace.spark.changelog import (
+    CHANGE,
+    HOLD_ROWS,
+    REVISION,
+    changes,
+    is_exact,
+    key_names,
+    row_type,
+    without_truncations,
+)
+from headrace.spark.owner import PipelineRun
+from headrace.spark.reading import BOOTSTRAP_CONF, BOOTSTRAP_DEFAULT, is_unavailable
 from headrace.spark.sink import QUERY_ID_PROPERTY
 from headrace.spark.sink_checkpoint import read_checkpoint
 from headrace.spark.sinks.dead_letters import DeadLetters
 from headrace.spark.sinks.plain import Sink
 from headrace.spark.sinks.target import JSON_FIELD, Changes, Delivery, Fence, Letters, Outcome, Target, utc
+from headrace.vocabulary import UNAVAILABLE
 
 __all__ = ["Following"]
 
 DELETED = "__headrace_deleted"
+TRUNCATED = "__headrace_truncated"
+MARKS = (DELETED, TRUNCATED)
+"""Columns that tell what a row is: one that is gone, or none at all, because all rows are."""
 NESTED = (StructType, ArrayType, MapType, VariantType)
 DELETES = ("delete", "d")
 UPSERTS = ("insert", "update", "upsert", "c", "u", "r")
@@ -56,6 +71,7 @@ class Following(Sink):
     refused_max: int = REFUSED_MAX
     bootstrap: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    run: PipelineRun | None = field(default=None, compare=False)
 
     def describe(self) -> str:
         return self.target.shown
@@ -69,6 +85,13 @@ class Following(Sink):
             )
         return prepared.writeStream.outputMode(mode).foreachBatch(replace(follower, checkpoint=checkpoint).batch)
 
+    @property
+    def can_be_rebuilt(self) -> bool:
+        return self.target.version() is not None
+
+    def for_run(self, run: PipelineRun) -> Following:
+        return self if self.run is not None else replace(self, run=run)
+
     def write(self, rows: DataFrame) -> None:
         prepared, follower = self._prepared(rows)
         follower.deliver(prepared, None)
@@ -78,7 +101,7 @@ class Following(Sink):
         target: Any = self.target
         if key != target.key:
             target = replace(target, key=key)
-        return frame, Follower(target, self)
+        return frame, Follower(target, self, run=self.run or PipelineRun())
 
     def letters(self, spark: SparkSession, target: Target, fence: Fence | None) -> Letters:
         if self.dead_letters is None:
@@ -100,13 +123,12 @@ class Follower:
     target: Target
     sink: Following
     checkpoint: str = ""
-    owner: str = field(default_factory=lambda: uuid.uuid4().hex)
-    has_written: bool = False
+    run: PipelineRun = field(default_factory=PipelineRun)
 
     def batch(self, frame: DataFrame, batch_id: int) -> None:
         """What ``foreachBatch`` calls. A replayed batch is computed all the same: operators with state must see it."""
         outcome = self.deliver(frame, self._fence(frame, batch_id))
-        self.has_written = True
+        self.run.has_written = True
         if outcome.replayed:
             frame.write.format("noop").mode("append").save()
 
@@ -122,10 +144,11 @@ class Follower:
 
     def _fence(self, frame: DataFrame, batch_id: int) -> Fence:
         """A replay has the query's id and the same end of input; the id alone where the checkpoint is out of reach."""
-        known = read_checkpoint(self.checkpoint) if self.checkpoint else None
+        known = read_checkpoint(self.checkpoint, frame.sparkSession) if self.checkpoint else None
         query = known.query_id if known else frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID_PROPERTY)
         ends = known.ends if known and known.batch_id == batch_id else None
-        return Fence(str(query), batch_id, ends, self.owner, not self.has_written)
+        run = self.run
+        return Fence(str(query), batch_id, ends, run.owner, not run.has_written, run.pipeline, run.starts_over)
 
 
 # ---- rows become changes -------------------------------------------------------------------------------------------
@@ -134,12 +157,18 @@ class Follower:
 def as_changes(rows: DataFrame, key: tuple[str, ...], op: str | None = None) -> tuple[DataFrame, tuple[str, ...]]:
     """Flat rows with a column that tells deletions, and the key.
 
-    Taken are changes (``hr.changes``, views, joins), envelopes of Debezium and keyed topics as they are read, rows with
-    a column ``op``, and plain rows. Columns that begin with an underscore tell where a row was read and are left out.
+    Taken are changes (``hr.changes``, views, joins), rows with weights (``hr.deltas``), results of windows, envelopes
+    of Debezium and keyed topics as they are read, rows with a column ``op``, and plain rows. Columns that begin with an
+    underscore tell where a row was read and are left out.
     """
     if set(CHANGE) <= set(rows.columns) and isinstance(rows.schema["key"].dataType, StructType):
         own = tuple(key_names(rows))
         return _of_changes(rows, key or own, may_move=not is_exact(rows) or key not in ((), own))
+    if WEIGHT in rows.columns:
+        _need_key(key)
+        return _of_changes(changes(rows, list(key)), key, may_move=False)
+    if op is None and key and set(REVISION) <= set(rows.columns):
+        return _of_revisions(rows, key)
     if op is None and key and _is_read_from_a_topic(rows):
         return _of_changes(changes(rows, list(key)), key, may_move="before" in rows.columns)
     if op is not None and op not in rows.columns:
@@ -149,6 +178,13 @@ def as_changes(rows: DataFrame, key: tuple[str, ...], op: str | None = None) -> 
         return rows.select(*shown), key
     _need_key(key)
     return rows.select(*shown, _deleted(_column(op)).alias(DELETED)), key
+
+
+def _of_revisions(rows: DataFrame, key: tuple[str, ...]) -> tuple[DataFrame, tuple[str, ...]]:
+    """Results of windows: what is taken back is deleted. It comes before the revision that takes its place."""
+    shown = [_flat(rows, each) for each in rows.columns if not each.startswith("_")]
+    retracted = F.coalesce(_column("is_retraction"), F.lit(False))
+    return rows.select(*shown, retracted.alias(DELETED)), key
 
 
 def _is_read_from_a_topic(rows: DataFrame) -> bool:
@@ -162,6 +198,9 @@ def _of_changes(frame: DataFrame, key: tuple[str, ...], *, may_move: bool) -> tu
     missing = [name for name in key if name not in row.fieldNames()]
     if missing:
         raise UsageError(f"a row has no column {missing[0]!r}", f"it has {', '.join(row.fieldNames())}")
+    if is_exact(frame):
+        why = "changes without a position are exact and name every row; keep the columns of hr.changes"
+        frame = without_truncations(frame, why)
     gone = F.col("op") == "delete"
 
     def column(name: str) -> Column:
@@ -170,15 +209,34 @@ def _of_changes(frame: DataFrame, key: tuple[str, ...], *, may_move: bool) -> tu
         known = F.when(gone, before).otherwise(after)
         return F.coalesce(known, F.col(f"key.`{name}`")) if name in names else known
 
-    columns = [gone.alias(DELETED), *[column(each.name).alias(each.name) for each in row]]
+    columns = [
+        gone.alias(DELETED),
+        _truncated().alias(TRUNCATED),
+        *[column(each.name).alias(each.name) for each in row],
+    ]
     flat = _with_moves(frame, row, key, columns) if may_move else frame.select(*columns)
     shown = [_flat(flat, each.name) for each in row if not each.name.startswith("_")]
-    return flat.select(*shown, _column(DELETED)), key
+    return flat.select(*shown, _column(DELETED), _column(TRUNCATED)), key
+
+
+def _truncated() -> Column:
+    """Whether the whole table was emptied. What is written to a target has no partition any more."""
+    refusal = F.raise_error(
+        F.lit(
+            "the table was emptied (TRUNCATE, or a new snapshot), partition by partition, and which of the target's "
+            f"rows came from which partition is not known. {HOLD_ROWS}"
+        )
+    )
+    return F.when(F.col("op") == TRUNCATE_PARTITION, refusal.cast("boolean")).otherwise(F.col("op") == TRUNCATE)
 
 
 def _with_moves(frame: DataFrame, row: StructType, key: tuple[str, ...], columns: list[Column]) -> DataFrame:
     now = F.struct(*columns)
-    old = F.struct(F.lit(True).alias(DELETED), *[F.col(f"before.`{each.name}`").alias(each.name) for each in row])
+    old = F.struct(
+        F.lit(True).alias(DELETED),
+        F.lit(False).alias(TRUNCATED),
+        *[F.col(f"before.`{each.name}`").alias(each.name) for each in row],
+    )
     moved = F.lit(False)
     for name in key:
         before, after = F.col(f"before.`{name}`"), F.col(f"after.`{name}`")
@@ -199,10 +257,18 @@ def _need_key(key: tuple[str, ...]) -> None:
 
 
 def _flat(rows: DataFrame, name: str) -> Column:
-    """Structs, arrays and maps as JSON: tables, caches and indexes hold them so."""
-    if isinstance(rows.schema[name].dataType, NESTED):
-        return F.to_json(_column(name), {"ignoreNullFields": "false"}).alias(name, metadata={"headrace": "json"})
-    return _column(name)
+    """Structs, arrays and maps as JSON: tables, caches and indexes hold them so.
+
+    The stand-in for a list that was not sent stays a stand-in: as JSON no target would know it.
+    """
+    kind = rows.schema[name].dataType
+    if not isinstance(kind, NESTED):
+        return _column(name)
+    text = F.to_json(_column(name), {"ignoreNullFields": "false"})
+    missing = is_unavailable(_column(name), kind)
+    if missing is not None:
+        text = F.when(missing, F.lit(UNAVAILABLE)).otherwise(text)
+    return text.alias(name, metadata={"headrace": "json"})
 
 
 def _column(name: str) -> Column:
@@ -219,13 +285,25 @@ def _schema(frame: DataFrame) -> pa.Schema:
     for spark_field, column in zip(frame.schema, arrow, strict=True):
         is_json = isinstance(spark_field.dataType, StringType) and spark_field.metadata.get("headrace") == "json"
         columns.append(column.with_metadata(JSON_FIELD if is_json else None))
-    return pa.schema([column for column in columns if column.name != DELETED])
+    return pa.schema([column for column in columns if column.name not in MARKS])
 
 
 def _changes(frame: DataFrame, schema: pa.Schema) -> Iterator[Changes]:
     for table in _regrouped(_blocks(frame)):
         rows = utc(table.select(schema.names)).cast(schema)
-        yield Changes(rows, table.column(DELETED) if DELETED in table.column_names else None)
+        deleted = table.column(DELETED) if DELETED in table.column_names else None
+        cuts = np.flatnonzero(np.asarray(table.column(TRUNCATED))).tolist() if TRUNCATED in table.column_names else []
+        yield from _cut(Changes(rows, deleted), cuts)
+
+
+def _cut(changes: Changes, truncations: list[int]) -> Iterator[Changes]:
+    """The changes between truncations, which have rows of their own at these places."""
+    start = 0
+    for number, end in enumerate([*truncations, len(changes)]):
+        part = changes.slice(start, end - start)
+        if number or len(part):
+            yield replace(part, truncates=number > 0)
+        start = end + 1
 
 
 def _blocks(frame: DataFrame) -> Iterator[pa.RecordBatch]:

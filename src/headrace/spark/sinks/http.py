@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import SplitResult
 
+from headrace.address import Address
 from headrace.errors import UsageError
 from headrace.spark.decisions import Refused
-from headrace.spark.sinks.address import Address
 from headrace.spark.sinks.target import Unavailable
 
 __all__ = ["Answer", "HttpConnection", "public_addresses"]

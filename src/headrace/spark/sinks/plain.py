@@ -6,11 +6,11 @@ batch id) is a sink too; a stream calls it once per micro-batch, and again with 
 
 from __future__ import annotations
 
+import contextlib
 import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,12 +19,14 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
+from headrace.changes import WEIGHT
 from headrace.errors import UsageError
-from headrace.spark.changelog import CHANGE, as_records
+from headrace.spark.changelog import CHANGE, as_records, changes
+from headrace.spark.owner import PipelineRun
 from headrace.spark.progress import screen_cleared
-from headrace.spark.reading import BOOTSTRAP_CONF, BOOTSTRAP_DEFAULT
+from headrace.spark.reading import BOOTSTRAP_CONF, BOOTSTRAP_DEFAULT, has_all_values
 from headrace.spark.sink import QUERY_ID_PROPERTY, exactly_once_batch
-from headrace.spark.sink_checkpoint import read_checkpoint
+from headrace.spark.sink_checkpoint import is_local, read_checkpoint
 
 __all__ = ["Sink", "as_sink", "console", "parquet", "topic"]
 
@@ -45,6 +47,15 @@ class Sink(ABC):
     @abstractmethod
     def write(self, rows: DataFrame) -> None:
         """Write a bounded set of rows."""
+
+    @property
+    def can_be_rebuilt(self) -> bool:
+        """Whether ``headrace rebuild`` can fill it again beside the one in use."""
+        return False
+
+    def for_run(self, run: PipelineRun) -> Sink:
+        """The sink for one run of a pipeline, which may keep what it must know about the run."""
+        return self
 
 
 def as_sink(given: Sink | Callable[[DataFrame, int], None]) -> Sink:
@@ -121,11 +132,11 @@ class _Console(Sink):
         if not found:
             return
         shown = rows.sparkSession.createDataFrame(found[: self.rows], rows.schema)
-        with screen_cleared():
+        with screen_cleared() as tables, contextlib.redirect_stdout(tables):
             shown.show(self.rows, self.truncate)
             if len(found) > self.rows:
-                sys.stdout.write(f"the first {self.rows} rows\n\n")
-            sys.stdout.flush()
+                tables.write(f"the first {self.rows} rows\n\n")
+            tables.flush()
 
     def _show(self, rows: DataFrame, batch_id: int) -> None:
         self.write(rows)
@@ -159,16 +170,21 @@ class _Topic(Sink):
     key: tuple[str, ...]
     bootstrap: str | None
     options: dict[str, Any] = field(default_factory=dict)
+    run: PipelineRun | None = field(default=None, compare=False)
 
     def describe(self) -> str:
         return f"topic {self.name}"
 
+    def for_run(self, run: PipelineRun) -> _Topic:
+        return replace(self, run=run)
+
     def stream(self, rows: DataFrame, mode: str, checkpoint: str) -> DataStreamWriter:
         records, options = self.records(rows), self._options(rows.sparkSession)
-        if mode != "update":
+        if mode != "update" and is_local(checkpoint):
             return records.writeStream.format("headrace").outputMode(mode).options(**options)
-        # Spark's Python sinks know no update mode. A batch write under a name that a replay has again is as good.
-        return records.writeStream.outputMode("update").foreachBatch(partial(self._write_batch, checkpoint))
+        # Spark's Python sinks know no update mode, and cannot read a checkpoint that is not on a local disk. A batch
+        # write under a name that a replay has again is as good.
+        return records.writeStream.outputMode(mode).foreachBatch(partial(self._write_batch, checkpoint))
 
     def write(self, rows: DataFrame) -> None:
         self.records(rows).write.format("headrace").mode("append").options(**self._options(rows.sparkSession)).save()
@@ -176,7 +192,7 @@ class _Topic(Sink):
     def _write_batch(self, checkpoint: str, records: DataFrame, batch_id: int) -> None:
         """A replay has the query's id and the same end of input; the id alone where the checkpoint is out of reach."""
         spark = records.sparkSession
-        known = read_checkpoint(checkpoint)
+        known = read_checkpoint(checkpoint, spark)
         query = known.query_id if known else spark.sparkContext.getLocalProperty(QUERY_ID_PROPERTY)
         ends = known.ends if known and known.batch_id == batch_id else None
         exactly_once_batch(str(query), batch_id, ends).write(records, **self._options(spark))
@@ -187,6 +203,8 @@ class _Topic(Sink):
             return rows
         if not self.key and set(CHANGE) <= set(rows.columns) and isinstance(rows.schema["key"].dataType, StructType):
             return as_records(rows)
+        if WEIGHT in rows.columns:
+            return self._of_weights(rows)
         missing = [name for name in self.key if name not in rows.columns]
         if missing:
             raise UsageError(
@@ -195,7 +213,18 @@ class _Topic(Sink):
             )
         shown = [_column(name) for name in rows.columns if not name.startswith("_")]
         value = F.to_json(F.struct(*shown), {"ignoreNullFields": "false"}).alias("value")
-        return rows.select(self._key(rows).alias("key"), value) if self.key else rows.select(value)
+        if not self.key:
+            return rows.select(value)
+        return rows.where(has_all_values(rows)).select(self._key(rows).alias("key"), value)
+
+    def _of_weights(self, rows: DataFrame) -> DataFrame:
+        """Each row of ``hr.deltas`` is half of a change; a record is a whole one, by its key."""
+        if not self.key:
+            raise UsageError(
+                f"rows with a {WEIGHT} are what went and what came, and {self.describe()} needs to know of which row",
+                "give the sink a key=…, or write hr.changes(rows, key=…)",
+            )
+        return as_records(changes(rows, list(self.key)))
 
     def _are_records(self, rows: DataFrame) -> bool:
         if self.key or "value" not in rows.columns or not set(rows.columns) <= RECORD_COLUMNS:
@@ -213,6 +242,8 @@ class _Topic(Sink):
     def _options(self, spark: SparkSession) -> dict[str, str]:
         address = self.bootstrap or spark.conf.get(BOOTSTRAP_CONF, None) or os.environ.get("HEADRACE_BOOTSTRAP")
         chosen = {"kafka.bootstrap.servers": address or BOOTSTRAP_DEFAULT, "topic": self.name, **self.options}
+        if self.run is not None:
+            chosen |= {"pipeline": self.run.pipeline, "startOver": self.run.starts_over}
         return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in chosen.items()}
 
 

@@ -6,18 +6,20 @@ further ones may see another row updated than the key names.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 import pymysql
 
+from headrace.address import Address
 from headrace.errors import HeadraceError, UsageError
-from headrace.spark.sinks.address import Address
+from headrace.spark.sinks.sql_dialect import MARK, Dialect, Place, TableName, python_columns
 from headrace.spark.sinks.sql_types import kind_of, number_of
 from headrace.spark.sinks.target import Changes, RowRefused, Unavailable
-from headrace.spark.sinks.to_sql import MARK, Dialect, Place, TableName, python_columns
 
 __all__ = ["Mariadb"]
 
@@ -43,6 +45,8 @@ SQL_MODE = "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,NO_AUTO_VALUE_ON_ZERO
 STATEMENT_ROWS_MAX = 1000
 STATEMENT_BYTES = 1024 * 1024
 """Far below the packet that any server takes; a single larger row is a statement of its own."""
+TABLES_LOCK = "headrace: tables of sinks"
+TABLES_LOCK_S_MAX = 60
 CONNECT_TIMEOUT_S = 10
 READ_TIMEOUT_S = 300
 REFUSALS = frozenset(
@@ -50,11 +54,36 @@ REFUSALS = frozenset(
     | {1690, 3140, 3819, 4025, 4078}
 )
 AWAY = frozenset(
-    {1021, 1030, 1037, 1038, 1040, 1041, 1047, 1053, 1077, 1114, 1129, 1135, 1158, 1159, 1160, 1161, 1180, 1203, 1205}
+    {
+        1020,
+        1021,
+        1030,
+        1037,
+        1038,
+        1040,
+        1041,
+        1047,
+        1053,
+        1077,
+        1114,
+        1129,
+        1135,
+        1158,
+        1159,
+        1160,
+        1161,
+        1180,
+        1203,
+        1205,
+    }
     | {1213, 1226, 1290, 1317, 1412, 1615, 1637, 1836, 1927, 1969, 3024}
 )
 """Connection, shutdown, locks, deadlocks, limits of a user, read-only, timeouts; and disks and memory that are full."""
+LOGIN_REFUSED = frozenset({1044, 1045, 1049, 1251, 1698, 1820, 1862})
+"""A password, a right or a database that is not there, and an account that is locked or expired."""
 CLIENT_ERRORS = range(2000, 3000)
+FOREIGN_KEY = re.compile(r"^\s*CONSTRAINT `(?:[^`]|``)+` (FOREIGN KEY .*?),?$", re.MULTILINE)
+"""As SHOW CREATE TABLE writes it, one a line."""
 
 
 class Mariadb(Dialect):
@@ -90,6 +119,26 @@ class Mariadb(Dialect):
         if self._connection.open:
             self._connection.close()
 
+    @contextmanager
+    def changing_tables(self) -> Iterator[None]:
+        """By name, since DDL ends a transaction and the locks that it holds."""
+        ((got,),) = self.run(f"SELECT GET_LOCK({MARK}, {MARK})", (TABLES_LOCK, TABLES_LOCK_S_MAX))
+        if got != 1:
+            raise Unavailable(f"another pipeline has changed tables for {TABLES_LOCK_S_MAX} s")
+        try:
+            yield
+        finally:
+            self.run(f"SELECT RELEASE_LOCK({MARK})", (TABLES_LOCK,))
+
+    def add_if_new(self, table: TableName, names: Sequence[str], values: Sequence[Any]) -> None:
+        marks = ", ".join([MARK] * len(names))
+        # IGNORE would also cut values that do not fit; this sets a column to what it is.
+        same = f"{self.quote(names[0])} = {self.quote(names[0])}"
+        self.run(
+            f"INSERT INTO {self.table(table)} ({self.names(names)}) VALUES ({marks}) ON DUPLICATE KEY UPDATE {same}",
+            values,
+        )
+
     def quote(self, name: str) -> str:
         return "`" + name.replace("`", "``") + "`"
 
@@ -118,15 +167,42 @@ class Mariadb(Dialect):
         return f"MODIFY COLUMN {column} {kind}"
 
     def create_like(self, new: TableName, old: TableName) -> None:
+        """With the foreign keys, so that a row that breaks one is refused while the table is filled."""
         self.run(f"CREATE TABLE {self.table(new)} LIKE {self.table(old)}")
+        ((_, definition, *_),) = self.run(f"SHOW CREATE TABLE {self.table(old)}")
+        for key in FOREIGN_KEY.findall(str(definition)):
+            self.run(f"ALTER TABLE {self.table(new)} ADD {key}")
 
-    def swap(self, table: TableName, new: TableName, old: TableName) -> None:
-        """Both names change at one moment; this ends the transaction, so fences that were moved are kept with it."""
-        self.run(f"DROP TABLE IF EXISTS {self.table(old)}")
-        moves = [(table, old)] if self.columns(table) else []
-        moves.append((new, table))
-        self.run("RENAME TABLE " + ", ".join(f"{self.table(a)} TO {self.table(b)}" for a, b in moves))
-        self.run(f"DROP TABLE IF EXISTS {self.table(old)}")
+    def why_not_rebuilt(self, place: Place) -> str:
+        kind = self.run(
+            "SELECT table_type FROM information_schema.tables "
+            f"WHERE table_schema = coalesce({MARK}, database()) AND table_name = {MARK}",
+            (place.table.schema, place.table.name),
+        )
+        if kind and "VIEW" in str(kind[0][0]):
+            return "it is no table"
+        found = self.run(
+            "SELECT table_name FROM information_schema.referential_constraints WHERE unique_constraint_schema = "
+            f"coalesce({MARK}, database()) AND referenced_table_name = {MARK} AND table_name <> referenced_table_name",
+            (place.table.schema, place.table.name),
+        )
+        if found and not place.key:
+            return f"it has no key, and {found[0][0]} refers to its rows by a foreign key; give the sink a key=…"
+        return ""
+
+    def _delete_missing(self, place: Place, new: TableName) -> None:
+        self.run(
+            f"DELETE t FROM {self.table(place.table)} AS t LEFT JOIN {self.table(new)} AS n "
+            f"ON {self._same_key(place)} WHERE n.{self.quote(place.key[0])} IS NULL"
+        )
+
+    def is_same(self, column: str, kind: str) -> str:
+        """By bytes: a collation may ignore case."""
+        return f"CAST(t.{self.quote(column)} AS BINARY) <=> CAST(n.{self.quote(column)} AS BINARY)"
+
+    def on_same_key(self, place: Place, others: Sequence[str]) -> str:
+        updates = [f"{each} = VALUES({each})" for each in map(self.quote, others or place.key[:1])]
+        return " ON DUPLICATE KEY UPDATE " + ", ".join(updates)
 
     def load(self, place: Place, changes: Changes) -> None:
         deletes, upserts = changes.deletes(), changes.upserts()
@@ -167,6 +243,10 @@ class Mariadb(Dialect):
         for group in _groups(table):
             rows = list(zip(*python_columns(group, moments=pa.timestamp("us")), strict=True))
             self.run(head + between.join([one] * len(rows)) + tail, list(chain.from_iterable(rows)))
+
+    @staticmethod
+    def refuses_login(error: Exception) -> bool:
+        return isinstance(error, pymysql.Error) and bool(error.args) and error.args[0] in LOGIN_REFUSED
 
     def meaning(self, error: Exception) -> type[HeadraceError] | None:
         if not isinstance(error, pymysql.Error):

@@ -13,7 +13,9 @@ security and columns that are always generated, and for rows without deletions a
 
 from __future__ import annotations
 
+import hashlib
 import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,11 +23,11 @@ import psycopg
 import pyarrow as pa
 from pyarrow import csv
 
+from headrace.address import Address
 from headrace.errors import HeadraceError, UsageError
-from headrace.spark.sinks.address import Address
+from headrace.spark.sinks.sql_dialect import MARK, Dialect, Place, TableName, moment_texts
 from headrace.spark.sinks.sql_types import DECIMAL, INTEGERS, kind_of, number_of
 from headrace.spark.sinks.target import Changes, RowRefused, Unavailable
-from headrace.spark.sinks.to_sql import MARK, Dialect, Place, TableName, moment_texts
 
 __all__ = ["Postgres"]
 
@@ -62,10 +64,40 @@ PLAIN_TABLE = f"""
                       AND (attgenerated <> '' OR attidentity = 'a'))
     FROM pg_class AS c WHERE c.oid = to_regclass({MARK})"""
 CONNECT_TIMEOUT_S = 10
+TABLE_KINDS = ("r", "p")
+LOGIN_REFUSED = re.compile(
+    r"authentication failed|no password supplied|no pg_hba\.conf entry|not permitted to log in|"
+    r"(role|database) \".*\" does not exist|permission denied for database"
+)
+FOREIGN_KEYS = f"""
+    SELECT pg_get_constraintdef(oid) FROM pg_constraint
+    WHERE conrelid = to_regclass({MARK}) AND contype = 'f' AND confrelid <> conrelid"""
+REFERENCES = f"""
+    SELECT DISTINCT conrelid::regclass::text FROM pg_constraint
+    WHERE confrelid = to_regclass({MARK}) AND contype = 'f' AND confrelid <> conrelid AND conparentid = 0"""
+EXACT_TYPES = (
+    "bigint",
+    "integer",
+    "smallint",
+    "numeric",
+    "text",
+    "boolean",
+    "timestamp",
+    "date",
+    "double",
+    "real",
+    "uuid",
+)
+
+
+TABLES_LOCK = int.from_bytes(hashlib.sha256(b"headrace: tables of sinks").digest()[:8], "big", signed=True)
+"""An advisory lock. CREATE TABLE IF NOT EXISTS fails when two sessions make the same table at the same moment."""
 
 
 class Postgres(Dialect):
     name_bytes_max = 63
+    begin_statement = "BEGIN ISOLATION LEVEL READ COMMITTED"
+    """A stricter default would fail where a run waits for the fence of another; this sees what the other wrote."""
 
     def __init__(self, address: Address) -> None:
         self._connection = psycopg.connect(
@@ -88,6 +120,9 @@ class Postgres(Dialect):
     def close(self) -> None:
         self._connection.close()
 
+    def lock_tables(self) -> None:
+        self.run(f"SELECT pg_advisory_xact_lock({MARK})", (TABLES_LOCK,))
+
     def quote(self, name: str) -> str:
         return '"' + name.replace('"', '""') + '"'
 
@@ -109,6 +144,42 @@ class Postgres(Dialect):
 
     def alter_type(self, column: str, kind: str) -> str:
         return f"ALTER COLUMN {column} TYPE {kind}"
+
+    def create_like(self, new: TableName, old: TableName) -> None:
+        """With the foreign keys, so that a row that breaks one is refused while the table is filled.
+
+        A table with row security gets a copy that only its owner reads.
+        """
+        super().create_like(new, old)
+        ((has_policies,),) = self.run(
+            f"SELECT relrowsecurity FROM pg_class WHERE oid = to_regclass({MARK})", (self.table(old),)
+        )
+        if has_policies:
+            self.run(f"ALTER TABLE {self.table(new)} ENABLE ROW LEVEL SECURITY")
+        for (definition,) in self.run(FOREIGN_KEYS, (self.table(old),)):
+            try:
+                self.run(f"ALTER TABLE {self.table(new)} ADD {definition}")
+            except psycopg.errors.InsufficientPrivilege:
+                continue  # it holds when the rows are put in place
+
+    def why_not_rebuilt(self, place: Place) -> str:
+        table = self.table(place.table)
+        ((kind,),) = self.run(f"SELECT relkind::text FROM pg_class WHERE oid = to_regclass({MARK})", (table,))
+        if kind not in TABLE_KINDS:
+            return "it is no table"
+        if place.key:
+            return ""
+        found = self.run(REFERENCES, (table,))
+        return (
+            ""
+            if not found
+            else f"it has no key, and {found[0][0]} refers to its rows by a foreign key; give the sink a key=…"
+        )
+
+    def is_same(self, column: str, kind: str) -> str:
+        """As text where a type has no equality, or one that ignores case."""
+        cast = "" if kind.startswith(EXACT_TYPES) else "::text"
+        return f"t.{self.quote(column)}{cast} IS NOT DISTINCT FROM n.{self.quote(column)}{cast}"
 
     def prepare(self, place: Place, names: Sequence[str]) -> None:
         if not place.key or self._staged == (place.table, tuple(names)):
@@ -138,6 +209,19 @@ class Postgres(Dialect):
             self._delete(place)
         wanted = " WHERE NOT s." + DELETED if changes.deleted is not None else ""
         self.run(self._upsert(place, changes.rows.column_names, wanted))
+        self.run(f"TRUNCATE {STAGING}")
+
+    def update(self, place: Place, rows: pa.Table) -> None:
+        names = [each for each in rows.column_names if each not in place.key]
+        if not names:
+            return
+        self._copy(STAGING, rows.column_names, rows)
+        updates = ", ".join(f"{self.quote(each)} = s.{self.quote(each)}" for each in names)
+        same = " AND ".join(f"t.{self.quote(each)} = s.{self.quote(each)}" for each in place.key)
+        self.run(
+            f"UPDATE {self.table(place.table)} AS t SET {updates} FROM {STAGING} AS s "
+            f"WHERE {same}{self._not_newer(place, 's')}"
+        )
         self.run(f"TRUNCATE {STAGING}")
 
     def _added(self, place: Place, rows: pa.Table) -> bool:
@@ -182,6 +266,11 @@ class Postgres(Dialect):
             return ""
         version = self.quote(place.version)
         return f" AND (t.{version} IS NULL OR t.{version} <= {other}.{version})"
+
+    @staticmethod
+    def refuses_login(error: Exception) -> bool:
+        """By the words: libpq gives no SQLSTATE for a connection that was never made."""
+        return bool(LOGIN_REFUSED.search(str(error)))
 
     def meaning(self, error: Exception) -> type[HeadraceError] | None:
         if not isinstance(error, psycopg.Error):

@@ -1,16 +1,16 @@
 """A Delta table, through ``deltalake``: no JVM and no jar. A batch is one commit of the table.
 
-The fence is Delta's own: each commit carries the query as its application id and the batch as its version, which
-readers and other writers understand; where the input ended is in the commit's metadata. Two drivers that commit at once
-conflict, and one of them fails. With a key a batch is a merge, for which it is held in memory; without, rows are
-appended as they come.
+The fence is Delta's own: each commit carries the pipeline as its application id and the batch as its version, which
+readers and other writers understand; the query, its owner and where the input ended are in the commit's metadata. Two
+drivers that commit at once conflict, since they have the same application id, and one of them fails. With a key a
+batch is a merge, for which it is held in memory; without, rows are appended as they come.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +26,9 @@ from headrace.spark.sinks.target import (
     Session,
     Target,
     Unavailable,
+    complete,
     must_write,
+    now_text,
     usable,
     utc,
 )
@@ -72,6 +74,8 @@ class DeltaSession(Session):
                 last = _last(table, fence)
                 if not must_write(fence, last, keyed=bool(target.key), where=target.shown):
                     delivery.done.replayed = True
+                    if last is not None and last.owner != fence.owner:
+                        self._take_over(table, replace(last, owner=fence.owner))
                     return delivery.done
             if target.key:
                 self._merge(table, delivery)
@@ -110,7 +114,7 @@ class DeltaSession(Session):
 
         def batches() -> Iterator[pa.RecordBatch]:
             for chunk in delivery.counted():
-                yield from utc(chunk.rows).cast(schema).to_batches()
+                yield from utc(complete(chunk, delivery.letters).rows).cast(schema).to_batches()
 
         write_deltalake(
             table,
@@ -120,6 +124,11 @@ class DeltaSession(Session):
             commit_properties=_properties(delivery.fence),
         )
         delivery.done.refused = delivery.letters.deliver()
+
+    def _take_over(self, table: DeltaTable, fence: Fence) -> None:
+        """A commit without rows that has our name: the run before us stops at it."""
+        nothing = table.schema().to_arrow().empty_table()
+        write_deltalake(table, nothing, mode="append", commit_properties=_properties(fence))
 
     def _merge(self, table: DeltaTable, delivery: Delivery) -> None:
         chunks = list(delivery.counted())
@@ -171,18 +180,23 @@ def _properties(fence: Fence | None) -> CommitProperties | None:
     if fence is None:
         return None
     about = {"headrace.query": fence.query, "headrace.batch": str(fence.batch_id), "headrace.ends": fence.ends or ""}
-    about["headrace.owner"] = fence.owner
-    return CommitProperties(custom_metadata=about, app_transactions=[Transaction(fence.query, fence.batch_id)])
+    about |= {"headrace.owner": fence.owner, "headrace.pipeline": fence.name, "headrace.written_at": now_text()}
+    return CommitProperties(custom_metadata=about, app_transactions=[Transaction(fence.name, fence.batch_id)])
 
 
 def _last(table: DeltaTable, fence: Fence) -> Fence | None:
-    """From the table's transaction; its end and owner from the commit, as long as the log keeps it."""
-    batch_id = table.transaction_version(fence.query)
+    """From the table's transaction; its query, end and owner from the commit, as long as the log keeps it."""
+    batch_id = table.transaction_version(fence.name)
     if batch_id is None:
         return None
     for commit in table.history(COMMITS_LOOKED_AT):
-        if commit.get("headrace.query") == fence.query and commit.get("headrace.batch") == str(batch_id):
-            # A run that took over by a replay has made no commit, and so its name is nowhere.
-            owner = commit["headrace.owner"] if fence.batch_id <= batch_id else fence.owner
-            return Fence(fence.query, batch_id, commit["headrace.ends"] or None, owner)
-    return Fence(fence.query, batch_id, None, fence.owner)
+        if commit.get("headrace.pipeline") == fence.name and commit.get("headrace.batch") == str(batch_id):
+            return replace(
+                fence,
+                query=commit["headrace.query"],
+                batch_id=batch_id,
+                ends=commit["headrace.ends"] or None,
+                owner=commit["headrace.owner"],
+                written_at=commit["headrace.written_at"],
+            )
+    return replace(fence, batch_id=batch_id, ends=None)

@@ -19,10 +19,10 @@ from email.utils import parseaddr
 from string import Template
 from typing import Any
 
+from headrace.address import Address
 from headrace.errors import UsageError
-from headrace.spark.sinks.address import Address
 from headrace.spark.sinks.documents import dumps, objects
-from headrace.spark.sinks.target import Delivery, Outcome, RowRefused, Session, Target, Unavailable
+from headrace.spark.sinks.target import Delivery, Outcome, RowRefused, Session, Target, Unavailable, complete
 from headrace.spark.sinks.to_webhook import message_ids
 
 __all__ = ["EmailTarget"]
@@ -86,7 +86,8 @@ class EmailSession(Session):
 
     def write(self, delivery: Delivery) -> Outcome:
         seen: Counter[str] = Counter()
-        for chunk in delivery.counted():
+        for each in delivery.counted():
+            chunk = complete(each, delivery.letters)
             documents = objects(chunk.rows)
             names = message_ids(delivery.fence, [dumps(each) for each in documents], seen)
             for row, (name, document) in enumerate(zip(names, documents, strict=True)):

@@ -15,17 +15,17 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
+from headrace.address import Address
 from headrace.errors import UsageError
-from headrace.spark.decisions import Refused
-from headrace.spark.sinks.address import Address
 from headrace.spark.sinks.documents import dumps, identifiers, objects
 from headrace.spark.sinks.http import Answer, HttpConnection
 from headrace.spark.sinks.target import (
+    NO_BATCH,
     Changes,
     Delivery,
     Fence,
@@ -36,6 +36,9 @@ from headrace.spark.sinks.target import (
     Unavailable,
     Version,
     must_write,
+    now_text,
+    refuse_other_pipelines,
+    superseded,
     usable,
 )
 
@@ -47,6 +50,8 @@ BATCH_BITS = 32
 REQUEST_BYTES = 8 * 1024 * 1024
 NDJSON = {"Content-Type": "application/x-ndjson"}
 JSON = {"Content-Type": "application/json"}
+FENCES_MAX = 10_000
+SETTINGS_OF_ONE_INDEX = ("creation_date", "provided_name", "uuid", "version")
 BUSY = (408, 429, 500, 502, 503, 504)
 
 
@@ -56,7 +61,8 @@ class OpenSearchTarget(Target):
     index: str
     key: tuple[str, ...]
     version_column: str | None = None
-    fence_name: str = ""
+    pipelines: set[str] = field(default_factory=set, compare=False, repr=False)
+    """Those that have written through this object, for the switch of a new version."""
 
     def __post_init__(self) -> None:
         if not self.key:
@@ -74,13 +80,18 @@ class OpenSearchTarget(Target):
     def version(self) -> Version:
         """An index of its own behind an alias; the alias moves at one moment."""
         fresh = f"{self.index}-{time.time_ns() // 1_000_000}"
-        beside = replace(self, index=fresh, fence_name=self.index)
-        return Version(beside, lambda: None, lambda: self._switch(fresh))
+        beside = replace(self, index=fresh, pipelines=set())
+        return Version(
+            beside,
+            begin=lambda pipeline: self._with(lambda session: session.begin_version(pipeline, fresh)),
+            switch=lambda: self._with(lambda session: session.switch(beside)),
+            abandon=lambda: self._with(lambda session: session.abandon_version(beside)),
+        )
 
-    def _switch(self, fresh: str) -> None:
+    def _with(self, action: Callable[[OpenSearchSession], None]) -> None:
         session = self.open()
         try:
-            session.switch(fresh)
+            action(session)
         finally:
             session.close()
 
@@ -116,9 +127,12 @@ class OpenSearchSession(Session):
         version = 0
         held = None
         if fence is not None:
+            target.pipelines.add(fence.name)
             held = self._held(fence)
             delivery.done.replayed = not must_write(fence, held.fence, keyed=True, where=target.shown)
-            self._move(held, replace(held.fence or replace(fence, batch_id=-1, ends=None), owner=fence.owner))
+            same_query = held.fence is not None and held.fence.query == fence.query
+            kept = held.fence if held.fence is not None and same_query else replace(fence, batch_id=NO_BATCH, ends=None)
+            self._move(held, replace(kept, owner=fence.owner))
             if delivery.done.replayed:
                 return delivery.done
             version = (held.generation << BATCH_BITS) | (fence.batch_id + 1)
@@ -177,43 +191,78 @@ class OpenSearchSession(Session):
 
     # ---- the fence --------------------------------------------------------------------------------------------------
 
-    def _fence_path(self, query: str) -> str:
-        """By the name that people use, so that it stays when a new version is switched in."""
-        name = f"{self._target.fence_name or self._target.index}\0{query}"
+    def _fence_path(self, pipeline: str, index: str = "") -> str:
+        name = f"{index or self._target.index}\0{pipeline}"
         return f"/{FENCES}/_doc/{hashlib.sha256(name.encode()).hexdigest()}"
 
     def _held(self, fence: Fence) -> _Held:
-        answer = self.call("GET", self._fence_path(fence.query), also=(404,))
+        answer = self.call("GET", self._fence_path(fence.name), also=(404,))
         found = json.loads(answer.body)
         if answer.status == 404 or not found.get("found"):
             return _Held(None, self._next_generation(), {})
         source = found["_source"]
-        last = Fence(fence.query, int(source["batch"]), source["ends"], source["owner"])
+        last = replace(
+            fence,
+            query=source["query"],
+            batch_id=int(source["batch"]),
+            ends=source["ends"],
+            owner=source["owner"],
+            replaced=source["replaced"],
+            written_at=source["written_at"],
+        )
         place = {"if_seq_no": found["_seq_no"], "if_primary_term": found["_primary_term"]}
-        return _Held(last, int(source["generation"]), place)
+        same_query = last.query == fence.query
+        return _Held(last, int(source["generation"]) if same_query else self._next_generation(), place)
 
     def _next_generation(self) -> int:
         """Seconds: later than any query that wrote into the index before."""
         return int(time.time()) - 1_600_000_000
 
     def _move(self, held: _Held, fence: Fence) -> None:
+        """Only over the fence that was read: of two runs that claim it at once, one fails."""
         document = {"batch": fence.batch_id, "ends": fence.ends, "owner": fence.owner, "generation": held.generation}
-        document |= {"index": self._target.fence_name or self._target.index, "query": fence.query}
+        document |= {"index": self._target.index, "query": fence.query}
+        document |= {"pipeline": fence.name, "replaced": "", "written_at": now_text()}
         condition = "&".join(f"{name}={value}" for name, value in held.place.items()) or "op_type=create"
-        answer = self.call("PUT", f"{self._fence_path(fence.query)}?{condition}", dumps(document), also=(409,))
+        answer = self.call("PUT", f"{self._fence_path(fence.name)}?{condition}", dumps(document), also=(409,))
         if answer.status == 409:
-            raise Refused(
-                f"{self._target.shown}: another run of query {fence.query} has taken over; this one stops. Run the "
-                "pipeline in one place"
-            )
+            now = self._held(fence).fence
+            raise superseded(fence, now.owner if now else "", self._target.shown)
         written = json.loads(answer.body)
         held.place = {"if_seq_no": written["_seq_no"], "if_primary_term": written["_primary_term"]}
 
     # ---- versions ---------------------------------------------------------------------------------------------------
 
-    def switch(self, fresh: str) -> None:
+    def begin_version(self, pipeline: str, fresh: str) -> None:
+        """An index with the settings and the mapping of the one in use."""
+        refuse_other_pipelines(self._target.shown, pipeline, self._writers())
+        answer = self.call("GET", f"/{quote(self._target.index)}", also=(404,))
+        found: dict[str, Any] = json.loads(answer.body) if answer.status == 200 else {}
+        for about in found.values():
+            settings = about.get("settings", {}).get("index", {})
+            kept = {name: value for name, value in settings.items() if name not in SETTINGS_OF_ONE_INDEX}
+            wanted = {"settings": {"index": kept}, "mappings": about.get("mappings", {})}
+            self.call("PUT", f"/{quote(fresh)}", dumps(wanted))
+
+    def _writers(self) -> list[str]:
+        """The pipelines whose batches are in the index."""
+        self.call("POST", f"/{FENCES}/_refresh", also=(404,))
+        answer = self.call(
+            "POST", f"/{FENCES}/_search", dumps({"query": {"match_all": {}}, "size": FENCES_MAX}), also=(404,)
+        )
+        if answer.status == 404:
+            return []
+        fences = [each["_source"] for each in json.loads(answer.body)["hits"]["hits"]]
+        return [each["pipeline"] for each in fences if each["index"] == self._target.index and each["batch"] > NO_BATCH]
+
+    def abandon_version(self, filled: OpenSearchTarget) -> None:
+        self.call("DELETE", f"/{quote(filled.index)}", also=(404,))
+        for pipeline in sorted(filled.pipelines):
+            self.call("DELETE", self._fence_path(pipeline, filled.index), also=(404,))
+
+    def switch(self, filled: OpenSearchTarget) -> None:
         """The name leaves what it stood for, an alias or an index itself, and stands for the new index, at once."""
-        name = self._target.index
+        name, fresh = self._target.index, filled.index
         self.call("POST", f"/{quote(fresh)}/_refresh")
         answer = self.call("GET", f"/_alias/{quote(name)}", also=(404,))
         old = list(json.loads(answer.body)) if answer.status == 200 else []
@@ -221,7 +270,26 @@ class OpenSearchSession(Session):
         if not old and self.call("HEAD", f"/{quote(name)}", also=(404,)).status == 200:
             actions.append({"remove_index": {"index": name}})
         actions.append({"add": {"index": fresh, "alias": name}})
+        for each in self._other_aliases(name):
+            actions.append({"add": {"index": fresh, **each}})
         self.call("POST", "/_aliases", dumps({"actions": actions}))
+        for pipeline in sorted(filled.pipelines):
+            self._hand_over_fence(pipeline, fresh)
+
+    def _other_aliases(self, name: str) -> list[dict[str, Any]]:
+        """What else the index in use is called, with the filters and routings of these names."""
+        answer = self.call("GET", f"/{quote(name)}", also=(404,))
+        found: dict[str, Any] = json.loads(answer.body) if answer.status == 200 else {}
+        aliases = {alias: about for each in found.values() for alias, about in each.get("aliases", {}).items()}
+        return [{"alias": alias, **about} for alias, about in aliases.items() if alias != name]
+
+    def _hand_over_fence(self, pipeline: str, fresh: str) -> None:
+        """The fence of the batches that filled the index, with the query that it replaces."""
+        found = json.loads(self.call("GET", self._fence_path(pipeline, fresh)).body)["_source"]
+        kept = json.loads(self.call("GET", self._fence_path(pipeline), also=(404,)).body)
+        before = kept["_source"]["query"] if kept.get("found") else ""
+        self.call("PUT", self._fence_path(pipeline), dumps(found | {"index": self._target.index, "replaced": before}))
+        self.call("DELETE", self._fence_path(pipeline, fresh), also=(404,))
 
     def search(self, text: str, limit: int) -> list[dict[str, Any]]:
         query = {"query": {"simple_query_string": {"query": text, "default_operator": "and"}}, "size": limit}

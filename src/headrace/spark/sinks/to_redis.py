@@ -11,17 +11,17 @@ rows is a MULTI that Redis carries out only if the fence is still ours (WATCH), 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import redis
 
+from headrace.address import Address
 from headrace.errors import HeadraceError, UsageError
-from headrace.spark.decisions import Refused
-from headrace.spark.sinks.address import Address
 from headrace.spark.sinks.documents import dumps, identifiers, objects
 from headrace.spark.sinks.target import (
+    NO_BATCH,
     Changes,
     Delivery,
     Fence,
@@ -30,7 +30,11 @@ from headrace.spark.sinks.target import (
     Target,
     Unavailable,
     Version,
+    login_refused,
     must_write,
+    now_text,
+    refuse_other_pipelines,
+    superseded,
     usable,
 )
 
@@ -38,6 +42,7 @@ __all__ = ["RedisTarget"]
 
 GROUP_ROWS = 2000
 TIMEOUT_S = 30
+CLAIMS_MAX = 20
 FENCE_PREFIX = "headrace:fence:"
 NEW = ":headrace-new"
 FOR_A_WHILE = ("BUSY", "CLUSTERDOWN", "EXECABORT", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "TRYAGAIN")
@@ -71,12 +76,17 @@ class RedisTarget(Target):
         if self.form != "map":
             return None
         beside = replace(self, name=self.name + NEW)
-        return Version(beside, lambda: self._with("begin_version"), lambda: self._with("switch"))
+        return Version(
+            beside,
+            begin=lambda pipeline: self._with(lambda session: session.begin_version(pipeline)),
+            switch=lambda: self._with(RedisSession.switch),
+            abandon=lambda: self._with(RedisSession.abandon_version),
+        )
 
-    def _with(self, action: str) -> None:
+    def _with(self, action: Callable[[RedisSession], None]) -> None:
         session = self.open()
         try:
-            getattr(session, action)()
+            action(session)
         finally:
             session.close()
 
@@ -102,12 +112,15 @@ class RedisSession(Session):
                     self._apply(group, fence)
             delivery.done.refused = delivery.letters.deliver()
             if fence is not None:
-                self._guarded(fence, lambda pipe: pipe.set(self._fence_key(fence.query), _encoded(fence)))
+                self._guarded(fence, lambda pipe: pipe.set(self._fence_key(fence), _encoded(fence, self._target.name)))
         except redis.RedisError as error:
             raise self._told(error) from error
         return delivery.done
 
     def _told(self, error: redis.RedisError) -> HeadraceError:
+        if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
+            reason = " ".join(str(error).split())
+            return login_refused(self._target.shown, self._target.address.hidden_in(reason))
         text = f"{self._target.shown}: {' '.join(str(error).split())}"
         wrong = isinstance(error, redis.ResponseError) and not str(error).startswith(FOR_A_WHILE)
         wrong = wrong and not isinstance(error, redis.ReadOnlyError)
@@ -115,40 +128,50 @@ class RedisSession(Session):
 
     # ---- the fence --------------------------------------------------------------------------------------------------
 
-    def _fence_key(self, query: str) -> str:
-        return f"{FENCE_PREFIX}{self._target.name}:{query}"
+    def _fence_key(self, fence: Fence) -> str:
+        return f"{FENCE_PREFIX}{self._target.name}:{fence.name}"
 
     def _enter(self, fence: Fence) -> bool:
-        """Whether to write; from then on the fence bears our name, and another run's groups are refused."""
-        found = self._client.get(self._fence_key(fence.query))
-        last = _decoded(fence.query, str(found)) if found else None
-        wanted = must_write(fence, last, keyed=True, where=self._target.shown)
-        claimed = replace(last or replace(fence, batch_id=-1, ends=None), owner=fence.owner)
-        self._client.set(self._fence_key(fence.query), _encoded(claimed))
-        return wanted
+        """Whether to write. From then on the fence has our name, and groups of another run are refused.
+
+        A run that changes the fence between our look and our claim makes us look again.
+        """
+        key = self._fence_key(fence)
+        for _ in range(CLAIMS_MAX):
+            with self._client.pipeline(transaction=True) as pipe:
+                pipe.watch(key)  # type: ignore[no-untyped-call]
+                last = _decoded(fence, pipe.get(key))
+                wanted = must_write(fence, last, keyed=True, where=self._target.shown)
+                same_query = last is not None and last.query == fence.query
+                claimed = replace(last, owner=fence.owner) if last is not None and same_query else _nothing_yet(fence)
+                pipe.multi()
+                pipe.set(key, _encoded(claimed, self._target.name))
+                try:
+                    pipe.execute()
+                except redis.WatchError:
+                    continue
+                return wanted
+        raise Unavailable(f"{self._target.shown}: other runs of pipeline {fence.name} keep claiming it")
 
     def _guarded(self, fence: Fence | None, fill: Any) -> None:
         """Commands that Redis carries out together, and only while the fence is ours."""
         with self._client.pipeline(transaction=True) as pipe:
             if fence is not None:
-                key = self._fence_key(fence.query)
+                key = self._fence_key(fence)
                 pipe.watch(key)  # type: ignore[no-untyped-call]
-                found = pipe.get(key)
-                if not found or _decoded(fence.query, str(found)).owner != fence.owner:
-                    raise self._superseded(fence)
+                self._check_owner(fence, _decoded(fence, pipe.get(key)))
                 pipe.multi()
             fill(pipe)
             try:
                 pipe.execute()
-            except redis.WatchError as error:
+            except redis.WatchError:
                 assert fence is not None, "nothing is watched without a fence"
-                raise self._superseded(fence) from error
+                self._check_owner(fence, _decoded(fence, self._client.get(self._fence_key(fence))))
+                raise
 
-    def _superseded(self, fence: Fence) -> Refused:
-        return Refused(
-            f"{self._target.shown}: another run of query {fence.query} has taken over; this one stops. Run the "
-            "pipeline in one place"
-        )
+    def _check_owner(self, fence: Fence, last: Fence | None) -> None:
+        if last is None or last.owner != fence.owner:
+            raise superseded(fence, last.owner if last else "", self._target.shown)
 
     # ---- rows -------------------------------------------------------------------------------------------------------
 
@@ -177,7 +200,16 @@ class RedisSession(Session):
 
     # ---- versions ---------------------------------------------------------------------------------------------------
 
-    def begin_version(self) -> None:
+    def begin_version(self, pipeline: str) -> None:
+        prefix = f"{FENCE_PREFIX}{self._target.name}:"
+        kept = [
+            json.loads(str(self._client.get(each))) for each in self._client.scan_iter(match=_escaped(prefix) + "*")
+        ]
+        others = [each["pipeline"] for each in kept if each["batch"] > NO_BATCH and each["target"] == self._target.name]
+        refuse_other_pipelines(self._target.shown, pipeline, others)
+        self.abandon_version()
+
+    def abandon_version(self) -> None:
         name = self._target.name + NEW
         self._client.unlink(name, *self._client.scan_iter(match=_escaped(f"{FENCE_PREFIX}{name}:") + "*"))
 
@@ -193,8 +225,14 @@ class RedisSession(Session):
             else:
                 pipe.unlink(old)
             for each in fences:
-                pipe.rename(each, str(each).replace(NEW, "", 1))
+                self._hand_over(pipe, str(each), str(each).replace(NEW, "", 1))
             pipe.execute()
+
+    def _hand_over(self, pipe: Any, filled: str, kept: str) -> None:
+        """The fence of the batches that filled the version, with the query that it replaces."""
+        found, before = (json.loads(str(self._client.get(each) or "{}")) for each in (filled, kept))
+        pipe.set(kept, json.dumps(found | {"target": self._target.name, "replaced": before.get("query", "")}))
+        pipe.unlink(filled)
 
 
 def _escaped(text: str) -> str:
@@ -206,10 +244,31 @@ def _groups(changes: Changes) -> Iterator[Changes]:
         yield changes.slice(start, min(GROUP_ROWS, len(changes) - start))
 
 
-def _encoded(fence: Fence) -> str:
-    return json.dumps({"batch": fence.batch_id, "ends": fence.ends, "owner": fence.owner})
+def _nothing_yet(fence: Fence) -> Fence:
+    return replace(fence, batch_id=NO_BATCH, ends=None)
 
 
-def _decoded(query: str, text: str) -> Fence:
+def _encoded(fence: Fence, target: str) -> str:
+    kept = {"target": target} | {
+        "query": fence.query,
+        "batch": fence.batch_id,
+        "ends": fence.ends,
+        "owner": fence.owner,
+    }
+    kept |= {"pipeline": fence.name, "replaced": fence.replaced, "written_at": now_text()}
+    return json.dumps(kept)
+
+
+def _decoded(fence: Fence, text: Any) -> Fence | None:
+    if not text:
+        return None
     found = json.loads(text)
-    return Fence(query, int(found["batch"]), found["ends"], str(found["owner"]))
+    return replace(
+        fence,
+        query=str(found["query"]),
+        batch_id=int(found["batch"]),
+        ends=found["ends"],
+        owner=str(found["owner"]),
+        replaced=str(found["replaced"]),
+        written_at=str(found["written_at"]),
+    )

@@ -8,18 +8,19 @@ slower: FTS5 writes out what it has gathered at the end of every statement that 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from headrace.address import Address
 from headrace.errors import UsageError
-from headrace.spark.sinks.address import Address
+from headrace.spark.sinks.sql_dialect import MARK, Dialect, Place, TableName
 from headrace.spark.sinks.sql_sqlite import Sqlite, sqlite_file, tuples
-from headrace.spark.sinks.target import Changes, Version
-from headrace.spark.sinks.to_sql import MARK, NEW, Dialect, Place, SqlSession, SqlTarget, TableName, connect
+from headrace.spark.sinks.target import Changes
+from headrace.spark.sinks.to_sql import SqlSession, SqlTarget, connect
 
 __all__ = ["SearchTarget", "find_in_file"]
 
@@ -47,22 +48,21 @@ class SearchTarget(SqlTarget):
         return f"index {self.name} at {self.address.shown}"
 
     def open(self) -> SearchSession:
-        return SearchSession(self, connect(self.address, self.shown))
+        return SearchSession(self, self.connect())
 
-    def version(self) -> Version:
-        beside = replace(self, name=self.name.beside(self.name.name + NEW))
-        return Version(beside, lambda: self._with(SqlSession.begin_version), lambda: self._with(SqlSession.switch))
+    def connect(self) -> Dialect:
+        plain = connect(self.address, self.shown)
+        assert isinstance(plain, Sqlite), "an index in a file is SQLite's"
+        return _Indexed(plain, self)
 
 
 class SearchSession(SqlSession):
-    def __init__(self, target: SearchTarget, dialect: Dialect) -> None:
-        assert isinstance(dialect, Sqlite), "an index in a file is SQLite's"
-        super().__init__(target, _Indexed(dialect, target))
-
     def fit(self, schema: pa.Schema) -> None:
         super().fit(schema)
         assert isinstance(self.dialect, _Indexed)
-        self.dialect.make_index(self.target.name, schema)
+        if not self.dialect.columns(self.target.name.beside(self.target.name.name + FTS)):
+            with self.dialect.changing_tables():
+                self.dialect.make_index(self.target.name, schema)
 
 
 class _Indexed(Sqlite):
@@ -82,14 +82,8 @@ class _Indexed(Sqlite):
         if missing or not names:
             raise UsageError(f"there is no column {(missing or ['of text'])[0]!r} to search in", f"in {schema.names}")
         tokens = TOKENIZERS[self._target.match]
-        self.run("BEGIN IMMEDIATE")
-        try:
-            self.run(f"CREATE VIRTUAL TABLE {self.table(fts)} USING fts5({self.names(names)}, tokenize = '{tokens}')")
-            self._add_entries(table, "")
-            self.run("COMMIT")
-        except BaseException:
-            self.run("ROLLBACK")
-            raise
+        self.run(f"CREATE VIRTUAL TABLE {self.table(fts)} USING fts5({self.names(names)}, tokenize = '{tokens}')")
+        self._add_entries(table, "")
 
     def prepare(self, place: Place, names: Sequence[str]) -> None:
         super().prepare(place, names)
@@ -98,16 +92,29 @@ class _Indexed(Sqlite):
         self.run(f"CREATE TEMPORARY TABLE {KEYS} AS SELECT {columns} FROM {self.table(place.table)} LIMIT 0")
 
     def load(self, place: Place, changes: Changes) -> None:
+        with self._indexed(place, changes.rows):
+            super().load(place, changes)
+
+    def update(self, place: Place, rows: pa.Table) -> None:
+        with self._indexed(place, rows):
+            super().update(place, rows)
+
+    def empty(self, place: Place) -> None:
+        self.run(f"DELETE FROM {self.table(place.table.beside(place.table.name + FTS))}")
+        super().empty(place)
+
+    @contextmanager
+    def _indexed(self, place: Place, rows: pa.Table) -> Iterator[None]:
         """Entries are known by the row's number, which a deletion takes away: so they go first and come last."""
         self.run(f"DELETE FROM temp.{KEYS}")
         marks = ", ".join([MARK] * len(place.key))
-        self.many(f"INSERT INTO temp.{KEYS} VALUES ({marks})", tuples(changes.rows.select(list(place.key))))
+        self.many(f"INSERT INTO temp.{KEYS} VALUES ({marks})", tuples(rows.select(list(place.key))))
         same = " AND ".join(f"r.{self.quote(each)} = k.{self.quote(each)}" for each in place.key)
         # Keys first and rows by their index: the planner cannot know that the keys are few.
         touched = f" FROM temp.{KEYS} AS k CROSS JOIN {self.table(place.table)} AS r ON {same}"
         fts = self.table(place.table.beside(place.table.name + FTS))
         self.run(f"DELETE FROM {fts} WHERE rowid IN (SELECT r.rowid{touched})")
-        super().load(place, changes)
+        yield
         self._add_entries(place.table, touched)
 
     def _add_entries(self, table: TableName, touched: str) -> None:
@@ -118,15 +125,12 @@ class _Indexed(Sqlite):
         columns, values = self.names(names), self.names(names, "r.")
         self.run(f"INSERT INTO {self.table(fts)} (rowid, {columns}) SELECT r.rowid, {values}{source}")
 
-    def create_like(self, new: TableName, old: TableName) -> None:
-        self.run(f"DROP TABLE IF EXISTS {self.table(new.beside(new.name + FTS))}")
-        super().create_like(new, old)
-
-    def swap(self, table: TableName, new: TableName, old: TableName) -> None:
-        index = table.beside(table.name + FTS)
-        self.run(f"DROP TABLE IF EXISTS {self.table(index)}")
-        super().swap(table, new, old)
-        self.rename(new.beside(new.name + FTS), index)
+    def replace_rows(self, place: Place, new: TableName, schema: pa.Schema | None) -> None:
+        """Rows keep no numbers here, so all entries are made again, also for columns that were not searched before."""
+        self.run(f"DROP TABLE IF EXISTS {self.table(place.table.beside(place.table.name + FTS))}")
+        super().replace_rows(place, new, schema)
+        if schema is not None:
+            self.make_index(place.table, schema)
 
 
 def find_in_file(address: Address, index: str, text: str, limit: int) -> list[dict[str, Any]]:

@@ -10,25 +10,24 @@ The order of a batch is the same in all of them::
       move the fence
     COMMIT                   an answer that is lost is no matter: the fence tells when the batch comes again
 
-What differs between databases is a ``Dialect``: quoting, types, how rows are loaded in bulk, and what an error means.
+What differs between databases is a ``Dialect`` (``sql_dialect``).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import Any
+from functools import partial
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from headrace.address import Address
 from headrace.errors import HeadraceError, UsageError
-from headrace.spark.sinks.address import Address
+from headrace.spark.decisions import Refused
+from headrace.spark.sinks.sql_dialect import MARK, Dialect, Hope, Place, TableName
 from headrace.spark.sinks.target import (
-    REBUILT,
+    NO_BATCH,
     Changes,
     Delivery,
     Fence,
@@ -39,180 +38,19 @@ from headrace.spark.sinks.target import (
     Target,
     Unavailable,
     Version,
+    complete,
+    login_refused,
     must_write,
+    now_text,
     split_refused,
     usable,
     utc,
 )
 
-__all__ = [
-    "FENCES",
-    "MARK",
-    "Dialect",
-    "Hope",
-    "Place",
-    "SqlSession",
-    "SqlTarget",
-    "TableName",
-    "moment_texts",
-    "python_columns",
-]
+__all__ = ["FENCES", "SqlSession", "SqlTarget", "connect"]
 
 FENCES = "headrace_fences"
-MARK = "\0"
-"""Where a parameter goes in our statements; no name can contain it, and each driver has its own mark."""
-NEW, OLD = "__headrace_new", "__headrace_old"
-HOPELESS_LOADS_MAX = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class TableName:
-    """A table, in a schema or in the one that the database looks in first."""
-
-    name: str
-    schema: str | None = None
-
-    @classmethod
-    def of(cls, given: str | Sequence[str]) -> TableName:
-        """``"orders"``, ``"sales.orders"``, or ``("sales", "name.with.dots")``."""
-        parts = given.split(".", 1) if isinstance(given, str) else list(given)
-        if not 1 <= len(parts) <= 2 or not all(parts) or any(MARK in part for part in parts):
-            raise UsageError(f"{given!r} is no name of a table", "use 'TABLE', 'SCHEMA.TABLE' or ('SCHEMA', 'TABLE')")
-        return cls(parts[-1], parts[0] if len(parts) == 2 else None)
-
-    def beside(self, name: str) -> TableName:
-        return replace(self, name=name)
-
-    def __str__(self) -> str:
-        return f"{self.schema}.{self.name}" if self.schema else self.name
-
-
-@dataclass(slots=True)
-class Hope:
-    """Whether the next rows may all be new ones, for databases that add those faster than they look for old ones.
-
-    A try that failed costs time and leaves dead rows behind, so the next one is put off twice as long as the last; one
-    that went well halves that. So a stream of updates tries once in a thousand loads.
-    """
-
-    put_off_loads: int = 0
-    loads_left: int = 0
-
-    def is_worth_a_try(self) -> bool:
-        """To be asked once for every load that could try."""
-        self.loads_left = max(0, self.loads_left - 1)
-        return self.loads_left == 0
-
-    def failed(self) -> None:
-        self.put_off_loads = min(HOPELESS_LOADS_MAX, max(2, 2 * self.put_off_loads))
-        self.loads_left = self.put_off_loads
-
-    def went_well(self) -> None:
-        self.put_off_loads //= 2
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where rows go, what they are known by, and the column that tells the older of two."""
-
-    table: TableName
-    key: tuple[str, ...] = ()
-    version: str | None = None
-    hope: Hope = field(default_factory=Hope, compare=False)
-
-
-class Dialect(ABC):
-    """A connection, and how its database wants to be spoken to. The driver's errors go through ``meaning``."""
-
-    name_bytes_max: int
-    begin_statement = "BEGIN"
-    savepoint, release = "SAVEPOINT headrace_chunk", "RELEASE SAVEPOINT headrace_chunk"
-    back_to_savepoint = "ROLLBACK TO SAVEPOINT headrace_chunk"
-    lock_suffix = " FOR UPDATE"
-    text_key_type = "text"
-
-    @abstractmethod
-    def run(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Execute a statement whose parameters are MARKs, and give its rows."""
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    @abstractmethod
-    def quote(self, name: str) -> str: ...
-
-    @abstractmethod
-    def type_of(self, column: pa.Field, *, in_key: bool) -> str:
-        """The type for a column of a table that is made."""
-
-    @abstractmethod
-    def columns(self, table: TableName) -> dict[str, str]:
-        """The columns that exist, with their types; none: there is no such table."""
-
-    @abstractmethod
-    def wider(self, existing: str, column: pa.Field) -> str | None:
-        """The type that an existing column needs for these values; None where it holds them already."""
-
-    @abstractmethod
-    def alter_type(self, column: str, kind: str) -> str: ...
-
-    def prepare(self, place: Place, names: Sequence[str]) -> None:
-        """What a load needs besides, made before the savepoint that a refusal goes back to."""
-        for name in names:
-            self.check(name)
-
-    @abstractmethod
-    def load(self, place: Place, changes: Changes) -> None:
-        """Delete and upsert by key, or add; every key comes once, and a row with a newer version stays as it is.
-
-        Runs behind ``savepoint``, and may go back to it to try another way.
-        """
-
-    @abstractmethod
-    def meaning(self, error: Exception) -> type[HeadraceError] | None:
-        """RowRefused, Unavailable, UsageError, or None for an error that is not the database's."""
-
-    def table(self, table: TableName) -> str:
-        for name in (table.name, table.schema or ""):
-            self.check(name)
-        named = self.quote(table.name)
-        return f"{self.quote(table.schema)}.{named}" if table.schema else named
-
-    def names(self, names: Sequence[str], prefix: str = "") -> str:
-        return ", ".join(f"{prefix}{self.quote(each)}" for each in names)
-
-    def check(self, name: str) -> str:
-        """PostgreSQL would cut a long name without a word, and two columns might become one."""
-        if len(name.encode()) > self.name_bytes_max or MARK in name:
-            raise UsageError(f"{name[:80]!r} cannot be a name here", f"up to {self.name_bytes_max} bytes, no NUL")
-        return name
-
-    def create_table(self, table: TableName, schema: pa.Schema, key: Sequence[str]) -> None:
-        lines = [
-            f"{self.quote(self.check(each.name))} {self.type_of(each, in_key=each.name in key)}"
-            + (" NOT NULL" if each.name in key else "")
-            for each in schema
-        ]
-        if key:
-            lines.append(f"PRIMARY KEY ({self.names(key)})")
-        self.run(f"CREATE TABLE IF NOT EXISTS {self.table(table)} ({', '.join(lines)}){self.table_suffix()}")
-
-    def table_suffix(self) -> str:
-        return ""
-
-    def create_like(self, new: TableName, old: TableName) -> None:
-        """An empty table with the columns, keys and indexes of another."""
-        self.run(f"CREATE TABLE {self.table(new)} (LIKE {self.table(old)} INCLUDING ALL)")
-
-    def rename(self, old: TableName, new: TableName) -> None:
-        self.run(f"ALTER TABLE {self.table(old)} RENAME TO {self.quote(self.check(new.name))}")
-
-    def swap(self, table: TableName, new: TableName, old: TableName) -> None:
-        """Put ``new`` in the place of ``table``, and drop what was there."""
-        if self.columns(table):
-            self.rename(table, old)
-        self.rename(new, table)
-        self.run(f"DROP TABLE IF EXISTS {self.table(old)}")
+FENCE_COLUMNS = ("target", "pipeline", "query", "owner", "batch_id", "ends", "replaced", "written_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,24 +62,27 @@ class SqlTarget(Target):
     create: bool = False
     widen: bool = False
     hope: Hope = field(default_factory=Hope, compare=False, repr=False)
+    stands_for: SqlTarget | None = None
+    """The table that this one is a new version of. It has its name in messages."""
+    fitted: list[tuple[pa.Schema, tuple[str, ...]]] = field(default_factory=list, compare=False, repr=False)
+    """The columns and the key that rows were written with, the last ones."""
 
     @property
     def shown(self) -> str:
+        if self.stands_for is not None:
+            return self.stands_for.shown
         return f"table {self.name} at {self.address.shown}"
 
     def open(self) -> SqlSession:
-        return SqlSession(self, connect(self.address, self.shown))
+        return SqlSession(self, self.connect())
+
+    def connect(self) -> Dialect:
+        return connect(self.address, self.shown)
 
     def version(self) -> Version:
-        beside = replace(self, name=self.name.beside(self.name.name + NEW), create=True, hope=Hope())
-        return Version(beside, lambda: self._with(SqlSession.begin_version), lambda: self._with(SqlSession.switch))
+        from headrace.spark.sinks.sql_rebuild import version_of
 
-    def _with(self, action: Any) -> None:
-        session = self.open()
-        try:
-            action(session)
-        finally:
-            session.close()
+        return version_of(self)
 
 
 def connect(address: Address, shown: str) -> Dialect:
@@ -261,7 +102,10 @@ def connect(address: Address, shown: str) -> Dialect:
     except HeadraceError:
         raise
     except Exception as error:
-        raise Unavailable(f"{shown} cannot be reached: {_line(error)}") from error
+        reason = address.hidden_in(_line(error))
+        if Chosen.refuses_login(error):
+            raise login_refused(shown, reason) from None
+        raise Unavailable(f"{shown} cannot be reached: {reason}") from None
 
 
 def _line(error: BaseException) -> str:
@@ -284,6 +128,8 @@ class SqlSession(Session):
             self.fit(delivery.schema)
             if delivery.fence is not None:
                 self._make_fences()
+                if delivery.fence.takes_over:
+                    self._claim(delivery.fence)
             self.dialect.run(self.dialect.begin_statement)
             try:
                 self._write(delivery)
@@ -296,12 +142,12 @@ class SqlSession(Session):
     def _write(self, delivery: Delivery) -> None:
         fence, target = delivery.fence, self.target
         if fence is not None:
-            last = self._last(fence.query)
+            last = self._last(fence)
             if not must_write(fence, last, keyed=bool(target.key), where=target.shown):
                 delivery.done.replayed = True
                 self._move(fence)
                 return
-        for chunk in delivery.counted():
+        for chunk in delivery.counted(lambda: self._empty(fence)):
             self._apply(Changes(utc(chunk.rows), chunk.deleted), delivery.letters)
         delivery.done.refused = delivery.letters.deliver()
         if fence is not None:
@@ -309,14 +155,40 @@ class SqlSession(Session):
 
     def _apply(self, changes: Changes, letters: Letters) -> None:
         self.dialect.prepare(self._place, changes.rows.column_names)
-        if self.target.key:
-            changes = usable(changes, self.target.key, letters, self.target.version_column)
-        split_refused(changes, self._attempt, letters)
+        if not self.target.key:
+            split_refused(complete(changes, letters), partial(self._attempt, self.load), letters)
+            return
+        taken = usable(changes, self.target.key, letters, self.target.version_column, partial=True)
+        whole, rest = taken.whole_and_partial()
+        split_refused(whole, partial(self._attempt, self.load), letters)
+        for rows in rest:
+            split_refused(Changes(rows), partial(self._attempt, self._update), letters)
 
-    def _attempt(self, changes: Changes) -> None:
+    def _update(self, changes: Changes) -> None:
+        """Rows that lack values. One that is not there yet comes whole later, with the snapshot of its table."""
+        self.dialect.update(self._place, changes.rows)
+
+    def _empty(self, fence: Fence | None) -> None:
+        """Remove all rows, unless other pipelines write into the table too: which rows are theirs is not known."""
+        if fence is not None:
+            others = self.dialect.run(
+                f"SELECT pipeline FROM {self.dialect.table(self._fences)} WHERE target = {MARK} AND pipeline <> {MARK} "
+                f"AND batch_id > {MARK}",
+                (*self._name_of(fence), NO_BATCH),
+            )
+            if others:
+                raise Refused(
+                    f"the source of {self.target.shown} was emptied (TRUNCATE, or a new snapshot), and other pipelines "
+                    f"have written into the table too ({', '.join(str(each[0]) for each in others)}), so which rows "
+                    "are gone is not known. hr.view(hr.changes(rows, key=…)) before the sink deletes them one by one; "
+                    f"rows of {self._fences} that belong to pipelines of the past can be deleted"
+                )
+        self.dialect.empty(self._place)
+
+    def _attempt(self, load: Callable[[Changes], None], changes: Changes) -> None:
         self.dialect.run(self.dialect.savepoint)
         try:
-            self.load(changes)
+            load(changes)
         except Exception as error:
             if self.dialect.meaning(error) is not RowRefused:
                 raise
@@ -360,14 +232,23 @@ class SqlSession(Session):
         target, dialect = self.target, self.dialect
         self._check_key(schema)
         found = dialect.columns(target.name)
-        if not found:
-            if not target.create:
-                raise UsageError(f"there is no {target.shown}", "make it, or let the sink: create=True")
-            dialect.create_table(target.name, schema, target.key)
-            found = dialect.columns(target.name)
-        self._add_columns(schema, found)
-        self._widen_columns(schema, found)
+        if not found and not target.create:
+            raise UsageError(f"there is no {target.shown}", "make it, or let the sink: create=True")
+        if not found or self._needs_change(schema, found):
+            with dialect.changing_tables():  # and look again: another pipeline may have changed it meanwhile
+                if not dialect.columns(target.name):
+                    dialect.create_table(target.name, schema, target.key)
+                found = dialect.columns(target.name)
+                self._add_columns(schema, found)
+                self._widen_columns(schema, found)
         self._fitted = schema
+        target.fitted[:] = [(schema, target.key)]
+
+    def _needs_change(self, schema: pa.Schema, found: Mapping[str, str]) -> bool:
+        return any(
+            each.name not in found or (self.target.widen and self.dialect.wider(found[each.name], each) is not None)
+            for each in schema
+        )
 
     def _check_key(self, schema: pa.Schema) -> None:
         version = [self.target.version_column] if self.target.version_column else []
@@ -405,85 +286,57 @@ class SqlSession(Session):
     def _make_fences(self) -> None:
         if self._has_fences:
             return
-        if not self.dialect.columns(self._fences):
-            kind = self.dialect.text_key_type
-            self.dialect.run(
-                f"CREATE TABLE IF NOT EXISTS {self.dialect.table(self._fences)} (target {kind} NOT NULL, "
-                f"query {kind} NOT NULL, owner {kind} NOT NULL, batch_id bigint NOT NULL, ends text, "
-                f"written_at {kind} NOT NULL, PRIMARY KEY (target, query)){self.dialect.table_suffix()}"
-            )
+        dialect = self.dialect
+        if not dialect.columns(self._fences):
+            kind = dialect.text_key_type
+            with dialect.changing_tables():
+                dialect.run(
+                    f"CREATE TABLE IF NOT EXISTS {dialect.table(self._fences)} (target {kind} NOT NULL, "
+                    f"pipeline {kind} NOT NULL, query {kind} NOT NULL, owner {kind} NOT NULL, "
+                    f"batch_id bigint NOT NULL, ends text, replaced {kind} NOT NULL, written_at {kind} NOT NULL, "
+                    f"PRIMARY KEY (target, pipeline)){dialect.table_suffix()}"
+                )
         self._has_fences = True
 
-    def _last(self, query: str) -> Fence | None:
-        rows = self.dialect.run(
-            f"SELECT batch_id, ends, owner FROM {self.dialect.table(self._fences)} WHERE target = {MARK} "
-            f"AND query = {MARK}{self.dialect.lock_suffix}",
-            (self.target.name.name, query),
+    def _claim(self, fence: Fence) -> None:
+        """Make sure that there is a row to lock: a lock on no row would keep nobody away."""
+        self.dialect.add_if_new(
+            self._fences, FENCE_COLUMNS, (*self._name_of(fence), fence.query, fence.owner, NO_BATCH, None, "", "")
         )
-        return Fence(query, int(rows[0][0]), rows[0][1], str(rows[0][2])) if rows else None
+
+    def _last(self, fence: Fence) -> Fence | None:
+        """Locked until the transaction ends: another run of the pipeline waits here, and then sees our batch."""
+        rows = self.dialect.run(
+            f"SELECT query, batch_id, ends, owner, replaced, written_at FROM {self.dialect.table(self._fences)} "
+            f"WHERE target = {MARK} AND pipeline = {MARK}{self.dialect.lock_suffix}",
+            self._name_of(fence),
+        )
+        if not rows:
+            return None
+        query, batch_id, ends, owner, replaced, written_at = rows[0]
+        return replace(
+            fence, query=query, batch_id=int(batch_id), ends=ends, owner=owner, replaced=replaced, written_at=written_at
+        )
 
     def _move(self, fence: Fence) -> None:
-        place, where = self.dialect.table(self._fences), (self.target.name.name, fence.query)
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        # Two statements that every database knows; the row is locked, or nobody else can insert its key.
-        self.dialect.run(f"DELETE FROM {place} WHERE target = {MARK} AND query = {MARK}", where)
+        """In place, so that a run that waits for the row wakes to what it says now."""
         self.dialect.run(
-            f"INSERT INTO {place} (target, query, owner, batch_id, ends, written_at) VALUES ({', '.join([MARK] * 6)})",
-            (*where, fence.owner, fence.batch_id, fence.ends, now),
+            f"UPDATE {self.dialect.table(self._fences)} SET query = {MARK}, owner = {MARK}, batch_id = {MARK}, "
+            f"ends = {MARK}, replaced = {MARK}, written_at = {MARK} WHERE target = {MARK} AND pipeline = {MARK}",
+            (fence.query, fence.owner, fence.batch_id, fence.ends, "", now_text(), *self._name_of(fence)),
         )
 
-    # ---- versions ---------------------------------------------------------------------------------------------------
+    def _name_of(self, fence: Fence) -> tuple[str, str]:
+        return self.target.name.name, fence.name
 
-    def begin_version(self) -> None:
-        """An empty table beside the one in use, with its columns and indexes where there is one."""
-        dialect, table = self.dialect, self.target.name
-        new = table.beside(table.name + NEW)
-        with self._told():
-            self._make_fences()
-            dialect.run(f"DROP TABLE IF EXISTS {dialect.table(new)}")
-            dialect.run(f"DELETE FROM {dialect.table(self._fences)} WHERE target = {MARK}", (new.name,))
-            if dialect.columns(table):
-                dialect.create_like(new, table)
-
-    def switch(self) -> None:
-        """In one transaction where the database has them for tables; MariaDB renames both at one moment."""
-        dialect, table = self.dialect, self.target.name
-        new, old = table.beside(table.name + NEW), table.beside(table.name + OLD)
-        with self._told():
-            if not dialect.columns(new):
-                return  # an earlier attempt got this far
-            dialect.run(dialect.begin_statement)
-            try:
-                fences = dialect.table(self._fences)
-                dialect.run(f"UPDATE {fences} SET owner = {MARK} WHERE target = {MARK}", (REBUILT, table.name))
-                dialect.run(f"UPDATE {fences} SET target = {MARK} WHERE target = {MARK}", (table.name, new.name))
-                dialect.swap(table, new, old)
-                dialect.run("COMMIT")
-            except BaseException:
-                self._roll_back()
-                raise
-
-
-def moment_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Moments in UTC as ``2026-01-31 10:00:05.123456Z``.
-
-    Arrow writes the same text itself, but looks for the time zone at every value, which takes fifteen times as long.
-    """
-    plain = column.cast(pa.timestamp(column.type.unit)).cast(pa.string())
-    return pc.binary_join_element_wise(plain, "Z", "")
-
-
-def python_columns(table: pa.Table, *, moments: pa.DataType) -> list[list[Any]]:
-    """Columns as Python values that every driver takes: decimals, dates and moments as text, all converted in bulk."""
-    columns = []
-    for column in table.columns:
-        kind = column.type
-        if pa.types.is_timestamp(kind) and kind.tz:
-            column = column.cast(pa.timestamp("us", tz="UTC"))
-            column = moment_texts(column) if moments.tz else column.cast(moments)
-        if pa.types.is_duration(kind):
-            column = column.cast(pa.int64())
-        elif pa.types.is_decimal(kind) or pa.types.is_temporal(kind):
-            column = column.cast(pa.string())
-        columns.append(column.to_pylist())
-    return columns
+    def _hand_over_fence(self, filled: TableName) -> None:
+        """The fence of the batches that filled a new version becomes the target's, and names the query it replaces."""
+        fences, here = self.dialect.table(self._fences), self.target.name.name
+        for (pipeline,) in self.dialect.run(f"SELECT pipeline FROM {fences} WHERE target = {MARK}", (filled.name,)):
+            one = f"WHERE target = {MARK} AND pipeline = {MARK}"
+            old = self.dialect.run(f"SELECT query FROM {fences} {one}{self.dialect.lock_suffix}", (here, pipeline))
+            self.dialect.run(f"DELETE FROM {fences} {one}", (here, pipeline))
+            self.dialect.run(
+                f"UPDATE {fences} SET target = {MARK}, replaced = {MARK} {one}",
+                (here, old[0][0] if old else "", filled.name, pipeline),
+            )

@@ -18,12 +18,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from headrace.address import ENVIRONMENT, Address
 from headrace.errors import UsageError
 from headrace.spark.decisions import Refused
-from headrace.spark.sinks.address import ENVIRONMENT, Address
 from headrace.spark.sinks.documents import dumps, objects
 from headrace.spark.sinks.http import Answer, HttpConnection
-from headrace.spark.sinks.target import Delivery, Fence, Outcome, Session, Target, Unavailable
+from headrace.spark.sinks.target import Delivery, Fence, Outcome, Session, Target, Unavailable, complete
 
 __all__ = ["WebhookTarget", "message_ids", "signature"]
 
@@ -105,7 +105,8 @@ class WebhookSession(Session):
 
     def write(self, delivery: Delivery) -> Outcome:
         seen: Counter[str] = Counter()
-        for chunk in delivery.counted():
+        for each in delivery.counted():
+            chunk = complete(each, delivery.letters)
             gone = chunk.deleted.to_pylist() if chunk.deleted is not None else None
             bodies = [
                 dumps({"type": "row.deleted" if gone and gone[row] else "row.changed", "data": document})

@@ -1,0 +1,84 @@
+"""Why a query failed, in one line, and whether a restart can help.
+
+Most errors of a query come as text: a traceback of a Python worker inside the message of a Java exception. The last
+line of a traceback names the class of the error, so the class is looked up, and its ``retriable`` decides.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+from pyspark.errors import PySparkException
+
+from headrace.errors import HeadraceError
+
+__all__ = ["is_permanent", "reason"]
+
+REASON_CHARACTERS_MAX = 400
+TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n")
+PYTHON_ERROR = re.compile(
+    TRACEBACK.pattern + r"(?:[ \t].*\n|\n)+((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: (.+))?$",
+    re.MULTILINE,
+)
+"""What follows the indented lines of a traceback."""
+SPARK_PREFIX = re.compile(r"^\[[A-Z_.]+\] ")
+SPARK_STATE = re.compile(r"\s*SQLSTATE: \w+.*$", re.DOTALL)
+QUERY_DETAILS = re.compile(r"\s*=== Streaming Query ===.*$", re.DOTALL)
+"""Ids, offsets and the plan; the log has them."""
+QUERY_PREFIX = re.compile(r"^Query \[id = [^\]]*\] terminated with exception: ")
+RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?:\s*SQLSTATE:|$)", re.DOTALL)
+"""``raise_error`` in a query: our own guards, and those of users."""
+OWN_MODULES = "headrace."
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Whether a restart would meet the same error again, because the user has to decide or to mend something."""
+    raised = _raised(str(error))
+    if not raised and RAISED.search(str(error)):
+        return True
+    kind = _class_of(raised[-1][0]) if raised else type(error)
+    return kind is not None and issubclass(kind, HeadraceError) and not kind.retriable
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, in one line, out of what may be a page of two languages' tracebacks."""
+    text = str(error).strip()
+    raised = _raised(text)
+    if raised:
+        name, message = raised[-1]
+        shown = message if _class_of(name) else f"{name.rpartition('.')[2]}: {message}".removesuffix(": ")
+        return _short(shown)
+    stated = RAISED.search(text)
+    if stated:
+        return _short(stated[1])
+    line = SPARK_STATE.sub("", QUERY_DETAILS.sub("", text))
+    line = SPARK_PREFIX.sub("", line)
+    line = QUERY_PREFIX.sub("", line)
+    if not isinstance(error, HeadraceError | PySparkException):
+        line = f"{type(error).__name__}: {line}"
+    return _short(SPARK_PREFIX.sub("", line))
+
+
+def _raised(text: str) -> list[tuple[str, str]]:
+    """The class and the message of every traceback. One may stand in the message of another: a sink that is written to
+    inside of foreachBatch fails in a process of Python, for a JVM, which tells the driver's Python."""
+    found = (PYTHON_ERROR.match(text, each.start()) for each in TRACEBACK.finditer(text))
+    return [(each[1], each[2] or "") for each in found if each is not None]
+
+
+def _class_of(name: str) -> type[HeadraceError] | None:
+    """The class of an error of headrace, by its full name; None for all others."""
+    module, _, short = name.rpartition(".")
+    if not module.startswith(OWN_MODULES):
+        return None
+    try:
+        found = getattr(importlib.import_module(module), short, None)
+    except ImportError:
+        return None
+    return found if isinstance(found, type) and issubclass(found, HeadraceError) else None
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split()).rstrip(".")
+    return line if len(line) <= REASON_CHARACTERS_MAX else line[: REASON_CHARACTERS_MAX - 1] + "…"

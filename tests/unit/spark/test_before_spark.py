@@ -1,0 +1,108 @@
+"""Mistakes in a file of pipelines that are found before Spark starts. No JVM is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.client import Admin, BrokerUnreachable, Client
+from headrace.errors import UsageError
+from headrace.spark.before_spark import TopicRead, check_topics, load_early, topics_read
+from headrace.testing import TestBroker, broker
+
+HEAD = "import headrace.spark as hr\nfrom pyspark.sql import functions as F\n"
+READING = (
+    HEAD
+    + """
+ORDERS = "shop.orders"
+
+@hr.pipeline
+def revenue(spark):
+    return hr.stream(spark, ORDERS, schema="id long")
+
+@hr.pipeline(sink=hr.sinks.topic("clean"))
+def clean(spark):
+    return hr.stream(spark, "raw,more", "id long", maxOffsetsPerTrigger=10)
+
+@hr.pipeline
+def follows(spark):
+    return hr.stream(spark, "clean")
+
+@hr.pipeline
+def elsewhere(spark):
+    return hr.stream(spark, "other", bootstrap="kafka-1:9092")
+
+@hr.pipeline
+def secured(spark):
+    return hr.stream(spark, "secret", **{"kafka.security.protocol": "SSL"})
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[TestBroker]:
+    with broker() as started:
+        with Client(started.bootstrap) as client:
+            for topic in ("shop.orders", "raw"):
+                Admin(client).create_topic(topic)
+        yield started
+
+
+def file(folder: Path, text: str) -> Path:
+    path = folder / "shop.py"
+    path.write_text(text)
+    return path
+
+
+def test_topics_are_found_where_they_stand_as_plain_names() -> None:
+    found = topics_read(READING)
+    assert found == [
+        TopicRead("shop.orders", 8, "revenue"),
+        TopicRead("raw", 12, "clean"),
+        TopicRead("more", 12, "clean"),
+    ]
+
+
+def test_a_topic_that_is_not_there_is_refused_with_the_line_that_reads_it(tmp_path: Path, running: TestBroker) -> None:
+    path = file(tmp_path, READING)
+    with pytest.raises(UsageError, match=r"shop.py:12: there is no topic 'more' at .*headrace topic create more"):
+        check_topics(path, None, running.bootstrap)
+    check_topics(path, load_early(path, ("revenue",)), running.bootstrap)
+
+
+def test_a_mistyped_topic_is_told_with_the_one_that_was_meant(tmp_path: Path, running: TestBroker) -> None:
+    path = file(tmp_path, READING.replace("shop.orders", "shop.order"))
+    with pytest.raises(UsageError, match=r"no topic 'shop.order'.*did you mean shop.orders\?"):
+        check_topics(path, None, running.bootstrap)
+
+
+def test_a_broker_that_is_away_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BrokerUnreachable):
+        check_topics(file(tmp_path, READING), None, "127.0.0.1:1")
+
+
+def test_a_file_that_reads_no_plain_topic_needs_no_broker(tmp_path: Path) -> None:
+    text = HEAD + "@hr.pipeline\ndef numbers(spark):\n    return spark.range(3)\n"
+    check_topics(file(tmp_path, text), None, "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("text", "only", "told"),
+    [
+        ("import no_such_module_at_all\n", (), "shop.py:1: ModuleNotFoundError"),
+        ("x = 1\n", (), "has no pipeline"),
+        (READING, ("revenu",), "there is no pipeline 'revenu'"),
+    ],
+)
+def test_what_is_wrong_with_the_file_is_found_by_running_it(
+    tmp_path: Path, text: str, only: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        load_early(file(tmp_path, text), only)
+
+
+def test_a_file_whose_top_level_needs_spark_is_run_later(tmp_path: Path) -> None:
+    assert load_early(file(tmp_path, HEAD + "amount = F.col('amount')\n"), ()) is None
+    assert load_early(file(tmp_path, HEAD + "spark = hr.session()\n"), ()) is None
