@@ -13,20 +13,29 @@ FAULTS ?= 60
 DAMAGES ?= 1000
 SPARK_KILLS ?= 50
 
-# `make test` runs these several at a time: the first kind test by test, the second file by file, since their servers
-# take a while to start. What is left, the tests on Spark, has the machine for itself.
+# `make test` runs these several at a time: the first kind test by test, the others file by file, since their servers
+# take a while to start, in two runs, so that no process gathers more than a thousand open files. What is left, the tests
+# on Spark, has the machine for itself.
 WORKERS      ?= 2
 BY_TEST      := tests/architecture tests/unit tests/properties
-BY_FILE      := tests/capture tests/sinks tests/docs tests/differential tests/interop tests/servers
+BY_FILE      := tests/capture tests/sinks tests/docs
+BY_PROTOCOL  := tests/amqp tests/differential tests/interop tests/servers
 SHORT        := "not (spark and slow)"
 
-# `make check` looks at a fifth of the examples of each property; `make test` at all of them.
-EXAMPLES_PART := 5
+# `make check` looks at a tenth of the examples of each property; `make test` at all of them.
+EXAMPLES_PART := 10
 CHECKS        := check-format check-lint check-types check-contracts check-tests
+
+# Tests of `make check` keep their files in memory where a gigabyte is free: they sync thousands of small ones. Tests of
+# `make test` have a real disk.
+MEMORY := $(shell test -w /dev/shm && df --output=avail /dev/shm | awk 'NR == 2 && $$1 > 1000000 {print "/dev/shm"}')
+
+# Compiled files are kept, whatever the environment says: compiling the tests takes longer than running most of them.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check $(CHECKS) format test test-spark test-cluster explore demo bench nexmark chaos docs clean
+.PHONY: help setup check $(CHECKS) format test test-all test-spark test-cluster explore demo bench nexmark chaos docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,10 +69,11 @@ check-types:
 check-contracts:
 	$(BIN)/lint-imports
 
+check-tests: export TMPDIR := $(or $(MEMORY),$(TMPDIR),/tmp)
 check-tests:
 	$(PYTEST) tests/architecture tests/unit -m "not slow and not servers" --examples-part $(EXAMPLES_PART) -n $(WORKERS) --dist worksteal
 
-format: $(STAMP) ## let ruff format the code and mend what it can
+format: $(STAMP) ## let ruff format the code and fix what it can
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
@@ -71,10 +81,13 @@ test: $(STAMP) ## every test but the long ones on Spark and those of a cluster, 
 	@$(MAKE) --no-print-directory --jobs --output-sync check-format check-lint check-types check-contracts
 	$(PYTEST) $(BY_TEST) -m $(SHORT) -n $(WORKERS) --dist worksteal
 	$(PYTEST) $(BY_FILE) -m $(SHORT) -n $(WORKERS) --dist loadfile
-	$(PYTEST) tests $(addprefix --ignore ,$(BY_TEST) $(BY_FILE) tests/cluster) -m $(SHORT)
+	$(PYTEST) $(BY_PROTOCOL) -m $(SHORT) -n $(WORKERS) --dist loadfile
+	$(PYTEST) tests $(addprefix --ignore ,$(BY_TEST) $(BY_FILE) $(BY_PROTOCOL) tests/cluster) -m $(SHORT)
 
 test-spark: $(STAMP) ## all tests on Spark, also the long ones: kills, restarts, clusters (an hour)
 	$(PYTEST) tests/spark tests/demo tests/docs tests/unit/spark -m spark
+
+test-all: test test-spark test-cluster ## every test there is (two hours)
 
 test-cluster: $(STAMP) ## client, source and sink on Apache Kafka with three brokers, whose leaders are killed
 	$(PYTEST) tests/cluster --timeout=1800
@@ -97,6 +110,7 @@ chaos: $(STAMP) ## for hours: kill -9 under load with a checker (the broker KILL
 	$(BIN)/python -m tests.chaos.damage --cases $(DAMAGES)
 	$(BIN)/python -m tests.chaos.spark --kills $(SPARK_KILLS)
 	$(BIN)/python -m tests.capture.kills --kills $(KILLS)
+	$(BIN)/python -m tests.capture.ddl --runs $(SPARK_KILLS)
 	$(BIN)/python -m tests.sinks.kills --kills $(SPARK_KILLS)
 	$(BIN)/python -m tests.sinks.kills --spark --kills $(SPARK_KILLS)
 

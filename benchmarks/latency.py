@@ -17,7 +17,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.brokers import Brokers, Client, alternate, create_topic, delete_topic, run_clients, unique
+from benchmarks.brokers import (
+    Brokers,
+    Client,
+    alternate,
+    create_topic,
+    delete_topic,
+    run_clients,
+    sync_quantile_s,
+    syncs_so_far,
+    unique,
+)
 from benchmarks.figures import Figure
 from benchmarks.meters import Meter
 from tests.servers.process import RunningServer
@@ -28,6 +38,7 @@ RATE = 10_000
 SIZE = 100
 PARTITIONS = 1
 FLUSHES = ("ack", "os")
+SYNC_QUANTILE = 0.99
 
 
 def run(brokers: Brokers, *, quick: bool) -> list[Figure]:
@@ -57,11 +68,14 @@ def turn(broker: RunningServer, seconds: float, linger_ms: int, config: dict[str
     listener = Client(broker, work="listen", **task)
     sender = Client(broker, work="pace", rate=RATE, seconds=seconds, settings={"linger.ms": linger_ms}, **task)
     try:
+        syncs_before = syncs_so_far(broker)
         with Meter(broker.pid) as meter:
             outcome = run_clients([listener, sender])
+        sync_s = sync_quantile_s(syncs_before, syncs_so_far(broker), SYNC_QUANTILE)
         clients_cpu_s = sum(each["cpu_s"] for each in outcome)
         return {
             **outcome[0],
+            "sync_ms": sync_s * 1000,
             "cpu_per_million": meter.cpu_s / count * 1e6,
             "others": meter.others_cores(clients_cpu_s),
         }
@@ -133,4 +147,15 @@ def figures_of(case: str, ours: list[dict[str, Any]], kafka: list[dict[str, Any]
             goal=1.0,
         )
     )
+    if "flush=" not in case:
+        figures.append(
+            Figure(
+                hop="latency",
+                case=f"p99 of the broker's syncs at {case}",
+                unit="ms at most",
+                ours=[each["sync_ms"] for each in ours],
+                peer="none: this is the disk, measured by the broker in the same seconds",
+                higher_is_better=False,
+            )
+        )
     return figures

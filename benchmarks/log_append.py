@@ -67,8 +67,8 @@ def append_raw(path: str, payload: bytes, count: int) -> None:
 def append_log(log: PartitionLog, payload: bytes, count: int) -> None:
     for _ in range(count):
         batches = read_batches(payload, batch_bytes_max=1 << 20)
-        log.producers.check(batches)
-        log.append(batches, leader_epoch=0, now_ms=1000)
+        log.producers.check(batches[0])
+        log.append(batches[0], leader_epoch=0, now_ms=1000)
 
 
 def read_raw(path: str) -> int:

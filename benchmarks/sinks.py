@@ -31,6 +31,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import redis
+from headrace.spark.sinks.address import Address
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.figures import Figure, table
@@ -41,11 +42,10 @@ from headrace.spark.progress import Snapshot
 from headrace.spark.reading import stream
 from headrace.spark.rebuild import rebuild
 from headrace.spark.run import Choices
-from headrace.spark.sinks.address import Address
+from headrace.spark.sinks.sql_dialect import TableName
 from headrace.spark.sinks.target import Changes, Delivery, Fence, Letters, Target
 from headrace.spark.sinks.to_redis import RedisTarget
 from headrace.spark.sinks.to_search import SearchTarget
-from headrace.spark.sinks.to_sql import TableName
 from tests.servers.headrace import headrace_server
 from tests.servers.postgres import postgres_server
 from tests.servers.process import CACHE, CannotRun

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from headrace.broker.bounds import bounds_document
 from headrace.config import BROKER_SETTINGS, GROUP_SETTINGS, TOPIC_SETTINGS, Setting, show_value
 from headrace.metrics.families import FAMILIES
 from headrace.wire.kafka.apis import support_matrix
@@ -59,19 +60,47 @@ def table(settings: Iterable[Setting], third: str = "") -> list[str]:
     return rows
 
 
+def between_marks(document: str, what: str, table: str) -> str:
+    """The text of a document as it stands, with ``table`` between its marks."""
+    text = (DOCS / document).read_text()
+    before, begin, rest = text.partition(f"<!-- {what}: printed from the code by `make docs` -->\n")
+    _, end, after = rest.partition(f"<!-- end of {what} -->\n")
+    return before + begin + table + end + after
+
+
+def compatibility() -> str:
+    """The text of docs/compatibility.md, with the table of what differential tests do not compare."""
+    sys.path.insert(0, str(DOCS.parent))
+    from tests.differential.masks import document
+
+    return between_marks("compatibility.md", "masks", document())
+
+
 def operations() -> str:
-    """The text of docs/operations.md: as it stands, with the table of metrics between its marks."""
-    text = (DOCS / "operations.md").read_text()
-    before, begin, rest = text.partition("<!-- metrics: printed from the code by `make docs` -->\n")
-    _, end, after = rest.partition("<!-- end of metrics -->\n")
+    """The text of docs/operations.md, with the table of metrics."""
     rows = ["| metric | kind | labels | what it is |", "|---|---|---|---|"]
     rows += [f"| `{each.name}` | {each.kind.value} | {' '.join(each.labels)} | {each.meaning} |" for each in FAMILIES]
-    return before + begin + "\n".join(rows) + "\n" + end + after
+    return between_marks("operations.md", "metrics", "\n".join(rows) + "\n")
+
+
+def spark_source() -> str:
+    """The text of docs/spark-source.md, with the table of options."""
+    from headrace.spark.options import KAFKA_OPTIONS, SOURCE
+
+    rows = ["| option | default | |", "|---|---|---|"]
+    for each in SOURCE:
+        default = str(each.default).lower() if isinstance(each.default, bool) else each.default
+        rows.append(f"| `{each.name}` | {'' if default is None else f'`{default}`'} | {each.meaning} |")
+    kafka = ", ".join(f"`{name}`" for name in KAFKA_OPTIONS)
+    return between_marks("spark-source.md", "options", "\n".join([*rows, "", f"Of the client: {kafka}."]) + "\n")
 
 
 PRINTED: dict[str, Callable[[], str]] = {
+    "compatibility.md": compatibility,
+    "bounds.md": bounds_document,
     "configuration.md": configuration,
     "operations.md": operations,
+    "spark-source.md": spark_source,
     "support-matrix.md": support_matrix,
 }
 

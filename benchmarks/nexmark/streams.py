@@ -102,7 +102,7 @@ class Lane:
         else:
             writer = writer.format("noop")
         with tempfile.TemporaryDirectory(prefix="headrace-nexmark-", ignore_cleanup_errors=True) as folder:
-            with state_in(self.spark, query.state):
+            with state_in(self.spark, query.state, named_once=True):
                 started = writer.option("checkpointLocation", folder).start()
             try:
                 if not started.awaitTermination(PATIENCE_S):

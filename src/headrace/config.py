@@ -12,23 +12,25 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import ErrorCode, KafkaError, UsageError
+from headrace.errors import BadArgument, ErrorCode, KafkaError
 
 __all__ = [
     "BROKER_SETTINGS",
     "GROUP_SETTINGS",
+    "OF_THE_CLUSTER",
     "TOPIC_SETTINGS",
     "Kind",
     "Setting",
     "Settings",
     "Source",
     "parse_value",
+    "refuse_misspelt",
     "show_value",
 ]
 
@@ -73,6 +75,7 @@ class Setting:
     most: float | None = None
     synonym: str = ""  # of a topic setting: the broker setting that gives its default
     dynamic: bool = False  # of a broker setting: may be altered while the broker runs
+    required: bool = False  # the empty string is no value
 
 
 def parse_value(setting: Setting, raw: Any) -> Any:
@@ -86,6 +89,8 @@ def parse_value(setting: Setting, raw: Any) -> Any:
         for each in given:
             if each not in setting.choices:
                 raise _refuse(setting, raw, f"is not one of {', '.join(setting.choices)}")
+    if setting.required and not value:
+        raise _refuse(setting, repr(raw), "is empty")
     if setting.least is not None and value < setting.least:
         raise _refuse(setting, raw, f"is below the least value {setting.least}")
     if setting.most is not None and value > setting.most:
@@ -247,7 +252,7 @@ GROUP_SETTINGS = _by_name(
 )  # fmt: skip
 
 _NODE = [
-    Setting("data", Kind.STRING, "headrace-data", "where everything is kept"),
+    Setting("data", Kind.STRING, "headrace-data", "where everything is kept", required=True),
     Setting("kafka", Kind.STRING, "127.0.0.1:9092", "address of the Kafka listener; port 0 chooses one; off"),
     Setting("amqp", Kind.STRING, "off", "address of the AMQP listener; off"),
     Setting("http", Kind.STRING, "off", "address of the web console; off"),
@@ -259,7 +264,7 @@ _NODE = [
             choices=("DEBUG", "INFO", "WARNING", "ERROR")),
     Setting("slow.loop.ms", Kind.INT, 500, "a stall of all requests above this is logged", least=1),
     Setting("slow.sync.ms", Kind.INT, 1_000, "a sync that takes longer is logged", least=1),
-    Setting("advertised.kafka", Kind.STRING, "", "host:port that clients are told; default: where it listens"),
+    Setting("advertised.kafka", Kind.STRING, "", "host:port that clients connect to; default: where it listens"),
     Setting("insecure", Kind.BOOLEAN, False, "serve on a public address without authentication"),
     Setting("flush.interval.ms", Kind.INT, 1000, "for topics with headrace.flush=interval", least=1),
     Setting("compaction.memory.bytes", Kind.LONG, 64 << 20, "memory for one compaction's keys", least=1 << 20),
@@ -322,8 +327,11 @@ _KAFKA = [
 ]  # fmt: skip
 
 
-UNSET = frozenset({"log.retention.ms", "log.roll.ms"})
+UNSET = frozenset({"log.flush.interval.ms", "log.retention.ms", "log.roll.jitter.ms", "log.roll.ms"})
 """Kafka leaves these without a value; the topic setting's own default then holds."""
+
+OF_THE_CLUSTER = "min.insync.replicas"
+"""Kafka sets it for the whole cluster at the first start, because leaders are elected by it (KIP-966)."""
 
 
 def _topic_defaults() -> list[Setting]:
@@ -377,6 +385,8 @@ class Settings:
         for variable, raw_text in (os.environ if environ is None else environ).items():
             if variable in by_variable:
                 settings.give(by_variable[variable], raw_text, f"environment {variable}")
+            elif variable.startswith(_PREFIX):
+                refuse_misspelt(variable, list(by_variable))
         for name, raw in (flags or {}).items():
             if raw is not None:
                 settings.give(name, raw, "flag")
@@ -387,7 +397,7 @@ class Settings:
         try:
             given = _Given(parse_value(setting, raw), origin, source)
         except KafkaError as error:
-            raise UsageError(error.message, f"from {origin}") from None
+            raise BadArgument(error.message, f"from {origin}") from None
         self._layers.setdefault(name, {})[source] = given
         self._choose(name)
 
@@ -398,7 +408,7 @@ class Settings:
             import difflib
 
             near = difflib.get_close_matches(name, BROKER_SETTINGS, 3, 0.5) or sorted(BROKER_SETTINGS)
-            raise UsageError(f"unknown setting '{name}'" + (f" from {origin}" if origin else ""),
+            raise BadArgument(f"unknown setting '{name}'" + (f" from {origin}" if origin else ""),
                              f"did you mean {', '.join(near[:5])}?")  # fmt: skip
         return setting
 
@@ -416,8 +426,11 @@ class Settings:
 
     def layers(self, name: str) -> list[tuple[Any, Source]]:
         """(value, source) of everything that was given for a setting, the one that holds first."""
-        layers = self._layers.get(name, {})
-        return [(layers[source].value, source) for source in sorted(layers)]
+        layers = {source: given.value for source, given in self._layers.get(name, {}).items()}
+        if name == OF_THE_CLUSTER:
+            configured = layers.get(Source.STATIC, BROKER_SETTINGS[name].default)
+            layers.setdefault(Source.DYNAMIC_DEFAULT, configured)
+        return [(layers[source], source) for source in sorted(layers)]
 
     def get(self, name: str) -> Any:
         given = self._given.get(name)
@@ -447,17 +460,31 @@ class Settings:
         return list(self.get(name))
 
 
+_PREFIX = "HEADRACE_"
+
+
 def _variable(name: str) -> str:
-    return "HEADRACE_" + name.upper().replace(".", "_")
+    return _PREFIX + name.upper().replace(".", "_")
+
+
+def refuse_misspelt(variable: str, known: Sequence[str], likeness: float = 0.7) -> None:
+    """Other variables of that prefix are not ours to judge: HEADRACE_BOOTSTRAP is the clients', and Kubernetes sets
+    HEADRACE_SERVICE_HOST for a service of that name. One that is almost a known one is a mistake."""
+    import difflib
+
+    rest = [each.removeprefix(_PREFIX) for each in known]
+    near = difflib.get_close_matches(variable.removeprefix(_PREFIX), rest, 1, likeness)
+    if near:
+        raise BadArgument(f"the variable {variable} sets nothing", f"did you mean {_PREFIX}{near[0]}?")
 
 
 def _read_file(file: Path) -> dict[str, Any]:
     try:
         tree = tomllib.loads(file.read_text())
     except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}", "give --config a readable headrace.toml") from None
+        raise BadArgument(f"cannot read {file}: {error.strerror}", "give --config a readable headrace.toml") from None
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{file} is not valid TOML: {error}", "see docs/configuration.md") from None
+        raise BadArgument(f"{file} is not valid TOML: {error}", "see docs/configuration.md") from None
     return dict(_flatten(tree, ""))
 
 

@@ -1,10 +1,11 @@
 """What can go wrong, as a tree.
 
     HeadraceError                 everything that headrace raises on purpose
-    ├── KafkaError                carries a Kafka error code: what the peer is told
+    ├── KafkaError                carries a Kafka error code: what the peer gets
     │   └── MalformedMessage …    refinements live beside what raises them
     ├── LogError                  what a log runs into (``log/errors.py``); it knows no protocol
     └── UsageError                the user asked for something that cannot be; one line, with a hint
+        └── BadArgument           … because an option, a setting or an address cannot be read
 
 An error says what, where and what to do. ``retriable`` says whether the same call may succeed later; a KafkaError takes
 that from its code.
@@ -12,9 +13,10 @@ that from its code.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 
-__all__ = ["ErrorCode", "HeadraceError", "KafkaError", "UsageError"]
+__all__ = ["BadArgument", "ErrorCode", "HeadraceError", "KafkaError", "UsageError"]
 
 
 class ErrorCode(IntEnum):
@@ -200,17 +202,26 @@ _RETRIABLE = frozenset(
 
 
 class HeadraceError(Exception):
-    """The root of the tree."""
+    """The root of the tree. Each class says whether trying again can help; without a word it does not."""
 
     retriable: bool = False
+    exit_code: int = 1
+    """Of a command that ends with it."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message)
         self.message = message
 
+    def rewrite(self, change: Callable[[str], str]) -> None:
+        """Change what it says: a message of a driver may hold what must not be shown."""
+        self.message = change(self.message)
+        self.args = tuple(change(each) if isinstance(each, str) else each for each in self.args)
+
 
 class KafkaError(HeadraceError):
-    """An error that has a code on the wire."""
+    """An error that has a code on the wire. Where only its class is known, a retry may help."""
+
+    retriable = True
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
         super().__init__(message or code.name.lower().replace("_", " "))
@@ -219,9 +230,15 @@ class KafkaError(HeadraceError):
 
 
 class UsageError(HeadraceError):
-    """The user asked for something that cannot be; ``hint`` is the command or setting that mends it."""
+    """The user asked for something that cannot be; ``hint`` is the command or setting that fixes it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(f"{message} ({hint})" if hint else message)
         self.message = message
         self.hint = hint
+
+
+class BadArgument(UsageError):
+    """An option, a setting or an address cannot be read. No retry and no other state of the world helps."""
+
+    exit_code = 2

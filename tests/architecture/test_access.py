@@ -12,13 +12,17 @@ BROKER = Path(__file__).resolve().parents[2] / "src" / "headrace" / "broker"
 
 HANDLERS = [
     "admin.py",
+    "client_quotas.py",
     "cluster.py",
     "config_changes.py",
     "config_descriptions.py",
     "fetch.py",
+    "fetch_pending.py",
     "metadata.py",
+    "partition_descriptions.py",
     "positions.py",
     "produce.py",
+    "security.py",
     "groups/commits.py",
     "groups/admin.py",
     "groups/offset_fetch.py",

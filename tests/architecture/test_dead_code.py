@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ast
 import importlib
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from tests.architecture import parsed
 from tests.architecture.test_tidy import SOURCE_FILES, module_name
 
 PUBLIC = ("headrace.testing", "headrace.client", "headrace.spark.testing")
@@ -31,7 +31,7 @@ class Definition:
     module: str
     owner: tuple[str, ...]
     name: str
-    decorators: tuple[str, ...]
+    decorators: tuple[ast.expr, ...]
 
     @property
     def qualified(self) -> str:
@@ -41,14 +41,14 @@ class Definition:
 def definitions(tree: ast.AST, module: str, owner: tuple[str, ...] = ()) -> Iterator[Definition]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield Definition(module, owner, node.name, tuple(ast.unparse(each) for each in node.decorator_list))
+            yield Definition(module, owner, node.name, tuple(node.decorator_list))
             yield from definitions(node, module, (*owner, node.name))
-        else:
+        elif isinstance(node, parsed.STATEMENTS):
             yield from definitions(node, module, owner)
 
 
-def uses(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def uses(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Name):
             yield node.id
         elif isinstance(node, ast.Attribute):
@@ -59,19 +59,17 @@ def uses(tree: ast.AST) -> Iterator[str]:
             yield node.name.rpartition(".")[2]
 
 
-def dead(sources: dict[str, str]) -> list[Definition]:
-    trees = {module: ast.parse(source) for module, source in sources.items()}
-    used = Counter(name for tree in trees.values() for name in uses(tree))
+def dead(trees: Mapping[str, ast.AST], used: Container[str]) -> list[Definition]:
     return [
         each
         for module, tree in trees.items()
         for each in definitions(tree, module)
-        if not used[each.name] and not (each.name.startswith("__") and each.name.endswith("__"))
+        if each.name not in used and not (each.name.startswith("__") and each.name.endswith("__"))
     ]
 
 
 def is_registered(definition: Definition) -> bool:
-    return any(word in each for each in definition.decorators for word in REGISTERING)
+    return any(word in ast.unparse(each) for each in definition.decorators for word in REGISTERING)
 
 
 def overrides_anothers(definition: Definition) -> bool:
@@ -87,10 +85,11 @@ def overrides_anothers(definition: Definition) -> bool:
 
 
 def test_every_function_and_class_has_a_caller() -> None:
-    sources = {module_name(path): path.read_text() for path in SOURCE_FILES}
+    trees = {module_name(path): parsed.tree(path) for path in SOURCE_FILES}
+    used = {name for path in SOURCE_FILES for name in uses(parsed.nodes(path))}
     found = {
         each.qualified
-        for each in dead(sources)
+        for each in dead(trees, used)
         if not each.module.startswith(PUBLIC) and not is_registered(each) and not overrides_anothers(each)
     }
     assert found - CALLED_BY_OTHERS.keys() == set(), "nobody in the package calls these"
@@ -98,5 +97,5 @@ def test_every_function_and_class_has_a_caller() -> None:
 
 
 def test_a_function_without_a_caller_is_found() -> None:
-    sources = {"m": "def used():\n    pass\nclass Kept:\n    def lost(self):\n        used()\nKept()\n"}
-    assert [each.qualified for each in dead(sources)] == ["m.Kept.lost"]
+    tree = ast.parse("def used():\n    pass\nclass Kept:\n    def lost(self):\n        used()\nKept()\n")
+    assert [each.qualified for each in dead({"m": tree}, set(uses(ast.walk(tree))))] == ["m.Kept.lost"]

@@ -47,7 +47,9 @@ def headrace_server(
         child = subprocess.Popen([*command, *arguments], stdout=output, stderr=subprocess.STDOUT)
     try:
         wait_for_ready(child, log)
-        yield RunningServer(name="headrace", bootstrap=kafka_address(log), pid=child.pid, data=folder, log=log)
+        yield RunningServer(
+            name="headrace", bootstrap=listener_address(log, "kafka"), pid=child.pid, data=folder, log=log
+        )
         status = end(child)
         if expect_exit is not None and status != expect_exit:
             raise AssertionError(f"headrace up ended with {status} after SIGTERM, not {expect_exit}:\n{log_tail(log)}")
@@ -68,10 +70,10 @@ def lines_of(log: Path) -> list[str]:
     return log.read_text(errors="replace").splitlines() if log.exists() else []
 
 
-def kafka_address(log: Path) -> str:
-    """The listener's line names its protocol and ends with the address."""
+def listener_address(log: Path, protocol: str) -> str:
+    """The listener's line begins with its protocol and ends with the address."""
     for line in lines_of(log):
         found = ADDRESS.search(line)
-        if found and "kafka" in line.lower():
-            return found.group(1).rpartition("//")[2]
-    raise AssertionError(f"headrace up printed no kafka address:\n{log_tail(log)}")
+        if found and line.startswith(protocol):
+            return found.group(1)
+    raise AssertionError(f"headrace up printed no {protocol} address:\n{log_tail(log)}")

@@ -8,7 +8,7 @@ import click
 
 from headrace.cli.settings import load_settings, settings_options
 from headrace.cli.shared import output_option, show
-from headrace.errors import UsageError
+from headrace.errors import BadArgument
 
 __all__ = ["command"]
 
@@ -53,5 +53,5 @@ def command(
         if (not names or name.startswith(names)) and not (changed and settings.origin(name) == "default")
     ]
     if names and not rows and not changed:
-        raise UsageError(f"no setting begins with {' or '.join(names)}", "list all: headrace config")
+        raise BadArgument(f"no setting begins with {' or '.join(names)}", "list all: headrace config")
     show(rows, output, columns=["setting", "value", "from"])

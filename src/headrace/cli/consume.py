@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import click
@@ -19,7 +19,7 @@ from headrace.cli.shared import (
     partitions_of,
     timeout_option,
 )
-from headrace.errors import UsageError
+from headrace.errors import BadArgument
 
 if TYPE_CHECKING:
     from headrace.client import Client, Polled, TopicPartition
@@ -95,22 +95,23 @@ def command(
     %S and %K the sizes of value and key.
     """
     if as_json and (text is not None or key_delimiter is not None):
-        raise UsageError("--json has its own format", "leave --format and --key-delimiter out")
+        raise BadArgument("--json has its own format", "leave --format and --key-delimiter out")
     render = _formatter(text, key_delimiter, delimiter, null, as_json)
     writer = Writer(render, count)
     committed = isolation == "committed"
     with connect(bootstrap, timeout) as client:
         if group is None:
-            places = _places(client, topics, partition, offset, "end" if exit_at_end else until, committed)
+            stops = (["end"] if exit_at_end else []) + ([until] if until is not None else [])
+            places = _places(client, topics, partition, offset, stops, committed)
             _read(client, *places, writer, committed)
         elif partition is not None or until is not None:
-            raise UsageError("a group divides partitions itself", "leave --partition and --until out, or --group")
+            raise BadArgument("a group divides partitions itself", "leave --partition and --until out, or --group")
         else:
             _read_as_member(client, group, topics, offset, exit_at_end, writer, committed)
 
 
 class Writer:
-    """Prints records, no more than ``count``; each round is flushed, so a reader behind a pipe sees it at once."""
+    """Prints records, no more than ``count``; each round is flushed, so a reader of a pipe sees it at once."""
 
     def __init__(self, render: Formatter, count: int | None, out: BinaryIO | None = None) -> None:
         self._render = render
@@ -157,16 +158,74 @@ def _formatter(text: str | None, key_delimiter: str | None, delimiter: str, null
 
 
 def _places(
-    client: Client, topics: tuple[str, ...], partition: str | None, offset: str, until: str | None, committed: bool
+    client: Client, topics: tuple[str, ...], partition: str | None, offset: str, stops: list[str], committed: bool
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int] | None]:
     from headrace.cli.when import parse_place, resolve
 
     now_ms = int(time.time() * 1000)
     wanted = [each for topic in topics for each in partitions_of(client, topic, partition)]
-    starts = resolve(client, wanted, parse_place(offset, now_ms), read_committed=committed)
-    if until is None:
+    place = parse_place(offset, now_ms)
+    starts = resolve(client, wanted, place, read_committed=committed)
+    if place.kind == "before_end":
+        starts = _of_last_records(client, starts, place.number, committed)
+    if not stops:
         return starts, None
-    return starts, resolve(client, wanted, parse_place(until, now_ms), read_committed=committed)
+    places = [resolve(client, wanted, parse_place(stop, now_ms), read_committed=committed) for stop in stops]
+    return starts, {each: min(place[each] for place in places) for each in wanted}
+
+
+def _of_last_records(
+    client: Client, starts: dict[TopicPartition, int], count: int, committed: bool
+) -> dict[TopicPartition, int]:
+    """Where the last ``count`` records of each partition begin.
+
+    Markers of transactions have offsets as records do, and so have records that were aborted or that compaction has
+    removed. So what lies after the start is counted, and the start is moved back until there are enough.
+    """
+    from headrace.client import end_offsets, start_offsets
+
+    first = start_offsets(client, list(starts))
+    ends = end_offsets(client, list(starts), read_committed=committed)
+    found, reach = dict(starts), count
+    waiting = {each for each in starts if starts[each] < ends[each]}
+    while waiting:
+        offsets = _offsets_between(client, {each: found[each] for each in waiting}, ends, committed)
+        for each in list(waiting):
+            if len(offsets[each]) >= count or found[each] <= first[each]:
+                found[each] = offsets[each][-count] if len(offsets[each]) >= count > 0 else found[each]
+                waiting.remove(each)
+        reach *= 4
+        found |= {each: max(first[each], ends[each] - reach) for each in waiting}
+    return found
+
+
+def _offsets_between(
+    client: Client, starts: dict[TopicPartition, int], ends: dict[TopicPartition, int], committed: bool
+) -> dict[TopicPartition, list[int]]:
+    """Of the records that a consumer gets."""
+    offsets: dict[TopicPartition, list[int]] = {each: [] for each in starts}
+    for polled in _polled(client, starts, ends, committed):
+        for each, records in polled.items():
+            offsets[each] += [record.offset for record in records if record.offset < ends[each]]
+    return offsets
+
+
+def _polled(
+    client: Client, starts: dict[TopicPartition, int], ends: dict[TopicPartition, int] | None, committed: bool
+) -> Iterator[Polled]:
+    """What comes until every partition has reached its end, if it has one."""
+    from headrace.client import Consumer, ConsumerOptions, FetchOptions
+
+    consumer = Consumer(client, ConsumerOptions(reset="earliest", fetch=FetchOptions(read_committed=committed)))
+    consumer.assign(starts)
+    while True:
+        if ends is not None:
+            unread = {each: at for each, at in consumer.positions.items() if at < ends[each]}
+            if not unread:
+                return
+            if len(unread) < len(consumer.positions):
+                consumer.assign(unread)
+        yield consumer.poll(POLL_MS)
 
 
 def _read(
@@ -176,19 +235,13 @@ def _read(
     writer: Writer,
     committed: bool,
 ) -> None:
-    """Read until every partition has reached its end, if it has one."""
-    from headrace.client import Consumer, ConsumerOptions, FetchOptions
-
-    consumer = Consumer(client, ConsumerOptions(reset="earliest", fetch=FetchOptions(read_committed=committed)))
-    consumer.assign(starts)
+    """Read until every partition has reached its end, if it has one, or enough is printed."""
+    rounds = _polled(client, starts, ends, committed)
     while not writer.done:
-        if ends is not None:
-            unread = {each: at for each, at in consumer.positions.items() if at < ends[each]}
-            if not unread:
-                return
-            if len(unread) < len(consumer.positions):
-                consumer.assign(unread)
-        writer.write(consumer.poll(POLL_MS), ends)
+        polled = next(rounds, None)
+        if polled is None:
+            return
+        writer.write(polled, ends)
 
 
 def _read_as_member(
@@ -204,7 +257,7 @@ def _read_as_member(
     from headrace.client import ConsumerOptions, FetchOptions, GroupConsumer, GroupOptions
 
     if offset not in RESETS:
-        raise UsageError(
+        raise BadArgument(
             f"a group starts at its own offsets, not at {offset!r}", "use -o beginning or end; or headrace group reset"
         )
     for topic in topics:
@@ -213,7 +266,7 @@ def _read_as_member(
         consumer=ConsumerOptions(reset=RESETS[offset], fetch=FetchOptions(read_committed=committed)),
         commit_interval_ms=None,
     )
-    # A member that is told to end leaves the group on its way out, so that nobody waits for its session to time out.
+    # A member that is ended leaves the group, so that the others do not wait for its session to time out.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with GroupConsumer(client, group, topics, options) as member:
         while not writer.done:

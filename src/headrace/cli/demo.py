@@ -141,7 +141,7 @@ def _need_everything() -> None:
         raise UsageError(f"the demo needs {', '.join(missing)}", "pip install 'headrace[demo]'")
     java = check_java()
     if java.status == "wrong" or shutil.which("java") is None:
-        raise UsageError(f"Spark needs Java: {java.found}", java.mend)
+        raise UsageError(f"Spark needs Java: {java.found}", java.fix)
 
 
 @dataclass(slots=True)

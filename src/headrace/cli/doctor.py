@@ -1,13 +1,11 @@
-"""``headrace doctor``: what this machine lacks, and the command that mends it."""
+"""``headrace doctor``: what this machine lacks, and the command that fixes it."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +18,8 @@ import click
 
 from headrace.cli.settings import load_settings, settings_options
 from headrace.cli.shared import output_option, show
+from headrace.errors import UsageError
+from headrace.spark.java import JAVA_HINT, find_java
 
 if TYPE_CHECKING:
     from headrace.config import Settings
@@ -32,10 +32,10 @@ DISK_FREE_BYTES_MIN = 1 * GIB
 MEMORY_BYTES_MIN = 512 * MIB
 SYNC_MS_MAX = 25.0
 PORT_TIMEOUT_MS = 1_000
-JAVA_TIMEOUT_S = 60
 SYNC_TRIES = 10
 PYTHON_MIN = (3, 11)
 JAVA_GOOD = (17, 21)
+SPARK_PACKAGES = ("pyspark", "pyarrow", "pandas", "grpcio")
 MARKS = {"ok": "green", "note": "yellow", "wrong": "red"}
 
 
@@ -46,7 +46,7 @@ class Finding:
     check: str
     status: Literal["ok", "note", "wrong"]
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 @click.command("doctor")
@@ -63,7 +63,7 @@ def command(
     pairs: tuple[str, ...],
     output: str,
 ) -> int:
-    """Check this machine; say what is wrong and what mends it.
+    """Check this machine; say what is wrong and how to fix it.
 
     Takes the same options as "headrace up" and checks the addresses and the folder that "up" would use. Exits 1 when
     something is wrong.
@@ -78,8 +78,8 @@ def command(
         for each in findings:
             mark = click.style(f"{each.status:<5}", fg=MARKS[each.status])
             click.echo(f"{mark}  {each.check:<8}  {each.found}")
-            if each.mend:
-                click.echo(f"{'':17}→ {each.mend}")
+            if each.fix:
+                click.echo(f"{'':17}→ {each.fix}")
     return 1 if any(each.status == "wrong" for each in findings) else 0
 
 
@@ -89,6 +89,7 @@ def examine(settings: Settings) -> list[Finding]:
         check_python,
         check_packages,
         check_java,
+        check_spark,
         lambda: check_port(settings.text("kafka")),
         lambda: check_metrics(settings.text("metrics")),
         lambda: check_folder(folder),
@@ -112,8 +113,8 @@ def check_packages() -> Finding:
     import google_crc32c
 
     if google_crc32c.implementation != "c":
-        mend = "pip install --force-reinstall google-crc32c"
-        return Finding("packages", "wrong", "google-crc32c has no native part here; checksums would be slow", mend)
+        fix = "pip install --force-reinstall google-crc32c"
+        return Finding("packages", "wrong", "google-crc32c has no native part here; checksums would be slow", fix)
     try:
         version = importlib.metadata.version("uvloop")
     except importlib.metadata.PackageNotFoundError:
@@ -122,26 +123,28 @@ def check_packages() -> Finding:
 
 
 def check_java() -> Finding:
-    """The broker needs no Java; pipelines on Spark do."""
-    mend = "install a Java 17 or 21 runtime, for example: apt install openjdk-17-jre-headless"
-    java = shutil.which("java")
-    if java is None:
-        return Finding("java", "note", "not found; the broker needs none, pipelines on Spark do", mend)
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=False)
-    version = java_version(told.stderr + told.stdout)
-    if version is None:
-        return Finding("java", "note", f"{java} does not tell its version", mend)
+    """The broker needs no Java; pipelines on Spark do. It is the one that they would use."""
+    try:
+        _, version = find_java()
+    except UsageError as error:
+        is_there = bool(os.environ.get("JAVA_HOME") or shutil.which("java"))
+        return Finding("java", "wrong" if is_there else "note", f"{error.message}; the broker needs none", error.hint)
     text = ".".join(map(str, version))
-    if version[0] == 25 and version < (25, 0, 3):
-        return Finding("java", "wrong", f"{text} corrupts data (fixed in 25.0.3)", mend)
     if version[0] not in JAVA_GOOD:
-        return Finding("java", "note", f"{text}; Spark is tested with 17 and 21", mend)
+        return Finding("java", "note", f"{text}; Spark is tested with 17 and 21", JAVA_HINT)
     return Finding("java", "ok", text)
 
 
-def java_version(text: str) -> tuple[int, ...] | None:
-    found = re.search(r'version "(\d+)(?:\.(\d+))?(?:\.(\d+))?', text)
-    return None if found is None else tuple(int(part or 0) for part in found.groups())
+def check_spark() -> Finding:
+    """What ``headrace[spark]`` brings."""
+    versions = {}
+    for package in SPARK_PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            fix = "pip install 'headrace[spark]'"
+            return Finding("spark", "note", f"{package} is missing; the broker needs none, pipelines do", fix)
+    return Finding("spark", "ok", ", ".join(f"{name} {version}" for name, version in versions.items()))
 
 
 def check_port(address: str) -> Finding:
@@ -175,8 +178,8 @@ def check_metrics(address: str) -> Finding:
     ready = _readiness(address)
     if ready is None:
         reason = (error.strerror or str(error)).lower()
-        mend = "headrace up --metrics 127.0.0.1:0 (a spare port), or stop what uses it"
-        return Finding("metrics", "wrong", f"{address} cannot be used: {reason}", mend)
+        fix = "headrace up --metrics 127.0.0.1:0 (a spare port), or stop what uses it"
+        return Finding("metrics", "wrong", f"{address} cannot be used: {reason}", fix)
     if ready:
         return Finding("metrics", "note", f"{address} is served, and not ready: {ready}", "read the broker's log")
     return Finding("metrics", "ok", f"{address} is served by a broker that is ready")
@@ -209,11 +212,19 @@ def _port_taken(address: str, error: OSError) -> Finding:
     try:
         with Client(address, patience) as client:
             client.brokers()
-            return Finding("kafka", "ok", f"{address} is served by cluster {client.cluster_id}")
+            found = f"{address} is served by cluster {client.cluster_id}{_owner(address)}: one more cannot start there"
+            return Finding("kafka", "note", found, "headrace up --kafka 127.0.0.1:0 (a spare port) for another one")
     except HeadraceError:
-        reason = (error.strerror or str(error)).lower()
-        mend = "headrace up --kafka 127.0.0.1:0 (a spare port), or stop what uses it"
-        return Finding("kafka", "wrong", f"{address} cannot be used: {reason}", mend)
+        reason = (error.strerror or str(error)).lower() + _owner(address)
+        fix = "headrace up --kafka 127.0.0.1:0 (a spare port), or stop what uses it"
+        return Finding("kafka", "wrong", f"{address} cannot be used: {reason}", fix)
+
+
+def _owner(address: str) -> str:
+    from headrace.server.port_owner import port_owner
+
+    owner = port_owner(int(address.rpartition(":")[2]))
+    return f", {owner}" if owner else ""
 
 
 def _nearest(folder: Path) -> Path:
@@ -227,7 +238,7 @@ def check_folder(folder: Path) -> Finding:
     place = _nearest(folder)
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         return Finding(
-            "data", "wrong", f"{place} cannot be written", "headrace up --data DIR, or mend its owner: chown"
+            "data", "wrong", f"{place} cannot be written", "headrace up --data DIR, or change its owner: chown"
         )
     kind = _filesystem(place)
     if kind in ("tmpfs", "ramfs"):
@@ -255,8 +266,8 @@ def check_space(folder: Path) -> Finding:
     usage = shutil.disk_usage(place)
     found = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free"
     if usage.free < DISK_FREE_BYTES_MIN:
-        mend = "free some space, or keep less: headrace up --set log.retention.bytes=N"
-        return Finding("space", "wrong", found, mend)
+        fix = "free some space, or keep less: headrace up --set log.retention.bytes=N"
+        return Finding("space", "wrong", found, fix)
     return Finding("space", "ok", found)
 
 
@@ -269,8 +280,8 @@ def check_sync(folder: Path) -> Finding:
     middle = took_ms[len(took_ms) // 2]
     found = f"{middle:.2f} ms to sync 4 KiB (median of {len(took_ms)}, worst {took_ms[-1]:.2f})"
     if middle > SYNC_MS_MAX:
-        mend = "use a faster disk, or give up durability where you can: headrace.flush=interval per topic"
-        return Finding("sync", "note", found, mend)
+        fix = "use a faster disk, or give up durability where you can: headrace.flush=interval per topic"
+        return Finding("sync", "note", found, fix)
     return Finding("sync", "ok", found)
 
 
@@ -308,11 +319,11 @@ def check_files(connections: int) -> Finding:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         return Finding("files", "ok", "any number of open files")
-    mend = f"ulimit -Hn {descriptors_for(connections)} as root, or LimitNOFILE= in the service file"
+    fix = f"ulimit -Hn {descriptors_for(connections)} as root, or LimitNOFILE= in the service file"
     if hard < DESCRIPTORS_MIN:
-        return Finding("files", "wrong", f"at most {hard} open files; the broker needs {DESCRIPTORS_MIN}", mend)
+        return Finding("files", "wrong", f"at most {hard} open files; the broker needs {DESCRIPTORS_MIN}", fix)
     room = DescriptorPlan.of(hard, connections).connections_max
     if room < connections:
         found = f"at most {hard} open files: room for {room} connections, not for max.connections={connections}"
-        return Finding("files", "note", found, mend)
+        return Finding("files", "note", found, fix)
     return Finding("files", "ok", f"up to {hard} open files: room for {connections} connections")

@@ -16,10 +16,11 @@ from headrace.cli.shared import (
     output_option,
     partitions_of,
     say,
+    say_leaderless,
     show,
     timeout_option,
 )
-from headrace.errors import UsageError
+from headrace.errors import BadArgument, UsageError
 
 if TYPE_CHECKING:
     from headrace.client import Client, GroupMember, PartitionLag, TopicPartition
@@ -61,7 +62,7 @@ def describe(names: tuple[str, ...], members: bool, bootstrap: str, timeout: flo
         show(found, output, columns=[])
         return
     for group in found:
-        behind = sum(each["lag"] for each in group["partitions"])
+        behind = sum(each["lag"] or 0 for each in group["partitions"])
         title = f"{group['state']}, {len(group['members'])} members, {behind} behind"
         click.echo(click.style(group["group"], bold=True) + f"  {title}")
         if members:
@@ -69,6 +70,7 @@ def describe(names: tuple[str, ...], members: bool, bootstrap: str, timeout: flo
         else:
             columns = ["topic", "partition", "committed", "end", "lag", "member"]
             show(group["partitions"], output, columns=columns)
+        say_leaderless([f"{each['topic']}[{each['partition']}]" for each in group["partitions"] if each["lag"] is None])
 
 
 def _describe(client: Client, name: str) -> dict[str, Any]:
@@ -137,7 +139,7 @@ def reset(
     from headrace.client import Groups
 
     if (place is None) == (shift is None):
-        raise UsageError("say where to: either --to or --by", "for example --to earliest, or --by -100")
+        raise BadArgument("say where to: either --to or --by", "for example --to earliest, or --by -100")
     with connect(bootstrap, timeout) as client:
         groups = Groups(client)
         committed = groups.committed(name)
@@ -183,7 +185,7 @@ def _targets(
     if place is not None:
         return resolve(client, partitions, parse_place(place, int(time.time() * 1000)))
     if shift is None or not re.fullmatch(r"[+-]?[0-9]+", shift):
-        raise UsageError(f"--by {shift!r} is not a number", "for example --by -100")
+        raise BadArgument(f"--by {shift!r} is not a number", "for example --by -100")
     starts, ends = start_offsets(client, partitions), end_offsets(client, partitions)
     return {
         each: min(max(committed.get(each, starts[each]) + int(shift), starts[each]), ends[each]) for each in partitions

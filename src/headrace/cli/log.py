@@ -14,10 +14,12 @@ import click
 from headrace.cli.record_text import json_line, time_text
 from headrace.cli.shared import output_option
 from headrace.errors import KafkaError, UsageError
+from headrace.node_messages import count_text
 
 if TYPE_CHECKING:
     from headrace.batch import Batch
     from headrace.broker.repair import DamagedLog
+    from headrace.broker.unclaimed import Unclaimed
     from headrace.log.dump import BadBytes, StoredBatch
     from headrace.log.findings import Finding
 
@@ -96,7 +98,8 @@ def verify(path: Path, headers_only: bool, output: str) -> int:
         ]
         click.echo(json.dumps({"partitions": partitions(), "errors": errors, "problems": rows}, indent=2))
     else:
-        click.echo(f"{partitions()} partitions checked: {errors} errors, {warnings} warnings")
+        checked = count_text(partitions(), "partition")
+        click.echo(f"{checked} checked: {count_text(errors, 'error')}, {count_text(warnings, 'warning')}")
     return 1 if errors else 0
 
 
@@ -108,7 +111,7 @@ def _verified(path: Path, decompressed_bytes_max: int) -> tuple[Callable[[], int
 
     if (path / "topics").is_dir():
         verifier = DataVerifier(OsDisk(), str(path.absolute()), decompressed_bytes_max=decompressed_bytes_max)
-        return lambda: len(verifier.checked), verifier.run()
+        return lambda: len(verifier.partitions), verifier.run()
     folders = [str(folder) for _, folder in _folders(path)]
     checks = (verify_log(OsDisk(), folder, decompressed_bytes_max=decompressed_bytes_max) for folder in folders)
     return lambda: len(folders), chain.from_iterable(checks)
@@ -129,10 +132,10 @@ def repair(path: Path, yes: bool, adopt: bool) -> int:
     group may fall back to an older offset, a topic may be missing. --adopt brings such topics back, with default
     settings.
 
-    Exits 1 when there is damage and --yes was not given.
+    Exits 1 when there is damage and --yes was not given, and when directories are left that belong to no topic.
     """
     from headrace.broker.repair import adopt as adopt_directories
-    from headrace.broker.repair import carry_out, owned, plan
+    from headrace.broker.repair import carry_out, owned, plan, unclaimed
     from headrace.clock import SystemClock
     from headrace.log.disk import OsDisk
 
@@ -143,13 +146,36 @@ def repair(path: Path, yes: bool, adopt: bool) -> int:
         damaged = plan(disk, directory)
         for log in damaged:
             _print_repair(log)
-        if yes:
-            carry_out(disk, directory, damaged)
-            adopted = adopt_directories(disk, directory, SystemClock().wall_ms()) if adopt else []
-            click.echo(f"{len(damaged)} partitions repaired" + "".join(f"; topic {name} adopted" for name in adopted))
-            return 0
-    click.echo(f"{len(damaged)} partitions are damaged" + ("; repeat with --yes to repair them" if damaged else ""))
-    return 1 if damaged else 0
+        if not yes:
+            left = unclaimed(disk, directory)
+            _print_unclaimed(left, directory)
+            click.echo(_summary(damaged, len(left), "damaged") + "; --yes repairs" * bool(damaged))
+            return 1 if damaged or left else 0
+        carry_out(disk, directory, damaged)
+        for each in adopt_directories(disk, directory, SystemClock().wall_ms()) if adopt else []:
+            partitions = count_text(each.partitions, "partition")
+            click.echo(f"topic {each.topic} adopted: {partitions}, {each.size_bytes} bytes; check its settings")
+        left = unclaimed(disk, directory)
+    _print_unclaimed(left, directory)
+    click.echo(_summary(damaged, len(left), "repaired"))
+    return 1 if left else 0
+
+
+def _summary(damaged: list[DamagedLog], unclaimed: int, word: str) -> str:
+    """``the journal and 2 partitions repaired; 1 directory belongs to no topic``."""
+    partitions = sum(not log.is_journal for log in damaged)
+    text = f"{count_text(partitions, 'partition')} {word}"
+    if len(damaged) > partitions:
+        text = f"the journal and {text}"
+    return text + (
+        f"; {count_text(unclaimed, 'directory belongs', 'directories belong')} to no topic" if unclaimed else ""
+    )
+
+
+def _print_unclaimed(directories: list[Unclaimed], directory: str) -> None:
+    for each in directories:
+        finding = each.finding(directory)
+        click.echo(f"{finding.severity}: {finding}")
 
 
 def _print_repair(log: DamagedLog) -> None:
@@ -157,15 +183,13 @@ def _print_repair(log: DamagedLog) -> None:
     for error in log.errors:
         click.echo(f"  error: {error}")
     for hole in log.repair.holes:
-        click.echo(f"  {hole}")
+        click.echo(f"  {hole.describe(log.repair.first_offset)}")
     if log.repair.restored:
-        click.echo(f"  the offset or leader epoch of {log.repair.restored} batches is put right")
+        click.echo(f"  {count_text(log.repair.restored, 'batch gets its', 'batches get their')} offset and epoch back")
     if log.repair.undecided:
-        click.echo(f"  the end of {log.repair.undecided} transactions is lost: they are taken for aborted")
-    lost, cut = log.repair.offsets_lost, log.repair.cut_bytes
-    click.echo(
-        f"  in all {lost} offsets are lost and {cut} bytes are cut; it goes on at offset {log.repair.end_offset}"
-    )
+        click.echo(f"  {count_text(log.repair.undecided, 'transaction')} without a known end: taken for aborted")
+    lost, cut = count_text(log.repair.offsets_lost, "offset"), count_text(log.repair.cut_bytes, "byte")
+    click.echo(f"  in all {lost} lost, {cut} cut; it goes on at offset {log.repair.end_offset}")
 
 
 # ---- finding --------------------------------------------------------------------------------------------------------
@@ -208,11 +232,16 @@ def _walk(
     else:
         walks = [(name, walk_directory(disk, str(folder))) for name, folder in _folders(path)]
     left = count
-    for name, walk in walks:
-        if topic is not None and name.rpartition("[")[0] != topic:
-            continue
-        if partition is not None and not name.endswith(f"[{partition}]"):
-            continue
+    wanted = [
+        (name, walk)
+        for name, walk in walks
+        if (topic is None or name.rpartition("[")[0] == topic)
+        and (partition is None or name.endswith(f"[{partition}]"))
+    ]
+    if not wanted:
+        asked = (topic or "") + ("" if partition is None else f"[{partition}]")
+        raise UsageError(f"{path} has no {asked}", f"it has {', '.join(name for name, _ in walks[:10])}")
+    for name, walk in wanted:
         for found in walk:
             if not isinstance(found, BadBytes) and found.batch.last_offset < first:
                 continue

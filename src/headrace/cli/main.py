@@ -1,6 +1,6 @@
 """The root of the command line: finds a command, loads only that one, and turns failures into one line.
 
-Each command lives in a module of its own that is imported when the command is used, so ``headrace --help`` stays fast.
+Each command has a module that is imported when the command is used, so ``headrace --help`` stays fast.
 The table below holds every command's name, module and summary; a test compares the summaries with the commands' own.
 """
 
@@ -30,20 +30,21 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("headrace.cli.run", "Run the pipelines of a Python file on Spark."),
     "rebuild": (
         "headrace.cli.rebuild",
-        "Build what a pipeline keeps up to date anew, from its topics alone, then switch.",
+        "Rebuild what a pipeline keeps up to date, from its topics alone, then switch.",
     ),
     "log": ("headrace.cli.log", "Look at the files of a data directory, check them and repair them."),
     "config": ("headrace.cli.config", "Show every setting and where its value came from."),
-    "doctor": ("headrace.cli.doctor", "Check this machine; say what is wrong and what mends it."),
+    "doctor": ("headrace.cli.doctor", "Check this machine; say what is wrong and how to fix it."),
     "completion": ("headrace.cli.completion", "Print the completion script of a shell."),
 }
 
 INTERRUPTED = 130
 INTERNAL_ERROR = 70
+VARIABLES = ("HEADRACE_BOOTSTRAP", "HEADRACE_CHECKPOINTS", "HEADRACE_CONFIG", "HEADRACE_DEBUG")
 
 
 class ReaderGone(Exception):
-    """Whoever read our output has closed it; that is no failure."""
+    """The reader of our output has closed it; that is no failure."""
 
 
 class Interrupted(Exception):
@@ -96,6 +97,17 @@ def cli(ctx: click.Context) -> None:
     """A durable log that any Kafka client can use, and pipelines on Spark over it, on one machine."""
     if os.environ.get("NO_COLOR"):
         ctx.color = False
+    _check_variables()
+
+
+def _check_variables() -> None:
+    """Of the variables that every command knows. Those that are settings are looked at where settings are read."""
+    others = [each for each in os.environ if each.startswith("HEADRACE_") and each not in VARIABLES]
+    if others:
+        from headrace.config import refuse_misspelt
+
+        for each in others:
+            refuse_misspelt(each, VARIABLES, likeness=0.8)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -113,6 +125,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 0
     except (Interrupted, KeyboardInterrupt, click.Abort):
         return INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
     except click.ClickException as error:
         complain(_usage_line(error))
         return error.exit_code
@@ -122,7 +137,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         from headrace.cli.failure import explain
 
         complain(explain(error))
-        return 1
+        return error.exit_code if isinstance(error, HeadraceError) else 1
     except Exception as error:
         if os.environ.get("HEADRACE_DEBUG") == "1":
             raise

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.spark.launch import LogFile
+    from headrace.spark.pipelines import Pipeline
     from headrace.spark.progress import Board, Snapshot
 
 __all__ = ["Screen", "on_spark", "spark_options", "stopping_on_signals"]
@@ -68,28 +69,40 @@ def spark_options(command: F) -> F:
 
 @contextlib.contextmanager
 def on_spark(
-    file: Path, *, master: str | None, settings: Sequence[str], log_path: Path, bootstrap: str, output: str
-) -> Iterator[tuple[SparkSession, Screen]]:
-    """A session for the pipelines of a file, and the screen that shows them; what is wrong with these is told first."""
+    file: Path,
+    only: tuple[str, ...],
+    *,
+    master: str | None,
+    settings: Sequence[str],
+    log_path: Path,
+    bootstrap: str,
+    output: str,
+) -> Iterator[tuple[SparkSession, Screen, list[Pipeline]]]:
+    """A session, the screen, and the chosen pipelines of a file. What is wrong with these is said before Spark starts,
+    as far as it can be known then."""
     conf = settings_of(settings, "--conf", "spark.driver.memory=4g")
     _need_spark()
+    from headrace.spark.before_spark import check_topics, load_early
+    from headrace.spark.java import find_java
     from headrace.spark.launch import LogFile, open_session
-    from headrace.spark.pipelines import check_file
-    from headrace.spark.profile import find_java
+    from headrace.spark.pipelines import choose, load_file
     from headrace.spark.progress import board_on
 
-    check_file(file)
+    pipelines = load_early(file, only)
     find_java()
+    check_topics(file, pipelines, bootstrap)
     log = LogFile(log_path)
-    with board_on(sys.stderr, width=shutil.get_terminal_size((100, 24)).columns) as board:
+    # With JSON, stdout is for programs: rows that the console sink prints would break it.
+    tables = sys.stderr if output == "json" else None
+    with board_on(sys.stderr, width=shutil.get_terminal_size((100, 24)).columns, tables=tables) as board:
         screen = Screen(board, log, output)
         screen.say(f"starting Spark; its messages go to {log_path}")
         folder = file.resolve().parent
         spark = open_session(log, master=master, bootstrap=bootstrap, folder=folder, settings=conf)
         try:
-            yield spark, screen
+            yield spark, screen, choose(load_file(file), only) if pipelines is None else pipelines
         finally:
-            with contextlib.suppress(Exception):  # the JVM may be gone already, and that has been told
+            with contextlib.suppress(Exception):  # the JVM may be gone already, and that has been reported
                 spark.stop()
 
 

@@ -13,10 +13,10 @@ import click
 
 from headrace.cli.record_text import Draft, parse_json_line, unescape
 from headrace.cli.shared import bootstrap_option, complete_topics, connect, say, timeout_option
-from headrace.errors import UsageError
+from headrace.errors import BadArgument, UsageError
 
 if TYPE_CHECKING:
-    from headrace.client import Delivery, Producer, ProducerOptions
+    from headrace.client import Client, Delivery, Producer, ProducerOptions
 
 __all__ = ["command"]
 
@@ -89,13 +89,15 @@ def command(
     from headrace.client import Producer
 
     if whole and as_json:
-        raise UsageError("--whole and --json exclude each other")
+        raise BadArgument("--whole and --json exclude each other")
+    if key_delimiter == "":
+        raise BadArgument("--key-delimiter is empty", "leave it out, or give what stands between key and value")
     given = _given(key, headers, partition, timestamp)
     between = None if key_delimiter is None else unescape(key_delimiter)
     shape = LineShape(as_json=as_json, key_delimiter=between, keep_partitions=keep_partitions, null=null)
     with connect(bootstrap, timeout) as client:
         producer = Producer(client, _options(acks, compress, timeout), on_delivery=_tell if verbose else None)
-        client.topic(topic, create=True)
+        _say_if_new(client, topic)
         if whole:
             pieces = _whole_files(files, record_bytes_max)
         else:
@@ -103,8 +105,18 @@ def command(
         try:
             _send_all(producer, topic, pieces, shape, given, count)
         finally:
-            # The lines before a bad one are good: they are delivered before the bad one is told.
+            # The lines before a bad one are good: they are delivered before the bad one is reported.
             producer.flush()
+
+
+def _say_if_new(client: Client, topic: str) -> None:
+    """A misspelt name makes a topic where the broker allows that. It should not do so in silence."""
+    from headrace.errors import ErrorCode
+
+    (found,) = client.retrying(lambda: client.refresh([topic])).topics
+    info = client.topic(topic, create=True)
+    if found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        say(f"headrace: topic {topic} is new; partitions: {len(info.partitions)}")
 
 
 def _options(acks: str, compress: str, timeout: float) -> ProducerOptions:
@@ -219,7 +231,7 @@ def _pieces(
     files: tuple[str, ...], delimiter: bytes, record_bytes_max: int, idle: Callable[[], None]
 ) -> Iterator[bytes]:
     if not delimiter:
-        raise UsageError("--delimiter is empty", "use --whole for one record per file")
+        raise BadArgument("--delimiter is empty", "use --whole for one record per file")
     for name in files or ("-",):
         descriptor = sys.stdin.fileno() if name == "-" else os.open(name, os.O_RDONLY)
         try:

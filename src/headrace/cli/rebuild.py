@@ -1,4 +1,4 @@
-"""``headrace rebuild FILE.py NAME``: a derived system anew from its topics, and then in place of the old one."""
+"""``headrace rebuild FILE.py NAME``: a derived system rebuilt from its topics, then put in place of the old one."""
 
 from __future__ import annotations
 
@@ -25,20 +25,17 @@ def command(
     bootstrap: str,
     output: str,
 ) -> int:
-    """Build what a pipeline keeps up to date anew, from its topics alone, then switch.
+    """Rebuild what a pipeline keeps up to date, from its topics alone, then switch.
 
     The table, index or hash is filled beside the one in use, which readers see until the new one takes its place at one
-    moment. Stop the pipeline before; headrace run goes on behind what was rebuilt.
+    moment. Stop the pipeline before; headrace run goes on after what was rebuilt.
     """
-    with on_spark(file, master=master, settings=settings, log_path=log_path, bootstrap=bootstrap, output=output) as (
-        spark,
-        screen,
-    ):
-        from headrace.spark.pipelines import choose, load_file
+    with on_spark(
+        file, (name,), master=master, settings=settings, log_path=log_path, bootstrap=bootstrap, output=output
+    ) as (spark, screen, (pipeline,)):
         from headrace.spark.rebuild import rebuild
         from headrace.spark.run import Choices
 
-        (pipeline,) = choose(load_file(file), (name,))
         choices = Choices(command=f"headrace run {file}", checkpoints=checkpoints)
         with stopping_on_signals(screen) as stop:
             good = rebuild(spark, pipeline, choices, screen, stop)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import UsageError
+from headrace.errors import BadArgument, UsageError
 
 if TYPE_CHECKING:
     from headrace.client import TopicPartition
@@ -44,7 +44,7 @@ def unescape(text: str) -> bytes:
         elif code in _SIMPLE:
             out += _SIMPLE[code].encode()
         else:
-            raise UsageError(f"{match[0]!r} is not an escape", r"use \n, \r, \t, \0, \\ or \xNN")
+            raise BadArgument(f"{match[0]!r} is not an escape", r"use \n, \r, \t, \0, \\ or \xNN")
         position = match.end()
     return bytes(out + text[position:].encode())
 
@@ -90,7 +90,7 @@ def compile_format(text: str, null: bytes = b"") -> Formatter:
         elif match[1] in tokens:
             parts.append(tokens[match[1]])
         else:
-            raise UsageError(f"%{match[1]} in the format is not known", f"use %{', %'.join(tokens)} or %%")
+            raise BadArgument(f"%{match[1]} in the format is not known", f"use %{', %'.join(tokens)} or %%")
         position = match.end()
     parts.append(unescape(text[position:]))
 
@@ -142,6 +142,13 @@ def _header_json(value: bytes | None) -> Any:
         return {"base64": base64.b64encode(value).decode()}
 
 
+JSON_FIELDS = (
+    *("value", "value_base64", "key", "key_base64", "headers"),
+    *("partition", "timestamp", "topic", "offset"),
+)
+"""The fields of a JSON line: what ``consume --json`` prints. Topic and offset are not used when it is sent."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Draft:
     """A record to be sent, as its line describes it."""
@@ -156,12 +163,17 @@ class Draft:
 def parse_json_line(line: bytes, number: int) -> Draft:
     try:
         fields = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"line {number} is not JSON: {error.msg} at column {error.colno}") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"line {number} is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise UsageError(f"line {number} is not a JSON object", 'for example {"key": "a", "value": "b"}')
+    unknown = [name for name in fields if name not in JSON_FIELDS]
+    if unknown:
+        raise UsageError(f"line {number}: unknown field {unknown[0]!r}", f"known are {', '.join(JSON_FIELDS)}")
     try:
-        return Draft(
+        draft = Draft(
             value=_take_bytes(fields, "value"),
             key=_take_bytes(fields, "key"),
             headers=_take_headers(fields.get("headers")),
@@ -170,6 +182,9 @@ def parse_json_line(line: bytes, number: int) -> Draft:
         )
     except ValueError as error:
         raise UsageError(f"line {number}: {error}") from None
+    if "value" not in fields and "value_base64" not in fields:
+        raise UsageError(f"line {number} has no value", 'a tombstone is written as {"key": "a", "value": null}')
+    return draft
 
 
 def _take_bytes(fields: Mapping[str, Any], name: str) -> bytes | None:

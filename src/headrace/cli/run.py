@@ -60,19 +60,17 @@ def command(
     Each has its checkpoint and goes on where it was. One that fails is started again after a pause. Ctrl-C and SIGTERM
     let micro-batches finish, and exit 0.
     """
-    with on_spark(file, master=master, settings=settings, log_path=log_path, bootstrap=bootstrap, output=output) as (
-        spark,
-        screen,
-    ):
-        from headrace.spark.pipelines import choose, load_file
+    with on_spark(
+        file, only, master=master, settings=settings, log_path=log_path, bootstrap=bootstrap, output=output
+    ) as (spark, screen, pipelines):
         from headrace.spark.run import Choices, run
 
-        pipelines = choose(load_file(file), only)
         if state_key is not None:
             show_state(spark, [each.name for each in pipelines], checkpoints, state_key, output)
             return 0
         choices = Choices(
             command=f"headrace run {file}",
+            rebuild=f"headrace rebuild {file}",
             checkpoints=checkpoints,
             available_now=available_now,
             restarts_max=restarts,
@@ -116,5 +114,5 @@ def _held(spark: SparkSession, location: str, operator: int, key: str) -> dict[s
     found = state_of(spark, location, key, operator=operator)
     if found is None:
         return None
-    told: dict[str, object] = json.loads(json.dumps(asdict(found), default=str))
-    return told
+    found_as_json: dict[str, object] = json.loads(json.dumps(asdict(found), default=str))
+    return found_as_json

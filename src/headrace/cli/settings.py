@@ -22,7 +22,7 @@ DEFAULT_FILE = Path("headrace.toml")
 _OPTIONS = [
     click.option("--data", metavar="DIR", help="Where everything is kept."),
     click.option("--kafka", metavar="HOST:PORT", help="Where to listen for Kafka clients; port 0 chooses one."),
-    click.option("--amqp", metavar="off", help="This version serves no AMQP; off is all it takes."),
+    click.option("--amqp", metavar="HOST:PORT", help="Address of the AMQP listener, for queues; default: off."),
     click.option("--metrics", metavar="HOST:PORT", help="Where to serve /metrics, /health and /ready; default: off."),
     click.option("--http", metavar="off", help="This version has no web console; off is all it takes."),
     click.option(
@@ -51,4 +51,5 @@ def load_settings(file: Path | None, pairs: tuple[str, ...], **flags: Any) -> Se
 
     if file is None and DEFAULT_FILE.is_file():
         file = DEFAULT_FILE
-    return Settings.load(file=file, flags={**settings_of(pairs, "--set"), **flags})
+    given = {name: value for name, value in flags.items() if value is not None}
+    return Settings.load(file=file, flags={**settings_of(pairs, "--set"), **given})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from headrace.errors import UsageError
+from headrace.errors import BadArgument
 
 if TYPE_CHECKING:
     from headrace.client import Client, TopicPartition
@@ -25,6 +25,7 @@ __all__ = [
     "output_option",
     "partitions_of",
     "say",
+    "say_leaderless",
     "settings_of",
     "show",
     "timeout_option",
@@ -34,6 +35,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 COMPLETION_TIMEOUT_MS = 500
+DAMAGE_TIMEOUT_MS = 1_500
+"""A person should learn soon that a partition is damaged. A leader that is being elected is there by then."""
 
 
 def bootstrap_option(command: F) -> F:
@@ -79,6 +82,7 @@ def connect(bootstrap: str, timeout: float = 30.0) -> Client:
         connect_timeout_ms=min(timeout_ms, 10_000),
         request_timeout_ms=timeout_ms,
         retry_timeout_ms=timeout_ms,
+        damage_timeout_ms=DAMAGE_TIMEOUT_MS,
     )
     return Client(bootstrap, options)
 
@@ -86,6 +90,14 @@ def connect(bootstrap: str, timeout: float = 30.0) -> Client:
 def say(line: str) -> None:
     """A line for a person; on stderr, so that pipes carry only data."""
     click.echo(line, err=True)
+
+
+def say_leaderless(partitions: Sequence[str]) -> None:
+    """A table has no figures for partitions without a leader. Say why, and what to do."""
+    if partitions:
+        from headrace.cli.failure import DAMAGED
+
+        say(f"headrace: {', '.join(partitions)}: no leader ({DAMAGED})")
 
 
 def show(rows: Sequence[dict[str, Any]], output: str, *, columns: Sequence[str]) -> None:
@@ -134,7 +146,7 @@ def settings_of(pairs: Sequence[str], option: str, example: str = "retention.ms=
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise UsageError(f"{option} {pair!r} is not NAME=VALUE", f"for example {option} {example}")
+            raise BadArgument(f"{option} {pair!r} is not NAME=VALUE", f"for example {option} {example}")
         found[name.strip()] = value
     return found
 
@@ -150,10 +162,10 @@ def partitions_of(client: Client, topic: str, wanted: str | None = None) -> list
     for part in wanted.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise UsageError(f"{wanted!r} is not a list of partitions", "for example 0 or 0,3,5-7")
+            raise BadArgument(f"{wanted!r} is not a list of partitions", "for example 0 or 0,3,5-7")
         low, high = int(first), int(last) if dash else int(first)
         if not low <= high < count:
-            raise UsageError(f"topic {topic!r} has partitions 0 to {count - 1}, not {part.strip()}")
+            raise BadArgument(f"topic {topic!r} has partitions 0 to {count - 1}, not {part.strip()}")
         indexes.update(range(low, high + 1))
     return [TopicPartition(topic, index) for index in sorted(indexes)]
 
@@ -163,7 +175,7 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError(question.rstrip("?") + ": nobody is there to confirm it", "pass --yes")
+        raise BadArgument(question.rstrip("?") + ": nobody is there to confirm it", "pass --yes")
     click.confirm(question, abort=True, err=True)
 
 

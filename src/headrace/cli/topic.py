@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,11 +16,15 @@ from headrace.cli.shared import (
     output_option,
     partitions_of,
     say,
+    say_leaderless,
     settings_of,
     show,
     timeout_option,
 )
-from headrace.errors import ErrorCode, KafkaError, UsageError
+from headrace.errors import BadArgument, ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from headrace.client import Client
 
 __all__ = ["command"]
 
@@ -85,6 +89,9 @@ def create(
             except KafkaError as error:
                 if not (if_not_exists and error.code is ErrorCode.TOPIC_ALREADY_EXISTS):
                     raise
+                count = len(client.topic(name).partitions)
+                if partitions not in (None, count) or config:
+                    say(f"headrace: topic {name} exists with {count} partitions; it is not changed")
 
 
 @command.command("describe")
@@ -104,6 +111,7 @@ def describe(names: tuple[str, ...], all_settings: bool, bootstrap: str, timeout
         click.echo(click.style(topic["name"], bold=True) + f"  {topic['topic_id']}")
         columns = ["partition", "leader", "replicas", "in_sync", "start", "end", "bytes"]
         show(topic["partitions"], output, columns=columns)
+        say_leaderless([f"{topic['name']}[{each['partition']}]" for each in topic["partitions"] if each["leader"] < 0])
         show(topic["settings"], output, columns=["setting", "value", "from"])
 
 
@@ -112,7 +120,7 @@ def _describe(client: Any, name: str, all_settings: bool) -> dict[str, Any]:
 
     admin = Admin(client)
     topic = client.topic(name)
-    partitions = partitions_of(client, name)
+    partitions = [TopicPartition(name, each.index) for each in topic.partitions if each.leader >= 0]
     starts, ends = start_offsets(client, partitions), end_offsets(client, partitions)
     sizes = admin.partition_bytes()
     settings = admin.describe_config(ResourceKind.TOPIC, name)
@@ -126,8 +134,8 @@ def _describe(client: Any, name: str, all_settings: bool) -> dict[str, Any]:
                 "leader": each.leader,
                 "replicas": list(each.replicas),
                 "in_sync": list(each.in_sync),
-                "start": starts[TopicPartition(name, each.index)],
-                "end": ends[TopicPartition(name, each.index)],
+                "start": starts.get(TopicPartition(name, each.index)),
+                "end": ends.get(TopicPartition(name, each.index)),
                 "bytes": sizes.get(TopicPartition(name, each.index)),
             }
             for each in topic.partitions
@@ -159,14 +167,31 @@ def alter(
     from headrace.client import Admin, ResourceKind
 
     if partitions is None and not pairs and not removed:
-        raise UsageError("nothing to alter", "give --partitions, --config or --default")
+        raise BadArgument("nothing to alter", "give --partitions, --config or --default")
     with connect(bootstrap, timeout) as client:
         client.topic(name)
         if pairs or removed:
+            _check_known(client, name, removed)
             put = settings_of(pairs, "--config")
             Admin(client).alter_config(ResourceKind.TOPIC, name, put=put, remove=removed)
         if partitions is not None:
             Admin(client).create_partitions(name, partitions)
+
+
+def _check_known(client: Client, topic: str, names: tuple[str, ...]) -> None:
+    """A broker takes the removal of any name, so a misspelt one would seem to work."""
+    from difflib import get_close_matches
+
+    from headrace.client import Admin, ResourceKind
+
+    if not names:
+        return
+    known = [each.name for each in Admin(client).describe_config(ResourceKind.TOPIC, topic)]
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, 3, 0.5)
+            hint = f"did you mean {', '.join(near)}?" if near else f"see: headrace topic describe {topic} --all"
+            raise BadArgument(f"topics have no setting {name!r}", hint)
 
 
 @command.command("trim")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
-from headrace.errors import UsageError
+from headrace.errors import BadArgument
 
 if TYPE_CHECKING:
     from headrace.client import Client, TopicPartition
@@ -42,7 +42,7 @@ def parse_place(text: str, now_ms: int) -> Place:
         return Place("before_end", int(text[1:]))
     if re.fullmatch(r"[0-9]+", text):
         return Place("offset", int(text))
-    raise UsageError(f"{text!r} is not a place in a topic", HINT)
+    raise BadArgument(f"{text!r} is not a place in a topic", HINT)
 
 
 def parse_time_ms(text: str, now_ms: int) -> int:
@@ -55,7 +55,7 @@ def parse_time_ms(text: str, now_ms: int) -> int:
     try:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
-        raise UsageError(f"{text!r} is not a time", "use 2026-01-31T12:00:00Z, -15m, or milliseconds") from None
+        raise BadArgument(f"{text!r} is not a time", "use 2026-01-31T12:00:00Z, -15m, or milliseconds") from None
 
 
 def resolve(

@@ -157,9 +157,7 @@ class Stage:
     def _capture(self) -> None:
         """Added and then run, as a user does, so that ``headrace capture status`` knows it."""
         tables = tuple(f"public.{table}" for table in TABLES)
-        options = CaptureOptions(
-            name=CAPTURE, url=self.database, tables=tables, decimals="string", heartbeat_ms=HEARTBEAT_MS
-        )
+        options = CaptureOptions(name=CAPTURE, url=self.database, tables=tables, heartbeat_ms=HEARTBEAT_MS)
         Registry(self.client).put(options)
         part = self._part("capture", ["capture", "run", CAPTURE, "--bootstrap", self.bootstrap])
         part.follow(lambda line: None)
@@ -203,7 +201,7 @@ class Stage:
     def steps(self) -> dict[str, str]:
         """What pipelines do that have not reported yet, as their checkpoints tell."""
         found = {}
-        for folder in self._checkpoints.glob("*") if self._checkpoints.exists() else ():
+        for folder in self._checkpoints.glob("[!.]*") if self._checkpoints.exists() else ():
             planned = any((folder / "spark" / "offsets").glob("[0-9]*"))
             if folder.name not in self.progress:
                 found[folder.name] = "first batch" if planned else "starting"

@@ -65,7 +65,7 @@ def test_names_may_be_beginnings(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["config", *arguments]) == 1
+    assert run(["config", *arguments]) == 2
     told = capsys.readouterr().err
     assert reason in told
     assert told.count("\n") == 1

@@ -1,4 +1,4 @@
-"""What the doctor finds, and that each finding that is not fine names what mends it."""
+"""What the doctor finds, and that each finding that is not fine names how to fix it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from headrace.cli.doctor import (
     check_space,
     check_sync,
     examine,
-    java_version,
 )
 from headrace.cli.main import run
 from headrace.config import Settings
@@ -38,6 +37,7 @@ def test_a_sound_machine_gets_a_finding_per_check_and_exit_0(
         "python",
         "packages",
         "java",
+        "spark",
         "kafka",
         "metrics",
         "data",
@@ -58,7 +58,7 @@ def test_whatever_is_not_fine_names_what_mends_it(tmp_path: Path, monkeypatch: p
     findings = examine(Settings({"data": str(tmp_path), "kafka": "off"}))
     wrong = [each for each in findings if each.status != "ok"]
     assert {"java", "space", "sync", "memory"} <= {each.check for each in wrong}
-    assert all(each.mend for each in wrong)
+    assert all(each.fix for each in wrong)
 
 
 def test_something_wrong_is_shown_with_its_mend_and_exit_1(
@@ -76,12 +76,13 @@ def test_a_port_that_somebody_else_uses_is_wrong() -> None:
     assert "already in use" in finding.found
 
 
-def test_a_port_where_a_broker_serves_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_where_a_broker_serves_is_noted_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "PORT_TIMEOUT_MS", 60_000)
     with testing.broker() as broker:
         finding = check_port(broker.bootstrap)
-    assert finding.status == "ok"
+    assert finding.status == "note"
     assert "served by cluster" in finding.found
+    assert f"process {os.getpid()}" in finding.found
 
 
 def test_an_address_for_metrics_is_free_served_or_somebody_elses() -> None:
@@ -108,7 +109,7 @@ def test_open_files_are_compared_with_what_the_broker_needs(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
     finding = check_files(4000)
     assert finding.status == status
-    assert ("8192" in finding.mend) == (status != "ok")
+    assert ("8192" in finding.fix) == (status != "ok")
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
@@ -131,24 +132,34 @@ def test_space_is_that_of_the_nearest_folder_that_exists(tmp_path: Path) -> None
     assert check_space(tmp_path / "a" / "b" / "c").status in ("ok", "wrong")
 
 
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ('openjdk version "17.0.15" 2025-04-15', (17, 0, 15)),
-        ('openjdk version "21" 2023-09-19', (21, 0, 0)),
-        ('java version "1.8.0_401"', (1, 8, 0)),
-        ("command not found", None),
-    ],
-)
-def test_java_versions_are_read_as_javas_print_them(text: str, version: tuple[int, ...] | None) -> None:
-    assert java_version(text) == version
-
-
 def test_a_java_that_corrupts_data_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "java"
     fake.write_text("#!/bin/sh\necho 'openjdk version \"25.0.1\"' >&2\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.check_java() == Finding(
-        "java", "wrong", "25.0.1 corrupts data (fixed in 25.0.3)", doctor.check_java().mend
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    found = doctor.check_java()
+    assert (found.status, found.fix[:12]) == ("wrong", "install Java")
+    assert "25.0.1: 25.0.0 to 25.0.2 compile" in found.found
+
+
+def test_the_java_that_pipelines_would_use_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    found = doctor.check_java()
+    assert (found.status, found.fix[:12]) == ("wrong", "install Java")
+    assert f"JAVA_HOME={tmp_path} has no bin/java" in found.found
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.check_java().status == "note"
+
+
+def test_what_pipelines_need_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "SPARK_PACKAGES", ("click",))
+    assert doctor.check_spark().status == "ok"
+    monkeypatch.setattr(doctor, "SPARK_PACKAGES", ("click", "no-such-package-of-spark"))
+    assert doctor.check_spark() == Finding(
+        "spark",
+        "note",
+        "no-such-package-of-spark is missing; the broker needs none, pipelines do",
+        "pip install 'headrace[spark]'",
     )

@@ -13,6 +13,7 @@ from headrace.client import Admin, Client, ClientOptions, Consumer, Groups, Prod
 from headrace.errors import HeadraceError
 from headrace.log.disk import OsDisk
 from headrace.log.errors import CorruptLog
+from tests.waiting import eventually
 
 ORDERS = TopicPartition("orders", 0)
 
@@ -64,9 +65,9 @@ def cut(path: Path, position: int) -> None:
     path.write_bytes(path.read_bytes()[:position])
 
 
-def values(client: Client) -> list[bytes | None]:
+def values(client: Client, partition: TopicPartition = ORDERS) -> list[bytes | None]:
     consumer = Consumer(client)
-    consumer.assign(start_offsets(client, [ORDERS]))
+    consumer.assign(start_offsets(client, [partition]))
     found: list[bytes | None] = []
     while not consumer.at_end():
         found += [record.value for records in consumer.poll(500).values() for record in records]
@@ -78,7 +79,7 @@ def values(client: Client) -> list[bytes | None]:
 
 def test_a_directory_that_a_killed_broker_left_has_no_problems(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["log", "verify", str(data)]) == 0
-    assert "3 partitions checked: 0 errors, 0 warnings" in capsys.readouterr().out
+    assert "2 partitions checked: 0 errors, 0 warnings" in capsys.readouterr().out
 
 
 def test_a_directory_can_be_checked_while_its_broker_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,15 +126,48 @@ def test_a_lost_checkpoint_or_table_is_a_warning(
     assert run(["log", "verify", str(data)]) == 0
     out = capsys.readouterr().out
     assert f"warning: {data / name}" in out
-    assert " 0 errors, 1 warnings" in out
+    assert " 0 errors, 1 warning" in out
 
 
-def test_a_directory_that_no_topic_has_is_a_warning(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def stranger_of(data: Path, name: str = "old") -> Path:
     folder = log_of(data, "orders").parent.parent
-    stranger = folder.with_name(f"old~{'ab' * 16}")
-    shutil.copytree(folder, stranger)
+    return Path(shutil.copytree(folder, folder.with_name(f"{name}~{'ab' * 16}")))
+
+
+def test_records_in_a_directory_that_no_topic_has_are_an_error_with_size_and_cure(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stranger = stranger_of(data)
+    size = (stranger / "0" / "00000000000000000000.log").stat().st_size
+    assert run(["log", "verify", str(data)]) == 1
+    out = capsys.readouterr().out
+    assert f"error: {stranger}: partitions 0, 1 with {size} bytes of records belong to no topic" in out
+    assert f"headrace log repair {data} --adopt --yes" in out
+
+
+def test_an_empty_directory_that_no_topic_has_is_a_warning(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cut(stranger_of(data) / "0" / "00000000000000000000.log", 0)
     assert run(["log", "verify", str(data)]) == 0
-    assert f"warning: {stranger / '0'}: no topic of the journal has this directory" in capsys.readouterr().out
+    assert "1 warning" in capsys.readouterr().out
+
+
+def test_the_format_of_another_version_is_not_called_damage(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = data / "checkpoint"
+    path.write_bytes(path.read_bytes().replace(b"headrace-checkpoint 2 ", b"headrace-checkpoint 1 "))
+    assert run(["log", "verify", str(data)]) == 0
+    out = capsys.readouterr().out
+    assert "another version of headrace wrote it" in out
+    assert "checksum" not in out
+
+
+def test_a_damaged_entry_of_the_flushed_ends_is_reported_once_and_healed_by_a_start(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flip(data / "flushed", 27)
+    with testing.broker(data=data):
+        pass
+    assert run(["log", "verify", str(data)]) == 0
+    assert " 0 errors, 0 warnings" in capsys.readouterr().out
 
 
 # ---- repair ----
@@ -146,7 +180,7 @@ def test_without_yes_a_repair_only_tells_what_it_would_do(data: Path, capsys: py
     assert run(["log", "repair", str(data)]) == 1
     out = capsys.readouterr().out
     assert "offsets 4 to 4 are lost" in out
-    assert "1 partitions are damaged; repeat with --yes" in out
+    assert "1 partition damaged; --yes repairs" in out
     assert {each: each.read_bytes() for each in data.rglob("*") if each.is_file() and each.name != "lock"} == before
 
 
@@ -187,10 +221,145 @@ def test_a_journal_that_is_gone_gets_its_topics_back_from_their_directories(
         assert len(values(client)) == 10
 
 
+def test_without_adopt_a_repair_names_the_directories_that_belong_to_no_topic(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = log_of(data, "orders").parent.parent
+    shutil.rmtree(log_of(data, JOURNAL).parent)
+    assert run(["log", "repair", str(data), "--yes"]) == 1
+    out = capsys.readouterr().out
+    assert f"error: {folder}: partitions 0, 1 with " in out
+    assert "--adopt --yes' makes them the topic 'orders'" in out
+    assert "the journal and 0 partitions repaired; 1 directory belongs to no topic" in out
+    assert run(["log", "verify", str(data)]) == 1
+    assert run(["log", "repair", str(data), "--yes", "--adopt"]) == 0
+    assert run(["log", "verify", str(data)]) == 0
+
+
+def test_a_directory_whose_topic_was_made_again_is_adopted_under_another_name(
+    data: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.rmtree(log_of(data, JOURNAL).parent)
+    assert run(["log", "repair", str(data), "--yes"]) == 1
+    with testing.broker(data=data) as broker, Client(broker.bootstrap) as client:
+        Admin(client).create_topic("orders", partitions=1)
+    assert "belong to no topic" in caplog.text
+    assert "the new topic orders is empty" in caplog.text
+    assert run(["log", "repair", str(data), "--yes", "--adopt"]) == 0
+    assert "topic orders-recovered adopted: 2 partitions" in capsys.readouterr().out
+    caplog.clear()
+    with testing.broker(data=data) as broker, Client(broker.bootstrap) as client:
+        assert values(client) == []
+        assert len(values(client, TopicPartition("orders-recovered", 0))) == 10
+    assert [each.getMessage() for each in caplog.records if each.name == "headrace.recovery"] == []
+
+
+def test_partitions_beyond_those_of_their_topic_are_adopted_too(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = log_of(data, "orders").parent.parent
+    shutil.copytree(folder / "0", folder / "2")
+    assert run(["log", "repair", str(data)]) == 1
+    assert f"error: {folder}: partitions 2 with " in capsys.readouterr().out
+    assert run(["log", "repair", str(data), "--yes", "--adopt"]) == 0
+    with testing.broker(data=data) as broker, Client(broker.bootstrap) as client:
+        assert len(client.topic("orders").partitions) == 3
+        assert len(values(client, TopicPartition("orders", 2))) == 10
+
+
+@pytest.mark.parametrize("lost", ["all", "end", "middle"])
+def test_the_sum_of_lost_offsets_is_that_of_the_lines_above(
+    data: Path, lost: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = log_of(data, "orders")
+    if lost == "all":
+        path.unlink()
+    elif lost == "end":
+        flip(path, starts_in(path)[-1] + 65)
+    else:
+        flip(path, starts_in(path)[4] + 65)
+    assert run(["log", "repair", str(data)]) == 1
+    out = capsys.readouterr().out
+    count = {"all": 10, "end": 1, "middle": 1}[lost]
+    first = {"all": 0, "end": 9, "middle": 4}[lost]
+    assert out.count(f"offsets {first} to {first + count - 1} are lost") == 1
+    assert f"in all {count} offset" in out
+    assert "no offset" not in out
+
+
+def test_what_the_journal_says_after_the_damage_counts_too(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with testing.broker(data=data) as broker, Client(broker.bootstrap) as client:
+        Admin(client).create_topic("gone", partitions=1)
+        with Producer(client) as producer:
+            producer.send("gone", b"x", partition=0)
+        Groups(client).commit("others", {ORDERS: 3})
+        Admin(client).delete_topic("gone")
+        eventually(lambda: list(data.glob("topics/gone~*")), lambda left: not left)
+    path = log_of(data, JOURNAL)
+    (committed,) = [start for start in starts_in(path) if b"others" in path.read_bytes()[start : start + 150]][-1:]
+    flip(path, committed + 9)
+    assert run(["log", "verify", str(data)]) == 1
+    assert "gone" not in capsys.readouterr().out.replace("are gone", "")
+    assert run(["log", "repair", str(data), "--yes"]) == 0
+    assert run(["log", "verify", str(data)]) == 0
+    assert list(data.glob("topics/gone~*")) == []
+
+
+def producer_writes_more(data: Path) -> None:
+    """A new producer sends batches like those of the first: with the first one's id they would be taken for retries."""
+    with testing.broker(data=data) as broker, Client(broker.bootstrap) as client:
+        with Producer(client) as producer:
+            for number in range(10):
+                producer.send("orders", b"more %d" % number, partition=0)
+                producer.flush()
+        assert len(values(client)) == 20
+
+
+def test_after_the_loss_of_any_change_of_the_journal_a_new_producer_is_not_taken_for_an_old_one(data: Path) -> None:
+    path = log_of(data, JOURNAL)
+    (reservation,) = [start for start in starts_in(path) if b"reserved_end" in path.read_bytes()[start : start + 120]]
+    flip(path, reservation + 70)
+    assert run(["log", "repair", str(data), "--yes"]) == 0
+    producer_writes_more(data)
+
+
+def test_after_the_loss_of_the_journals_last_changes_a_new_producer_is_not_taken_for_an_old_one(data: Path) -> None:
+    path = log_of(data, JOURNAL)
+    (reservation,) = [start for start in starts_in(path) if b"reserved_end" in path.read_bytes()[start : start + 120]]
+    cut(path, reservation)
+    assert run(["log", "repair", str(data), "--yes"]) == 0
+    producer_writes_more(data)
+
+
+def test_a_journal_without_even_a_known_end_gives_new_producers_new_ids(data: Path) -> None:
+    shutil.rmtree(log_of(data, JOURNAL).parent)
+    (data / "flushed").unlink()
+    (data / "checkpoint").unlink()
+    assert run(["log", "repair", str(data), "--yes", "--adopt"]) == 0
+    producer_writes_more(data)
+
+
+def test_after_the_loss_of_journal_changes_the_leader_epoch_still_rises(data: Path) -> None:
+    with testing.broker(data=data) as broker, Client(broker.bootstrap) as client:
+        before = client.topic("orders").partitions[0].leader_epoch
+    shutil.rmtree(log_of(data, JOURNAL).parent)
+    assert run(["log", "repair", str(data), "--yes", "--adopt"]) == 0
+    with testing.broker(data=data) as broker, Client(broker.bootstrap) as client:
+        repaired = client.topic("orders").partitions[0].leader_epoch
+    with testing.broker(data=data) as broker, Client(broker.bootstrap) as client:
+        assert before < repaired < client.topic("orders").partitions[0].leader_epoch
+
+
+def test_after_the_loss_of_the_whole_journal_a_new_producer_is_not_taken_for_an_old_one(data: Path) -> None:
+    shutil.rmtree(log_of(data, JOURNAL).parent)
+    assert run(["log", "repair", str(data), "--yes", "--adopt"]) == 0
+    producer_writes_more(data)
+
+
 def test_a_directory_in_use_is_not_repaired(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lock = OsDisk().lock(str(data / "lock"))
     assert run(["log", "repair", str(data), "--yes"]) == 1
-    assert "is in use by process" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "is in use by process" in err
+    assert "--data" not in err
     lock.release()
 
 

@@ -49,7 +49,6 @@ def test_text_stays_readable_and_other_bytes_become_base64() -> None:
         (b'{"value": {"a": [1, true]}}', b'{"a":[1,true]}'),
         (b'{"value": 7}', b"7"),
         (b'{"value": null}', None),
-        (b"{}", None),
         (b'{"value": ""}', b""),
         (b'{"value_base64": "AAE="}', b"\x00\x01"),
     ],
@@ -59,8 +58,9 @@ def test_a_value_may_be_text_any_other_json_or_base64(line: bytes, value: bytes 
 
 
 def test_headers_may_be_an_object_or_pairs() -> None:
-    assert list(parse_json_line(b'{"headers": {"a": "1"}}', 1).headers) == [("a", b"1")]
-    assert list(parse_json_line(b'{"headers": [["a", "1"], ["a", null]]}', 1).headers) == [("a", b"1"), ("a", None)]
+    assert list(parse_json_line(b'{"value": "", "headers": {"a": "1"}}', 1).headers) == [("a", b"1")]
+    pairs = parse_json_line(b'{"value": "", "headers": [["a", "1"], ["a", null]]}', 1)
+    assert list(pairs.headers) == [("a", b"1"), ("a", None)]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,9 @@ def test_headers_may_be_an_object_or_pairs() -> None:
         (b'{"partition": "0"}', "partition must be a whole number"),
         (b'{"timestamp": 1.5}', "timestamp must be a whole number"),
         (b'{"partition": true}', "partition must be a whole number"),
+        (b'{"valu": 1}', "line 7: unknown field 'valu'"),
+        (b'{"key": "a"}', "line 7 has no value"),
+        (b"{}", "line 7 has no value"),
     ],
 )
 def test_a_bad_line_is_refused_by_its_number(line: bytes, reason: str) -> None:

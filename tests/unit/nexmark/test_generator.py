@@ -79,6 +79,7 @@ def test_half_of_the_bids_go_to_hot_auctions_and_three_of_four_come_from_hot_bid
     assert np.mean([not each.startswith("channel-") for each in channels]) == pytest.approx(0.5, abs=0.02)
 
 
+@pytest.mark.slow
 def test_auctions_are_open_for_as_long_as_a_hundred_others_take_to_open_on_average() -> None:
     auctions = HOUSE.events(0, 500_000).auction.rows
     opened, expires = (np.asarray(auctions.column(name), "M8[ms]").astype(int) for name in ("dateTime", "expires"))
