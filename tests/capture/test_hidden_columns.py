@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from headrace.capture import Capture, CaptureOptions
 from headrace.errors import UsageError
 from tests.capture.conftest import Database, File
+from tests.capture.shop import Shop
 from tests.capture.test_command import Shell, shell  # noqa: F401 the fixture
 from tests.capture.world import catch_up, committed, events
 
@@ -141,3 +143,67 @@ def test_a_masked_column_of_postgresql_that_is_renamed_stops_the_capture(
     catch_up(log, masked)
     assert_hidden(log, f"{database.name}.public.users", "ada@", "bob@")
     assert events(log, f"{database.name}.public.users")[-1].value["after"]["id"] == 2
+
+
+EXCHANGE = [
+    "alter table users rename column email to between_them",
+    "alter table users rename column note to email",
+    "alter table users rename column between_them to note",
+]
+
+
+def check_exchanged(log: str, topic: str, options: Callable[..., CaptureOptions]) -> None:
+    """After names were exchanged, and a row (2, 'bob@example.com', 'open') was written by the new names."""
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"users has the column note.*where the hidden column email was"):
+            catch_up(log, options(masks={"users.email": "hash"}))
+    assert_hidden(log, topic, "ada@", "bob@")
+    catch_up(log, options(masks={"users.email": "hash", "users.note": "hash"}))
+    assert_hidden(log, topic, "ada@", "bob@")
+    assert {each.key["id"] for each in events(log, topic) if each.key} == {1, 2}
+
+
+def test_a_hidden_column_that_exchanges_its_name_with_another_stops_the_capture(log: str, file: File) -> None:
+    file.run(USERS, ADA)
+    catch_up(log, file.options(masks={"users.email": "hash"}))
+    file.run(*EXCHANGE, "insert into users (id, note, email) values (2, 'bob@example.com', 'open')")
+    check_exchanged(log, f"{file.name}.main.users", file.options)
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("triggers", [False, True])
+def test_a_masked_column_of_postgresql_that_exchanges_its_name_stops_the_capture(
+    log: str, database: Database, triggers: bool
+) -> None:
+    def options(**more: Any) -> CaptureOptions:
+        return CaptureOptions(name=database.name, url=database.url, triggers=triggers, **more)
+
+    database.run(USERS, ADA)
+    catch_up(log, options(masks={"users.email": "hash"}))
+    database.run("begin", *EXCHANGE, "commit")
+    database.run("insert into users (id, note, email) values (2, 'bob@example.com', 'open')")
+    check_exchanged(log, f"{database.name}.public.users", options)
+
+
+@pytest.mark.servers
+def test_a_masked_column_of_mariadb_that_exchanges_its_name_stops_the_capture(log: str, shop: Shop) -> None:
+    shop.run(USERS, ADA)
+    catch_up(log, shop.options(masks={"users.email": "hash"}))
+    shop.run("alter table users change email note text, change note email text")
+    shop.run("insert into users (id, note, email) values (2, 'bob@example.com', 'open')")
+    check_exchanged(log, shop.topic("users"), shop.options)
+
+
+@pytest.mark.servers
+def test_columns_that_only_changed_places_are_accepted_with_a_new_snapshot(log: str, shop: Shop) -> None:
+    shop.run(USERS, ADA)
+    options = shop.options(masks={"users.email": "hash"})
+    catch_up(log, options)
+    shop.run("alter table users modify email text after note")
+    with pytest.raises(UsageError, match="run once with --resnapshot"):
+        catch_up(log, options)
+    catch_up(log, options, resnapshot=True)
+    shop.run("insert into users (id, email) values (2, 'bob@example.com')")
+    catch_up(log, options)
+    assert_hidden(log, shop.topic("users"), "ada@", "bob@")
+    assert events(log, shop.topic("users"))[-1].value["after"]["id"] == 2

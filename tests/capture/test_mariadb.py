@@ -15,7 +15,7 @@ from headrace.capture import Capture
 from headrace.capture.envelope import TableEncoder
 from headrace.capture.mariadb import snapshot as mariadb_snapshot
 from headrace.capture.mariadb import source as mariadb_source
-from headrace.capture.mariadb.catalogue import Catalogue
+from headrace.capture.mariadb.catalogue import Catalogue, gtid_text
 from headrace.capture.run import COMMIT_AGE_S
 from headrace.capture.source import PositionLost, Progress, open_source
 from headrace.capture.writer import Writer
@@ -490,6 +490,41 @@ def test_a_transaction_too_large_for_one_write_is_cut_and_resumed_inside(
     check_numbering(found)
     told = [each.value["status"] for each in events(log, f"{shop.name}.transaction")]
     assert told == ["BEGIN", "END"]
+
+
+def test_no_chunk_is_read_before_the_stream_has_passed_a_transaction_that_the_log_has_in_part(
+    log: str, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first part is not told again: a chunk that does not show the transaction yet would be older than it."""
+    shop.run("create table t (id int primary key)")
+    catch_up(log, shop.options())
+    shop.run("insert into t select seq from seq_1_to_20000")
+    (told,) = shop.all("select @@gtid_binlog_pos as gtid")
+    with monkeypatch.context() as patched:
+        patched.setattr("headrace.capture.mariadb.source.READ_BYTES", 10_000)
+        patched.setattr("headrace.capture.mariadb.source.READ_BYTES_MAX", 20_000)
+        patched.setattr("headrace.capture.run.COMMIT_BYTES_MAX", 50_000)
+        stop, capture = threading.Event(), Capture(log, shop.options())
+        patched.setattr(stop, "is_set", lambda: capture.figures.commits > 4)
+        capture.run(stop)
+    reached, read = [], mariadb_snapshot.SnapshotReader.read
+
+    def noted(snapshots: Any, name: str, progress: Progress, stands: Any) -> Any:
+        reached.append(gtid_text(stands))
+        return read(snapshots, name, progress, stands)
+
+    monkeypatch.setattr(mariadb_snapshot.SnapshotReader, "read", noted)
+    with Client(log) as client:
+        writer = Writer(client, shop.options())
+        state = writer.start()
+        assert state["position"]["index"] > 0
+        with closing(open_source(shop.options(), writer)) as source:
+            source.start(state)
+            source.resnapshot([f"{shop.name}.t"])
+            while not reached:
+                source.read(0.2)
+        writer.abandon()
+    assert reached[0] == told["gtid"]
 
 
 def test_a_row_is_not_read_older_than_the_stream_while_a_file_of_the_binlog_begins(log: str, shop: Shop) -> None:

@@ -114,13 +114,39 @@ def test_what_a_statement_does_to_tables(text: str, expected: list[Effect]) -> N
     ],
 )
 def test_what_an_alteration_changes(specification: str, change: str) -> None:
-    assert effects(f"alter table t {specification}", "shop") == [Altered(T, change)]  # type: ignore[arg-type]
+    (altered,) = effects(f"alter table t {specification}", "shop")
+    assert isinstance(altered, Altered)
+    assert (altered.table, altered.change) == (T, change)
+
+
+@pytest.mark.parametrize(
+    ("specification", "dropped", "added"),
+    [
+        ("drop column n, add column n int", ["n"], ["n"]),
+        ("drop n, add `n` int after id", ["n"], ["n"]),
+        ("wait 5 drop column if exists n, add column if not exists m int", ["n"], ["m"]),
+        ("add (n int, m decimal(5, 2), index i (n, m), o int)", [], ["n", "m", "o"]),
+        (
+            "drop primary key, drop index i, drop key k, drop foreign key f, drop constraint c, drop partition p0",
+            [],
+            [],
+        ),
+        ("add primary key (n), add index i (n), add unique u (n), add constraint c check (n > 0)", [], []),
+        ("drop column `index`, add column `key` int", ["index"], ["key"]),
+        ("drop system versioning, add period for system_time(s, e)", [], []),
+        ("modify n int, engine=InnoDB, comment 'drop column n'", [], []),
+    ],
+)
+def test_which_columns_an_alteration_drops_and_adds(specification: str, dropped: list[str], added: list[str]) -> None:
+    altered = effects(f"alter table t {specification}", "shop")[0]
+    assert isinstance(altered, Altered)
+    assert (list(altered.dropped), list(altered.added)) == (dropped, added)
 
 
 def test_an_alteration_may_concern_another_table_too() -> None:
     assert effects("alter table t rename to u", "shop") == [Altered(T, "nothing"), Renamed(T, U)]
     assert effects("alter table t add n int, rename as o.u", "shop") == [
-        Altered(T, "nothing"),
+        Altered(T, "nothing", added=("n",)),
         Renamed(T, Name("o", "u")),
     ]
     exchanged = [Altered(T, "rows"), Altered(U, "rows")]

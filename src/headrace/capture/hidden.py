@@ -6,6 +6,8 @@ and not there: a misspelled name would show what it should hide. A pattern of co
 **While capture runs**, a column may be renamed, and no pattern matches its new name. So which columns of a table were
 hidden is part of the capture's state, and with every shape of the table they are looked for. Where one is missing and a
 column is new that nothing hides, that may be the same column: capture stops. A column that was only dropped is said.
+Names can also be exchanged. A database keeps the order of a table's columns. Where a column that nothing hides stands
+in the place of a hidden one, the two may have exchanged their names: capture stops too.
 
 **Changes from before** may still come in a shape that has the old name, while the options know only the new one. A
 column that the table does not have any more stays hidden as it was.
@@ -14,7 +16,7 @@ column that the table does not have any more stays hidden as it was.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -59,11 +61,13 @@ def _near(pattern: str, names: Sequence[str]) -> str:
 
 @dataclass(slots=True)
 class _Known:
-    """What was hidden and what was shown of a table. ``past``: hidden columns that its last shape did not have."""
+    """What was hidden and what was shown of a table. ``past``: hidden columns that its last shape did not have.
+    ``order``: the columns of its last shape."""
 
     hidden: dict[str, list[Rule]] = field(default_factory=dict)
     past: dict[str, list[Rule]] = field(default_factory=dict)
     shown: list[str] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
 
 
 class HiddenColumns:
@@ -76,9 +80,12 @@ class HiddenColumns:
         self._tables = {name: _Known(**each) for name, each in recorded.items()}
 
     def state(self) -> dict[str, Any]:
-        return {
-            name: {"hidden": each.hidden, "past": each.past, "shown": each.shown} for name, each in self._tables.items()
-        }
+        return {name: asdict(each) for name, each in self._tables.items()}
+
+    def accept_order(self) -> None:
+        """The user begins again with the columns as they are called now."""
+        for each in self._tables.values():
+            each.order = []
 
     def kept(self, options: CaptureOptions, columns: Columns) -> CaptureOptions:
         """The options, with columns hidden that the tables do not have any more."""
@@ -107,13 +114,28 @@ class HiddenColumns:
         known = self._tables.get(table.full_name)
         if known is None:
             if hidden:
-                self._tables[table.full_name] = _Known(hidden, {}, shown)
+                self._tables[table.full_name] = _Known(hidden, {}, shown, names)
             return
+        self._refuse_exchanged(table.full_name, known, names, hidden)
         new = [name for name in shown if name not in {*known.shown, *known.hidden, *known.past}]
         gone = [name for name, found in known.hidden.items() if name not in names and self._is_wanted(found)]
         self._judge(table.full_name, gone, new)
         past = {name: found for name, found in (known.past | known.hidden).items() if name not in names}
-        self._tables[table.full_name] = _Known(hidden, past, list(dict.fromkeys([*known.shown, *shown])))
+        self._tables[table.full_name] = _Known(hidden, past, list(dict.fromkeys([*known.shown, *shown])), names)
+
+    def _refuse_exchanged(
+        self, table: str, known: _Known, names: Sequence[str], hidden: Mapping[str, list[Rule]]
+    ) -> None:
+        before = [each for each in known.order if each in names]
+        now = [each for each in names if each in known.order]
+        for old, new in zip(before, now, strict=True):
+            if old != new and old in known.hidden and new not in hidden and self._is_wanted(known.hidden[old]):
+                raise UsageError(
+                    f"{table} has the column {new}, which nothing hides, where the hidden column {old} was: they may "
+                    "have exchanged their names",
+                    f"hide both (--mask {table}.{new}=…) with 'headrace capture add'; or, where the columns only "
+                    "changed places, run once with --resnapshot",
+                )
 
     def _judge(self, table: str, gone: list[str], new: list[str]) -> None:
         if gone and new:

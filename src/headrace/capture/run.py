@@ -146,7 +146,7 @@ class Capture:
         until_current: bool,
         resnapshot: bool,
     ) -> None:
-        source = open_source(self._with_columns(writer, state), writer, self._say)
+        source = open_source(self._with_columns(writer, state, resnapshot), writer, self._say)
         try:
             source.start(state, resnapshot=resnapshot)
             self._source = source
@@ -155,7 +155,7 @@ class Capture:
             self._source = None
             source.close()
 
-    def _with_columns(self, writer: Writer, state: Mapping[str, Any]) -> CaptureOptions:
+    def _with_columns(self, writer: Writer, state: Mapping[str, Any], resnapshot: bool) -> CaptureOptions:
         """The options, for columns as they are now; see ``hidden``."""
         if not self.options.chooses_columns and "hidden" not in state:
             return self.options
@@ -164,6 +164,8 @@ class Capture:
             for note in check_columns(source.options, columns):
                 self._say(f"{self.options.name}: {note}")
             writer.hidden = HiddenColumns(source.options, state.get("hidden", {}), self._say)
+        if resnapshot:
+            writer.hidden.accept_order()
         writer.hidden.begin(columns)
         return writer.hidden.kept(self.options, columns)
 

@@ -73,10 +73,15 @@ class Renamed:
 
 @dataclass(frozen=True, slots=True)
 class Altered:
-    """``rows``: some came or went, or have another key. ``values``: columns of old rows may have other values now."""
+    """``rows``: some came or went, or have another key. ``values``: columns of old rows may have other values now.
+
+    ``dropped`` and ``added`` are columns, as far as the statement names them.
+    """
 
     table: Name
     change: Literal["rows", "values", "nothing"]
+    dropped: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,23 @@ WITHOUT_ROWS = frozenset(
         "XA",
     )
 )
+
+NO_COLUMN = (
+    "CHECK",
+    "CONSTRAINT",
+    "FOREIGN",
+    "FULLTEXT",
+    "INDEX",
+    "KEY",
+    "PARTITION",
+    "PERIOD",
+    "PRIMARY",
+    "SPATIAL",
+    "SYSTEM",
+    "UNIQUE",
+    "VECTOR",
+)
+"""What ALTER TABLE adds and drops besides columns; a column of such a name stands in quotes, or after COLUMN."""
 
 
 class Token(NamedTuple):
@@ -344,10 +366,15 @@ class _Statement:
         table = self._name()
         found: list[Effect] = []
         change: Literal["rows", "values", "nothing"] = "rows" if removes_duplicates else "nothing"
+        dropped: list[str] = []
+        added: list[str] = []
         while self._peek() is not END:
             start = self._at
             self._past_comma()
-            each = _Statement(self._tokens[start : self._at], self._schema)._alteration()
+            specification = self._tokens[start : self._at]
+            dropped += _Statement(specification, self._schema)._columns_dropped()
+            added += _Statement(specification, self._schema)._columns_added()
+            each = _Statement(specification, self._schema)._alteration()
             if isinstance(each, Name):
                 found.append(Renamed(table, each))
             elif isinstance(each, Altered):
@@ -355,7 +382,33 @@ class _Statement:
                 change = "rows"
             elif each == "rows" or change == "nothing":
                 change = each
-        return [Altered(table, change), *found]
+        return [Altered(table, change, tuple(dropped), tuple(added)), *found]
+
+    def _columns_dropped(self) -> list[str]:
+        """By one specification of ALTER TABLE."""
+        self._skip_waiting()
+        if not self._skip("DROP"):
+            return []
+        is_column = self._skip("COLUMN")
+        self._skip("IF", "EXISTS")
+        return [self._next().text] if is_column or not self._peek().is_word(*NO_COLUMN) else []
+
+    def _columns_added(self) -> list[str]:
+        """By one specification of ALTER TABLE: ``ADD c …``, or ``ADD (c …, d …)``."""
+        self._skip_waiting()
+        if not self._skip("ADD"):
+            return []
+        is_column = self._skip("COLUMN")
+        self._skip("IF", "NOT", "EXISTS")
+        if self._peek() != Token("sign", "("):
+            return [self._next().text] if is_column or not self._peek().is_word(*NO_COLUMN) else []
+        self._next()
+        found = []
+        while self._peek() is not END:
+            first = self._next()
+            found += [] if first.is_word(*NO_COLUMN) else [first.text]
+            self._past_comma()
+        return found
 
     def _past_comma(self) -> None:
         depth = 0

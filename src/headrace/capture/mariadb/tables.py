@@ -11,7 +11,7 @@ it was looked at; a table whose statements came by in the meantime has another i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,10 +30,12 @@ def _numbers(gtids: Gtids) -> dict[int, int]:
 
 @dataclass(slots=True)
 class Known:
-    """``key`` is what events of the table were keyed by last; None: there were none yet."""
+    """``key`` is what events of the table were keyed by last; None: there were none yet. ``dropped`` are columns that
+    the table has lost since its topic began: rows in the topic may still have their values."""
 
     identity: str = ""
     key: tuple[str, ...] | None = None
+    dropped: frozenset[str] = frozenset()
 
 
 class Look(NamedTuple):
@@ -73,10 +75,14 @@ class KnownTables:
         for name in {**state.get("snapshots", {}), **recorded}:
             each = recorded.get(name, {})
             key = each.get("key")
-            self._known[name] = Known(each.get("identity", ""), None if key is None else tuple(key))
+            dropped = frozenset(each.get("dropped", ()))
+            self._known[name] = Known(each.get("identity", ""), None if key is None else tuple(key), dropped)
 
     def as_json(self) -> dict[str, Any]:
-        return {name: {"identity": each.identity, "key": each.key} for name, each in sorted(self._known.items())}
+        return {
+            name: {"identity": each.identity, "key": each.key, "dropped": sorted(each.dropped)}
+            for name, each in sorted(self._known.items())
+        }
 
     def add(self, name: str, identity: str = "") -> None:
         self._known[name] = Known(identity)
@@ -92,6 +98,17 @@ class KnownTables:
         known = self._known[name]
         before, known.key = known.key, key
         return before is not None and before != key
+
+    def come_back(self, name: str, dropped: Iterable[str], added: Iterable[str]) -> list[str]:
+        """A statement drops and adds columns; those added under the name of one whose values the topic may have."""
+        known = self._known[name]
+        known.dropped |= {each.casefold() for each in dropped}
+        return [each for each in added if each.casefold() in known.dropped]
+
+    def begin_topic(self, name: str) -> None:
+        """A truncation is written: rows from before do not count any more."""
+        if name in self._known:
+            self._known[name].dropped = frozenset()
 
     # ---- comparing --------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
-from psycopg import sql
+from psycopg import errors, sql
 
 from headrace.capture.options import CaptureOptions
 from headrace.capture.postgres.pgoutput import RelationColumn
@@ -226,6 +226,16 @@ class Catalogue:
 
     def all_tables(self) -> dict[str, TableInfo]:
         """Every table that the user may read, by full name."""
+        try:
+            return self._all_tables()
+        except errors.CharacterNotInRepertoire as error:
+            raise UsageError(
+                f"a table or column of this {self.connection.info.parameter_status('server_encoding')} database has a "
+                f"name that is not UTF-8: {error.diag.message_primary}",
+                "rename it with ALTER TABLE … RENAME; values may have any bytes, names may not",
+            ) from error
+
+    def _all_tables(self) -> dict[str, TableInfo]:
         tables = {row[0]: TableInfo(*row) for row in self.connection.execute(TABLES).fetchall()}
         leaves: dict[int, Leaf] = {}
         for root, oid, file, identity in self.connection.execute(LEAVES).fetchall():

@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 
 from psycopg import errors, sql
 
+from headrace.capture.postgres.copying import as_stored, copied_fields
 from headrace.capture.postgres.pgoutput import RelationColumn
 from headrace.capture.postgres.setup import VERSION_MIN, Connection, PostgresSetup, TableInfo
-from headrace.capture.postgres.snapshot import copied_fields
 from headrace.capture.source import DatabaseGone
 from headrace.errors import UsageError
 
@@ -289,7 +289,7 @@ class ChangeTable:
         """
         bounds = {"seen": _snapshot(seen), "through": _snapshot(through), "after": sql.Literal(after)}
         statement = sql.SQL(_READ).format(**self._names, **bounds)
-        with reader.cursor().copy(statement) as lines:
+        with as_stored(reader), reader.cursor().copy(statement) as lines:
             for line in lines:
                 seq, xid, operation, relation, columns, old, new, last, at_us, depth = copied_fields(bytes(line))
                 assert operation is not None

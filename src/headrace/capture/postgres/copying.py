@@ -1,9 +1,14 @@
-"""Rows of a table by COPY: the fastest way out of PostgreSQL, as the texts that ``values.py`` reads."""
+"""Rows of a table by COPY: the fastest way out of PostgreSQL, as the texts that ``values.py`` reads.
+
+A database in SQL_ASCII has no character set. Asked for UTF-8, its server fails at the first value that is none. There
+the bytes are read as they are stored (``as_stored``), and a value that is no text concerns one row.
+"""
 
 from __future__ import annotations
 
 import select
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import LiteralString, cast
 
 from psycopg import errors, sql
@@ -12,7 +17,38 @@ from psycopg.pq import ExecStatus
 from headrace.capture.postgres.catalogue import Connection, TableInfo
 from headrace.capture.postgres.pgoutput import RelationColumn
 
-__all__ = ["copied_columns", "copied_fields", "copied_rows", "has_data"]
+__all__ = ["as_stored", "copied_columns", "copied_fields", "copied_rows", "has_data", "key_text"]
+
+WITHOUT_CHARACTERS = "SQL_ASCII"
+
+
+@contextmanager
+def as_stored(connection: Connection) -> Iterator[None]:
+    """A COPY in here gives bytes as they are stored, whatever they are; nothing else may be asked meanwhile."""
+    if connection.info.parameter_status("server_encoding") != WITHOUT_CHARACTERS:
+        yield
+        return
+    connection.pgconn.exec_(f"SET client_encoding = {WITHOUT_CHARACTERS}".encode())
+    try:
+        yield
+    finally:
+        # A transaction that has failed refuses this, and goes back to UTF-8 with its end.
+        connection.pgconn.exec_(b"SET client_encoding = UTF8")
+
+
+def key_text(value: bytes | None) -> str:
+    """A value of a key as a place to go on from, also one that is no text."""
+    return (value or b"").decode(errors="surrogateescape")
+
+
+def _literal(text: str) -> sql.Composable:
+    """What ``key_text`` gave, for a statement."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        stored = text.encode(errors="surrogateescape")
+        return sql.SQL("E'" + "".join(f"\\x{each:02x}" for each in stored) + "'")
+    return sql.Literal(text)
 
 
 def copied_rows(
@@ -29,13 +65,18 @@ def copied_rows(
     if after:
         kinds = {each.name: (each.type_oid, each.type_modifier) for each in columns}
         values = sql.SQL(", ").join(
-            sql.SQL("{}::{}").format(sql.Literal(value), sql.SQL(_type_name(connection, *kinds[name])))
+            sql.SQL("{}::{}").format(_literal(value), sql.SQL(_type_name(connection, *kinds[name])))
             for value, name in zip(after, table.key, strict=True)
         )
         query += sql.SQL(" WHERE ({}) > ({})").format(key, values)
     if limit is not None:
         query += sql.SQL(" ORDER BY {} LIMIT {}").format(key, sql.Literal(limit))
-    return _copied(connection, sql.SQL("COPY ({}) TO STDOUT").format(query).as_string(connection))
+    return _all_copied(connection, sql.SQL("COPY ({}) TO STDOUT").format(query).as_string(connection))
+
+
+def _all_copied(connection: Connection, statement: str) -> Iterator[bytes]:
+    with as_stored(connection):
+        yield from _copied(connection, statement)
 
 
 def has_data(descriptor: int, wait_s: float | None = None) -> bool:

@@ -6,6 +6,7 @@ the same one, but with *other contents than the server's log tells*, when
 - it was out of the publication for a time,
 - a partition was attached, detached, truncated or rewritten by itself,
 - a column was added with a value for old rows, renamed, or given another type: old rows changed, and none was logged,
+- a column was dropped and another one added under its name: rows in the topic still have the values of the old one,
 - its key changed: rows in the topic have the old one.
 
 In each case the topic needs a truncation and a new snapshot. What cannot be told apart from such a change by the
@@ -20,7 +21,7 @@ from typing import Any
 
 from headrace.capture.postgres.catalogue import TableInfo
 
-__all__ = ["Known", "known", "partitions_emptied", "what_happened"]
+__all__ = ["Known", "known", "partitions_emptied", "remembering", "what_happened"]
 
 VARCHAR, NUMERIC = 1043, 1700
 """A longer or shorter one of these writes old values as before, unless the table is rewritten."""
@@ -38,6 +39,8 @@ class Known:
     file: int
     leaves: Mapping[int, int]
     shape: tuple[tuple[Any, ...], ...]
+    dropped: tuple[str, ...] = ()
+    """Columns that the table has lost since its topic began: rows in the topic may still have their values."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -49,6 +52,7 @@ class Known:
             "file": self.file,
             "leaves": [[oid, file] for oid, file in self.leaves.items()],
             "shape": [list(each) for each in self.shape],
+            "dropped": list(self.dropped),
         }
 
     @classmethod
@@ -62,6 +66,7 @@ class Known:
             values["file"],
             dict(values["leaves"]),
             tuple(tuple(each) for each in values["shape"]),
+            tuple(values.get("dropped", ())),
         )
 
 
@@ -94,10 +99,13 @@ def _partitions(before: Known, now: Known) -> str | None:
 def _columns(before: Known, now: Known) -> str | None:
     rewritten = before.file != now.file
     then = {each[0]: each for each in before.shape}
+    lost = {*before.dropped, *_lost(before, now)}
     for number, name, kind, modifier, is_filled in now.shape:
         if number not in then:
             if is_filled or rewritten:
                 return f"has a new column {name} with values in rows from before"
+            if name in lost:
+                return f"has a new column {name}, and another one of that name was dropped"
             continue
         _, old_name, old_kind, old_modifier, _ = then[number]
         if name != old_name:
@@ -109,7 +117,17 @@ def _columns(before: Known, now: Known) -> str | None:
     return None
 
 
+def _lost(before: Known, now: Known) -> list[str]:
+    numbers = {each[0] for each in now.shape}
+    return [name for number, name, *_ in before.shape if number not in numbers]
+
+
+def remembering(before: Known, now: Known) -> Known:
+    """The same table as it is now, with the columns that it has lost since its topic began."""
+    return replace(now, dropped=tuple(dict.fromkeys([*before.dropped, *_lost(before, now)])))
+
+
 def partitions_emptied(before: Known, now: Known) -> bool:
     """Whether all that has happened is what a truncation of the whole table does to its partitions."""
-    same = replace(before, file=now.file, leaves=now.leaves, shape=now.shape) == now
+    same = replace(before, file=now.file, leaves=now.leaves, shape=now.shape, dropped=()) == now
     return same and bool(before.leaves) and all(now.leaves.get(oid) != file for oid, file in before.leaves.items())

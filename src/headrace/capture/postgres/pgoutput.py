@@ -233,7 +233,10 @@ def _text(data: bytes, at: int) -> tuple[str, int]:
     end = data.find(b"\0", at)
     if end < 0:
         raise MalformedReplication("a string without its end")
-    return data[at:end].decode(), end + 1
+    try:
+        return data[at:end].decode(), end + 1
+    except UnicodeDecodeError as error:
+        raise MalformedReplication(f"a name is not UTF-8: {data[at:end]!r}") from error
 
 
 def _xid(data: bytes, at: int, streaming: bool) -> tuple[int, int]:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import psycopg
-from psycopg.pq import ExecStatus
+from psycopg.pq import DiagnosticField, ExecStatus
 
 from headrace.capture.options import CaptureOptions
 from headrace.capture.postgres import pgoutput
-from headrace.capture.postgres.copying import has_data
-from headrace.capture.postgres.setup import connect, lsn_number, lsn_text
+from headrace.capture.postgres.copying import WITHOUT_CHARACTERS, has_data
+from headrace.capture.postgres.setup import connect, lsn_number, lsn_text, untranslatable
 from headrace.capture.source import DatabaseGone, PositionLost
 
 __all__ = ["Keepalive", "LogData", "ReplicationStream", "ServerIdentity"]
@@ -29,6 +29,8 @@ STATUS_ROWS = 256
 _WAL, _KEEPALIVE = b"wk"
 _WAL_HEADER = struct.Struct(">xQQq")
 _KEEPALIVE_BODY = struct.Struct(">xQqB")
+UNTRANSLATABLE = b"22P05"
+"""The server's code for a character that another character set does not have."""
 _STATUS = struct.Struct(">cQQQqB")
 
 
@@ -55,6 +57,8 @@ class ReplicationStream:
     def __init__(self, options: CaptureOptions) -> None:
         self._name = options.name
         self._connection = connect(options, replication=True)
+        if self._connection.info.parameter_status("server_encoding") == WITHOUT_CHARACTERS:
+            self._connection.pgconn.exec_(f"SET client_encoding = {WITHOUT_CHARACTERS}".encode())
         self._status_s = time.monotonic()
         self.confirmed = 0
         """The server is told that it may forget what comes before."""
@@ -120,6 +124,8 @@ class ReplicationStream:
                 f"the server's log passes a time without capture's publication, which somebody has dropped ({why}): "
                 f"changes are missing; take a new snapshot: headrace capture run {self._name} --resnapshot"
             )
+        if result is not None and result.error_field(DiagnosticField.SQLSTATE) == UNTRANSLATABLE:
+            return untranslatable(why, self._name)
         return DatabaseGone(f"the server ended the stream: {why}")
 
     def in_touch(self, items: Iterator[T]) -> Iterator[T]:

@@ -15,7 +15,7 @@ from headrace.capture.postgres.values import SESSION_OPTIONS
 from headrace.capture.source import DatabaseGone, PositionLost
 from headrace.errors import UsageError
 
-__all__ = ["Connection", "PostgresSetup", "TableInfo", "connect", "lsn_number", "lsn_text"]
+__all__ = ["Connection", "PostgresSetup", "TableInfo", "connect", "lsn_number", "lsn_text", "untranslatable"]
 
 VERSION_MIN = 140_000
 TRANSACTION_TIMEOUT_FROM = 170_000
@@ -69,6 +69,14 @@ def _explained(error: psycopg.OperationalError, options: CaptureOptions) -> Exce
 def _no_right(user: str) -> UsageError:
     return UsageError(
         f"{user} has no right to replicate", f"ALTER ROLE {user} REPLICATION; or capture without it, with --triggers"
+    )
+
+
+def untranslatable(why: str, name: str) -> UsageError:
+    """The server cannot show a row in UTF-8, and a row that it does not show cannot be a dead letter."""
+    return UsageError(
+        f"a row holds a character that the server cannot write in UTF-8: {' '.join(why.split())}",
+        f"correct the row in the database; then run once with: headrace capture run {name} --resnapshot",
     )
 
 

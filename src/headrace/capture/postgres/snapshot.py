@@ -34,7 +34,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from psycopg import errors, sql
 
-from headrace.capture.postgres.copying import copied_columns, copied_fields, copied_rows
+from headrace.capture.postgres.copying import copied_columns, copied_fields, copied_rows, key_text
 from headrace.capture.postgres.pgoutput import RelationColumn
 from headrace.capture.postgres.setup import Connection, PostgresSetup, TableInfo
 from headrace.capture.source import Progress
@@ -52,6 +52,7 @@ __all__ = [
     "copied_fields",
     "copied_rows",
     "in_blocks",
+    "key_text",
 ]
 
 T = TypeVar("T")
@@ -374,7 +375,7 @@ class Snapshots:
         for key in self._touched[table.full_name]:
             by_key.pop(key, None)
         places = [[each.name for each in columns].index(name) for name in table.key]
-        after = [(values[place][-1] or b"").decode() for place in places] if lines else None
+        after = [key_text(values[place][-1]) for place in places] if lines else None
         self._size.took(count, size_bytes)
         is_last = count < asked and not passed_over
         line_bytes_max = max(map(len, lines), default=0)

@@ -25,7 +25,7 @@ from headrace.capture.postgres.identity import Known
 from headrace.capture.postgres.pgoutput import RelationColumn
 from headrace.capture.postgres.publications import Publications
 from headrace.capture.postgres.replication import Keepalive, LogData, ReplicationStream, ServerIdentity
-from headrace.capture.postgres.setup import PostgresSetup, TableInfo, connect, lsn_number, lsn_text
+from headrace.capture.postgres.setup import PostgresSetup, TableInfo, connect, lsn_number, lsn_text, untranslatable
 from headrace.capture.postgres.snapshot import Chunk, Snapshots, Values, copied_columns, in_blocks
 from headrace.capture.postgres.streams import StreamedTransactions
 from headrace.capture.postgres.watch import Change, TableWatch
@@ -386,6 +386,8 @@ class PostgresSource:
         """Failures of the ordinary connection, told as those of the stream are."""
         try:
             return work()
+        except psycopg.errors.UntranslatableCharacter as error:
+            raise untranslatable(str(error), self._options.name) from error
         except CONNECTION_ERRORS as error:
             raise self._gone(error) from error
 

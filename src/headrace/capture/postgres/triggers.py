@@ -39,8 +39,8 @@ from psycopg import errors
 from headrace.capture.options import CaptureOptions
 from headrace.capture.postgres.change_table import Change, ChangeTable, record_fields, shape_of
 from headrace.capture.postgres.events import Followed, PostgresEvents
-from headrace.capture.postgres.identity import Known, known, partitions_emptied, what_happened
-from headrace.capture.postgres.setup import Connection, PostgresSetup, TableInfo, connect
+from headrace.capture.postgres.identity import Known, known, partitions_emptied, remembering, what_happened
+from headrace.capture.postgres.setup import Connection, PostgresSetup, TableInfo, connect, untranslatable
 from headrace.capture.postgres.snapshot import (
     CHUNK_BYTES_MAX,
     READ_ONLY,
@@ -49,6 +49,7 @@ from headrace.capture.postgres.snapshot import (
     copied_fields,
     copied_rows,
     in_blocks,
+    key_text,
 )
 from headrace.capture.source import DatabaseGone, PositionLost, Progress, SourceStatus, TableReplaced
 from headrace.capture.writer import Writer
@@ -193,6 +194,8 @@ class TriggerSource:
                 then = "its topic gets a truncation" + (", and its rows again" if name in now else "")
                 self._say(f"{name} {why}: {then}")
                 self._table.note_gap(before.schema, before.name)
+            elif name in now:
+                now[name] = remembering(before, now[name])
         self._known, self._tables = now, tables
         for name, table in tables.items():
             if name not in self._progress:
@@ -449,7 +452,7 @@ class TriggerSource:
         places = [[each.name for each in columns].index(name) for name in table.key]
         progress.rows += taken
         progress.done = limit is None or (taken < limit and not passed_over)
-        progress.after = None if progress.done else [(row[place] or b"").decode() for place in places]
+        progress.after = None if progress.done else [key_text(row[place]) for place in places]
         if progress.done:
             self._size.begin()
 
@@ -497,6 +500,8 @@ class TriggerSource:
     def _guarded(self, work: Callable[[], T]) -> T:
         try:
             return work()
+        except errors.UntranslatableCharacter as error:
+            raise untranslatable(str(error), self._options.name) from error
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             raise DatabaseGone(f"{self._options.database.shown}: {' '.join(str(error).split())}") from error
 

@@ -73,8 +73,11 @@ def json_string(value: bytes) -> bytes:
 
 
 def _exact_string(value: bytes) -> bytes:
-    """Of a key: bytes that are no UTF-8 (a database in SQL_ASCII) are shown as escapes."""
-    return encode_basestring(value.decode(errors="backslashreplace")).encode()
+    """Of a key: bytes that are no UTF-8 (a database in SQL_ASCII) are an object, which is no text's form."""
+    try:
+        return encode_basestring(value.decode()).encode()
+    except UnicodeDecodeError:
+        return b'{"bytes":%b}' % _base64(value)
 
 
 def _int64(number: int, value: bytes) -> bytes:
@@ -306,8 +309,12 @@ _BACKSLASH = re.compile(r"\\(.)", re.DOTALL)
 
 def hstore(value: bytes) -> bytes:
     """A string that holds JSON, which is Debezium's default for it."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError as error:
+        raise CannotEncode(f"a text is not UTF-8: {error}") from error
     pairs = {}
-    for found in _PAIR.finditer(value.decode()):
+    for found in _PAIR.finditer(text):
         key, held = found.groups()
         pairs[_BACKSLASH.sub(r"\1", key)] = None if held is None else _BACKSLASH.sub(r"\1", held)
     return json_text(json.dumps(pairs, separators=(",", ":"), ensure_ascii=False))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from psycopg import errors, sql
 
 from headrace.capture.postgres.catalogue import Catalogue, TableInfo
-from headrace.capture.postgres.identity import Known, known, partitions_emptied, what_happened
+from headrace.capture.postgres.identity import Known, known, partitions_emptied, remembering, what_happened
 from headrace.capture.postgres.publications import Publications
 
 __all__ = ["Change", "TableWatch"]
@@ -107,6 +107,7 @@ class TableWatch:
         why = what_happened(before, now) or self._attached(before, table)
         if why is not None:
             return Change(name, why, table, now, self._writers(table))
+        now = remembering(before, now)
         if now != before:
             self.version += 1
         self.known[name], self.tables[name] = now, table
