@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 
 from headrace.spark.decisions import Refused
 from headrace.spark.owner import PipelineRun, owner_text
+from headrace.spark.sinks import to_sql
 from headrace.spark.sinks.target import Changes, Delivery, Fence, Letters, Target, Unavailable
 from headrace.spark.sinks.to_delta import DeltaTarget
 from tests.sinks.world import SCHEMA, Base, changes_of, deliver, fence
@@ -77,6 +78,26 @@ def test_two_drivers_with_the_same_batch_write_it_once(base: Base, isolation: st
     assert base.rows(columns="count(*), count(distinct id)") == [(20, 20)]
     with pytest.raises(Refused, match=r"another run of pipeline p has taken over: B\. This one stops"):
         deliver(base.target(key=()), [(99, "x")], at=fence(2, owner="A", first=False))
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("base", ["postgresql", "mariadb"], indirect=True)
+def test_a_run_that_takes_over_from_one_that_is_stopped_in_a_batch_says_who_is_in_its_way_and_then_goes_on(
+    base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite has one bound for all waits, and says that its file is locked."""
+    monkeypatch.setattr(to_sql, "FENCE_WAIT_S_MAX", 1)
+    target, inside, gate = base.target(key=()), threading.Event(), threading.Event()
+    deliver(target, [(0, "x")], at=fence(0, owner="A"))
+    with ThreadPoolExecutor(1) as threads:
+        stopped = threads.submit(held_back, target, fence(1, owner="A", first=False), [(1, "x")], inside, gate)
+        assert inside.wait(TOGETHER)
+        with pytest.raises(Unavailable, match=r"another run of pipeline p \(A\) has been in the middle of a batch"):
+            deliver(target, [(1, "x")], at=fence(1, owner="B"))
+        gate.set()
+        stopped.result()
+    assert deliver(target, [(1, "x")], at=fence(1, owner="B")).replayed
+    assert base.rows(columns="count(*), count(distinct id)") == [(2, 2)]
 
 
 def test_two_drivers_that_both_begin_with_the_first_batch_write_it_once(base: Base) -> None:

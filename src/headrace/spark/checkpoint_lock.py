@@ -164,18 +164,21 @@ class Locks:
 
     def __init__(self) -> None:
         self.held: list[Lock] = []
+        self._beating = threading.Lock()
 
     def check(self) -> None:
         for lock in self.held:
             lock.check()
 
     def beat(self) -> None:
-        for lock in self.held:
-            if isinstance(lock, Lease):
-                try:
-                    lock.beat()
-                except Exception as error:  # a store that is away; the lease may outlive it
-                    logger.warning("a lease could not be renewed: %s", error)
+        """Renew leases; one that another driver has by now is found by ``check``."""
+        with self._beating:
+            for lock in self.held:
+                if isinstance(lock, Lease):
+                    try:
+                        lock.beat()
+                    except Exception as error:  # a store that is away; the lease may outlive it
+                        logger.warning("a lease could not be renewed: %s", error)
 
 
 def local_folder(checkpoints: str) -> Path | None:

@@ -30,7 +30,7 @@ from pyspark.util import InheritableThread
 
 from headrace.client import BrokerUnreachable, Client, ClientOptions
 from headrace.errors import HeadraceError, UsageError
-from headrace.spark.checkpoint_lock import Locks, locked
+from headrace.spark.checkpoint_lock import CheckpointInUse, Locks, locked
 from headrace.spark.checkpoints import Checkpoint, HadoopFile
 from headrace.spark.compat import Shape, changes, refuse, shape_of
 from headrace.spark.failures import is_permanent, reason
@@ -113,23 +113,29 @@ def _run(
 ) -> bool:
     jobs = [_prepared(spark, each, choices, watcher) for each in pipelines]
     _reach_brokers(jobs)
+    grace_s = FINISH_S_MAX
     try:
         for job in jobs:
             _named(job.pipeline, job.begin)
             _until_some_started(jobs, watcher, stop)
         while not stop.is_set() and any(job.is_alive for job in jobs):
             _check_alive(spark)
-            locks.check()
             now_s = time.monotonic()
+            if any(job.is_due(now_s) for job in jobs):
+                locks.beat()  # it may have failed because another driver took its place
+            locks.check()
             for job in jobs:
                 job.watch(now_s, may_start=_starting(jobs) < STARTS_MAX)
             watcher.show([job.snapshot(now_s) for job in jobs])
             stop.wait(POLL_S)
+    except CheckpointInUse:
+        grace_s = 0.0  # another driver does these micro-batches by now
+        raise
     except (Py4JNetworkError, ConnectionError) as error:
         if not stop.is_set():
             raise HeadraceError("Spark's process has ended; its log tells why") from error
     finally:
-        _end(jobs)
+        _end(jobs, grace_s)
     watcher.show([job.snapshot(time.monotonic()) for job in jobs])
     return not any(job.state == "failed" for job in jobs)
 
@@ -145,9 +151,9 @@ def _starting(jobs: Sequence[Job]) -> int:
     return sum(job.is_starting for job in jobs)
 
 
-def _end(jobs: Sequence[Job]) -> None:
+def _end(jobs: Sequence[Job], grace_s: float) -> None:
     """One deadline for all: while one is waited for, the others' micro-batches finish too."""
-    deadline_s = time.monotonic() + FINISH_S_MAX
+    deadline_s = time.monotonic() + grace_s
     for job in jobs:
         try:
             job.end(deadline_s)
@@ -236,6 +242,10 @@ class Job:
     @property
     def is_starting(self) -> bool:
         """Whether Spark is still making its sources."""
+        return False
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether a restart comes next."""
         return False
 
     def snapshot(self, now_s: float) -> Snapshot:
@@ -362,11 +372,14 @@ class StreamJob(Job):
         query = self._query
         return query is not None and query.isActive and query.status["message"].startswith(INITIALIZING)
 
+    def is_due(self, now_s: float) -> bool:
+        return self.is_alive and self._query is None and now_s >= self._again_s
+
     def watch(self, now_s: float, may_start: bool = True) -> None:
         if not self.is_alive:
             return
         if self._query is None:
-            if may_start:
+            if may_start and self.is_due(now_s):
                 self._try_again(now_s)
             return
         ended = not self._query.isActive  # asked first, so that the last report is not missed
@@ -403,8 +416,6 @@ class StreamJob(Job):
         self.watcher.say(f"{self.pipeline.name} failed: {why}; restart {self._failures} in {pause:.0f} s")
 
     def _try_again(self, now_s: float) -> None:
-        if now_s < self._again_s:
-            return
         try:
             self.rows = self.pipeline.build(self.spark)  # anew: tables in it are read again
             self._start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from headrace.spark.checkpoint_lock import (
     CheckpointInUse,
     Lease,
     LocalLock,
+    Locks,
     StoredFile,
     local_folder,
     locked,
@@ -58,6 +60,22 @@ def test_a_driver_that_was_killed_does_not_block_the_next_one(tmp_path: Path) ->
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
+        with pytest.raises(CheckpointInUse, match="in use by process 1 on holder"):
+            LocalLock(path, "checkpoints/orders", "me")
+        holder.kill()
+        holder.wait()
+        LocalLock(path, "checkpoints/orders", "me").release()
+
+
+def test_a_driver_that_is_stopped_keeps_its_lock(tmp_path: Path) -> None:
+    """It would go on with its micro-batch, so nobody may replace it until it is gone."""
+    path = tmp_path / ".locks" / "orders"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        holder.send_signal(signal.SIGSTOP)
         with pytest.raises(CheckpointInUse, match="in use by process 1 on holder"):
             LocalLock(path, "checkpoints/orders", "me")
         holder.kill()
@@ -154,6 +172,16 @@ def test_a_lease_that_is_given_back_while_somebody_waits_is_taken() -> None:
     before = taken(store, "A")
     store.meanwhile = before.release
     taken(store, "B").check()
+
+
+def test_a_driver_that_goes_on_after_it_was_replaced_finds_it_at_its_next_beat_and_not_by_its_lock_alone() -> None:
+    store, locks = Store(), Locks()
+    locks.held.append(taken(store, "A"))
+    taken(store, "B")
+    locks.check()
+    locks.beat()
+    with pytest.raises(CheckpointInUse, match="in use by B"):
+        locks.check()
 
 
 def test_of_two_that_take_a_dead_lease_at_once_one_is_refused() -> None:

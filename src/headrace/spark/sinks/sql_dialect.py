@@ -96,6 +96,13 @@ class Dialect(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
+    def bound_lock_waits(self, seconds: int | None) -> None:  # noqa: B027 SQLite has one bound for all waits
+        """How long the statements that follow wait for another session's lock; None is as the database is set up."""
+
+    def is_lock_timeout(self, error: BaseException) -> bool:
+        """Whether a statement waited for a lock for as long as it may."""
+        return False
+
     @abstractmethod
     def quote(self, name: str) -> str: ...
 

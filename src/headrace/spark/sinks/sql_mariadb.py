@@ -79,6 +79,7 @@ AWAY = frozenset(
     | {1213, 1226, 1290, 1317, 1412, 1615, 1637, 1836, 1927, 1969, 3024}
 )
 """Connection, shutdown, locks, deadlocks, limits of a user, read-only, timeouts; and disks and memory that are full."""
+LOCK_TIMEOUT = 1205
 LOGIN_REFUSED = frozenset({1044, 1045, 1049, 1251, 1698, 1820, 1862})
 """A password, a right or a database that is not there, and an account that is locked or expired."""
 CLIENT_ERRORS = range(2000, 3000)
@@ -118,6 +119,12 @@ class Mariadb(Dialect):
     def close(self) -> None:
         if self._connection.open:
             self._connection.close()
+
+    def bound_lock_waits(self, seconds: int | None) -> None:
+        self.run(f"SET SESSION innodb_lock_wait_timeout = {'DEFAULT' if seconds is None else seconds}")
+
+    def is_lock_timeout(self, error: BaseException) -> bool:
+        return isinstance(error, pymysql.MySQLError) and error.args[:1] == (LOCK_TIMEOUT,)
 
     @contextmanager
     def changing_tables(self) -> Iterator[None]:

@@ -64,6 +64,10 @@ PLAIN_TABLE = f"""
                       AND (attgenerated <> '' OR attidentity = 'a'))
     FROM pg_class AS c WHERE c.oid = to_regclass({MARK})"""
 CONNECT_TIMEOUT_S = 10
+KEEPALIVES = "SET tcp_keepalives_idle = 30; SET tcp_keepalives_interval = 10; SET tcp_keepalives_count = 3"
+"""The server notices within a minute that the machine of a driver is gone, and ends its transaction. Its default is two
+hours, in which the fence stays locked."""
+LOCK_TIMEOUT = "55P03"
 TABLE_KINDS = ("r", "p")
 LOGIN_REFUSED = re.compile(
     r"authentication failed|no password supplied|no pg_hba\.conf entry|not permitted to log in|"
@@ -108,6 +112,7 @@ class Postgres(Dialect):
             client_encoding="utf8",
         )
         self._connection.execute("SET timezone = 'UTC'")
+        self._connection.execute(KEEPALIVES)
         self._staged: tuple[TableName, tuple[str, ...]] | None = None
         self._is_plain = False
 
@@ -119,6 +124,12 @@ class Postgres(Dialect):
 
     def close(self) -> None:
         self._connection.close()
+
+    def bound_lock_waits(self, seconds: int | None) -> None:
+        self.run("RESET lock_timeout" if seconds is None else f"SET lock_timeout = '{seconds}s'")
+
+    def is_lock_timeout(self, error: BaseException) -> bool:
+        return isinstance(error, psycopg.Error) and error.sqlstate == LOCK_TIMEOUT
 
     def lock_tables(self) -> None:
         self.run(f"SELECT pg_advisory_xact_lock({MARK})", (TABLES_LOCK,))

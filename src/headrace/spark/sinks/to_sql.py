@@ -50,6 +50,8 @@ from headrace.spark.sinks.target import (
 __all__ = ["FENCES", "SqlSession", "SqlTarget", "connect"]
 
 FENCES = "headrace_fences"
+FENCE_WAIT_S_MAX = 30
+"""How long a run that takes over waits for the batch of the run before it."""
 FENCE_COLUMNS = ("target", "pipeline", "query", "owner", "batch_id", "ends", "replaced", "written_at")
 
 
@@ -300,22 +302,48 @@ class SqlSession(Session):
 
     def _claim(self, fence: Fence) -> None:
         """Make sure that there is a row to lock: a lock on no row would keep nobody away."""
-        self.dialect.add_if_new(
-            self._fences, FENCE_COLUMNS, (*self._name_of(fence), fence.query, fence.owner, NO_BATCH, None, "", "")
-        )
+        claim = (*self._name_of(fence), fence.query, fence.owner, NO_BATCH, None, "", "")
+        with self._waiting_for_the_fence(fence):
+            self.dialect.add_if_new(self._fences, FENCE_COLUMNS, claim)
 
     def _last(self, fence: Fence) -> Fence | None:
         """Locked until the transaction ends: another run of the pipeline waits here, and then sees our batch."""
-        rows = self.dialect.run(
-            f"SELECT query, batch_id, ends, owner, replaced, written_at FROM {self.dialect.table(self._fences)} "
-            f"WHERE target = {MARK} AND pipeline = {MARK}{self.dialect.lock_suffix}",
-            self._name_of(fence),
-        )
+        with self._waiting_for_the_fence(fence):
+            rows = self.dialect.run(
+                f"SELECT query, batch_id, ends, owner, replaced, written_at FROM {self.dialect.table(self._fences)} "
+                f"WHERE target = {MARK} AND pipeline = {MARK}{self.dialect.lock_suffix}",
+                self._name_of(fence),
+            )
         if not rows:
             return None
         query, batch_id, ends, owner, replaced, written_at = rows[0]
         return replace(
             fence, query=query, batch_id=int(batch_id), ends=ends, owner=owner, replaced=replaced, written_at=written_at
+        )
+
+    @contextmanager
+    def _waiting_for_the_fence(self, fence: Fence) -> Iterator[None]:
+        """A run that takes over waits for a while only: a driver that is stopped in a batch keeps its lock."""
+        if not fence.takes_over:
+            yield
+            return
+        self.dialect.bound_lock_waits(FENCE_WAIT_S_MAX)
+        try:
+            yield
+        except Exception as error:
+            if not self.dialect.is_lock_timeout(error):
+                raise
+            raise self._fence_is_held(fence) from error
+        self.dialect.bound_lock_waits(None)
+
+    def _fence_is_held(self, fence: Fence) -> Unavailable:
+        self._roll_back()
+        select = f"SELECT owner FROM {self.dialect.table(self._fences)} WHERE target = {MARK} AND pipeline = {MARK}"
+        owners = self.dialect.run(select, self._name_of(fence))
+        return Unavailable(
+            f"{self.target.shown}: another run of pipeline {fence.name} ({owners[0][0] if owners else 'unknown'}) has "
+            f"been in the middle of a batch for more than {FENCE_WAIT_S_MAX} s. Wait for it if it works; if it is "
+            "stopped or cut off, end its process, or its session in the database"
         )
 
     def _move(self, fence: Fence) -> None:
