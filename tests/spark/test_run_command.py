@@ -224,7 +224,7 @@ def never(spark):
     assert "|    a|" in done.stdout
     wrong = run(tmp_path, "once.py", *options(headrace_server.bootstrap))
     assert wrong.returncode == 1
-    assert "headrace: pipeline 'never': RuntimeError: not asked for" in wrong.stderr
+    assert "headrace: once.py:13: pipeline 'never': RuntimeError: not asked for" in wrong.stderr
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Why a query failed, in one line, and whether a restart can help.
+"""Why a query failed, in one line, with the user's line, and whether a restart can help.
 
 Most errors of a query come as text: a traceback of a Python worker inside the message of a Java exception. The last
 line of a traceback names the class of the error, so the class is looked up, and its ``retriable`` decides.
@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import importlib
 import re
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
 
 from pyspark.errors import PySparkException
 
+import headrace
 from headrace.errors import HeadraceError
 
-__all__ = ["is_permanent", "reason"]
+__all__ = ["is_permanent", "place_of", "reason"]
 
 REASON_CHARACTERS_MAX = 400
 TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n")
 PYTHON_ERROR = re.compile(
-    TRACEBACK.pattern + r"(?:[ \t].*\n|\n)+((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: (.+))?$",
+    TRACEBACK.pattern + r"((?:[ \t].*\n|\n)+)((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: (.+))?$",
     re.MULTILINE,
 )
 """What follows the indented lines of a traceback."""
@@ -30,6 +34,10 @@ QUERY_PREFIX = re.compile(r"^Query \[id = [^\]]*\] terminated with exception: ")
 RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?:\s*SQLSTATE:|$)", re.DOTALL)
 """``raise_error`` in a query: our own guards, and those of users."""
 OWN_MODULES = "headrace."
+FRAME = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
+LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python\d[.\d]*)[/\\]|\.zip[/\\]|^<")
+"""Files that are not the user's; headrace's own are others still, in a checkout of it."""
+OWN_FILES = Path(headrace.__file__).parent
 
 
 def is_permanent(error: BaseException) -> bool:
@@ -37,7 +45,7 @@ def is_permanent(error: BaseException) -> bool:
     raised = _raised(str(error))
     if not raised and RAISED.search(str(error)):
         return True
-    kind = _class_of(raised[-1][0]) if raised else type(error)
+    kind = _class_of(raised[-1][1]) if raised else type(error)
     return kind is not None and issubclass(kind, HeadraceError) and not kind.retriable
 
 
@@ -46,9 +54,12 @@ def reason(error: BaseException) -> str:
     text = str(error).strip()
     raised = _raised(text)
     if raised:
-        name, message = raised[-1]
-        shown = message if _class_of(name) else f"{name.rpartition('.')[2]}: {message}".removesuffix(": ")
-        return _short(shown)
+        frames, name, message = raised[-1]
+        if _class_of(name):
+            return _short(message)
+        place = _last_of_the_user((file, int(line)) for file, line in FRAME.findall(frames))
+        shown = f"{name.rpartition('.')[2]}: {message}".removesuffix(": ")
+        return _short(f"{place}: {shown}" if place else shown)
     stated = RAISED.search(text)
     if stated:
         return _short(stated[1])
@@ -60,11 +71,28 @@ def reason(error: BaseException) -> str:
     return _short(SPARK_PREFIX.sub("", line))
 
 
-def _raised(text: str) -> list[tuple[str, str]]:
-    """The class and the message of every traceback. One may stand in the message of another: a sink that is written to
-    inside of foreachBatch fails in a process of Python, for a JVM, which tells the driver's Python."""
+def place_of(error: BaseException) -> str:
+    """FILE:LINE of the last line that is the user's, and not deep in a library; empty when there is none."""
+    return _last_of_the_user((each.filename, each.lineno or 0) for each in traceback.extract_tb(error.__traceback__))
+
+
+def _last_of_the_user(frames: Iterable[tuple[str, int]]) -> str:
+    found = [each for each in frames if not LIBRARY.search(each[0]) and OWN_FILES not in Path(each[0]).parents]
+    if not found:
+        return ""
+    path, line = Path(found[-1][0]), found[-1][1]
+    here = Path.cwd()
+    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line}"
+
+
+def _raised(text: str) -> list[tuple[str, str, str]]:
+    """The lines, the class and the message of every traceback.
+
+    One may stand in the message of another: a sink that is written to inside of foreachBatch fails in a process of
+    Python, for a JVM, which tells the driver's Python.
+    """
     found = (PYTHON_ERROR.match(text, each.start()) for each in TRACEBACK.finditer(text))
-    return [(each[1], each[2] or "") for each in found if each is not None]
+    return [(each[1], each[2], each[3] or "") for each in found if each is not None]
 
 
 def _class_of(name: str) -> type[HeadraceError] | None:

@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 import headrace
@@ -32,6 +33,10 @@ SETTINGS = {
     "spark.sql.streaming.numRecentProgressUpdates": "30",  # as many as can come between two looks, and not a hundred
     "spark.sql.streaming.stopTimeout": "30s",  # a stop that hangs is told; by default it would be waited for for ever
 }
+
+
+SPARK_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""Of PySpark: they print every mistake in a query to the terminal, as a page of JSON. The log has it besides."""
 
 
 class LogFile:
@@ -71,6 +76,8 @@ class LogFile:
         handler = logging.StreamHandler(os.fdopen(os.dup(self._fd), "a", encoding="utf-8"))
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(handler)
+        for name in SPARK_LOGGERS:
+            PySparkLogger.getLogger(name).handlers.clear()
 
     def keep_bounded(self) -> None:
         """The JVM keeps the file open, so what is in it is copied away and then cut off."""

@@ -16,7 +16,6 @@ import hashlib
 import importlib.util
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import UsageError
+from headrace.spark.failures import place_of
 from headrace.spark.profile import STATE_STORES
 from headrace.spark.sinks import Sink, as_sink, console
 
@@ -187,21 +187,18 @@ def _execute(path: Path) -> ModuleType:
         sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except UsageError:
-        raise
+    except UsageError as error:
+        raise UsageError(f"{_place(path, error)}: {error.message}", error.hint) from error
     except Exception as error:
         raise UsageError(f"{_place(path, error)}: {type(error).__name__}: {error}") from error
     return module
 
 
 def _place(path: Path, error: Exception) -> str:
-    """The line of the user's file where it went wrong: the last one of theirs, and not one deep in a library."""
+    """The user's line where it went wrong."""
     if isinstance(error, SyntaxError) and error.lineno:
         return f"{error.filename}:{error.lineno}"
-    lines = [
-        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path.resolve())
-    ]
-    return f"{path}:{lines[-1]}" if lines else str(path)
+    return place_of(error) or str(path)
 
 
 def _lies_in(module: ModuleType, folder: Path) -> bool:

@@ -231,8 +231,8 @@ class Board:
                 self._write(lines, now_s)
 
     def final(self, snapshots: Sequence[Snapshot], now_s: float) -> None:
-        """The last state, which stays."""
-        self._shown_s, self._before = float("-inf"), ""
+        """The last state, which stays. A pipe that has it already does not get it again."""
+        self._shown_s = float("-inf")
         self.show(snapshots, now_s)
         self._drawn = 0
 

@@ -23,7 +23,6 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.util import InheritableThread
@@ -33,7 +32,7 @@ from headrace.errors import HeadraceError, UsageError
 from headrace.spark.checkpoint_lock import CheckpointInUse, Locks, locked
 from headrace.spark.checkpoints import Checkpoint, HadoopFile
 from headrace.spark.compat import Shape, changes, refuse, shape_of
-from headrace.spark.failures import is_permanent, reason
+from headrace.spark.failures import is_permanent, place_of, reason
 from headrace.spark.owner import PipelineRun
 from headrace.spark.pipelines import Pipeline
 from headrace.spark.profile import state_in
@@ -167,7 +166,7 @@ def _prepared(spark: SparkSession, pipeline: Pipeline, choices: Choices, watcher
     def prepare() -> Job:
         rows = pipeline.build(spark)
         if not isinstance(rows, DataFrame):
-            raise UsageError(f"it returns {type(rows).__name__} and not a DataFrame")
+            raise UsageError(f"it returns {type(rows).__name__} and not a DataFrame", pipeline.origin)
         if not rows.isStreaming:
             return BoundedJob(spark, pipeline, choices, watcher, rows)
         job = StreamJob(spark, pipeline, choices, watcher, rows)
@@ -184,15 +183,16 @@ def _named(pipeline: Pipeline, attempt: Callable[[], T]) -> T:
     except (BrokerUnreachable, Py4JNetworkError):
         raise
     except UsageError as error:
-        raise UsageError(_prefixed(pipeline, error.message), error.hint) from error
-    except (HeadraceError, PySparkException) as error:
-        raise UsageError(_prefixed(pipeline, reason(error))) from error
+        raise UsageError(_prefixed(pipeline, error, error.message), error.hint) from error
     except Exception as error:
-        raise UsageError(f"{_prefixed(pipeline, reason(error))} ({pipeline.origin})") from error
+        raise UsageError(_prefixed(pipeline, error, reason(error))) from error
 
 
-def _prefixed(pipeline: Pipeline, message: str) -> str:
-    return message if message.startswith("pipeline ") else f"pipeline {pipeline.name!r}: {message}"
+def _prefixed(pipeline: Pipeline, error: Exception, message: str) -> str:
+    """With the user's line, where the error comes from one."""
+    named = message if message.startswith("pipeline ") else f"pipeline {pipeline.name!r}: {message}"
+    place = place_of(error)
+    return f"{place}: {named}" if place else named
 
 
 def _reach_brokers(jobs: Sequence[Job]) -> None:

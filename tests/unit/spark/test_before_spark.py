@@ -93,6 +93,7 @@ def test_a_file_that_reads_no_plain_topic_needs_no_broker(tmp_path: Path) -> Non
     [
         ("import no_such_module_at_all\n", (), "shop.py:1: ModuleNotFoundError"),
         ("x = 1\n", (), "has no pipeline"),
+        (HEAD + "\nhr.sinks.sql('oracle://x', table='t', wides=1)\n", (), "shop.py:4: a sink knows no 'wides'"),
         (READING, ("revenu",), "there is no pipeline 'revenu'"),
     ],
 )

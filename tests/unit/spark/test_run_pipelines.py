@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from headrace.cli.main import run as command_line
 from headrace.errors import HeadraceError, UsageError
-from headrace.spark import sinks
+from headrace.spark import failures, sinks
 from headrace.spark.failures import is_permanent, reason
 from headrace.spark.launch import LogFile
 from headrace.spark.pipelines import choose, load_file, pipeline, registered
@@ -135,9 +135,30 @@ def test_the_reason_is_the_users_error_and_not_a_page_of_tracebacks() -> None:
     )
 
 
-def test_an_error_of_the_users_own_code_keeps_its_name() -> None:
-    text = "Traceback (most recent call last):\n  File 'shop.py', line 1\nZeroDivisionError: division by zero\n\n\tat x"
-    assert reason(RuntimeError(text)) == "ZeroDivisionError: division by zero"
+@pytest.mark.parametrize(
+    ("frames", "place"),
+    [
+        ("", ""),
+        ('  File "/jobs/shop.py", line 7, in total\n    return 1 / zero\n', "/jobs/shop.py:7: "),
+        ('  File "/jobs/shop.py", line 7, in total\n  File "/jobs/helper.py", line 3, in f\n', "/jobs/helper.py:3: "),
+        ('  File "/jobs/shop.py", line 7\n  File "/usr/lib/python3.12/json/decoder.py", line 3\n', "/jobs/shop.py:7: "),
+        ('  File "/jobs/shop.py", line 7\n  File "/v/lib/site-packages/numpy/x.py", line 3\n', "/jobs/shop.py:7: "),
+        (f'  File "{failures.__file__}", line 3, in x\n  File "<string>", line 1\n', ""),
+    ],
+)
+def test_an_error_of_the_users_code_has_its_name_and_the_last_line_that_is_the_users(frames: str, place: str) -> None:
+    worker = '  File "/spark/python/lib/pyspark.zip/pyspark/worker.py", line 3, in main\n'
+    text = f"Traceback (most recent call last):\n{worker}{frames}ZeroDivisionError: division by zero\n\n\tat x"
+    assert reason(RuntimeError(text)) == f"{place}ZeroDivisionError: division by zero"
+
+
+def test_a_place_in_the_current_folder_is_shown_as_the_user_types_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.py").write_text("import json\n\njson.loads('{')\n")
+    with pytest.raises(UsageError, match=r"^shop\.py:3: JSONDecodeError: Expecting"):
+        load_file(Path("shop.py"))
 
 
 def test_only_what_the_sink_refuses_or_the_user_must_mend_is_not_tried_again() -> None:
@@ -216,6 +237,21 @@ def test_what_the_jvm_would_print_goes_to_the_log_and_what_we_print_does_not(tmp
     )
     assert (done.stdout, done.stderr) == ("ours\n", "")
     assert (tmp_path / "spark.log").read_text() == "noise\nmore\n"
+
+
+def test_a_mistake_in_a_query_is_in_the_log_and_not_a_page_of_json_on_the_terminal(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from pyspark.logger import PySparkLogger\n"
+        "from headrace.spark.launch import LogFile\n"
+        "LogFile(Path(sys.argv[1])).take_logging()\n"
+        "PySparkLogger.getLogger('DataFrameQueryContextLogger').exception('no column amount')\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "spark.log")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert "no column amount" in (tmp_path / "spark.log").read_text()
 
 
 def test_the_log_is_cut_when_it_grows_too_large_and_writers_go_on(tmp_path: Path) -> None:

@@ -171,9 +171,10 @@ def test_in_a_pipe_lines_come_every_ten_seconds_and_only_when_they_changed() -> 
     assert pipe.getvalue() == "one  running\none  done\n"
 
 
-def test_the_last_state_is_always_told() -> None:
+def test_the_last_state_is_always_told_and_once() -> None:
     pipe = io.StringIO()
     board = Board(pipe)
     board.show([Snapshot(name="one", state="running")], 0.0)
     board.final([Snapshot(name="one", state="stopped")], 1.0)
+    board.final([Snapshot(name="one", state="stopped")], 2.0)
     assert pipe.getvalue() == "one  running\none  stopped\n"
