@@ -81,7 +81,8 @@ class World:
 
     def driver(self, name: str) -> Life:
         link = f"spark.hadoop.fs.viewfs.mounttable.shared.link./checkpoints={(self.home / 'shared').as_uri()}"
-        words = ["--bootstrap", self.bootstrap, "--master", "local[2]", "--conf", link]
+        words = ["--bootstrap", self.bootstrap, "--master", "local[4]", "--conf", link]
+        words += ["--conf", "spark.sql.shuffle.partitions=2"]
         words += ["--checkpoints", "viewfs://shared/checkpoints", "--log", str(self.home / f"{name}.spark.log")]
         begun = Life(self.home / f"{name}.log", [str(COMMAND), "run", str(self.home / "shop.py"), *words])
         self.drivers.append(begun)
