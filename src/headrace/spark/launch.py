@@ -36,7 +36,7 @@ SETTINGS = {
 
 
 SPARK_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-"""Of PySpark: they print every mistake in a query to the terminal, as a page of JSON. The log has it besides."""
+"""Of PySpark: they print every mistake in a query to the terminal, as a page of JSON, and pass nothing on."""
 
 
 class LogFile:
@@ -73,11 +73,14 @@ class LogFile:
 
     def take_logging(self) -> None:
         """Python's own log messages of this process go there too."""
-        handler = logging.StreamHandler(os.fdopen(os.dup(self._fd), "a", encoding="utf-8"))
+        stream = os.fdopen(os.dup(self._fd), "a", encoding="utf-8")
+        handler = logging.StreamHandler(stream)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(handler)
         for name in SPARK_LOGGERS:
-            PySparkLogger.getLogger(name).handlers.clear()
+            logger = PySparkLogger.getLogger(name)
+            logger.handlers.clear()
+            logger.addHandler(logging.StreamHandler(stream))
 
     def keep_bounded(self) -> None:
         """The JVM keeps the file open, so what is in it is copied away and then cut off."""

@@ -246,7 +246,9 @@ def test_a_mistake_in_a_query_is_in_the_log_and_not_a_page_of_json_on_the_termin
         "from pyspark.logger import PySparkLogger\n"
         "from headrace.spark.launch import LogFile\n"
         "LogFile(Path(sys.argv[1])).take_logging()\n"
-        "PySparkLogger.getLogger('DataFrameQueryContextLogger').exception('no column amount')\n"
+        "logger = PySparkLogger.getLogger('DataFrameQueryContextLogger')\n"
+        "logger.propagate = False  # as PySpark does before each message\n"
+        "logger.exception('no column amount')\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "spark.log")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
