@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,16 @@ def pytest_collection_finish() -> None:
     """Modules and tests live to the end: the garbage collector need not look at them after every few tests."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def level_of_the_root_logger() -> Iterator[None]:
+    """Celery sets it for the whole process, and later tests would not hear warnings."""
+    root = logging.getLogger()
+    before = root.level
+    yield
+    if root.level != before:
+        root.setLevel(before)
 
 
 def thin_out(item: pytest.Item, part: int) -> None:

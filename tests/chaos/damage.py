@@ -38,7 +38,7 @@ from headrace.errors import HeadraceError
 from tests.chaos.damage_snapshot import differences, take
 from tests.chaos.damage_world import ENDS, World, build, file_kind
 
-__all__ = ["DEFECTS", "Damage", "Outcome", "judge", "one_of_each"]
+__all__ = ["DEFECTS", "Damage", "Outcome", "judge", "listening", "one_of_each"]
 
 DEFECTS = frozenset({"WRONG", "unnamed", "SILENT"})
 NOT_DERIVED = (" log", " producers")
@@ -184,16 +184,20 @@ class Heard(logging.Handler):
 
 @contextmanager
 def listening() -> Iterator[Heard]:
+    """The level is set here: Celery, in another test of the same process, leaves the root logger at ERROR, and then the
+    warning about a damaged file was logged nowhere and its damage counted as silent."""
     heard = Heard()
     logger = logging.getLogger("headrace")
-    propagated = logger.propagate
+    propagated, level = logger.propagate, logger.level
     logger.addHandler(heard)
     logger.propagate = False
+    logger.setLevel(heard.level)
     try:
         yield heard
     finally:
         logger.removeHandler(heard)
         logger.propagate = propagated
+        logger.setLevel(level)
 
 
 def judge(world: World, damage: Damage | None, folder: Path) -> Outcome:
