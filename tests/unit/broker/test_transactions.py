@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.broker.request import Peer
+from headrace.broker.transactions import coordinator
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.messages import transactions as messages
 from tests.unit.broker.txn_fakes import FakePartition, Producer, World, result, waits
@@ -507,6 +508,57 @@ def test_a_timeout_that_meets_a_full_disk_is_tried_again(world: World) -> None:
     world.state.full = False
     world.advance(10_000)
     assert world.state_of() == "PrepareAbort"
+
+
+def test_many_transactions_that_time_out_together_are_aborted_a_few_per_turn(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "ABORTED_PER_TURN", 2)
+    names = [f"t{number}" for number in range(5)]
+    for name in names:
+        started(world, world.partitions[0], name=name)
+    turns = changes_per_call(world, "_abort_some", monkeypatch)
+    world.advance(70_001)
+    world.flush()
+    assert turns == [2, 2, 1]
+    assert {world.state_of(name) for name in names} == {"CompleteAbort"}
+
+
+def test_a_transaction_that_goes_on_while_others_are_aborted_is_looked_at_again(world: World) -> None:
+    producer = started(world, world.partitions[0])
+    (before,) = world.transactions.all()
+    world.add(producer, world.partitions[1])
+    world.do(lambda: world.coordinator._abort_some(iter([before])))
+    assert world.state_of() == "Ongoing"
+    assert set(world.transactions.all()[0].partitions) == {("a", 0), ("a", 1)}
+
+
+def test_many_idle_transactional_ids_are_forgotten_a_few_per_turn(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "EXPIRED_PER_TURN", 2)
+    for number in range(5):
+        world.ready(f"t{number}")
+    world.do(lambda: world.clock.jump(604_800_000 - 3_000_000))
+    turns = changes_per_call(world, "_expire_some", monkeypatch)
+    world.advance(3_600_000)
+    assert turns == [1, 1, 1]
+    assert world.state.table("transactions") == {}
+
+
+def changes_per_call(world: World, name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many changes of the state each call of a method of the coordinator makes that makes any."""
+    counts: list[int] = []
+    method = getattr(world.coordinator, name)
+
+    def counted(*arguments: object) -> None:
+        before = len(world.state.journal)
+        method(*arguments)
+        if len(world.state.journal) > before:
+            counts.append(len(world.state.journal) - before)
+
+    monkeypatch.setattr(world.coordinator, name, counted)
+    return counts
 
 
 @pytest.mark.slow

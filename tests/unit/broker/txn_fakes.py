@@ -351,11 +351,11 @@ class World(Asking):
         self.partitions = list(partitions or [FakePartition("a", 0), FakePartition("a", 1), FakePartition("b", 0)])
         self.topics = FakeTopics(self.partitions)
         self.groups = FakeGroups(self.state)
-        transactions = Transactions(state=self.state, clock=self.clock)  # type: ignore[arg-type]
+        self.transactions = Transactions(state=self.state, clock=self.clock)  # type: ignore[arg-type]
         self.gate = Gate(
             topics=self.topics,  # type: ignore[arg-type]
             groups=Groups(),
-            transactions=transactions,
+            transactions=self.transactions,
             authorizer=None,
         )
         self.coordinator = TransactionCoordinator(
@@ -364,7 +364,7 @@ class World(Asking):
             settings=FakeSettings(),  # type: ignore[arg-type]
             topics=self.topics,  # type: ignore[arg-type]
             offsets=self.groups,
-            transactions=transactions,
+            transactions=self.transactions,
         )
         self.do(self.coordinator.load)
         self.advance(0)

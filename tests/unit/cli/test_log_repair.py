@@ -9,7 +9,18 @@ import pytest
 
 from headrace import testing
 from headrace.cli.main import run
-from headrace.client import Admin, Client, ClientOptions, Consumer, Groups, Producer, TopicPartition, start_offsets
+from headrace.client import (
+    Admin,
+    Client,
+    ClientOptions,
+    Consumer,
+    Groups,
+    Producer,
+    TopicPartition,
+    TransactionalProducer,
+    end_offsets,
+    start_offsets,
+)
 from headrace.errors import HeadraceError
 from headrace.log.disk import OsDisk
 from headrace.log.errors import CorruptLog
@@ -352,6 +363,28 @@ def test_after_the_loss_of_the_whole_journal_a_new_producer_is_not_taken_for_an_
     shutil.rmtree(log_of(data, JOURNAL).parent)
     assert run(["log", "repair", str(data), "--yes", "--adopt"]) == 0
     producer_writes_more(data)
+
+
+def test_a_transaction_whose_rows_are_lost_does_not_hold_back_readers_of_committed_data(data: Path) -> None:
+    with testing.broker(data=data) as broker, Client(broker.bootstrap) as client:
+        producer = TransactionalProducer(client, "t")
+        producer.begin()
+        producer.send("orders", b"undecided", partition=0)
+        producer.flush()
+        assert end_offsets(client, [ORDERS], read_committed=True) == {ORDERS: 10}
+    # The broker was stopped in good order, so the end of the partition need not be recovered.
+    path = log_of(data, JOURNAL)
+    starts = starts_in(path)
+    content = path.read_bytes()
+    for start, end in zip(starts, [*starts[1:], len(content)], strict=True):
+        if b"transactions/t" in content[start:end]:
+            flip(path, end - 1)
+    assert run(["log", "repair", str(data), "--yes"]) == 0
+    with testing.broker(data=data) as broker, Client(broker.bootstrap) as client:
+        marker = TopicPartition("orders", 0), 12
+        assert eventually(
+            lambda: end_offsets(client, [ORDERS], read_committed=True), lambda ends: ends == dict([marker])
+        )
 
 
 def test_a_directory_in_use_is_not_repaired(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,8 @@ looks for open transactions in the logs that no row knows. Those of a current ep
 They must not be aborted: the client would repeat its batch, learn that it is a duplicate, and commit a transaction
 whose records are marked aborted. Those of another epoch have no owner and are aborted. This also releases readers where
 a power failure took a marker from a topic whose ``headrace.flush`` is not ``ack``; the records before that marker are
-then lost to them, as that setting accepts.
+then lost to them, as that setting accepts. Where the journal was repaired and rows are lost, all logs are looked
+through, not only those whose end was recovered.
 
 **The delayed EndTxn.** A client sends EndTxn, times out, reconnects, repeats it and begins its next transaction. Then
 the first EndTxn arrives and ends that next transaction. From EndTxn 5 on every end bumps the epoch, so the late one is
@@ -43,6 +44,8 @@ without reason. A process that ends the transaction of another must do so over a
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from itertools import islice
 from typing import Protocol
 
 from headrace.broker.replies import Reply
@@ -60,7 +63,7 @@ from headrace.broker.transactions.producer_ids import ProducerIds
 from headrace.broker.transactions.producers import ProducerIdHandler
 from headrace.broker.transactions.recovery import TransactionRecovery
 from headrace.broker.transactions.registry import Transactions
-from headrace.broker.transactions.states import NEXT_STATES, State
+from headrace.broker.transactions.states import NEXT_STATES, State, Transaction
 from headrace.config import Settings
 from headrace.errors import HeadraceError
 from headrace.ports import Clock, TimerHandle
@@ -69,7 +72,10 @@ from headrace.wire.kafka.messages.transactions import DescribeTransactionsReques
 __all__ = ["GroupOffsets", "TransactionCoordinator"]
 
 EXPIRY_INTERVAL_S = 3600.0
-EXPIRED_PER_CHANGE = 500
+ABORTED_PER_TURN = 50
+EXPIRED_PER_TURN = 500
+"""Transactional ids that are looked at before others get their turn of the loop. All that there may be can time out at
+once, and to abort one takes some 50 µs."""
 
 _log = logging.getLogger(__name__)
 
@@ -120,6 +126,7 @@ class TransactionCoordinator:
             state=state, transactions=transactions, connections=self._connections, offsets=offsets
         )
         self._recovery = TransactionRecovery(
+            state=state,
             clock=clock,
             topics=topics,
             transactions=transactions,
@@ -161,13 +168,24 @@ class TransactionCoordinator:
 
     def _sweep(self) -> None:
         """Abort transactions that are past their timeout, and fence their producers."""
-        for overdue in self._transactions.overdue():
+        self._abort_some(iter(self._transactions.overdue()))
+
+    def _abort_some(self, overdue: Iterator[Transaction]) -> None:
+        some = list(islice(overdue, ABORTED_PER_TURN))
+        for each in filter(self._is_unchanged, some):
             try:
-                self.endings.decide(overdue, commit=False, bump=True)
-                _log.info("transaction %r timed out and is aborted", overdue.transactional_id)
+                self.endings.decide(each, commit=False, bump=True)
+                _log.info("transaction %r timed out and is aborted", each.transactional_id)
             except HeadraceError as error:
-                _log.warning("transaction %r timed out and cannot be aborted yet: %s", overdue.transactional_id, error)
-        self._sweep_later()
+                _log.warning("transaction %r timed out and cannot be aborted yet: %s", each.transactional_id, error)
+        if len(some) == ABORTED_PER_TURN:
+            self._timers["sweep"] = self._clock.call_later(0.0, lambda: self._abort_some(overdue))
+        else:
+            self._sweep_later()
+
+    def _is_unchanged(self, transaction: Transaction) -> bool:
+        """Whether nothing has happened to it since it was looked up, in an earlier turn of the loop."""
+        return self._transactions.find(transaction.transactional_id) is transaction
 
     def _expire_later(self) -> None:
         self._timers["expire"] = self._clock.call_later(EXPIRY_INTERVAL_S, self._expire)
@@ -175,16 +193,22 @@ class TransactionCoordinator:
     def _expire(self) -> None:
         """Remove transactional ids that have been idle for ``transactional.id.expiration.ms``."""
         before_ms = self._clock.wall_ms() - self._settings.integer("transactional.id.expiration.ms")
+        self._expire_some(iter(self._transactions.all()), before_ms)
+
+    def _expire_some(self, left: Iterator[Transaction], before_ms: int) -> None:
+        some = list(islice(left, EXPIRED_PER_TURN))
         idle = [
             each.transactional_id
-            for each in self._transactions.all()
+            for each in filter(self._is_unchanged, some)
             if State.DEAD in NEXT_STATES[each.state] and each.updated_ms <= before_ms
         ]
         try:
-            for start in range(0, len(idle), EXPIRED_PER_CHANGE):
-                names = idle[start : start + EXPIRED_PER_CHANGE]
-                self._transactions.remove(names)
-                self._connections.forget(names)
+            if idle:
+                self._transactions.remove(idle)
+                self._connections.forget(idle)
         except HeadraceError as error:
             _log.warning("idle transactional ids cannot be removed yet: %s", error)
-        self._expire_later()
+        if len(some) == EXPIRED_PER_TURN:
+            self._timers["expire"] = self._clock.call_later(0.0, lambda: self._expire_some(left, before_ms))
+        else:
+            self._expire_later()

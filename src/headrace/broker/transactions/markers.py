@@ -21,7 +21,7 @@ from headrace.errors import HeadraceError
 from headrace.log.errors import CorruptLog
 from headrace.ports import Clock
 
-__all__ = ["RETRY_S", "MarkerWriter", "OpenTransaction", "open_transactions_in_recovered_logs", "pause"]
+__all__ = ["RETRY_S", "MarkerWriter", "OpenTransaction", "open_transactions", "pause"]
 
 RETRY_S = 0.25
 MARKERS_PER_TURN = 100
@@ -43,16 +43,21 @@ class OpenTransaction:
     producer_epoch: int
 
 
-def open_transactions_in_recovered_logs(topics: Topics) -> Iterator[OpenTransaction]:
-    """Every transaction without a marker in the partitions whose end had to be recovered.
+def open_transactions(topics: Topics, *, rows_are_lost: bool) -> Iterator[OpenTransaction]:
+    """Every transaction without a marker that no row may stand for.
 
     What lies below a partition's recovery point was flushed together with the whole data directory, and so with the
-    rows that were written before it. So partitions that were closed in good order are skipped.
+    rows that were written before it. So partitions that were closed in good order are skipped, unless the journal was
+    repaired and has lost rows: then any transaction may be without one, and would hold back readers of committed data
+    for ever.
     """
     for topic in topics.all():
         for partition in topic.served:
-            if partition.log.recovery.scanned_bytes:
-                yield from _open_in(partition)
+            if rows_are_lost or partition.log.recovery.scanned_bytes:
+                try:
+                    yield from _open_in(partition)
+                except HeadraceError as error:
+                    _log.error("%s-%d: open transactions cannot be looked for: %s", topic.name, partition.index, error)
 
 
 def _open_in(partition: Partition) -> Iterator[OpenTransaction]:

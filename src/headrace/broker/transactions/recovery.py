@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 
+from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
 from headrace.broker.transactions.endings import Endings
-from headrace.broker.transactions.markers import MarkerWriter, OpenTransaction, open_transactions_in_recovered_logs
+from headrace.broker.transactions.markers import MarkerWriter, OpenTransaction, open_transactions
 from headrace.broker.transactions.owed_markers import OwedMarkers
 from headrace.broker.transactions.registry import Transactions, require
 from headrace.broker.transactions.states import Transaction
@@ -27,6 +28,7 @@ class TransactionRecovery:
     def __init__(
         self,
         *,
+        state: StateStore,
         clock: Clock,
         topics: Topics,
         transactions: Transactions,
@@ -34,6 +36,7 @@ class TransactionRecovery:
         owed: OwedMarkers,
         endings: Endings,
     ) -> None:
+        self._state = state
         self._clock = clock
         self._topics = topics
         self._transactions = transactions
@@ -52,7 +55,7 @@ class TransactionRecovery:
         owners.update({each.next_producer_id: each.transactional_id for each in known})
         decided = {each.transactional_id for each in known if each.state.decided}
         later: dict[str | None, list[OpenTransaction]] = {}
-        for found in open_transactions_in_recovered_logs(self._topics):
+        for found in open_transactions(self._topics, rows_are_lost=self._state.has_lost_changes):
             if self._owed.covers(found.partition, found.producer_id):
                 continue
             name = owners.get(found.producer_id)
