@@ -207,8 +207,10 @@ class Node:
 
     async def _listen_for_amqp(self) -> None:
         from headrace.server.amqp import AmqpService  # loaded where it is wanted
+        from headrace.server.amqp_users import AmqpUsers
 
-        listener = Listener(AmqpService(self.broker.queues).session, self._listener_limits(), "amqp")
+        users = AmqpUsers.of(self.settings.text("amqp.users.file"))
+        listener = Listener(AmqpService(self.broker.queues, users).session, self._listener_limits(), "amqp")
         await listener.start(self._sockets.pop("amqp"))
         self._listeners.append(listener)
         self.addresses.append(Address("amqp", listener.host, listener.port))

@@ -133,8 +133,9 @@ class Broker:
             remove_files=self.maintenance.delete_group,
         )
         self.topics.load()
+        remove = self.maintenance.delete_group
         self.queues = QueueBroker(
-            store=store, state=self.state, flusher=flusher, clock=clock, remove_files=self.maintenance.delete_group
+            store=store, state=self.state, flusher=flusher, clock=clock, remove_files=remove, settings=settings
         )
         self.queues.load()
         self.groups = Groups()

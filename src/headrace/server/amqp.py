@@ -12,7 +12,6 @@ connection waits too, since a client expects its methods to take effect in order
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections import deque
 from enum import Enum, auto
@@ -22,6 +21,7 @@ import headrace
 from headrace.broker.queues.channel import Channel
 from headrace.broker.queues.queue_broker import QueueBroker
 from headrace.broker.queues.virtual_host import VirtualHost
+from headrace.server.amqp_users import AmqpUsers, credentials_of
 from headrace.server.listener import Listener
 from headrace.server.session import Session, peer_address, send_at_once
 from headrace.wire.amqp.connection import (
@@ -37,7 +37,6 @@ from headrace.wire.amqp.connection import (
 )
 from headrace.wire.amqp.errors import AmqpError, ReplyCode
 from headrace.wire.amqp.methods import IDS
-from headrace.wire.amqp.tables import BadTable, decode_table
 
 __all__ = ["AmqpService", "AmqpSession"]
 
@@ -66,9 +65,6 @@ SPOKEN: Final = {"product": "RabbitMQ", "version": "3.13.0"}
 """Whose behaviour ours is. Clients choose by it: with another name Celery takes ``basic.qos`` for what the standard
 says it is, and tasks with a delay stop the ones after them."""
 
-USER, PASSWORD = "guest", "guest"
-"""RabbitMQ's default user. The listener is on loopback unless ``--insecure`` was written."""
-
 
 class State(Enum):
     """How far the connection is."""
@@ -84,8 +80,9 @@ class State(Enum):
 class AmqpService:
     """What all AMQP connections share; ``session`` is the protocol factory of its listeners."""
 
-    def __init__(self, queues: QueueBroker) -> None:
+    def __init__(self, queues: QueueBroker, users: AmqpUsers) -> None:
         self.queues = queues
+        self.users = users
         self.sessions: set[AmqpSession] = set()
         queues.turn.on_trouble = lambda error: self._trouble(None if error is None else str(error))
 
@@ -287,7 +284,7 @@ class AmqpSession(Session, asyncio.Protocol):
             elif event.name.startswith("channel.") and event.name != "channel.flow":
                 self._channel_method(event)
             else:
-                await self._channel(event.channel).handle(event.name, event.arguments)
+                await self._channel(event.channel, IDS[event.name]).handle(event.name, event.arguments)
         except AmqpError as error:
             self._refuse(event.channel, error)
 
@@ -299,10 +296,10 @@ class AmqpSession(Session, asyncio.Protocol):
             self.wire.send(event.channel, "channel.close-ok")
             self._queues.turn.send(self)
 
-    def _channel(self, number: int) -> Channel:
+    def _channel(self, number: int, method: tuple[int, int] = (0, 0)) -> Channel:
         channel = self._channels.get(number)
         if channel is None or self._state is not State.OPEN:
-            raise AmqpError(ReplyCode.CHANNEL_ERROR, f"expected 'channel.open' on channel {number}")
+            raise AmqpError(ReplyCode.CHANNEL_ERROR, "expected 'channel.open'", method)
         return channel
 
     def _channel_method(self, event: MethodReceived) -> None:
@@ -313,9 +310,8 @@ class AmqpSession(Session, asyncio.Protocol):
             self._channels[number] = Channel(number, self, self._queues.registry, self._queues.turn)
             self.wire.send(number, "channel.open-ok")
         elif name == "channel.close":
-            channel = self._channels.pop(number, None)
-            if channel is not None:
-                channel.close()
+            self._channel(number, IDS[name]).close()
+            del self._channels[number]
             self.wire.send(number, "channel.close-ok")
         elif name != "channel.close-ok":
             raise AmqpError(ReplyCode.COMMAND_INVALID, f"{name} is not a request of a client", IDS[name])
@@ -354,17 +350,25 @@ class AmqpSession(Session, asyncio.Protocol):
         elif name == "connection.update-secret" and self._state is State.OPEN:
             self.wire.send(0, "connection.update-secret-ok")
         else:
-            handler = self._handlers.get((self._state, name))
-            if handler is None:
-                raise AmqpError(ReplyCode.COMMAND_INVALID, f"{name} is not expected now", IDS[name])
-            handler(event.arguments)
+            self._handshake_method(name, event.arguments)
         self._queues.turn.send(self)
+
+    def _handshake_method(self, name: str, arguments: dict[str, Any]) -> None:
+        handler = self._handlers.get((self._state, name))
+        if handler is None:
+            state = "running" if self._state is State.OPEN else self._state.name.lower()
+            raise AmqpError(ReplyCode.CHANNEL_ERROR, f"unexpected method in connection state {state}", IDS[name])
+        try:
+            handler(arguments)
+        except AmqpError as error:
+            error.method = IDS[name] if self._state is State.OPENING else (0, 0)
+            raise
 
     def _start_ok(self, asked: dict[str, Any]) -> None:
         capabilities = asked["client_properties"].get("capabilities")
         self._client_capabilities = capabilities if isinstance(capabilities, dict) else {}
-        user, password = _credentials(asked["mechanism"], asked["response"])
-        if not (hmac.compare_digest(user, USER.encode()) and hmac.compare_digest(password, PASSWORD.encode())):
+        user, password = credentials_of(asked["mechanism"], asked["response"])
+        if not self._service.users.accept(user, password):
             LOG.warning("%s: user %r was refused", self.address, user.decode(errors="replace")[:100])
             raise AmqpError(
                 ReplyCode.ACCESS_REFUSED,
@@ -393,7 +397,10 @@ class AmqpSession(Session, asyncio.Protocol):
         self._state = State.OPENING
 
     def _open(self, asked: dict[str, Any]) -> None:
-        self.virtual_host = self._queues.virtual_host(asked["virtual_host"])
+        host = self._queues.virtual_host(asked["virtual_host"])
+        if not self._service.users.may_use(self.user, host.name):
+            raise AmqpError(ReplyCode.NOT_ALLOWED, f"access to vhost '{host.name}' refused for user '{self.user}'")
+        self.virtual_host = host
         self._state = State.OPEN
         self._cancel_timer()
         if self._heartbeat_s:
@@ -424,6 +431,9 @@ class AmqpSession(Session, asyncio.Protocol):
             self._closing.add(number)
             self.wire.close_channel(number, error)
             self._queues.turn.send(self)
+
+    def refuse(self, number: int, error: AmqpError) -> None:
+        self._refuse(number, error)
 
     def _drop_channel(self, number: int) -> None:
         channel = self._channels.pop(number, None)
@@ -483,17 +493,3 @@ class AmqpSession(Session, asyncio.Protocol):
             self.wire.send_heartbeat()
             self.flush()
         self._set_timer(self._heartbeat_s / 2, self._beat)
-
-
-def _credentials(mechanism: str, response: bytes) -> tuple[bytes, bytes]:
-    """User and password; empty ones where they cannot be read."""
-    if mechanism == "PLAIN":
-        parts = response.split(b"\x00")
-        return (parts[1], parts[2]) if len(parts) == 3 else (b"", b"")
-    if mechanism == "AMQPLAIN":
-        try:
-            table, _ = decode_table(len(response).to_bytes(4, "big") + response, 0, len(response) + 4)
-        except BadTable as error:
-            raise AmqpError(ReplyCode.SYNTAX_ERROR, f"AMQPLAIN cannot be read: {error}") from error
-        return str(table.get("LOGIN", "")).encode(), str(table.get("PASSWORD", "")).encode()
-    raise AmqpError(ReplyCode.NOT_ALLOWED, f"unknown authentication mechanism '{mechanism}'")

@@ -2,34 +2,42 @@
 
 ``handle`` takes every method but the two that come with every message, which have their own: ``publish`` and ``ack``.
 Errors are ``AmqpError``; the session closes the channel, or the connection, with them.
+
+**Consumer timeout.** A message that is neither acknowledged nor given back for ``amqp.consumer.timeout.ms`` ends its
+channel, as in RabbitMQ: the consumer is stuck, and somebody else may do better. The time of every single delivery is
+not kept. Delivery tags ascend, so it is enough to note the latest tag now and then: what was delivered before a note
+and is still here is at least as old as the note.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from headrace.broker.queues.confirms import Confirms, Flushed
+from headrace.broker.queues.consumer import ChannelConsumer, deliver_method
 from headrace.broker.queues.message import Message
-from headrace.broker.queues.queue import Delivery, Published, Queue
+from headrace.broker.queues.queue import Delivery, Published
 from headrace.broker.queues.registry import Registry
-from headrace.broker.queues.routing import Binding, Exchange
+from headrace.broker.queues.reply_to import REPLY_TO
+from headrace.broker.queues.topology import Topology
+from headrace.broker.queues.transaction import Held, Transaction
 from headrace.broker.queues.turn import Output, Turn
 from headrace.broker.queues.virtual_host import VirtualHost
 from headrace.log.errors import LogError
+from headrace.ports import TimerHandle
 from headrace.wire.amqp.connection import AckReceived, AmqpConnection, PublishReceived
 from headrace.wire.amqp.errors import AmqpError, ReplyCode
-from headrace.wire.amqp.methods import IDS, encode_method, short_string
+from headrace.wire.amqp.methods import IDS, encode_method
+from headrace.wire.amqp.tables import type_name
 
 __all__ = ["Channel", "Client"]
 
-RESERVED = "amq."
 TTL_DIGITS_MAX = 15
-
-
-Step = Callable[[Published | None], object]
-"""Something to do at the commit of a transaction; messages of it report to what it is given."""
+TIMEOUT_NOTES = 10
+"""How often the age of deliveries is looked at within the consumer timeout."""
 
 
 class Client(Output, Protocol):
@@ -43,34 +51,8 @@ class Client(Output, Protocol):
     def is_writable(self) -> bool:
         """False while the peer does not read what it was sent."""
 
-
-class ChannelConsumer:
-    """``basic.consume``: takes messages of one queue."""
-
-    def __init__(self, channel: Channel, queue: Queue, tag: str, *, no_ack: bool, priority: int, prefetch: int) -> None:
-        self.queue = queue
-        self.tag = tag
-        self.no_ack = no_ack
-        self.priority = priority
-        self.unacknowledged = 0
-        self._channel = channel
-        self._prefetch = prefetch
-        self._method = b"\x00\x3c\x00\x3c" + short_string(tag)
-
-    def has_credit(self) -> bool:
-        if self.no_ack:
-            return self._channel.is_writable
-        return (
-            (not self._prefetch or self.unacknowledged < self._prefetch)
-            and self._channel.has_credit
-            and self._channel.is_writable
-        )
-
-    def deliver(self, delivery: Delivery, message: Message, *, is_redelivered: bool) -> None:
-        self._channel.deliver(self, self._method, delivery, message, is_redelivered)
-
-    def cancelled(self) -> None:
-        self._channel.queue_deleted(self)
+    def refuse(self, number: int, error: AmqpError) -> None:
+        """Close a channel with an error that no method of the peer has caused."""
 
 
 class Channel:
@@ -83,25 +65,21 @@ class Channel:
         self._host = client.virtual_host
         self._registry = registry
         self._turn = turn
+        self._topology = Topology(self._host, registry, client)
         self._consumers: dict[str, ChannelConsumer] = {}
-        self._deliveries: dict[int, tuple[Delivery, ChannelConsumer | None]] = {}
+        self._deliveries: dict[int, Held] = {}
         self._last_tag = 0
+        self._tag_notes: deque[tuple[int, int]] = deque()
+        """(when, the latest tag then)."""
+        self._timeout: TimerHandle | None = None
         self._prefetch = 0
         self._prefetch_together = 0
-        self._last_queue = ""
         self._confirms: Confirms | None = None
-        self._transaction: list[Step] | None = None
+        self._transaction: Transaction | None = None
+        self._reply_name: bytes | None = None
+        self._reply_tag = ""
         self._handlers: dict[str, Callable[[dict[str, Any]], Awaitable[None]]] = {
             "channel.flow": self._flow,
-            "exchange.declare": self._declare_exchange,
-            "exchange.delete": self._delete_exchange,
-            "exchange.bind": self._bind_exchange,
-            "exchange.unbind": self._unbind_exchange,
-            "queue.declare": self._declare_queue,
-            "queue.bind": self._bind_queue,
-            "queue.unbind": self._unbind_queue,
-            "queue.purge": self._purge_queue,
-            "queue.delete": self._delete_queue,
             "basic.qos": self._qos,
             "basic.consume": self._consume,
             "basic.cancel": self._cancel,
@@ -117,10 +95,14 @@ class Channel:
         }
 
     async def handle(self, name: str, arguments: dict[str, Any]) -> None:
-        handler = self._handlers.get(name)
-        if handler is None:
-            raise AmqpError(ReplyCode.COMMAND_INVALID, f"{name} is not a request of a client", IDS[name])
         try:
+            change = self._topology.handlers.get(name)
+            if change is not None:
+                self._answer(arguments, f"{name}-ok", await change(arguments))
+                return
+            handler = self._handlers.get(name)
+            if handler is None:
+                raise AmqpError(ReplyCode.COMMAND_INVALID, f"{name} is not a request of a client")
             await handler(arguments)
         except AmqpError as error:
             error.method = IDS[name]
@@ -132,15 +114,23 @@ class Channel:
         """The channel ends: its consumers go, and what they have not acknowledged comes back."""
         for consumer in list(self._consumers.values()):
             self._remove_consumer(consumer)
+        self._stop_replies()
+        if self._timeout is not None:
+            self._timeout.cancel()
+        if self._transaction is not None:
+            self._undo(self._transaction)
         for delivery, _ in self._deliveries.values():
-            delivery.queue.give_back(delivery)
+            delivery.queue.give_back(delivery, is_failure=True)
         self._deliveries.clear()
 
     # ---- what consumers ask -----------------------------------------------------------------------------------------
 
     @property
     def has_credit(self) -> bool:
-        return not self._prefetch_together or len(self._deliveries) < self._prefetch_together
+        if not self._prefetch_together:
+            return True
+        settled = 0 if self._transaction is None else self._transaction.settled_count
+        return len(self._deliveries) + settled < self._prefetch_together
 
     @property
     def is_writable(self) -> bool:
@@ -158,6 +148,9 @@ class Channel:
         if not consumer.no_ack:
             self._deliveries[self._last_tag] = (delivery, consumer)
             consumer.unacknowledged += 1
+        self._send_delivery(method, message, is_redelivered=is_redelivered)
+
+    def _send_delivery(self, method: bytes, message: Message, *, is_redelivered: bool) -> None:
         head = b"%b%b%c%c%b%c%b" % (
             method,
             self._last_tag.to_bytes(8, "big"),
@@ -191,9 +184,13 @@ class Channel:
         message = Message(event.exchange, event.routing_key, event.properties, event.body, self._turn.now_ms())
         try:
             self._check_published(message)
+            if message.summary.reply_to == REPLY_TO:
+                message = self._with_reply_name(message)
             if self._transaction is not None:
                 self._host.exchange(event.exchange.decode("utf-8", "surrogateescape"))
-                self._transaction.append(lambda flushed: self._route(message, event.is_mandatory, flushed))
+                self._transaction.publish(
+                    message.size, lambda flushed: self._route(message, event.is_mandatory, flushed)
+                )
             elif self._confirms is None:
                 self._route(message, event.is_mandatory, None)
             else:
@@ -228,7 +225,7 @@ class Channel:
     def _route(self, message: Message, is_mandatory: bool, published: Published | None) -> bool:
         """Give a message to its queues; True if one of them has refused it."""
         queues = self._host.route(message)
-        if not queues and is_mandatory:
+        if not queues and not self._host.replies.deliver(message) and is_mandatory:
             self._return(message)
         if message.summary.has_headers and "BCC" in message.headers:
             headers = {name: value for name, value in message.headers.items() if name != "BCC"}
@@ -279,27 +276,29 @@ class Channel:
         if self._confirms is not None:
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
         if self._transaction is None:
-            self._transaction = []
+            self._transaction = Transaction(self._registry.limits.transaction_bytes_max)
         self._send("tx.select-ok")
 
     async def _commit(self, asked: dict[str, Any]) -> None:
         """Do what was collected, and answer when the messages of it are flushed."""
-        steps, self._transaction = self._collected(), []
         flushed = Flushed()
-        for step in steps:
+        for step in self._selected().take_steps():
             step(flushed)
         await flushed.wait()
         self._send("tx.commit-ok")
 
     async def _rollback(self, asked: dict[str, Any]) -> None:
-        self._collected()
-        self._transaction = []
+        self._undo(self._selected())
         self._send("tx.rollback-ok")
 
-    def _collected(self) -> list[Step]:
+    def _selected(self) -> Transaction:
         if self._transaction is None:
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, "channel is not transactional")
         return self._transaction
+
+    def _undo(self, transaction: Transaction) -> None:
+        """What it has settled is unacknowledged again, in the order of its delivery."""
+        self._deliveries = dict(sorted({**self._deliveries, **transaction.undo()}.items()))
 
     # ---- consuming --------------------------------------------------------------------------------------------------
 
@@ -307,6 +306,11 @@ class Channel:
         if asked["prefetch_size"]:
             raise AmqpError(ReplyCode.NOT_IMPLEMENTED, f"prefetch_size!=0 ({asked['prefetch_size']})")
         if asked["global"]:
+            self._host.warn_once(
+                "global-qos",
+                "a client limits the prefetch of a whole channel (basic.qos with global): it is served, and RabbitMQ "
+                "4.3 and newer refuse it; limit each consumer",
+            )
             self._prefetch_together = asked["prefetch_count"]
         else:
             self._prefetch = asked["prefetch_count"]
@@ -314,27 +318,34 @@ class Channel:
         self.wake()
 
     async def _consume(self, asked: dict[str, Any]) -> None:
-        queue = self._host.queue(self._named(asked["queue"]), self._client)
         tag = asked["consumer_tag"] or f"amq.ctag-{os.urandom(12).hex()}"
-        if tag in self._consumers:
+        if tag in self._consumers or (self._reply_name is not None and tag == self._reply_tag):
             raise AmqpError(ReplyCode.NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
+        if asked["queue"] == REPLY_TO:
+            self._consume_replies(asked, tag)
+            return
+        queue = self._host.queue(self._topology.named(asked["queue"]), self._client)
+        where = f"queue '{queue.name}' in vhost '{self._host.name}'"
         if queue.exclusive_consumer is not None or (asked["exclusive"] and queue.consumers):
-            raise AmqpError(
-                ReplyCode.ACCESS_REFUSED,
-                f"queue '{queue.name}' in vhost '{self._host.name}' in exclusive use",
-            )
+            raise AmqpError(ReplyCode.ACCESS_REFUSED, f"{where} in exclusive use")
         priority = asked["arguments"].get("x-priority", 0)
         if isinstance(priority, bool) or not isinstance(priority, int):
-            raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"invalid arg 'x-priority': {priority!r}")
+            raise AmqpError(
+                ReplyCode.PRECONDITION_FAILED,
+                f"invalid arg 'x-priority' for {where}: \"expected integer, got {type_name(priority)}\"",
+            )
         consumer = ChannelConsumer(self, queue, tag, no_ack=asked["no_ack"], priority=priority, prefetch=self._prefetch)
         self._consumers[tag] = consumer
         self._answer(asked, "basic.consume-ok", {"consumer_tag": tag})
         queue.add_consumer(consumer, is_exclusive=asked["exclusive"])
+        self._watch_timeout()
 
     async def _cancel(self, asked: dict[str, Any]) -> None:
         consumer = self._consumers.get(asked["consumer_tag"])
         if consumer is not None:
             self._remove_consumer(consumer)
+        elif self._reply_name is not None and asked["consumer_tag"] == self._reply_tag:
+            self._stop_replies()
         self._answer(asked, "basic.cancel-ok", {"consumer_tag": asked["consumer_tag"]})
 
     def _remove_consumer(self, consumer: ChannelConsumer) -> None:
@@ -347,7 +358,7 @@ class Channel:
             self._registry.remove_queue_soon(self._host, queue)
 
     async def _get(self, asked: dict[str, Any]) -> None:
-        queue = self._host.queue(self._named(asked["queue"]), self._client)
+        queue = self._host.queue(self._topology.named(asked["queue"]), self._client)
         found = queue.get(no_ack=asked["no_ack"])
         if found is None:
             self._send("basic.get-empty")
@@ -356,6 +367,7 @@ class Channel:
         self._last_tag += 1
         if not asked["no_ack"]:
             self._deliveries[self._last_tag] = (delivery, None)
+            self._watch_timeout()
         method = encode_method(
             "basic.get-ok",
             {
@@ -369,11 +381,37 @@ class Channel:
         self._wire.send_content(self.number, method, message.properties, message.body)
         self._turn.send(self._client)
 
+    # ---- answers ----------------------------------------------------------------------------------------------------
+
+    def _consume_replies(self, asked: dict[str, Any], tag: str) -> None:
+        if not asked["no_ack"]:
+            raise AmqpError(ReplyCode.PRECONDITION_FAILED, "reply consumer cannot acknowledge")
+        if self._reply_name is not None:
+            raise AmqpError(ReplyCode.PRECONDITION_FAILED, "reply consumer already set")
+        method = deliver_method(tag)
+        self._reply_tag = tag
+        self._reply_name = self._host.replies.add(lambda message: self._take_reply(method, message))
+        self._answer(asked, "basic.consume-ok", {"consumer_tag": tag})
+
+    def _take_reply(self, method: bytes, message: Message) -> None:
+        if self.is_writable:
+            self._last_tag += 1
+            self._send_delivery(method, message, is_redelivered=False)
+
+    def _stop_replies(self) -> None:
+        if self._reply_name is not None:
+            self._host.replies.discard(self._reply_name)
+            self._reply_name = None
+
+    def _with_reply_name(self, message: Message) -> Message:
+        if self._reply_name is None:
+            raise AmqpError(ReplyCode.PRECONDITION_FAILED, "fast reply consumer does not exist")
+        return message.with_properties(reply_to=self._reply_name.decode())
+
     # ---- settling ---------------------------------------------------------------------------------------------------
 
     def ack(self, event: AckReceived) -> None:
-        taken = self._take(event.delivery_tag, event.is_multiple, "basic.ack")
-        self._settle(taken, lambda delivery: delivery.queue.acknowledge(delivery))
+        self._settle(self._take(event.delivery_tag, event.is_multiple, "basic.ack"), _acknowledge)
 
     async def _nack(self, asked: dict[str, Any]) -> None:
         taken = self._take(asked["delivery_tag"], asked["multiple"], "basic.nack")
@@ -383,180 +421,78 @@ class Channel:
         taken = self._take(asked["delivery_tag"], False, "basic.reject")
         self._settle(taken, _give_back if asked["requeue"] else _reject)
 
-    def _take(self, tag: int, is_multiple: bool, method: str) -> list[Delivery]:
-        """The deliveries that a tag means; they no longer count against any limit."""
-        if is_multiple:
-            tags = list(self._deliveries) if tag == 0 else [each for each in self._deliveries if each <= tag]
-        else:
-            tags = [tag]
-        if (not tags and tag != 0) or (tag not in self._deliveries and not is_multiple):
+    def _take(self, tag: int, is_multiple: bool, method: str) -> dict[int, Held]:
+        """The deliveries that a tag means."""
+        if not is_multiple:
+            held = self._deliveries.pop(tag, None)
+            if held is None:
+                raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"unknown delivery tag {tag}", IDS[method])
+            return {tag: held}
+        tags = list(self._deliveries) if tag == 0 else [each for each in self._deliveries if each <= tag]
+        if not tags and tag != 0:
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"unknown delivery tag {tag}", IDS[method])
-        taken = []
-        for each in tags:
-            delivery, consumer = self._deliveries.pop(each)
+        return {each: self._deliveries.pop(each) for each in tags}
+
+    def _settle(self, taken: dict[int, Held], settle: Callable[[Delivery], None]) -> None:
+        if self._transaction is None:
+            self._settle_now(taken, settle)
+        else:
+            self._transaction.settle(taken, lambda held: self._settle_now(held, settle))
+
+    def _settle_now(self, taken: dict[int, Held], settle: Callable[[Delivery], None]) -> None:
+        for delivery, consumer in taken.values():
             if consumer is not None:
                 consumer.unacknowledged -= 1
-            taken.append(delivery)
-        return taken
-
-    def _settle(self, deliveries: list[Delivery], settle: Callable[[Delivery], None]) -> None:
-        def all_of_them(_: Published | None) -> None:
-            for delivery in deliveries:
-                settle(delivery)
-
-        if self._transaction is None:
-            all_of_them(None)
-        else:
-            self._transaction.append(all_of_them)
+            settle(delivery)
         if self._prefetch_together:
             self.wake()
 
     async def _recover(self, asked: dict[str, Any]) -> None:
         if not asked["requeue"]:
             raise AmqpError(ReplyCode.NOT_IMPLEMENTED, "requeue=false")
-        for delivery in self._take(0, True, "basic.recover"):
-            delivery.queue.give_back(delivery)
+        self._settle_now(self._take(0, True, "basic.recover"), _give_back)
         self._send("basic.recover-ok")
+
+    # ---- time -------------------------------------------------------------------------------------------------------
+
+    def _watch_timeout(self) -> None:
+        if self._timeout is None:
+            every_s = self._timeout_ms() / TIMEOUT_NOTES / 1000
+            self._timeout = self._turn.later(every_s, self._note_tag)
+
+    def _timeout_ms(self) -> int:
+        """The shortest that a queue of this channel has asked for, or the broker's."""
+        wanted = [each.queue.policy.consumer_timeout_ms for each in self._consumers.values()]
+        return min((each for each in wanted if each is not None), default=self._registry.limits.consumer_timeout_ms)
+
+    def _note_tag(self) -> None:
+        """Note the latest tag, and end the channel if a delivery is older than the oldest note that counts."""
+        self._timeout = None
+        now_ms, timeout_ms = self._turn.now_ms(), self._timeout_ms()
+        overdue = -1
+        while self._tag_notes and now_ms - self._tag_notes[0][0] >= timeout_ms:
+            overdue = self._tag_notes.popleft()[1]
+        self._tag_notes.append((now_ms, self._last_tag))
+        if next(iter(self._deliveries), overdue + 1) <= overdue:
+            self._client.refuse(
+                self.number,
+                AmqpError(
+                    ReplyCode.PRECONDITION_FAILED,
+                    f"delivery acknowledgement on channel {self.number} timed out. Timeout value used: {timeout_ms} "
+                    "ms. This timeout value can be configured, see consumers doc guide to learn more",
+                ),
+            )
+        elif self._consumers or self._deliveries:
+            self._watch_timeout()
 
     async def _flow(self, asked: dict[str, Any]) -> None:
         if not asked["active"]:
             raise AmqpError(ReplyCode.NOT_IMPLEMENTED, "active=false")
         self._send("channel.flow-ok", {"active": True})
 
-    # ---- exchanges --------------------------------------------------------------------------------------------------
 
-    async def _declare_exchange(self, asked: dict[str, Any]) -> None:
-        name = asked["exchange"]
-        if asked["passive"]:
-            self._host.exchange(name)
-        else:
-            if name == "":
-                raise AmqpError(ReplyCode.ACCESS_REFUSED, "operation not permitted on the default exchange")
-            if name.startswith(RESERVED) and name not in self._host.exchanges:
-                raise AmqpError(
-                    ReplyCode.ACCESS_REFUSED, f"exchange name '{name}' contains reserved prefix '{RESERVED}*'"
-                )
-            self._host.check_kind(asked["type"])
-            exchange = Exchange(
-                name,
-                asked["type"],
-                is_durable=asked["durable"],
-                is_auto_delete=asked["auto_delete"],
-                is_internal=asked["internal"],
-                arguments=asked["arguments"],
-            )
-            await self._registry.declare_exchange(self._host, exchange)
-        self._answer(asked, "exchange.declare-ok")
-
-    async def _delete_exchange(self, asked: dict[str, Any]) -> None:
-        name = asked["exchange"]
-        if name == "":
-            raise AmqpError(ReplyCode.ACCESS_REFUSED, "operation not permitted on the default exchange")
-        if name.startswith(RESERVED):
-            raise AmqpError(
-                ReplyCode.ACCESS_REFUSED,
-                f"deletion of system exchange '{name}' in vhost '{self._host.name}' not allowed",
-            )
-        exchange = self._host.exchanges.get(name)
-        if exchange is not None:
-            if asked["if_unused"] and exchange.bindings:
-                raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"exchange '{name}' in vhost '{self._host.name}' in use")
-            await self._registry.remove_exchange(self._host, exchange)
-        self._answer(asked, "exchange.delete-ok")
-
-    async def _bind_exchange(self, asked: dict[str, Any]) -> None:
-        source = self._bindable(asked["source"])
-        binding = Binding(self._bindable(asked["destination"]), asked["routing_key"], asked["arguments"])
-        await self._registry.bind(self._host, source, binding)
-        self._answer(asked, "exchange.bind-ok")
-
-    async def _unbind_exchange(self, asked: dict[str, Any]) -> None:
-        source = self._host.exchanges.get(asked["source"])
-        destination = self._host.exchanges.get(asked["destination"])
-        if source is not None and destination is not None:
-            binding = Binding(destination, asked["routing_key"], asked["arguments"])
-            await self._registry.unbind(self._host, source, binding)
-        self._answer(asked, "exchange.unbind-ok")
-
-    def _bindable(self, name: str) -> Exchange:
-        if name == "":
-            raise AmqpError(ReplyCode.ACCESS_REFUSED, "operation not permitted on the default exchange")
-        return self._host.exchange(name)
-
-    # ---- queues -----------------------------------------------------------------------------------------------------
-
-    def _named(self, name: str) -> str:
-        """An empty name means the queue that this channel has declared last."""
-        if name:
-            return name
-        if not self._last_queue:
-            raise AmqpError(ReplyCode.NOT_FOUND, "no previously declared queue")
-        return self._last_queue
-
-    async def _declare_queue(self, asked: dict[str, Any]) -> None:
-        name = asked["queue"]
-        await self._registry.settled(self._host, name)
-        if asked["passive"]:
-            queue = self._host.queue(self._named(name), self._client)
-        elif name and (name in self._host.queues or name in self._host.damaged):
-            queue = self._declared_again(name, asked)
-        else:
-            if name.startswith(RESERVED):
-                raise AmqpError(ReplyCode.ACCESS_REFUSED, f"queue name '{name}' contains reserved prefix '{RESERVED}*'")
-            queue = await self._registry.make_queue(
-                self._host,
-                name or f"amq.gen-{os.urandom(16).hex()}",
-                asked["arguments"],
-                is_durable=asked["durable"],
-                is_auto_delete=asked["auto_delete"],
-                owner=self._client if asked["exclusive"] else None,
-            )
-        queue.used()
-        self._last_queue = queue.name
-        counts = {"message_count": queue.ready, "consumer_count": len(queue.consumers)}
-        self._answer(asked, "queue.declare-ok", {"queue": queue.name, **counts})
-
-    def _declared_again(self, name: str, asked: dict[str, Any]) -> Queue:
-        queue = self._host.queue(name, self._client)
-        if asked["exclusive"] and queue.owner is None:
-            raise AmqpError(
-                ReplyCode.RESOURCE_LOCKED,
-                f"cannot obtain exclusive access to locked queue '{name}' in vhost '{self._host.name}'",
-            )
-        self._host.check_same_queue(
-            queue, is_durable=asked["durable"], is_auto_delete=asked["auto_delete"], arguments=asked["arguments"]
-        )
-        return queue
-
-    async def _bind_queue(self, asked: dict[str, Any]) -> None:
-        queue = self._host.queue(self._named(asked["queue"]), self._client)
-        key = asked["routing_key"] or ("" if asked["queue"] else queue.name)
-        source = self._bindable(asked["exchange"])
-        await self._registry.bind(self._host, source, Binding(queue, key, asked["arguments"]))
-        self._answer(asked, "queue.bind-ok")
-
-    async def _unbind_queue(self, asked: dict[str, Any]) -> None:
-        queue = self._host.queues.get(self._named(asked["queue"]))
-        source = self._host.exchanges.get(asked["exchange"])
-        if queue is not None and source is not None:
-            await self._registry.unbind(self._host, source, Binding(queue, asked["routing_key"], asked["arguments"]))
-        self._send("queue.unbind-ok")
-
-    async def _purge_queue(self, asked: dict[str, Any]) -> None:
-        queue = self._host.queue(self._named(asked["queue"]), self._client)
-        self._answer(asked, "queue.purge-ok", {"message_count": queue.purge()})
-
-    async def _delete_queue(self, asked: dict[str, Any]) -> None:
-        name = self._named(asked["queue"])
-        count = 0
-        if name in self._host.queues:
-            queue = self._host.queue(name, self._client)
-            if asked["if_unused"] and queue.consumers:
-                raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"queue '{name}' in vhost '{self._host.name}' in use")
-            if asked["if_empty"] and queue.ready:
-                raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"queue '{name}' in vhost '{self._host.name}' not empty")
-            count = await self._registry.remove_queue(self._host, queue)
-        self._answer(asked, "queue.delete-ok", {"message_count": count})
+def _acknowledge(delivery: Delivery) -> None:
+    delivery.queue.acknowledge(delivery)
 
 
 def _give_back(delivery: Delivery) -> None:

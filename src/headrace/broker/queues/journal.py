@@ -4,11 +4,13 @@ A record is one turn's changes, entries of 18 bytes:
 
     'g' lane first end      the offsets [first, end) are gone: acknowledged, expired or dropped
     'd' lane cursor 0       offsets below the cursor were handed out
+    'r' lane offset count   the message has come back so often, in a queue that counts that
 
 or a part of a snapshot, which says everything that the records before it said:
 
     'f' lane floor cursor   everything below the floor is gone
     'b' lane number bits    a chunk of an ``OffsetSet``: what is gone above the floor
+    'r' lane offset count   as above
 
 Folding the journal from its start gives the lanes as they were. It is written before a consumer sees a message and when
 one has acknowledged it, once per turn of the loop, and synced at intervals: what a killed process wrote is there. After
@@ -44,6 +46,9 @@ class QueueJournal:
         self._flusher = flusher
         self._lanes = lanes
         self._gone: list[list[int]] = [[] for _ in lanes]
+        self._returns: dict[tuple[int, int], int] = {}
+        """By lane and offset; of messages that are not gone."""
+        self._returned: dict[tuple[int, int], None] = {}
         self._written_cursors = [lane.cursor for lane in lanes]
         self._bytes = 0
         self._snapshot_bytes = 0
@@ -56,6 +61,11 @@ class QueueJournal:
                 self._fold(record.value or b"", gone)
         for lane, ranges in zip(self._lanes, gone, strict=True):
             lane.recover(ranges)
+        self._returns = {
+            (number, offset): count
+            for (number, offset), count in self._returns.items()
+            if not self._lanes[number].is_gone(offset)
+        }
         self._written_cursors = [lane.delivered_before for lane in self._lanes]
 
     def _fold(self, value: bytes, gone: list[list[tuple[int, int]]]) -> None:
@@ -69,6 +79,8 @@ class QueueJournal:
                 gone[number_of_lane].append((first, second))
             elif kind == b"d":
                 lane.delivered_before = first
+            elif kind == b"r":
+                self._returns[number_of_lane, first] = second
             else:
                 gone[number_of_lane].append((0, first))
                 lane.delivered_before = second
@@ -76,6 +88,19 @@ class QueueJournal:
     def note_gone(self, lane: int, offset: int) -> None:
         """For the next ``write``."""
         self._gone[lane].append(offset)
+        if self._returns:
+            self._returns.pop((lane, offset), None)
+
+    def note_returned(self, lane: int, offset: int) -> int:
+        """The same, for a message that has come back once more; how often that is now."""
+        place = (lane, offset)
+        self._returned[place] = None
+        count = self._returns[place] = self._returns.get(place, 0) + 1
+        return count
+
+    def returns(self, lane: int, offset: int) -> int:
+        """How often a message has come back."""
+        return self._returns.get((lane, offset), 0) if self._returns else 0
 
     def write(self, now_ms: int) -> None:
         """Write what has changed since the last time. Raises LogError; then it is kept for the next."""
@@ -84,6 +109,7 @@ class QueueJournal:
             entries += [_ENTRY.pack(b"g", number, first, end) for first, end in _ranges(self._gone[number])]
             if lane.cursor > self._written_cursors[number]:
                 entries.append(_ENTRY.pack(b"d", number, lane.cursor, 0))
+        entries += [self._return_entry(*place) for place in self._returned if place in self._returns]
         if not entries:
             return
         self._append([Record(None, b"".join(entries), now_ms)], now_ms)
@@ -91,6 +117,7 @@ class QueueJournal:
             self._gone[number].clear()
             self._written_cursors[number] = max(lane.cursor, self._written_cursors[number])
             lane.release()
+        self._returned.clear()
         if self._bytes > max(SNAPSHOT_BYTES_MIN, 4 * self._snapshot_bytes):
             self.snapshot(now_ms)
 
@@ -103,12 +130,17 @@ class QueueJournal:
             records += [
                 Record(None, _CHUNK.pack(b"b", number, chunk) + data, now_ms) for chunk, data in lane.gone_chunks()
             ]
+        if self._returns:
+            records.append(Record(None, b"".join(self._return_entry(*place) for place in self._returns), now_ms))
         self._log.roll()
         first = self._log.end_offset
         self._bytes = 0
         self._append(records, now_ms)
         self._snapshot_bytes = self._bytes
         self._log.advance_start(first)
+
+    def _return_entry(self, lane: int, offset: int) -> bytes:
+        return _ENTRY.pack(b"r", lane, offset, self._returns[lane, offset])
 
     def _append(self, records: list[Record], now_ms: int) -> None:
         batch = build_batch(records)

@@ -208,6 +208,9 @@ class Lane:
                 self._gone.add_range(first, min(end, self.end))
         self._settle_floor()
 
+    def is_gone(self, offset: int) -> bool:
+        return offset < self.floor or offset in self._gone
+
     def recover_chunk(self, number: int, data: bytes) -> None:
         self._gone.add_chunk(number, data)
 

@@ -10,6 +10,7 @@ it gets there. It is never delivered.
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -107,7 +108,9 @@ class Queue:
         self._waiting: list[Message] = []
         self._published: dict[Published, None] = {}
         self._rotation: deque[Consumer] = deque()
-        self._returns: dict[tuple[int, int], int] = {}
+        self._delayed: list[tuple[int, Delivery]] = []
+        """Messages that wait before they are delivered again, by when that is over; a heap."""
+        self._delay: TimerHandle | None = None
         self._expiry: TimerHandle | None = None
 
     def recover(self) -> None:
@@ -258,8 +261,8 @@ class Queue:
 
     def _counted(self, message: Message, number: int, offset: int) -> Message:
         """Queues that limit deliveries say how often a message was returned."""
-        returns = self._returns.get((number, offset), 0)
-        if not returns or self.policy.delivery_limit is None:
+        returns = self._journal.returns(number, offset)
+        if not returns:
             return message
         return message.with_properties(headers={**message.headers, "x-delivery-count": returns})
 
@@ -306,7 +309,7 @@ class Queue:
                     self._turn.touch(self)
                     self._head()
 
-            self._expiry = self._turn.later(min(wait_ms / 1000, 3600.0), due)  # type: ignore[assignment]
+            self._expiry = self._turn.later(min(wait_ms / 1000, 3600.0), due)
 
     def _drop(self, number: int, offset: int, reason: str) -> None:
         """The message is not delivered; whoever wants dead letters gets it."""
@@ -325,25 +328,44 @@ class Queue:
     def _settle(self, number: int, offset: int) -> None:
         self._lanes[number].settle(offset)
         self._journal.note_gone(number, offset)
-        if self._returns:
-            self._returns.pop((number, offset), None)
 
-    def give_back(self, delivery: Delivery) -> None:
-        """It comes back to its old place, unless that has happened too often."""
+    def give_back(self, delivery: Delivery, *, is_failure: bool = False) -> None:
+        """It comes back to its old place, unless that has happened too often. It is a failure when its consumer ended
+        without a word."""
         if self.is_deleted:
             return
-        _, number, offset, size = delivery
-        place = (number, offset)
         self._turn.touch(self)
-        limit = self.policy.delivery_limit
-        if limit is not None:
-            self._returns[place] = self._returns.get(place, 0) + 1
-            if self._returns[place] > limit:
+        policy = self.policy
+        if policy.delivery_limit is not None:
+            returns = self._journal.note_returned(delivery.lane, delivery.offset)
+            if returns > policy.delivery_limit:
                 self.reject(delivery, "delivery_limit")
                 return
+            delay_ms = policy.retry_delay_ms(returns, is_failure=is_failure)
+            if delay_ms:
+                heapq.heappush(self._delayed, (self._turn.now_ms() + delay_ms, delivery))
+                self._watch_delays()
+                return
+        self._put_back(delivery)
+
+    def _put_back(self, delivery: Delivery) -> None:
         if self.policy.bytes_max is not None:
-            self.ready_bytes += size
-        self._lanes[number].give_back(offset)
+            self.ready_bytes += delivery.size
+        self._lanes[delivery.lane].give_back(delivery.offset)
+
+    def _watch_delays(self) -> None:
+        """What has waited long enough is ready again. A kill ends all delays."""
+        if self.is_deleted:
+            return
+        if self._delay is not None:
+            self._delay.cancel()
+            self._delay = None
+        now_ms = self._turn.now_ms()
+        while self._delayed and self._delayed[0][0] <= now_ms:
+            self._put_back(heapq.heappop(self._delayed)[1])
+            self._turn.touch(self)
+        if self._delayed:
+            self._delay = self._turn.later((self._delayed[0][0] - now_ms) / 1000, self._watch_delays)
 
     def reject(self, delivery: Delivery, reason: str = "rejected") -> None:
         """It is not wanted: it becomes a dead letter."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from headrace.broker.queues.limits import QueueLimits
 from headrace.broker.queues.registry import DEFAULT_HOST, Registry
 from headrace.broker.queues.turn import Turn
 from headrace.broker.queues.virtual_host import VirtualHost
 from headrace.broker.state import StateStore
+from headrace.config import Settings
 from headrace.log.flush import Flusher
 from headrace.log.space import LogSpace
 from headrace.log.store import LogStore
@@ -29,13 +31,22 @@ class QueueBroker:
         flusher: Flusher,
         clock: Clock,
         remove_files: Callable[[LogSpace, str, Callable[[], None]], None],
+        settings: Settings,
     ) -> None:
         self.turn = Turn(
             defer=lambda run: asyncio.get_running_loop().call_soon(run),
             later=clock.call_later,
             now_ms=clock.wall_ms,
         )
-        self.registry = Registry(store=store, state=state, flusher=flusher, turn=self.turn, remove_files=remove_files)
+        self.registry = Registry(
+            store=store,
+            state=state,
+            flusher=flusher,
+            turn=self.turn,
+            remove_files=remove_files,
+            limits=QueueLimits.of(settings),
+            hosts=settings.items("amqp.vhosts"),
+        )
 
     def load(self) -> None:
         """Before ``LogStore.sync_recovered``."""

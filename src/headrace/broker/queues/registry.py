@@ -21,6 +21,7 @@ from typing import Any
 
 from headrace.broker.queues.journal import QueueJournal
 from headrace.broker.queues.lane import Lane
+from headrace.broker.queues.limits import QueueLimits
 from headrace.broker.queues.policy import QueuePolicy
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.routing import Binding, Exchange
@@ -66,13 +67,16 @@ class Registry:
         flusher: Flusher,
         turn: Turn,
         remove_files: Callable[[LogSpace, str, Callable[[], None]], None],
+        limits: QueueLimits | None = None,
+        hosts: Iterable[str] = (),
     ) -> None:
+        self.limits = limits or QueueLimits()
         self._space = store.space(QUEUES)
         self._state = state
         self._flusher = flusher
         self._turn = turn
         self._remove_files = remove_files
-        self.hosts = {DEFAULT_HOST: VirtualHost(DEFAULT_HOST)}
+        self.hosts = {name: VirtualHost(name) for name in (DEFAULT_HOST, *hosts)}
         self._tasks: set[asyncio.Task[int]] = set()
         self._making: dict[tuple[str, str], asyncio.Event] = {}
         """Queues that are being made, each set when that has ended."""
@@ -145,7 +149,7 @@ class Registry:
         queue = Queue(
             name,
             arguments=arguments,
-            policy=QueuePolicy.of(arguments),
+            policy=QueuePolicy.of(arguments, f"queue '{name}' in vhost '{host.name}'"),
             lanes=lanes,
             journal=QueueJournal(logs[0], self._flusher, lanes),
             turn=self._turn,
@@ -206,7 +210,7 @@ class Registry:
         is_auto_delete: bool,
         owner: object | None,
     ) -> Queue:
-        policy = QueuePolicy.of(arguments)
+        policy = QueuePolicy.of(arguments, f"queue '{name}' in vhost '{host.name}'")
         group = os.urandom(16).hex()
         numbers = range(2 + policy.priority_max)
         refused = await asyncio.get_running_loop().run_in_executor(None, self._space.make, {group: numbers})

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from headrace.wire.amqp.tables import Timestamp
+from headrace.wire.amqp.errors import AmqpError, ReplyCode
+from headrace.wire.amqp.tables import Timestamp, type_name
 
-__all__ = ["EXCHANGE_TYPES", "Binding", "Destination", "Exchange", "Matcher", "new_matcher"]
+__all__ = ["EXCHANGE_TYPES", "Binding", "Destination", "Exchange", "Matcher", "check_headers_binding", "new_matcher"]
 
 
 class Destination(Protocol):
@@ -151,6 +152,24 @@ class TopicMatcher:
             any_words = node.children.get("#")
             if any_words is not None:
                 waiting += [(any_words, later) for later in range(place, len(words) + 1)]
+
+
+HEADER_MATCHES: Final = ("all", "any", "all-with-x", "any-with-x")
+
+
+def check_headers_binding(binding: Binding) -> None:
+    """Raises AmqpError for an ``x-match`` that is none."""
+    how = binding.arguments.get("x-match", "all")
+    if not isinstance(how, str):
+        raise AmqpError(
+            ReplyCode.PRECONDITION_FAILED,
+            f"Invalid x-match field type {type_name(how)} (value {how}); expected longstr",
+        )
+    if how not in HEADER_MATCHES:
+        raise AmqpError(
+            ReplyCode.PRECONDITION_FAILED,
+            f'Invalid x-match field value <<"{how}">>; expected all, any, all-with-x, or any-with-x',
+        )
 
 
 class HeadersMatcher(_EveryBinding):

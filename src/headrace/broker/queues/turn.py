@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.log.errors import LogError
+from headrace.ports import TimerHandle
 
 if TYPE_CHECKING:
     from headrace.broker.queues.queue import Queue
@@ -51,7 +52,7 @@ class Turn:
         self,
         *,
         defer: Callable[[Callable[[], None]], object],
-        later: Callable[[float, Callable[[], None]], object],
+        later: Callable[[float, Callable[[], None]], TimerHandle],
         now_ms: Callable[[], int],
         on_trouble: Callable[[LogError | None], None] = lambda error: None,
     ) -> None:

@@ -5,16 +5,20 @@ Names and texts of errors are RabbitMQ's. What of it is durable is the ``Registr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
 
 from headrace.broker.queues.message import Message
 from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.reply_to import Replies
 from headrace.broker.queues.routing import EXCHANGE_TYPES, Binding, Exchange
 from headrace.wire.amqp.errors import AmqpError, ReplyCode
-from headrace.wire.amqp.tables import Timestamp
+from headrace.wire.amqp.tables import Timestamp, type_name
 
 __all__ = ["VirtualHost"]
+
+LOG = logging.getLogger("headrace.queues")
 
 ROUTES_MAX = 10_000
 DEATHS_MAX = 1_000
@@ -30,20 +34,36 @@ _PREDECLARED = (
 )
 
 
+COMPARED_ARGUMENTS: Final = (
+    "x-expires",
+    "x-message-ttl",
+    "x-dead-letter-exchange",
+    "x-dead-letter-routing-key",
+    "x-max-length",
+    "x-max-length-bytes",
+    "x-max-in-memory-length",
+    "x-max-in-memory-bytes",
+    "x-max-priority",
+    "x-overflow",
+    "x-queue-mode",
+    "x-single-active-consumer",
+    "x-queue-type",
+    "x-quorum-initial-group-size",
+    "x-max-age",
+    "x-stream-max-segment-size-bytes",
+    "x-initial-cluster-size",
+    "x-queue-leader-locator",
+)
+"""What must be the same when a queue is declared again, in the order in which RabbitMQ looks."""
+
+
 def _shown(value: Any) -> str:
-    """A property in RabbitMQ's words; one of the arguments with its type."""
-    if value is None:
-        return "none"
+    """A property in RabbitMQ's words."""
     return f"'{str(value).lower() if isinstance(value, bool) else value}'"
 
 
-def _shown_argument(value: Any) -> str:
-    if value is None:
-        return "none"
-    kind = "bool" if isinstance(value, bool) else "longstr"
-    if kind != "bool" and isinstance(value, int):
-        kind = "signedint" if -(2**31) <= value < 2**31 else "long"
-    return f"the value {_shown(value)} of type '{kind}'"
+def _shown_with_type(value: Any) -> str:
+    return "none" if value is None else f"the value {_shown(value)} of type '{type_name(value)}'"
 
 
 class VirtualHost:
@@ -55,7 +75,9 @@ class VirtualHost:
         self.queues: dict[str, Queue] = {}
         self.damaged: dict[str, str] = {}
         """Queues whose logs cannot be read, and why."""
+        self.replies = Replies()
         self._routes: dict[tuple[bytes, bytes], tuple[Queue, ...]] = {}
+        self._warned: set[str] = set()
 
     # ---- finding ----------------------------------------------------------------------------------------------------
 
@@ -73,13 +95,22 @@ class VirtualHost:
         if found is None:
             raise AmqpError(ReplyCode.NOT_FOUND, f"no queue '{name}' in vhost '{self.name}'")
         if found.owner is not None and found.owner is not connection:
-            raise AmqpError(
-                ReplyCode.RESOURCE_LOCKED,
-                f"cannot obtain exclusive access to locked queue '{name}' in vhost '{self.name}'. It could be "
-                "originally declared on another connection or the exclusive property value does not match that of "
-                "the original declaration.",
-            )
+            raise self.locked(name)
         return found
+
+    def locked(self, name: str) -> AmqpError:
+        return AmqpError(
+            ReplyCode.RESOURCE_LOCKED,
+            f"cannot obtain exclusive access to locked queue '{name}' in vhost '{self.name}'. It could be originally "
+            "declared on another connection or the exclusive property value does not match that of the original "
+            "declaration.",
+        )
+
+    def warn_once(self, about: str, text: str) -> None:
+        """Tell the operator something that would otherwise be said for every client."""
+        if about not in self._warned:
+            self._warned.add(about)
+            LOG.warning("%s", text)
 
     # ---- exchanges --------------------------------------------------------------------------------------------------
 
@@ -97,31 +128,32 @@ class VirtualHost:
             ("is_internal", "internal"),
         ):
             self._check_same("exchange", wanted.name, name, getattr(existing, field), getattr(wanted, field))
-        alternate = "alternate-exchange"
-        self._check_same(
-            "exchange", wanted.name, alternate, existing.arguments.get(alternate), wanted.arguments.get(alternate)
-        )
+        self._check_same_argument("exchange", wanted.name, "alternate-exchange", existing.arguments, wanted.arguments)
         return False
 
     def check_kind(self, kind: str) -> None:
         if kind not in EXCHANGE_TYPES:
             raise AmqpError(ReplyCode.COMMAND_INVALID, f"unknown exchange type '{kind}'")
 
-    def _check_same(
-        self,
-        what: str,
-        name: str,
-        field: str,
-        current: Any,
-        received: Any,
-        shown: Callable[[Any], str] = _shown,
-    ) -> None:
+    def _check_same(self, what: str, name: str, field: str, current: Any, received: Any) -> None:
         if current != received:
-            raise AmqpError(
-                ReplyCode.PRECONDITION_FAILED,
-                f"inequivalent arg '{field}' for {what} '{name}' in vhost '{self.name}': "
-                f"received {shown(received)} but current is {shown(current)}",
-            )
+            raise self._unequal(what, name, field, _shown(received), _shown(current))
+
+    def _check_same_argument(
+        self, what: str, name: str, field: str, current: Mapping[str, Any], received: Mapping[str, Any]
+    ) -> None:
+        one, other = received.get(field), current.get(field)
+        if one is not None and other is not None:
+            self._check_same(what, name, field, other, one)
+        elif one is not None or other is not None:
+            raise self._unequal(what, name, field, _shown_with_type(one), _shown_with_type(other))
+
+    def _unequal(self, what: str, name: str, field: str, received: str, current: str) -> AmqpError:
+        return AmqpError(
+            ReplyCode.PRECONDITION_FAILED,
+            f"inequivalent arg '{field}' for {what} '{name}' in vhost '{self.name}': "
+            f"received {received} but current is {current}",
+        )
 
     def check_same_queue(
         self, queue: Queue, *, is_durable: bool, is_auto_delete: bool, arguments: Mapping[str, Any]
@@ -129,11 +161,11 @@ class VirtualHost:
         """Whether a queue may be declared like this, since it exists."""
         self._check_same("queue", queue.name, "durable", queue.is_durable, is_durable)
         self._check_same("queue", queue.name, "auto_delete", queue.is_auto_delete, is_auto_delete)
-        for name in sorted({*queue.arguments, *arguments}):
-            if name.startswith("x-"):
-                self._check_same(
-                    "queue", queue.name, name, queue.arguments.get(name), arguments.get(name), _shown_argument
-                )
+        current = queue.arguments
+        if {current.get("x-queue-type", "classic"), arguments.get("x-queue-type", "classic")} == {"classic"}:
+            current, arguments = _without_type(current), _without_type(arguments)
+        for name in COMPARED_ARGUMENTS:
+            self._check_same_argument("queue", queue.name, name, current, arguments)
 
     def remove_exchange(self, exchange: Exchange) -> list[Exchange]:
         """Take it away with all its bindings; the exchanges that go with it, since they were bound to nothing else."""
@@ -261,6 +293,10 @@ class VirtualHost:
                 continue  # it went round in a circle by itself
             if not target.rejects(letter):
                 target.publish(letter)
+
+
+def _without_type(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name != "x-queue-type"}
 
 
 def _carbon_copies(headers: Mapping[str, Any]) -> list[bytes]:

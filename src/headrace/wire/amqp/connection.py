@@ -218,7 +218,7 @@ class AmqpConnection:
         number = payload[:4]
         if channel in self._contents:
             if number not in _CHANNEL_CLOSES:
-                raise AmqpError(ReplyCode.UNEXPECTED_FRAME, "a method came in the middle of a message")
+                raise _unexpected(self._contents[channel])
             self._drop_content(channel)
         if number == _PUBLISH:
             self._contents[channel] = _Content(payload)
@@ -232,12 +232,16 @@ class AmqpConnection:
     def _header(self, channel: int, payload: bytes) -> Event | None:
         content = self._contents.get(channel)
         if content is None or content.properties is not None:
-            raise AmqpError(ReplyCode.UNEXPECTED_FRAME, "a content header came without a method that has content")
+            raise _unexpected(content)
         if len(payload) < 14:
             raise AmqpError(ReplyCode.FRAME_ERROR, "a content header is too short")
         class_id, weight, size = _CONTENT.unpack_from(payload)
         if class_id != _BASIC or weight:
-            raise AmqpError(ReplyCode.FRAME_ERROR, f"a content header of class {class_id} with weight {weight}")
+            raise AmqpError(
+                ReplyCode.UNEXPECTED_FRAME,
+                f"expected content header for class 60, got one for class {class_id} with weight {weight} instead",
+                IDS["basic.publish"],
+            )
         if size > self.message_bytes_max:
             too_large = f"message size {size} is larger than configured max size {self.message_bytes_max}"
             error = AmqpError(ReplyCode.PRECONDITION_FAILED, too_large, IDS["basic.publish"])
@@ -256,7 +260,7 @@ class AmqpConnection:
     def _body(self, channel: int, payload: bytes) -> Event | None:
         content = self._contents.get(channel)
         if content is None or content.parts is None:
-            raise AmqpError(ReplyCode.UNEXPECTED_FRAME, "a body came without a content header")
+            raise _unexpected(content)
         content.missing -= len(payload)
         if content.missing < 0:
             raise AmqpError(ReplyCode.FRAME_ERROR, f"a body is longer than the {content.size} bytes announced")
@@ -339,6 +343,17 @@ class AmqpConnection:
         self._out.clear()
         self.bytes_to_send = 0
         return data
+
+
+def _unexpected(content: _Content | None) -> AmqpError:
+    """A frame that does not belong where it came, in RabbitMQ's words."""
+    if content is None:
+        return AmqpError(ReplyCode.UNEXPECTED_FRAME, "expected method frame, got non method frame instead")
+    missing = "content header for class 60" if content.properties is None else "content body"
+    found = "content header" if content.properties is None else "content body"
+    return AmqpError(
+        ReplyCode.UNEXPECTED_FRAME, f"expected {missing}, got non {found} frame instead", IDS["basic.publish"]
+    )
 
 
 def _close_arguments(error: AmqpError) -> dict[str, Any]:

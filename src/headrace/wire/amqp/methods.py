@@ -180,7 +180,7 @@ def decode_method(payload: bytes) -> tuple[str, dict[str, Any]]:
     try:
         return name, _decode_arguments(_METHODS[name][1], payload)
     except (BadTable, struct.error, IndexError) as error:
-        raise AmqpError(ReplyCode.SYNTAX_ERROR, f"{name} cannot be read: {error}", number) from error
+        raise AmqpError(ReplyCode.FRAME_ERROR, f"cannot decode {name}: {error}", number) from error
 
 
 def _decode_arguments(declared: Arguments, payload: bytes) -> dict[str, Any]:

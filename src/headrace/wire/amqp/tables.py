@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-__all__ = ["DEPTH_MAX", "BadTable", "Timestamp", "decode_table", "encode_table"]
+__all__ = ["DEPTH_MAX", "BadTable", "Timestamp", "decode_table", "encode_table", "type_name"]
 
 DEPTH_MAX = 32
 
@@ -156,6 +156,23 @@ def _encode_value(value: Any) -> bytes:
         body = b"".join(map(_encode_value, value))
         return b"A" + _UINT32.pack(len(body)) + body
     raise BadTable(f"{type(value).__name__} is no type of a value")
+
+
+def type_name(value: Any) -> str:
+    """What RabbitMQ calls the type of a value in its messages. Integers have the type that they would be written as."""
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "signedint" if -(2**31) <= value < 2**31 else "long"
+    names = {
+        str: "longstr",
+        bytes: "binary",
+        float: "double",
+        Decimal: "decimal",
+        Timestamp: "timestamp",
+        dict: "table",
+    }
+    return names.get(type(value), "void" if value is None else "array")
 
 
 def _encode_integer(value: int) -> bytes:

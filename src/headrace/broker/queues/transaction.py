@@ -1,0 +1,66 @@
+"""The transaction of a channel (``tx.select``): what it has published and settled since the last commit.
+
+Nothing of it has happened for anybody else. Messages that it has settled count against the prefetch until the commit;
+a rollback makes them unacknowledged again, and so does the end of the channel, which gives them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headrace.broker.queues.queue import Delivery, Published
+from headrace.wire.amqp.errors import AmqpError, ReplyCode
+
+if TYPE_CHECKING:
+    from headrace.broker.queues.consumer import ChannelConsumer
+
+__all__ = ["Held", "Step", "Transaction"]
+
+Held = tuple[Delivery, "ChannelConsumer | None"]
+"""A message that was delivered and is not settled, and who has it."""
+
+Step = Callable[[Published], object]
+"""Something to do at the commit; messages of it report to what it is given."""
+
+
+class Transaction:
+    """See the module."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._steps: list[Step] = []
+        self._settled: dict[int, Held] = {}
+
+    @property
+    def settled_count(self) -> int:
+        return len(self._settled)
+
+    def publish(self, size: int, step: Step) -> None:
+        """Raises AmqpError when the transaction holds more than it may."""
+        self._bytes += size
+        if self._bytes > self._bytes_max:
+            raise AmqpError(
+                ReplyCode.RESOURCE_ERROR,
+                f"a transaction holds at most {self._bytes_max} bytes (amqp.transaction.bytes.max)",
+            )
+        self._steps.append(step)
+
+    def settle(self, taken: dict[int, Held], settle: Callable[[dict[int, Held]], None]) -> None:
+        self._settled.update(taken)
+        self._steps.append(lambda _: settle(taken))
+
+    def take_steps(self) -> list[Step]:
+        """For the commit; the next transaction begins."""
+        steps, self._steps = self._steps, []
+        self._settled.clear()
+        self._bytes = 0
+        return steps
+
+    def undo(self) -> dict[int, Held]:
+        """Forget everything; the messages that are not settled after all."""
+        settled, self._settled = self._settled, {}
+        self._steps.clear()
+        self._bytes = 0
+        return settled
