@@ -18,7 +18,7 @@ SPARK_KILLS ?= 50
 # on Spark, has the machine for itself.
 WORKERS      ?= 2
 BY_TEST      := tests/architecture tests/unit tests/properties
-BY_FILE      := tests/capture tests/sinks tests/docs
+BY_FILE      := tests/capture tests/sinks tests/sourcing tests/docs
 BY_PROTOCOL  := tests/amqp tests/differential tests/interop tests/servers
 SHORT        := "not (spark and slow)"
 

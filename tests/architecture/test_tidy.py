@@ -109,7 +109,7 @@ def test_every_module_is_used_by_something() -> None:
     for path in SOURCE_FILES:
         used |= imported_names(path) - {module_name(path)}
     used |= {".".join(name.split(".")[:depth]) for name in used for depth in range(1, name.count(".") + 1)}
-    public_for_users = ("headrace.testing", "headrace.client", "headrace.spark.testing")
+    public_for_users = ("headrace.testing", "headrace.client", "headrace.sourcing", "headrace.spark.testing")
     unused = [
         module_name(path)
         for path in SOURCE_FILES

@@ -1,0 +1,178 @@
+"""Appends on their way into a store, and how those of many threads share one commit.
+
+A commit costs a sync of the disk, whatever it holds. So a thread that appends puts its request into a queue. If nobody
+writes, it becomes the leader: it takes the queue, writes all of it in one transaction, and reports to each request its
+own outcome. Requests that come meanwhile wait for the next leader, which is the first of them. A single thread pays
+nothing for this; with many, one sync serves all that wait.
+
+Requests of one batch are decided one after another, in the order of the queue: a request that conflicts leaves nothing
+behind, and the one after it sees the events of those before it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.sourcing.errors import AppendConflict
+from headrace.sourcing.events import ANY, EXISTS, NONE, Condition, Expected
+
+__all__ = ["Appended", "Appends", "EventRow", "GroupCommit", "Part", "Progress", "Request", "check_expected"]
+
+BATCH_REQUESTS_MAX = 256
+
+EventRow = tuple[str, str, int, str, str, str | None, str | None, str | None]
+"""event_id, type, schema_version, data, tags, correlation_id, causation_id, actor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a process has read, kept in the store. ``position`` must be greater than the one that is kept."""
+
+    name: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The events of a request that go to one stream, or to none."""
+
+    stream: str | None
+    expected: Expected
+    rows: Sequence[EventRow]
+    tags: Sequence[tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What an append has done. ``repeated``: it was done before, by the same event ids or the same command."""
+
+    position: int
+    """Of the last event."""
+    first_position: int
+    versions: dict[str, int]
+    """Of each stream, after the append."""
+    repeated: bool = False
+
+    @property
+    def version(self) -> int:
+        """Of the stream, where the append was to one."""
+        return next(iter(self.versions.values()), 0)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One append. Its events become visible together, or not at all."""
+
+    parts: Sequence[Part]
+    command_id: str | None = None
+    condition: Condition | None = None
+    progress: Progress | None = None
+    checks_ids: bool = False
+    """Whether event ids were given by the caller, so that they may be there already."""
+    outcome: Appended | BaseException | None = None
+    wake: Any = field(default_factory=lambda: _locked())
+
+    @property
+    def event_ids(self) -> list[str]:
+        return [row[0] for part in self.parts for row in part.rows]
+
+    @property
+    def streams(self) -> list[str]:
+        return [part.stream for part in self.parts if part.stream is not None]
+
+
+def _locked() -> Any:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+class GroupCommit:
+    """See the module. ``write`` gives every request of a batch its outcome; what it raises is everybody's."""
+
+    def __init__(self, write: Callable[[Sequence[Request]], None]) -> None:
+        self._write = write
+        self._lock = threading.Lock()
+        self._queue: list[Request] = []
+        self._is_led = False
+
+    def submit(self, request: Request) -> Appended:
+        with self._lock:
+            self._queue.append(request)
+            leads = not self._is_led
+            self._is_led = True
+        if not leads:
+            request.wake.acquire()
+        if request.outcome is None:
+            self._lead(request)
+        outcome = request.outcome
+        assert outcome is not None, "a batch was written without an outcome for each of its requests"
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def _lead(self, own: Request) -> None:
+        with self._lock:
+            batch, self._queue = self._queue[:BATCH_REQUESTS_MAX], self._queue[BATCH_REQUESTS_MAX:]
+        try:
+            self._write(batch)
+        except BaseException as error:
+            for each in batch:
+                # An exception belongs to one thread: its traceback grows where it is raised.
+                each.outcome = error if each is own else _copied(error)
+        finally:
+            with self._lock:
+                if self._queue:
+                    self._queue[0].wake.release()  # without an outcome: it leads
+                else:
+                    self._is_led = False
+            for each in batch:
+                if each is not own:
+                    each.wake.release()
+
+
+def _copied(error: BaseException) -> BaseException:
+    copy = type(error).__new__(type(error))
+    copy.args = error.args
+    copy.__dict__.update(error.__dict__)
+    copy.__cause__ = error
+    return copy
+
+
+class Appends:
+    """Counts appends of this process, for those who wait for the next one."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def happened(self) -> None:
+        with self._changed:
+            self._count += 1
+            self._changed.notify_all()
+
+    def wait(self, seen: int, timeout_s: float) -> None:
+        """Until there was one after ``seen``, or for a while: other processes append too."""
+        with self._changed:
+            if self._count == seen:
+                self._changed.wait(timeout_s)
+
+
+def check_expected(stream: str, expected: Expected, actual: int) -> None:
+    """Raise unless the stream has the version that was expected."""
+    if expected in (ANY, actual) or (expected == EXISTS and actual) or (expected == NONE and not actual):
+        return
+    wanted = {NONE: "no event", EXISTS: "at least one event"}.get(str(expected), f"version {expected}")
+    found = f"is at version {actual}" if actual else "has no event"
+    raise AppendConflict(
+        f"stream {stream} {found}, and the append expected {wanted}: read it again and decide again",
+        stream=stream,
+        actual=actual,
+    )

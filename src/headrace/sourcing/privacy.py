@@ -1,0 +1,130 @@
+"""Forgetting a person: fields that belong to a subject are encrypted with the subject's key, which can be destroyed.
+
+An event in the store has, in the place of such a field, an object:
+
+    {"$sealed": base64 of nonce and ciphertext, "$subject": the subject, "$key": the number of its key}
+
+Fields are encrypted with AES-256-GCM. The event's id, the field's name and the subject are bound to the ciphertext, so
+it cannot be moved to another place. Each event also gets the tag ``subject:`` and the subject's name, by which all
+events of a subject are found. The name of a subject is not encrypted: use an opaque id, not an address.
+
+Keys are in a ``KeyStore`` (``keys.py``), which is neither in the store nor in its backups. When a key has been
+destroyed, the field reads as ``Forgotten``: a marker, not an error, so replays go on. No new key is made for a subject
+that was forgotten: an append of personal data for it is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import NAMESPACE_URL, uuid5
+
+from headrace.errors import UsageError
+from headrace.sourcing.errors import SourcingError
+from headrace.sourcing.events import Event, Forgotten, as_json
+
+if TYPE_CHECKING:
+    from headrace.sourcing.keys import KeyStore
+
+__all__ = ["FORGOTTEN_STREAM", "FORGOTTEN_TYPE", "PersonalData", "Privacy", "forgotten_event"]
+
+FORGOTTEN_STREAM = "$forgotten"
+FORGOTTEN_TYPE = "SubjectForgotten"
+SEALED, SUBJECT, KEY = "$sealed", "$subject", "$key"
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalData:
+    """Which fields of a type of event are personal, and in which field the name of the subject is."""
+
+    subject_field: str
+    fields: tuple[str, ...]
+
+
+def forgotten_event(subject: str, actor: str | None) -> Event:
+    """Its id follows from the subject: it is appended once, however often somebody asks."""
+    event_id = str(uuid5(NAMESPACE_URL, f"headrace:forgotten:{subject}"))
+    return Event(FORGOTTEN_TYPE, {"subject": subject}, event_id=event_id, actor=actor)
+
+
+class Privacy:
+    """Seals and opens the personal fields of events."""
+
+    def __init__(self, keys: KeyStore | None, rules: Mapping[str, PersonalData]) -> None:
+        self._keys = keys
+        self.rules = rules
+        if rules and keys is None:
+            raise UsageError("personal data needs a key store", "open the store with keys=KeyStore(FILE)")
+
+    @property
+    def is_used(self) -> bool:
+        return self._keys is not None
+
+    @property
+    def keys(self) -> KeyStore:
+        if self._keys is None:
+            raise UsageError("personal data needs a key store", "open the store with keys=KeyStore(FILE)")
+        return self._keys
+
+    @staticmethod
+    def tag(subject: str) -> str:
+        return f"subject:{subject}"
+
+    def sealed(self, event: Event, event_id: str) -> tuple[Mapping[str, Any], list[str]]:
+        """The data as it is stored, and the tags of the subjects in it."""
+        owners = self._owners(event)
+        if not owners:
+            return event.data, []
+        data = dict(event.data)
+        for name, subject in owners.items():
+            number, cipher = self.keys.for_writing(subject)
+            sealed = cipher.seal(as_json(data[name]).encode(), _bound(event_id, name, subject))
+            data[name] = {SEALED: b64encode(sealed).decode(), SUBJECT: subject, KEY: number}
+        return data, [self.tag(subject) for subject in dict.fromkeys(owners.values())]
+
+    def _owners(self, event: Event) -> Mapping[str, str]:
+        rule = self.rules.get(event.type)
+        if event.personal or rule is None:
+            return event.personal
+        subject = event.data.get(rule.subject_field)
+        if not isinstance(subject, str) or not subject:
+            raise UsageError(
+                f"{event.type} has no subject in its field {rule.subject_field}", "its personal fields need one"
+            )
+        return {name: subject for name in rule.fields if event.data.get(name) is not None}
+
+    def opened(self, data: dict[str, Any], event_id: str) -> dict[str, Any]:
+        for name, value in data.items():
+            if isinstance(value, dict) and SEALED in value:
+                data[name] = self._opened_field(value, event_id, name)
+        return data
+
+    def _opened_field(self, field: Mapping[str, Any], event_id: str, name: str) -> Any:
+        subject: str = field[SUBJECT]
+        cipher = self.keys.for_reading(subject, field[KEY])
+        if cipher is None:
+            return Forgotten(subject)
+        found = cipher.open(b64decode(field[SEALED]), _bound(event_id, name, subject))
+        if found is None:
+            raise SourcingError(
+                f"field {name} of event {event_id} cannot be decrypted with the key of {subject}: "
+                "the event was changed, or the key store belongs to another store"
+            )
+        return json.loads(found)
+
+    def destroy(self, subject: str) -> None:
+        self.keys.destroy(subject)
+
+    def announced(self, subject: str) -> None:
+        self.keys.announced(subject)
+
+    def unannounced(self) -> list[str]:
+        """Subjects whose keys are gone while no event says so yet."""
+        return self.keys.unannounced()
+
+
+def _bound(event_id: str, name: str, subject: str) -> bytes:
+    return json.dumps([event_id, name, subject]).encode()

@@ -1,0 +1,326 @@
+"""A store in one SQLite file: the default, for one machine and any number of processes on it.
+
+The file is in WAL mode and every commit is synced. SQLite has one writer at a time: an append begins with
+``BEGIN IMMEDIATE``, so its position is the greatest one plus one, and commits happen in the order of positions. Appends
+of one process share transactions (``appends.py``); those of several processes take turns.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import UsageError
+from headrace.sourcing.appends import Appended, Request, check_expected
+from headrace.sourcing.errors import AppendConflict, SourcingError, StoreUnavailable
+from headrace.sourcing.events import Query, Row
+from headrace.sourcing.privacy import FORGOTTEN_STREAM
+from headrace.sourcing.sql import SqlReads, condition_of, tables
+from headrace.sourcing.store import Choices, EventStore, Snapshot, StreamInfo
+
+__all__ = ["INSERT", "SqliteStore"]
+
+LOCK_TIMEOUT_S = 60.0
+TURN_PAUSE_S = 0.0005
+"""Between two attempts to become the writer; SQLite's own pauses grow to 100 ms, while a commit takes one or two."""
+IDLE_CONNECTIONS_MAX = 8
+_PASSING = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,
+}
+INSERT = "insert into headrace_events values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class SqliteStore(EventStore):
+    """See the module. ``synced=False`` is for a file that can be made again from something else."""
+
+    def __init__(self, path: str | Path, choices: Choices | None = None, *, synced: bool = True) -> None:
+        super().__init__(f"sqlite:///{path}", choices or Choices())
+        self.path = Path(path)
+        self._synced = synced
+        self._idle: list[sqlite3.Connection] = []
+        self._idle_lock = threading.Lock()
+        self._closed = threading.Event()
+        if not self.path.parent.is_dir():
+            raise UsageError(f"there is no folder {self.path.parent}", f"mkdir -p {self.path.parent}")
+        with self._explained():
+            self._writer = self._connected()
+            try:
+                self._make_tables()
+            except BaseException:
+                self._writer.close()
+                raise
+        self._reads = SqlReads(self._ask)
+        self._finish_forgetting()
+
+    # ---- connections ------------------------------------------------------------------------------------------------
+
+    def _connected(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, isolation_level=None, timeout=LOCK_TIMEOUT_S, check_same_thread=False)
+        connection.execute("pragma journal_mode = wal")
+        connection.execute(f"pragma synchronous = {'full' if self._synced else 'normal'}")
+        connection.execute("pragma secure_delete = on")
+        return connection
+
+    def _make_tables(self) -> None:
+        found = self._writer.execute("select 1 from sqlite_master where name = 'headrace_snapshots'").fetchone()
+        if found:
+            return
+        self._begin()
+        for statement in tables(no_rowid=" without rowid"):
+            self._writer.execute(statement)
+        self._writer.execute("commit")
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._idle_lock:
+            if self._closed.is_set():
+                raise SourcingError(f"the store {self.shown} is closed")
+            connection = self._idle.pop() if self._idle else None
+        connection = connection or self._connected()
+        try:
+            with self._explained():
+                yield connection
+        finally:
+            with self._idle_lock:
+                if not self._closed.is_set() and len(self._idle) < IDLE_CONNECTIONS_MAX:
+                    self._idle.append(connection)
+                    connection = None
+            if connection is not None:
+                connection.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            text = f"{self.path}: {error}"
+            raise (StoreUnavailable(text) if code in _PASSING else SourcingError(text)) from error
+
+    def _ask(self, statement: str, values: Sequence[Any]) -> list[Row]:
+        with self._reading() as connection:
+            return connection.execute(statement, values).fetchall()
+
+    def close(self) -> None:
+        with self._idle_lock:
+            self._closed.set()
+            connections, self._idle = self._idle, []
+        for connection in (*connections, self._writer):
+            connection.close()
+
+    # ---- append -----------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Become the file's only writer. Attempts are our own: many processes take turns of a millisecond."""
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        self._writer.execute("pragma busy_timeout = 0")
+        while True:
+            try:
+                self._writer.execute("begin immediate")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(TURN_PAUSE_S * random.uniform(0.5, 1.5))
+
+    def _write(self, batch: Sequence[Request]) -> None:
+        with self._explained():
+            self._begin()
+            try:
+                self._write_all(batch)
+                self._commit(batch)
+            except BaseException:
+                self._writer.rollback()
+                raise
+
+    def _commit(self, batch: Sequence[Request]) -> None:
+        self._writer.execute("commit")
+
+    def _write_all(self, batch: Sequence[Request]) -> None:
+        last = self._writer.execute(
+            "select position, recorded_us from headrace_events order by position desc limit 1"
+        ).fetchone()
+        position, recorded_us = last or (0, 0)
+        recorded_us = max(recorded_us, time.time_ns() // 1000)
+        for request in batch:
+            try:
+                outcome = self._repeated(request) or self._written(request, position, recorded_us)
+            except SourcingError as error:
+                request.outcome = error
+                continue
+            request.outcome = outcome
+            position = max(position, outcome.position)
+
+    def _repeated(self, request: Request) -> Appended | None:
+        """What an earlier append with the same command or the same event ids has done."""
+        ask = self._writer.execute
+        if request.command_id is not None:
+            rows = ask(
+                "select position, stream, version from headrace_events where command_id = ? order by position",
+                (request.command_id,),
+            ).fetchall()
+            if rows:
+                return repeated_of(rows)
+        if not request.checks_ids:
+            return None
+        ids = request.event_ids
+        rows = []
+        for start in range(0, len(ids), 500):
+            part = ids[start : start + 500]
+            marks = ", ".join("?" * len(part))
+            rows += ask(
+                f"select position, stream, version from headrace_events where event_id in ({marks})", part
+            ).fetchall()
+        return repeated_by_ids(request, rows)
+
+    def _written(self, request: Request, position: int, recorded_us: int) -> Appended:
+        ask = self._writer.execute
+        versions: dict[str, int] = {}
+        for part in request.parts:
+            if part.stream is not None:
+                (actual,) = ask("select max(version) from headrace_events where stream = ?", (part.stream,)).fetchone()
+                check_expected(part.stream, part.expected, actual or 0)
+                versions[part.stream] = actual or 0
+        self._check_condition(request)
+        self._advance(request)
+        first = position + 1
+        for part in request.parts:
+            for (event_id, kind, schema, data, named, correlation, causation, actor), tags in zip(
+                part.rows, part.tags, strict=True
+            ):
+                position += 1
+                version = None
+                if part.stream is not None:
+                    version = versions[part.stream] = versions[part.stream] + 1
+                row = (position, part.stream, version, event_id, kind, schema, data, named, correlation, causation)
+                ask(INSERT, (*row, actor, request.command_id, recorded_us))
+                for tag in set(tags):
+                    ask("insert into headrace_tags values (?, ?)", (tag, position))
+        return Appended(position, first, versions)
+
+    def _check_condition(self, request: Request) -> None:
+        if request.condition is None:
+            return
+        query, after = request.condition.fail_if_events_match, request.condition.after
+        terms, values = condition_of(query, after)
+        found = self._writer.execute(
+            f"select position from headrace_events where position > ? and {terms} limit 1", (after, *values)
+        ).fetchone()
+        if found:
+            raise condition_failed(found[0], after)
+
+    def _advance(self, request: Request) -> None:
+        progress = request.progress
+        if progress is None:
+            return
+        done = self._writer.execute(
+            "insert into headrace_progress values (?, ?) on conflict (name) do update set position = excluded.position "
+            "where position < excluded.position returning position",
+            (progress.name, progress.position),
+        ).fetchall()
+        if not done:
+            raise progress_conflict(progress.name, progress.position)
+
+    # ---- read -------------------------------------------------------------------------------------------------------
+
+    def _select(self, query: Query, after: int, until: int | None, limit: int, *, backwards: bool = False) -> list[Row]:
+        return self._reads.events(query, after, until, limit, backwards)
+
+    def _select_stream(
+        self, stream: str, after: int, until: int | None, limit: int, *, backwards: bool = False
+    ) -> list[Row]:
+        return self._reads.stream(stream, after, until, limit, backwards)
+
+    def head(self) -> int:
+        return self._reads.head()
+
+    def version(self, stream: str) -> int:
+        return self._reads.version(stream)
+
+    def streams(self, category: str | None = None, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
+        return self._reads.streams(category, after, limit)
+
+    def progress(self, name: str) -> int:
+        return self._reads.progress(name)
+
+    def command_result(self, command_id: str) -> Appended | None:
+        rows = self._reads.command(command_id)
+        return repeated_of(rows) if rows else None
+
+    # ---- snapshots, purging -----------------------------------------------------------------------------------------
+
+    def load_snapshot(self, stream: str, kind: str) -> Snapshot | None:
+        return self._reads.snapshot(stream, kind)
+
+    def save_snapshot(self, stream: str, kind: str, snapshot: Snapshot, *, forgotten: int) -> None:
+        self._ask(
+            "insert or replace into headrace_snapshots select ?, ?, ?, ?, ? where "
+            "(select coalesce(max(version), 0) from headrace_events where stream = ?) = ?",
+            (stream, kind, snapshot.version, snapshot.schema, snapshot.state, FORGOTTEN_STREAM, forgotten),
+        )
+
+    def delete_snapshots(self, streams: Iterable[str] | None = None) -> int:
+        count = 0
+        with self._reading() as connection:
+            if streams is None:
+                return connection.execute("delete from headrace_snapshots").rowcount
+            for stream in streams:
+                count += connection.execute("delete from headrace_snapshots where stream = ?", (stream,)).rowcount
+        return count
+
+    def purge(self) -> None:
+        """VACUUM writes the file again without what was deleted; then the WAL is emptied."""
+        with self._explained():
+            purge_file(self.path)
+
+
+def purge_file(path: Path) -> None:
+    """Leave nothing in a SQLite file and its WAL but what its tables have."""
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=LOCK_TIMEOUT_S)) as connection:
+        connection.execute("vacuum")
+        busy, _, _ = connection.execute("pragma wal_checkpoint(truncate)").fetchone()
+    if busy:
+        raise StoreUnavailable(
+            "the WAL could not be emptied while others read: end their transactions, and purge again"
+        )
+
+
+def repeated_of(rows: Sequence[Row]) -> Appended:
+    versions = {stream: version for _, stream, version in rows if stream is not None}
+    return Appended(rows[-1][0], rows[0][0], versions, repeated=True)
+
+
+def repeated_by_ids(request: Request, rows: Sequence[Row]) -> Appended | None:
+    if not rows:
+        return None
+    if len(rows) == len(request.event_ids):
+        wanted = [part.stream for part in request.parts for _ in part.rows]
+        rows = sorted(rows)
+        if [row[1] for row in rows] == wanted:
+            return repeated_of(rows)
+    raise AppendConflict(
+        f"{len(rows)} of the {len(request.event_ids)} event ids are in the store already, and not by the same append: "
+        "an id belongs to one event"
+    )
+
+
+def condition_failed(position: int, after: int) -> AppendConflict:
+    return AppendConflict(
+        f"the append was to fail if certain events come after position {after}, and there is one at position "
+        f"{position}: read again and decide again"
+    )
+
+
+def progress_conflict(name: str, position: int) -> AppendConflict:
+    return AppendConflict(f"{name} has been at position {position} or after it already: another process works under it")

@@ -1,0 +1,418 @@
+"""The event store: what every backend offers, and what is the same in all of them.
+
+Invariants, which one suite of tests checks on every backend:
+
+- An append is atomic. Its events have consecutive positions, in the order in which they were given.
+- Versions of a stream are 1, 2, 3 … and positions of the store are 1, 2, 3 …, without gaps.
+- A reader that sees position n sees every position below n, at once and for ever.
+- ``recorded_at`` never decreases from one position to the next.
+- What was acknowledged is on disk.
+- Stored events do not change. Upcasting and decrypting happen when an event is read.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
+
+from headrace.errors import UsageError
+from headrace.sourcing.appends import Appended, Appends, EventRow, GroupCommit, Part, Progress, Request
+from headrace.sourcing.errors import AppendConflict
+from headrace.sourcing.events import (
+    ANY,
+    EVENT_BYTES_MAX,
+    EVERYTHING,
+    STREAM_LENGTH_MAX,
+    Condition,
+    Event,
+    Expected,
+    Query,
+    RecordedEvent,
+    Row,
+    as_json,
+    new_id,
+)
+from headrace.sourcing.privacy import FORGOTTEN_STREAM, PersonalData, Privacy, forgotten_event
+from headrace.sourcing.upcasting import Upcasters
+
+__all__ = ["Choices", "EventStore", "Page", "Snapshot", "StreamInfo", "retrying"]
+
+PAGE_EVENTS = 1_000
+POLL_INTERVAL_S = 0.05
+"""How often a subscription looks for events of other processes. Those of its own process wake it."""
+BATCH_EVENTS_MAX = 10_000
+RETRY_PAUSE_S_MAX = 0.1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What a store is opened with.
+
+    ``keys``: where the keys of subjects are; needed to write or read personal data. ``personal``: by type of event,
+    which fields belong to a subject. ``upcasters`` bring the data of old events to its newest form.
+    """
+
+    keys: Any = None
+    personal: Mapping[str, PersonalData] | None = None
+    upcasters: Upcasters | None = None
+
+
+class Page(NamedTuple):
+    """Events that match, in order, and the position up to which all that match are among them."""
+
+    events: list[RecordedEvent]
+    scanned_to: int
+
+
+class StreamInfo(NamedTuple):
+    stream: str
+    version: int
+    first_position: int
+    last_position: int
+
+
+class Snapshot(NamedTuple):
+    """The state of a stream at a version, as JSON; ``schema`` is the version of the code that wrote it."""
+
+    version: int
+    schema: int
+    state: str
+
+
+class EventStore(ABC):
+    """A store of events; see the module. May be used by many threads."""
+
+    def __init__(self, shown: str, choices: Choices) -> None:
+        self.shown = shown
+        """Its address for people, without a password."""
+        self.privacy = Privacy(choices.keys, choices.personal or {})
+        self._upcasters = choices.upcasters or Upcasters()
+        self._group = GroupCommit(self._write)
+        self._appends = Appends()
+        self._opened: Callable[[Row], tuple[str, dict[str, Any]]] | None = None
+        if self.privacy.is_used or self._upcasters.is_used:
+            self._opened = self._open_row
+
+    # ---- what a backend does ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _write(self, batch: Sequence[Request]) -> None:
+        """Give every request its outcome; all that succeed become durable in one commit."""
+
+    @abstractmethod
+    def _select(self, query: Query, after: int, until: int | None, limit: int, *, backwards: bool = False) -> list[Row]:
+        """Rows with ``after`` < position <= ``until`` that match, in the order of positions, or backwards."""
+
+    @abstractmethod
+    def _select_stream(
+        self, stream: str, after: int, until: int | None, limit: int, *, backwards: bool = False
+    ) -> list[Row]:
+        """The same for the versions of one stream."""
+
+    @abstractmethod
+    def head(self) -> int:
+        """The position of the last event; 0 in an empty store."""
+
+    @abstractmethod
+    def version(self, stream: str) -> int:
+        """The version of the stream's last event; 0 where it has none."""
+
+    @abstractmethod
+    def streams(self, category: str | None = None, *, after: str = "", limit: int = 1000) -> list[StreamInfo]:
+        """Streams by name, those after the name ``after``."""
+
+    @abstractmethod
+    def progress(self, name: str) -> int:
+        """The position that was stored last under the name; 0 where there is none."""
+
+    @abstractmethod
+    def command_result(self, command_id: str) -> Appended | None:
+        """What the append with this command id has done; None where there was none."""
+
+    @abstractmethod
+    def load_snapshot(self, stream: str, kind: str) -> Snapshot | None: ...
+
+    @abstractmethod
+    def save_snapshot(self, stream: str, kind: str, snapshot: Snapshot, *, forgotten: int) -> None:
+        """Keep a snapshot, unless somebody was forgotten since ``forgotten``, the number when the state was read."""
+
+    @abstractmethod
+    def delete_snapshots(self, streams: Iterable[str] | None = None) -> int:
+        """Remove the snapshots of these streams, or all; gives their number. They are a cache."""
+
+    @abstractmethod
+    def purge(self) -> None:
+        """Remove from the files what was deleted from the tables: deleted rows stay readable there until then."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    # ---- append -----------------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        stream: str | None,
+        events: Event | Sequence[Event],
+        *,
+        expected: Expected = ANY,
+        command_id: str | None = None,
+        condition: Condition | None = None,
+        progress: Progress | None = None,
+    ) -> Appended:
+        """Append events to a stream, all or none of them.
+
+        ``expected`` is the version that the stream must have: a number, ANY, NONE or EXISTS. ``condition`` refuses the
+        append if certain events exist. An append with a ``command_id`` or event ids that the store already has returns
+        what the first one returned. Without a stream, events belong only to the whole, and are found by their tags.
+        """
+        batch = [events] if isinstance(events, Event) else events
+        return self.append_all(
+            [(stream, batch, expected)], command_id=command_id, condition=condition, progress=progress
+        )
+
+    def append_all(
+        self,
+        parts: Iterable[tuple[str | None, Sequence[Event], Expected]],
+        *,
+        command_id: str | None = None,
+        condition: Condition | None = None,
+        progress: Progress | None = None,
+    ) -> Appended:
+        """Append to several streams at once: (stream, events, expected) of each. A stream may come without events."""
+        parts = list(parts)
+        given = [self._prepared(*part) for part in parts]
+        names = [part.stream for part in given if part.stream is not None]
+        if len(set(names)) < len(names):
+            raise UsageError("an append names a stream twice", "give all events of a stream in one part")
+        if sum(len(part.rows) for part in given) > BATCH_EVENTS_MAX:
+            raise UsageError(f"an append has more than {BATCH_EVENTS_MAX:,} events", "append them in several batches")
+        checks_ids = any(event.event_id is not None for _, events, _ in parts for event in events)
+        appended = self._group.submit(Request(given, command_id, condition, progress, checks_ids))
+        self._appends.happened()
+        return appended
+
+    def _prepared(self, stream: str | None, events: Sequence[Event], expected: Expected) -> Part:
+        if stream is not None and not 0 < len(stream) <= STREAM_LENGTH_MAX:
+            raise UsageError(f"{stream[:40]!r} is no name of a stream", f"use 1 to {STREAM_LENGTH_MAX} characters")
+        if stream is None and expected != ANY:
+            raise UsageError("events without a stream have no version to expect", "use a condition")
+        if isinstance(expected, int) and expected < 0:
+            raise UsageError(f"no stream has the version {expected}", "expect 0 or more, ANY, NONE or EXISTS")
+        rows: list[EventRow] = []
+        tags: list[tuple[str, ...]] = []
+        for event in events:
+            row, names = self._row_of(event)
+            rows.append(row)
+            tags.append(names)
+        return Part(stream, expected, rows, tags)
+
+    def _row_of(self, event: Event) -> tuple[EventRow, tuple[str, ...]]:
+        event_id = event.event_id or new_id()
+        data, tags = event.data, tuple(event.tags)
+        if event.personal or self.privacy.rules:
+            data, subjects = self.privacy.sealed(event, event_id)
+            tags = tuple(dict.fromkeys((*tags, *subjects)))
+        text = as_json(data)
+        if len(text) > EVENT_BYTES_MAX:
+            raise UsageError(
+                f"the data of an event {event.type} has {len(text):,} characters, more than {EVENT_BYTES_MAX:,}",
+                "store the large part elsewhere and its address in the event",
+            )
+        schema = event.schema_version or self._upcasters.newest(event.type)
+        named = as_json(tags) if tags else "[]"
+        return (event_id, event.type, schema, text, named, event.correlation_id, event.causation_id, event.actor), tags
+
+    # ---- read -------------------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        until: int | None = None,
+        limit: int | None = None,
+        backwards: bool = False,
+    ) -> Iterator[RecordedEvent]:
+        """The events of a stream with ``after`` < version <= ``until``, in order or backwards."""
+
+        def select(low: int, high: int | None, count: int) -> list[Row]:
+            return self._select_stream(stream, low, high, count, backwards=backwards)
+
+        return self._paged(select, 2, after, until, limit, backwards)
+
+    def read_all(
+        self,
+        query: Query = EVERYTHING,
+        *,
+        after: int = 0,
+        until: int | None = None,
+        limit: int | None = None,
+        backwards: bool = False,
+    ) -> Iterator[RecordedEvent]:
+        """The events of all streams that match, with ``after`` < position <= ``until``, in order or backwards."""
+
+        def select(low: int, high: int | None, count: int) -> list[Row]:
+            return self._select(query, low, high, count, backwards=backwards)
+
+        return self._paged(select, 0, after, until, limit, backwards)
+
+    def _paged(
+        self,
+        select: Callable[[int, int | None, int], list[Row]],
+        column: int,
+        after: int,
+        until: int | None,
+        limit: int | None,
+        backwards: bool,
+    ) -> Iterator[RecordedEvent]:
+        """In pages, so that a long stream neither fills the memory nor holds a transaction open."""
+        while limit is None or limit > 0:
+            count = PAGE_EVENTS if limit is None else min(limit, PAGE_EVENTS)
+            rows = select(after, until, count)
+            opened = self._opened
+            for row in rows:
+                yield RecordedEvent(row, opened)
+            if len(rows) < count:
+                return
+            if backwards:
+                until = rows[-1][column] - 1
+            else:
+                after = rows[-1][column]
+            limit = None if limit is None else limit - count
+
+    def page(self, query: Query = EVERYTHING, *, after: int = 0, limit: int = PAGE_EVENTS) -> Page:
+        """The next events that match, and how far the store has been searched for them."""
+        head = self.head()
+        if head <= after:
+            return Page([], after)
+        rows = self._select(query, after, head, limit)
+        scanned_to = rows[-1][0] if len(rows) == limit else head
+        return Page([RecordedEvent(row, self._opened) for row in rows], scanned_to)
+
+    def subscribe(
+        self,
+        query: Query = EVERYTHING,
+        *,
+        after: int = 0,
+        stop: threading.Event | None = None,
+        until_current: bool = False,
+    ) -> Iterator[RecordedEvent]:
+        """All events that match after a position: those that are there, and then those that come, without a gap.
+
+        Ends when ``stop`` is set, or with ``until_current`` at the end that the store has then.
+        """
+        for page in self.pages(query, after=after, stop=stop, until_current=until_current):
+            for event in page.events:
+                if stop is not None and stop.is_set():
+                    return
+                yield event
+
+    def pages(
+        self,
+        query: Query = EVERYTHING,
+        *,
+        after: int = 0,
+        stop: threading.Event | None = None,
+        until_current: bool = False,
+        limit: int = PAGE_EVENTS,
+    ) -> Iterator[Page]:
+        """``subscribe`` in pages, for those who keep ``scanned_to`` with what they made of the events."""
+        stop = stop or threading.Event()
+        while not stop.is_set():
+            seen = self._appends.count
+            page = self.page(query, after=after, limit=limit)
+            if page.scanned_to > after:
+                after = page.scanned_to
+                yield page
+            elif until_current:
+                return
+            else:
+                self._appends.wait(seen, POLL_INTERVAL_S)
+
+    def position_at(self, moment: datetime) -> int:
+        """The last position that was recorded at or before a moment; 0 where there is none."""
+        wanted_us = int(moment.timestamp() * 1e6)
+        low, high = 0, self.head()
+        while low < high:  # the times of positions never decrease
+            middle = (low + high + 1) // 2
+            (row,) = self._select(EVERYTHING, middle - 1, middle, 1)
+            if row[12] <= wanted_us:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _open_row(self, row: Row) -> tuple[str, dict[str, Any]]:
+        data: dict[str, Any] = json.loads(row[6])
+        if self.privacy.is_used:
+            data = self.privacy.opened(data, row[3])
+        return self._upcasters.upcast(row[4], row[5], data)
+
+    # ---- forgetting -------------------------------------------------------------------------------------------------
+
+    def forget(self, subject: str, *, actor: str | None = None) -> Appended:
+        """Destroy a subject's key, so that nobody can read its fields any more, and append ``SubjectForgotten``.
+
+        The key goes first: if the process dies in between, the store appends the event when it is next opened, or when
+        this is called again. Then the snapshots of all streams with events of the subject are deleted.
+        """
+        self.privacy.destroy(subject)
+        return self._announce(subject, actor)
+
+    def _announce(self, subject: str, actor: str | None = None) -> Appended:
+        appended = self.append(FORGOTTEN_STREAM, forgotten_event(subject, actor))
+        of_subject = Query.of(tags=[self.privacy.tag(subject)])
+        streams = {event.stream for event in self.read_all(of_subject) if event.stream is not None}
+        self.delete_snapshots(streams)
+        self.privacy.announced(subject)
+        return appended
+
+    def _finish_forgetting(self) -> None:
+        """What a process has left that died inside of ``forget``; and keys that an older copy has brought back."""
+        if not self.privacy.is_used:
+            return
+        for subject in self.privacy.unannounced():
+            self._announce(subject)
+        for subject in self.forgotten():
+            if not self.privacy.keys.is_forgotten(subject):
+                self.privacy.destroy(subject)
+                self.privacy.announced(subject)
+
+    def forgotten_count(self) -> int:
+        """How many subjects have been forgotten."""
+        return self.version(FORGOTTEN_STREAM)
+
+    def forgotten(self) -> Iterator[str]:
+        """The subjects that have been forgotten, in that order."""
+        return (event.data["subject"] for event in self.read(FORGOTTEN_STREAM))
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def retrying(attempt: Callable[[], T], *, attempts: int = 5, pause_s: float = 0.002) -> T:
+    """Call until there is no conflict: ``attempt`` reads, decides and appends. The last conflict is raised."""
+    for left in range(attempts - 1, -1, -1):
+        try:
+            return attempt()
+        except AppendConflict:
+            if not left:
+                raise
+            time.sleep(random.uniform(0, pause_s))
+            pause_s = min(pause_s * 2, RETRY_PAUSE_S_MAX)
+    raise UsageError("an attempt must be allowed at least once", "attempts=5")

@@ -1,0 +1,185 @@
+"""Views follow events once, are rebuilt beside the old ones, and are waited for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.sourcing import Event, EventStore, Projection, ProjectionRunner, TakenOver, View, handle, on, open_store
+from headrace.sourcing.events import RecordedEvent
+from tests.sourcing.bank import Balances, Deposit, Withdraw, account
+
+Runner = Callable[..., ProjectionRunner]
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Iterator[EventStore]:
+    with open_store(tmp_path / "events.db") as store:
+        yield store
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.servers)])
+def runner(
+    request: pytest.FixtureRequest, tmp_path: Path, new_schema: Callable[[], str], events: EventStore
+) -> Iterator[Runner]:
+    """Makes runners of projections over one database of views."""
+    url = f"sqlite:///{tmp_path}/views.db" if request.param == "sqlite" else new_schema()
+    made: list[ProjectionRunner] = []
+
+    def make(projection: Projection | None = None) -> ProjectionRunner:
+        made.append(ProjectionRunner(events, url, projection or Balances()))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def balances(runner: ProjectionRunner) -> dict[str, int]:
+    return dict(runner.ask("select account, cents from balances order by 1"))
+
+
+def fill(store: EventStore, rounds: int = 3) -> None:
+    for number in range(rounds):
+        handle(store, f"account-{number % 2}", account, Deposit(10))
+        handle(store, f"account-{number % 2}", account, Withdraw(3))
+
+
+def test_a_view_has_the_effect_of_each_event_once_over_several_runs(events: EventStore, runner: Runner) -> None:
+    fill(events)
+    view = runner()
+    view.run(until_current=True)
+    assert balances(view) == {"account-0": 14, "account-1": 7}
+    fill(events)
+    runner().run(until_current=True)
+    assert balances(view) == {"account-0": 28, "account-1": 14}
+    assert view.position() == events.head()
+
+
+def test_rows_and_position_are_one_transaction(events: EventStore, runner: Runner) -> None:
+    """A projection that fails in the middle of a page leaves neither; the next run goes on where the last one was."""
+
+    class Fails(Balances):
+        name = "balances"
+        left = 4
+
+        def apply(self, view: View, event: RecordedEvent) -> None:
+            super().apply(view, event)
+            self.left -= 1
+            if not self.left:
+                raise RuntimeError("here")
+
+    fill(events)
+    broken = runner(Fails())
+    with pytest.raises(RuntimeError, match="here"):
+        broken.run(until_current=True)
+    assert (balances(broken), broken.position()) == ({}, 0)
+    runner().run(until_current=True)
+    assert balances(broken) == {"account-0": 14, "account-1": 7}
+
+
+def test_the_newer_runner_takes_over_and_the_older_one_stops_with_its_name(events: EventStore, runner: Runner) -> None:
+    older, newer = runner(), runner()
+    fill(events)
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            older.run()
+        except TakenOver as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    older.wait_for(events.head(), 60)
+    newer.run(until_current=True)
+    fill(events)
+    thread.join(60)
+    assert "taken over by" in str(failed[0])
+    newer.run(until_current=True)
+    assert balances(newer) == {"account-0": 28, "account-1": 14}
+
+
+def test_an_application_waits_for_what_it_wrote(events: EventStore, runner: Runner) -> None:
+    view, stop = runner(), threading.Event()
+    thread = threading.Thread(target=view.run, args=(stop,))
+    thread.start()
+    done = handle(events, "account-1", account, Deposit(5))
+    reader = runner()
+    reader.wait_for(done.position, 60)
+    assert balances(reader) == {"account-1": 5}
+    stop.set()
+    thread.join()
+    with pytest.raises(TimeoutError, match="is its runner running"):
+        reader.wait_for(done.position + 1, 0.01)
+
+
+def test_a_rebuild_goes_on_beside_the_old_view_and_switches_at_once(events: EventStore, runner: Runner) -> None:
+    fill(events)
+    view = runner()
+    view.run(until_current=True)
+    seen: list[dict[str, int]] = []
+    rebuilding = runner()
+    rebuilding.rebuild(lambda position: seen.append(balances(view)))
+    assert seen
+    assert all(each == {"account-0": 14, "account-1": 7} for each in seen)
+    assert balances(view) == {"account-0": 14, "account-1": 7}
+    fill(events)
+    view.run(until_current=True)
+    assert balances(view) == {"account-0": 28, "account-1": 14}
+
+
+def test_a_runner_goes_on_with_the_new_tables_after_somebody_elses_rebuild(events: EventStore, runner: Runner) -> None:
+    view, stop = runner(), threading.Event()
+    fill(events)
+    thread = threading.Thread(target=view.run, args=(stop,))
+    thread.start()
+    runner().wait_for(events.head(), 60)
+    runner().rebuild()
+    fill(events)
+    reader = runner()
+    reader.wait_for(events.head(), 60)
+    assert balances(reader) == {"account-0": 28, "account-1": 14}
+    stop.set()
+    thread.join(60)
+
+
+def test_a_projection_with_a_newer_version_is_rebuilt_when_it_runs(events: EventStore, runner: Runner) -> None:
+    fill(events)
+    runner().run(until_current=True)
+
+    class Newer(Balances):
+        name = "balances"
+        version = 2
+
+        @on("Withdrawn")
+        def moved_out(self, view: View, event: RecordedEvent) -> None:
+            """Fees count, too."""
+
+    newer = runner(Newer())
+    newer.run(until_current=True)
+    assert balances(newer) == {"account-0": 20, "account-1": 10}
+
+
+def test_several_projections_share_a_database(events: EventStore, runner: Runner) -> None:
+    class Counts(Projection):
+        tables = {"counts": "type text primary key, number integer"}  # noqa: RUF012
+        query = Balances.query
+
+        def apply(self, view: View, event: RecordedEvent) -> None:
+            table = view.table("counts")
+            view.execute(
+                f"insert into {table} values (?, 1) on conflict (type) do update set number = {table}.number + 1",
+                event.type,
+            )
+
+    fill(events)
+    events.append("x", Event("Other"))
+    counts, sums = runner(Counts()), runner()
+    counts.run(until_current=True)
+    sums.run(until_current=True)
+    assert dict(counts.ask("select * from counts")) == {"Deposited": 3, "Withdrawn": 3, "Other": 1}
+    assert balances(sums) == {"account-0": 14, "account-1": 7}
