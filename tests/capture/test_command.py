@@ -56,7 +56,12 @@ def test_a_capture_is_added_listed_run_shown_and_removed(log: str, database: Dat
     assert "stopped; 3 events" in done.stderr, "two rows and the shape of their table"
     assert [each.op for each in events(log, f"p.{name}.public.t")] == ["r", "r"]
     (status,) = json.loads(shell("status", name, "--output", "json", status=1).stdout)
-    assert (status["state"], status["health"], status["snapshot"], status["rows"]) == ("stopped", "ok", "done", 2)
+    assert (status["state"], status["health"], status["snapshot"], status["rows"]) == (
+        "stopped",
+        "not running",
+        "done",
+        2,
+    )
     assert status["tables"]["public.t"]["done"]
     removed = shell("remove", name, "--yes")
     assert f"slot headrace_{name}" in removed.stderr
@@ -72,7 +77,7 @@ def test_a_capture_by_triggers_is_added_run_shown_and_removed(log: str, database
     database.run("alter table events add payload text", "insert into t values (1)")
     added = shell("add", name, database.url, "--triggers", "--outbox", "events")
     assert "2 tables, followed by triggers" in added.stderr
-    assert json.loads(shell("status", name, "--output", "json", status=1).stdout)[0]["health"] == "ok"
+    assert json.loads(shell("status", name, "--output", "json", status=1).stdout)[0]["database"] == "ok"
     shell("run", name, "--available-now")
     database.run(f"insert into events values (7, '{name}', 'k', 'payload')")
     shell("run", name, "--available-now")
@@ -80,7 +85,7 @@ def test_a_capture_by_triggers_is_added_run_shown_and_removed(log: str, database
     (event,) = committed(log, f"outbox.event.{name}")
     assert (event.key, event.value) == (b"k", b"payload")
     (status,) = json.loads(shell("status", name, "--output", "json", status=1).stdout)
-    assert (status["health"], status["snapshot"]) == ("ok", "done")
+    assert (status["database"], status["snapshot"]) == ("ok", "done")
     assert f"schema _headrace_{name}" in shell("remove", name, "--yes").stderr
     assert database.all("select tgname from pg_trigger where not tgisinternal") == []
 

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from headrace.capture import CaptureOptions
 from headrace.capture.passwords import forget_password, keep_password, with_password
 from tests.capture.test_command import COMMAND, Shell, shell  # noqa: F401 the fixture
 from tests.capture.world import committed, events
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +67,66 @@ def test_a_run_with_a_url_adds_its_name_and_another_url_or_option_is_refused(
     assert [each.op for each in events(log, "direct.main.t")] == ["r"]
     assert committed(log, "direct.main.other") == []
     assert "table _headrace_direct" in shell("remove", "direct", "--yes").stderr
+
+
+def test_a_mistake_that_shows_late_leaves_nothing_of_a_new_capture(
+    log: str,
+    shell: Shell,  # noqa: F811 the fixture
+    url: str,
+) -> None:
+    """The mask is refused where the table's key is known, after triggers and state were made."""
+    failed = shell("run", "late", url, "--mask", "t.id=null", "--available-now", status=1)
+    assert "main.t.id is part of the key" in failed.stderr
+    assert "late is not added" in failed.stderr
+    assert not [each for each in json.loads(shell("list", "--output", "json").stdout) if each["name"] == "late"]
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as session:
+        assert session.execute("select name from sqlite_schema where name like '%headrace%'").fetchall() == []
+    shell("run", "late", url, "--mask", "t.id=hash", "--available-now")
+    assert [each.op for each in events(log, "late.main.t")] == ["r"]
+    shell("run", "late", "--available-now")
+    failed = shell("run", "late", url, "--mask", "t.id=null", "--available-now", status=1)
+    assert "was added with another --mask" in failed.stderr
+    assert status(shell, "late", 1)["state"] == "stopped", "a capture that was there stays"
+
+
+def test_a_capture_that_does_not_run_is_not_healthy_and_status_says_how_to_start_it(
+    shell: Shell,  # noqa: F811 the fixture
+    url: str,
+) -> None:
+    shell("add", "idle", url)
+    row = status(shell, "idle", 1)
+    assert (row["state"], row["health"], row["database"]) == ("never run", "not running", "ok")
+    shown = shell("status", "idle", status=1)
+    assert "idle: never run; start it: headrace capture run idle" in shown.stderr
+    assert " ok " not in shown.stdout
+    shell("run", "idle", "--available-now")
+    assert "idle: stopped; start it: headrace capture run idle" in shell("status", "idle", status=1).stderr
+
+
+def test_a_file_that_is_moved_away_is_waited_for_and_named(
+    log: str,
+    shell: Shell,  # noqa: F811 the fixture
+    url: str,
+) -> None:
+    path = Path(url.removeprefix("sqlite:///"))
+    with running(shell, "moved", url) as child:
+        eventually(lambda: committed(log, "moved.main.t"))
+        path.rename(path.with_suffix(".away"))
+        eventually(lambda: status(shell, "moved", 1)["state"] == "trying again")
+        assert "there is no file" in (told := status(shell, "moved", 1)["error"]) or "was moved" in told
+        with closing(sqlite3.connect(path.with_suffix(".away"), isolation_level=None)) as session:
+            session.execute("insert into t values (2)")
+        path.with_suffix(".away").rename(path)
+        eventually(lambda: len(committed(log, "moved.main.t")) == 2)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(30) == 0
+    path.rename(path.with_suffix(".away"))
+    failed = shell("run", "moved", "--available-now", status=1)
+    assert "there is no file" in failed.stderr
+    assert "headrace capture add" in failed.stderr
+    shell("add", "moved", f"{url.removesuffix('.db')}.away")
+    shell("run", "moved", "--available-now")
+    assert len(committed(log, "moved.main.t")) == 2, "it goes on where it was"
 
 
 def test_status_says_running_with_its_process_and_not_running_after_a_kill(

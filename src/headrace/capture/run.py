@@ -23,7 +23,15 @@ from headrace.capture.hidden import HiddenColumns, check_columns
 from headrace.capture.options import CaptureOptions
 from headrace.capture.shapes import topic_name
 from headrace.capture.signals import Signals
-from headrace.capture.source import DatabaseGone, Progress, Source, SourceStatus, hiding_passwords, open_source
+from headrace.capture.source import (
+    DatabaseGone,
+    DatabaseMissing,
+    Progress,
+    Source,
+    SourceStatus,
+    hiding_passwords,
+    open_source,
+)
 from headrace.capture.state import read_state
 from headrace.capture.writer import Writer
 from headrace.client import Client, ClientOptions, TopicPartition, TransactionLost, end_offsets
@@ -98,8 +106,8 @@ class Capture:
             try:
                 self._session(stop, until_current, resnapshot)
                 return
-            except (DatabaseGone, KafkaError) as error:
-                if not _passes(error):
+            except (DatabaseGone, DatabaseMissing, KafkaError) as error:
+                if not self._passes(error):
                     raise
                 self._say(f"{error}; trying again in {pause_s:g} s")
             resnapshot = resnapshot and self.figures.commits == 0
@@ -110,6 +118,12 @@ class Capture:
         """How far the snapshots of tables are; may be asked by another thread, of the session under way."""
         source = self._source
         return {} if source is None else source.snapshots()
+
+    def _passes(self, error: BaseException) -> bool:
+        """Whether a new session may do better."""
+        if isinstance(error, DatabaseMissing):
+            return self.figures.commits > 0
+        return isinstance(error, DatabaseGone | TransactionLost) or (isinstance(error, KafkaError) and error.retriable)
 
     def _reason(self, error: BaseException) -> str:
         text = error.message if isinstance(error, HeadraceError) else repr(error)
@@ -134,7 +148,7 @@ class Capture:
                 # Left open, the transaction would hold back every reader of its topics until it times out.
                 with suppress(HeadraceError):
                     writer.abandon()
-                    writer.commit({"alive": self._sign.now(error=self._reason(error), stopped=not _passes(error))})
+                    writer.commit({"alive": self._sign.now(error=self._reason(error), stopped=not self._passes(error))})
                 raise
 
     def _with_source(
@@ -265,11 +279,6 @@ class Capture:
         source.committed(state)
         self.figures.commits += 1
         self.figures.events = writer.events
-
-
-def _passes(error: BaseException) -> bool:
-    """Whether a new session may do better."""
-    return isinstance(error, DatabaseGone | TransactionLost) or (isinstance(error, KafkaError) and error.retriable)
 
 
 def _tables_read(source: Source) -> int:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DatabaseGone",
+    "DatabaseMissing",
     "PositionLost",
     "Progress",
     "Source",
@@ -38,6 +39,10 @@ __all__ = [
 
 class DatabaseGone(HeadraceError):
     """The database cannot be reached at the moment: capture tries again."""
+
+
+class DatabaseMissing(UsageError):
+    """There is no database where the address says. To a capture that has worked with it, it has gone away."""
 
 
 class PositionLost(HeadraceError):

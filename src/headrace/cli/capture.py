@@ -194,25 +194,32 @@ def list_captures(bootstrap: str, timeout: float, output: str) -> None:
 @timeout_option
 def remove(name: str, keep_database: bool, yes: bool, bootstrap: str, timeout: float) -> None:
     """Forget a capture and take away what it left in the database. Its topics stay."""
-    from headrace.capture.passwords import forget_password, with_password
+    from headrace.capture.passwords import with_password
     from headrace.capture.run import REFRESH_S, end_running
-    from headrace.capture.source import hiding_passwords, open_source
     from headrace.capture.state import Registry
 
     with connect(bootstrap, timeout) as client:
         registry = Registry(client)
         options = registry.get(name)
         confirm(f"Remove capture {name} of {options.database.shown}?", yes)
-        removed: list[str] = []
         if end_running(client, options) and not keep_database:
             time.sleep(2 * REFRESH_S)  # a process that still runs it notices that within one look at its tables
-        if not keep_database:
-            whole = with_password(options)
-            with hiding_passwords(whole), contextlib.closing(open_source(whole, None)) as source:
-                removed = source.remove()
-        registry.remove(name)
-    forget_password(name)
+        removed = _forgotten(registry, with_password(options), keep_database=keep_database)
     say(f"removed {name}" + (f" with {', '.join(removed)}" if removed else "") + "; its topics are still there")
+
+
+def _forgotten(registry: Registry, options: CaptureOptions, *, keep_database: bool = False) -> list[str]:
+    """Take a capture out of its database and out of the log; gives what the database had of it."""
+    from headrace.capture.passwords import forget_password
+    from headrace.capture.source import hiding_passwords, open_source
+
+    removed: list[str] = []
+    if not keep_database:
+        with hiding_passwords(options), contextlib.closing(open_source(options, None)) as source:
+            removed = source.remove()
+    registry.remove(options.name)
+    forget_password(options.name)
+    return removed
 
 
 # ---- status ---------------------------------------------------------------------------------------------------------
@@ -306,12 +313,32 @@ def run(
     with connect(bootstrap) as client:
         client.brokers()  # a wrong address is reported at once, not tried for ever
         registry = Registry(client)
+        is_new = url is not None and registry.find(name) is None
         options = _stored(registry, name, given) if url is None else _registered(registry, options_of(name, url, given))
     capture = Capture(bootstrap, options, say=say)
-    with _stopping_on_signals() as stop, _Screen(capture, output):
-        say(f"capturing {options.database.shown} into {options.topic_prefix}.*")
-        capture.run(stop, until_current=available_now, resnapshot=resnapshot)
+    try:
+        with _stopping_on_signals() as stop, _Screen(capture, output):
+            say(f"capturing {options.database.shown} into {options.topic_prefix}.*")
+            capture.run(stop, until_current=available_now, resnapshot=resnapshot)
+    except UsageError:
+        if is_new and not capture.figures.events:
+            _withdraw(bootstrap, options)
+        raise
     say(f"stopped; {capture.figures.events} events in {capture.figures.commits} transactions")
+
+
+def _withdraw(bootstrap: str, options: CaptureOptions) -> None:
+    """A new capture ends by a mistake of its user before its first event: it is not added, so it can be corrected."""
+    from headrace.capture.state import Registry
+    from headrace.errors import HeadraceError
+
+    try:
+        with connect(bootstrap) as client:
+            _forgotten(Registry(client), options)
+    except HeadraceError as error:
+        say(f"{options.name} stays added ({error}); to take it away: headrace capture remove {options.name}")
+    else:
+        say(f"{options.name} is not added: run it again with what the next line says corrected")
 
 
 def _stored(registry: Registry, name: str, given: dict[str, Any]) -> CaptureOptions:

@@ -34,6 +34,8 @@ COLUMNS = [
     "rows",
     "dead_letters",
 ]
+RUNNING = ("running", "trying again")
+NOT_RUNNING = "not running"
 WATCHED_EVERY_S = 2.0
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
@@ -60,11 +62,14 @@ def _row(client: Client, options: CaptureOptions) -> dict[str, Any]:
     rates = sign.get("rates", {})
     now_ms = time.time_ns() // 1_000_000
     lag_ms = lag_of(found, sign, now_ms)
+    life = _life(sign, now_ms)
+    is_away = life["state"] not in RUNNING
     return {
         "name": options.name,
-        **_life(sign, now_ms),
-        "health": found.health,
-        "advice": found.advice,
+        **life,
+        "health": NOT_RUNNING if is_away and found.health == "ok" else found.health,
+        "advice": found.advice or (f"start it: headrace capture run {options.name}" if is_away else ""),
+        "database": found.health,
         "position": found.position or None,
         "lag": None if lag_ms is None else f"{lag_ms / 1000:.1f} s",
         "lag_ms": lag_ms,
@@ -115,7 +120,7 @@ def _life(sign: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
     elif sign["stopped"]:
         state, since_ms = "failed" if error else "stopped", sign["at_ms"]
     else:
-        state, since_ms = "not running", sign["at_ms"]
+        state, since_ms = NOT_RUNNING, sign["at_ms"]
         error = error or f"no sign of life for {(now_ms - since_ms) // 1000} s: it was killed, or its machine is away"
     return {"state": state, "since": _moment(since_ms), "process": process, "error": error}
 
@@ -128,7 +133,7 @@ def shown(rows: list[dict[str, Any]], output: str) -> None:
     """A table with short words, and what is wrong in a line of its own."""
     short = rows
     if output == "table":
-        short = [row | {"health": "ok" if row["health"] == "ok" else "alarm"} for row in rows]
+        short = [row | {"health": row["health"] if row["health"] in ("ok", NOT_RUNNING) else "alarm"} for row in rows]
     show(short, output, columns=COLUMNS)
     if output == "table":
         for row in rows:
@@ -137,9 +142,14 @@ def shown(rows: list[dict[str, Any]], output: str) -> None:
 
 
 def _complaints(row: Mapping[str, Any]) -> list[str]:
+    """What is wrong, and in the last line what to do about it."""
     lines = [f"{row['state']}: {row['error']}"] if row["error"] else []
-    if row["health"] != "ok":
-        lines.append("; ".join(filter(None, (row["health"], row["advice"]))))
+    if row["health"] not in ("ok", NOT_RUNNING):
+        lines.append(row["health"])
+    elif row["health"] == NOT_RUNNING and not lines:
+        lines.append(row["state"])
+    if lines and row["advice"]:
+        lines[-1] = f"{lines[-1]}; {row['advice']}"
     return lines
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.capture.source import DatabaseGone
+from headrace.capture.source import DatabaseGone, DatabaseMissing
 from headrace.capture.sqlite.values import text_or_bytes
 from headrace.errors import UsageError
 
@@ -77,7 +77,11 @@ class SqliteFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not path.exists():
-            raise UsageError(f"there is no file {path}", "use sqlite:///FILE, or sqlite:////FILE for a whole path")
+            raise DatabaseMissing(
+                f"there is no file {path}",
+                "use sqlite:///FILE, or sqlite:////FILE for a whole path; of a file that was moved, tell the new "
+                "address with 'headrace capture add'",
+            )
         if sqlite3.sqlite_version_info < VERSION_MIN:
             raise UsageError(
                 f"this Python has SQLite {sqlite3.sqlite_version}, which is too old for capture",
@@ -97,7 +101,7 @@ class SqliteFile:
     def check_same(self) -> None:
         """Another file may have been moved to the path; the connection would go on reading the old one."""
         if self._file_identity() != self._identity:
-            raise DatabaseGone(f"{self.path} is another file now")
+            raise DatabaseGone(f"{self.path} was moved or deleted, or another file is there now")
 
     # ---- statements -------------------------------------------------------------------------------------------------
 
