@@ -31,21 +31,21 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import redis
-from headrace.spark.sinks.address import Address
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.figures import Figure, table
 from benchmarks.spark_source import produce, spark_session
+from headrace.address import Address
 from headrace.spark import sinks
-from headrace.spark.pipelines import Pipeline
 from headrace.spark.progress import Snapshot
-from headrace.spark.reading import stream
-from headrace.spark.rebuild import rebuild
-from headrace.spark.run import Choices
-from headrace.spark.sinks.sql_dialect import TableName
-from headrace.spark.sinks.target import Changes, Delivery, Fence, Letters, Target
-from headrace.spark.sinks.to_redis import RedisTarget
-from headrace.spark.sinks.to_search import SearchTarget
+from headrace.spark.run.pipelines import Pipeline
+from headrace.spark.run.rebuild import rebuild
+from headrace.spark.run.runner import Choices
+from headrace.spark.source.reading import stream
+from headrace.targets.redis import RedisTarget
+from headrace.targets.search import SearchTarget
+from headrace.targets.sql.dialect import TableName
+from headrace.targets.target import Changes, Delivery, Fence, Letters, Target
 from tests.servers.headrace import headrace_server
 from tests.servers.postgres import postgres_server
 from tests.servers.process import CACHE, CannotRun

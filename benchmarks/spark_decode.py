@@ -16,7 +16,7 @@ from benchmarks.figures import Figure, table
 from headrace.batch import build_batch, parse_header
 from headrace.client import RawBatch
 from headrace.record import Codec, Record, decode_records
-from headrace.spark.decode import DECOMPRESSED_BYTES_MAX, decode, grouped
+from headrace.spark.source.decode import DECOMPRESSED_BYTES_MAX, decode, grouped
 
 __all__ = ["make", "run"]
 

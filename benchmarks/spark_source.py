@@ -36,7 +36,7 @@ from benchmarks.figures import Figure, table
 from benchmarks.meters import cpu_seconds
 from benchmarks.spark_kafka_jars import connector_jars
 from headrace.client import Admin, Client
-from headrace.spark.profile import session
+from headrace.spark.run.session import session
 from tests.servers.headrace import headrace_server
 from tests.servers.process import CannotRun
 

@@ -30,8 +30,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 import headrace.spark as hr
 from benchmarks.figures import Figure, table
 from benchmarks.spark_source import spark_session
-from headrace.spark.state import apply_operator
-from headrace.spark.state_operator import Clock, Operator, Step, Touched
+from headrace.spark.state.kernel import apply_operator
+from headrace.spark.state.operator import Clock, Operator, Step, Touched
 
 ROWS = 100_000
 KEYS = 10_000

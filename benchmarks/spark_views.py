@@ -22,8 +22,9 @@ import headrace.spark as hr
 from benchmarks.figures import Figure, table
 from benchmarks.spark_source import spark_session
 from benchmarks.spark_state import batch_seconds, rows_of
-from headrace.spark.views_aggregates import Count, Grouped, Most, Sum
-from headrace.spark.views_operators import Table
+from headrace.spark.aggregates.retracting import Count, Most, Sum
+from headrace.spark.tables.grouped import Grouped
+from headrace.spark.tables.view_operators import Table
 from tests.unit.spark.stream_world import Query
 
 CHANGES = 100

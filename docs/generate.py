@@ -85,7 +85,7 @@ def operations() -> str:
 
 def spark_source() -> str:
     """The text of docs/spark-source.md, with the table of options."""
-    from headrace.spark.options import KAFKA_OPTIONS, SOURCE
+    from headrace.spark.source.options import KAFKA_OPTIONS, SOURCE
 
     rows = ["| option | default | |", "|---|---|---|"]
     for each in SOURCE:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from benchmarks.nexmark.chance import Ints
 from benchmarks.nexmark.generator import KINDS, TIME, House
 from headrace.client import Admin, Client, Producer
-from headrace.spark.sink_encode import Encoder, Rows
+from headrace.spark.topic_sink.encode import Encoder, Rows
 
 __all__ = ["CLOSING", "Loaded", "as_json", "closing", "load"]
 

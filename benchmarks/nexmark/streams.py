@@ -21,7 +21,8 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 from benchmarks.nexmark.generator import KINDS, side_input
 from benchmarks.nexmark.load import CLOSING, Loaded
 from benchmarks.nexmark.queries import Query
-from headrace.spark.profile import register, state_in
+from headrace.spark.run.session import state_in
+from headrace.spark.source.registration import register
 
 __all__ = ["LATENESS", "Lane", "Run"]
 

@@ -20,9 +20,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
-from headrace.spark.state import apply_operator, arrow_schema
-from headrace.spark.state_bucket import NEVER, Flags, Ints
-from headrace.spark.state_operator import BEGINNING, Operator, Step, Touched, as_lists, flatten, latest, micros, whole
+from headrace.spark.state.bucket import NEVER, Flags, Ints
+from headrace.spark.state.kernel import apply_operator, arrow_schema
+from headrace.spark.state.operator import BEGINNING, Operator, Step, Touched, as_lists, flatten, latest, micros, whole
 
 __all__ = ["WinningBids", "winning_bids"]
 

@@ -3,6 +3,7 @@
     HeadraceError                 everything that headrace raises on purpose
     ├── KafkaError                carries a Kafka error code: what the peer gets
     │   └── MalformedMessage …    refinements live beside what raises them
+    ├── Refused                   going on would lose or double rows: the user decides
     ├── LogError                  what a log runs into (``log/errors.py``); it knows no protocol
     └── UsageError                the user asked for something that cannot be; one line, with a hint
         └── BadArgument           … because an option, a setting or an address cannot be read
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 
-__all__ = ["BadArgument", "ErrorCode", "HeadraceError", "KafkaError", "UsageError"]
+__all__ = ["BadArgument", "ErrorCode", "HeadraceError", "KafkaError", "Refused", "UsageError"]
 
 
 class ErrorCode(IntEnum):
@@ -227,6 +228,10 @@ class KafkaError(HeadraceError):
         super().__init__(message or code.name.lower().replace("_", " "))
         self.code = code
         self.retriable = code.retriable
+
+
+class Refused(HeadraceError):
+    """Going on would lose or double rows, and only the user knows what is meant. The message says what to do."""
 
 
 class UsageError(HeadraceError):

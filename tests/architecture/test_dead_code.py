@@ -22,7 +22,7 @@ REGISTERING = ("command", "pipeline")
 CALLED_BY_OTHERS = {
     "headrace.broker.state.StateStore.rewriting": "tests wait for the end of a rewrite",
     "headrace.log.log.PartitionLog.sync_all": "tests make a log durable without a flusher",
-    "headrace.spark.pipelines.registered": "tests look at what a file has registered",
+    "headrace.spark.run.pipelines.registered": "tests look at what a file has registered",
 }
 
 

@@ -17,10 +17,10 @@ from pyspark.sql.types import ArrayType, StructType
 from headrace.batch import build_batch, parse_header
 from headrace.capture import CaptureOptions
 from headrace.client import RawBatch
-from headrace.spark.decode import decode
-from headrace.spark.options import SourceOptions
-from headrace.spark.positions import OffsetRange
-from headrace.spark.typed import BadRecord, TypedMaker
+from headrace.spark.source.decode import decode
+from headrace.spark.source.options import SourceOptions
+from headrace.spark.source.positions import OffsetRange
+from headrace.spark.source.values import BadRecord, TypedMaker
 from tests.capture.conftest import Database
 from tests.capture.shop import Shop
 from tests.capture.world import catch_up, committed

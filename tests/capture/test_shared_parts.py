@@ -16,10 +16,10 @@ from headrace.batch import build_batch, parse_header
 from headrace.capture import Capture, CaptureOptions
 from headrace.client import Client, Producer, RawBatch
 from headrace.client.positioned import ensure_topic
-from headrace.spark.decode import decode
-from headrace.spark.options import SourceOptions
-from headrace.spark.positions import OffsetRange
-from headrace.spark.typed import BadRecord, TypedMaker
+from headrace.spark.source.decode import decode
+from headrace.spark.source.options import SourceOptions
+from headrace.spark.source.positions import OffsetRange
+from headrace.spark.source.values import BadRecord, TypedMaker
 from tests.capture.test_read_back import columns_of
 from tests.capture.world import catch_up, committed, events, fold, topics
 from tests.waiting import eventually

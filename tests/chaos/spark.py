@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from headrace.client import Admin, Client, ClientOptions, Producer, TopicPartition, end_offsets
-from headrace.spark.decisions import DECISION_TOPIC, DecisionTopic
+from headrace.spark.topic_sink.decisions import DECISION_TOPIC, DecisionTopic
 from headrace.testing import broker as start_broker
 from headrace.testing.broker import ChildBroker
 from tests.chaos.spark_job import SOURCE

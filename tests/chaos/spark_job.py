@@ -29,12 +29,18 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from headrace.spark.decisions import Decision, DecisionTopic
-from headrace.spark.profile import session
-from headrace.spark.sink import BatchWriter, StreamWriter, exactly_once_batch, make_stream_writer, make_writer
-from headrace.spark.sink_checkpoint import read_end_offsets
-from headrace.spark.sink_protocol import Protocol
-from headrace.spark.source import HeadraceDataSource
+from headrace.spark.run.session import session
+from headrace.spark.source.data_source import HeadraceDataSource
+from headrace.spark.topic_sink.checkpoint import read_end_offsets
+from headrace.spark.topic_sink.decisions import Decision, DecisionTopic
+from headrace.spark.topic_sink.protocol import Protocol
+from headrace.spark.topic_sink.sink import (
+    BatchWriter,
+    StreamWriter,
+    exactly_once_batch,
+    make_stream_writer,
+    make_writer,
+)
 
 TASKS = 8
 ROWS_PER_BATCH = 160
@@ -152,7 +158,7 @@ class Job:
                 if not query.isActive:
                     reason = str(query.exception())
                     say(f"{name} is started again: {reason}")
-                    if "decisions.Refused" in reason:
+                    if "errors.Refused" in reason:
                         os._exit(REFUSED)
                     queries[name] = self.start(name)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headrace.client import Client, Consumer, ConsumerOptions, FetchOptions, TopicPartition, end_offsets, start_offsets
 from headrace.record import Record
-from headrace.spark.sink_checkpoint import read_checkpoint
+from headrace.spark.topic_sink.checkpoint import read_checkpoint
 from tests.chaos.spark_job import LATENESS_S, SOURCE, WINDOW_S
 
 __all__ = ["CLOSING_S", "Verdict", "committed", "compare", "has_read_all", "out_of_order"]

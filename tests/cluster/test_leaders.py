@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from headrace.client import Admin, Client, ClientOptions, Producer, TopicPartition, TransactionalProducer
-from headrace.spark.decisions import DECISION_TOPIC
+from headrace.spark.topic_sink.decisions import DECISION_TOPIC
 from tests.chaos.spark import Run
 from tests.chaos.spark_job import SOURCE
 from tests.chaos.spark_judge import committed

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import headrace.spark as hr
-from headrace.spark.sinks.target import Delivery, Outcome, Session, Target, Version
+from headrace.targets.target import Delivery, Outcome, Session, Target, Version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

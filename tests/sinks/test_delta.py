@@ -10,11 +10,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from headrace.errors import UsageError
+from headrace.errors import Refused, UsageError
 from headrace.spark import sinks
-from headrace.spark.decisions import Refused
 from headrace.spark.sinks.following import Following
-from headrace.spark.sinks.to_delta import STORE, DeltaTarget
+from headrace.targets.delta import STORE, DeltaTarget
 from tests.sinks.world import SCHEMA, deliver, fence
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.spark.failures import is_permanent
-from headrace.spark.sinks.target import Unavailable
+from headrace.spark.run.failures import is_permanent
+from headrace.targets.target import Unavailable
 from tests.sinks.world import Base, deliver, fence
 
 ROWS = [(number, "x" * 1000) for number in range(2000)]

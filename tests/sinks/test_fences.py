@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from headrace.spark.decisions import Refused
+from headrace.errors import Refused
 from headrace.spark.owner import PipelineRun, owner_text
-from headrace.spark.sinks import to_sql
-from headrace.spark.sinks.target import Changes, Delivery, Fence, Letters, Target, Unavailable
-from headrace.spark.sinks.to_delta import DeltaTarget
+from headrace.targets.delta import DeltaTarget
+from headrace.targets.sql import table as to_sql
+from headrace.targets.target import Changes, Delivery, Fence, Letters, Target, Unavailable
 from tests.sinks.world import SCHEMA, Base, changes_of, deliver, fence
 from tests.waiting import eventually
 

@@ -11,11 +11,11 @@ import pytest
 
 from headrace.address import Address
 from headrace.errors import UsageError
-from headrace.spark.failures import is_permanent
-from headrace.spark.sinks.sql_dialect import TableName
-from headrace.spark.sinks.target import Target
-from headrace.spark.sinks.to_redis import RedisTarget
-from headrace.spark.sinks.to_sql import SqlTarget
+from headrace.spark.run.failures import is_permanent
+from headrace.targets.redis import RedisTarget
+from headrace.targets.sql.dialect import TableName
+from headrace.targets.sql.table import SqlTarget
+from headrace.targets.target import Target
 from tests.servers.mariadb import MariadbServer
 from tests.servers.postgres import postgres_server
 from tests.servers.redis import RedisServer

@@ -8,12 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.errors import UsageError
+from headrace.errors import Refused, UsageError
 from headrace.spark import sinks
-from headrace.spark.decisions import Refused
 from headrace.spark.sinks.following import Following
-from headrace.spark.sinks.target import Unavailable
-from headrace.spark.sinks.to_opensearch import OpenSearchTarget
+from headrace.targets.opensearch import OpenSearchTarget
+from headrace.targets.target import Unavailable
 from tests.sinks.opensearch_fake import OpenSearch, opensearch
 from tests.sinks.world import Refusals, deliver, deliver_overtaken, fence
 

@@ -20,13 +20,12 @@ from typing import Any
 import pytest
 from aiosmtpd.controller import Controller
 
-from headrace.errors import UsageError
+from headrace.errors import Refused, UsageError
 from headrace.spark import sinks
-from headrace.spark.decisions import Refused
-from headrace.spark.sinks import http
 from headrace.spark.sinks.following import Following
-from headrace.spark.sinks.target import Unavailable
-from headrace.spark.sinks.to_webhook import WebhookTarget
+from headrace.targets import http
+from headrace.targets.target import Unavailable
+from headrace.targets.webhook import WebhookTarget
 from tests.sinks.world import Refusals, deliver, fence
 from tests.waiting import PATIENCE_S
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import UsageError
-from headrace.spark.sinks.to_sql import SqlTarget
+from headrace.targets.sql.table import SqlTarget
 from tests.sinks.world import SCHEMA, Base, Refusals, deliver, fence
 
 TRIGGER = """

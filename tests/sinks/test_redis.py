@@ -13,12 +13,11 @@ import pyarrow as pa
 import pytest
 from redis import Redis
 
-from headrace.errors import UsageError
+from headrace.errors import Refused, UsageError
 from headrace.spark import sinks
-from headrace.spark.decisions import Refused
 from headrace.spark.sinks.following import Following
-from headrace.spark.sinks.target import JSON_FIELD, Unavailable
-from headrace.spark.sinks.to_redis import RedisTarget
+from headrace.targets.redis import RedisTarget
+from headrace.targets.target import JSON_FIELD, Unavailable
 from tests.servers.redis import RedisServer, redis_server
 from tests.sinks.world import Refusals, deliver, deliver_overtaken, fence
 

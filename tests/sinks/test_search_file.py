@@ -11,7 +11,7 @@ import pytest
 from headrace.errors import UsageError
 from headrace.spark import sinks
 from headrace.spark.sinks.following import Following
-from headrace.spark.sinks.to_search import SearchTarget
+from headrace.targets.search import SearchTarget
 from tests.sinks.world import deliver, fence
 
 SCHEMA = pa.schema([("sku", pa.string()), ("title", pa.string()), ("body", pa.string()), ("price", pa.int64())])

@@ -11,9 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.errors import UsageError
-from headrace.spark.decisions import Refused
-from headrace.spark.sinks.target import JSON_FIELD, Changes, Unavailable
+from headrace.errors import Refused, UsageError
+from headrace.targets.target import JSON_FIELD, Changes, Unavailable
 from headrace.vocabulary import UNAVAILABLE
 from tests.sinks.world import SCHEMA, Base, Refusals, changes_of, deliver, fence
 
@@ -194,7 +193,7 @@ def test_a_batch_that_fails_half_way_leaves_nothing_behind(base: Base) -> None:
     deliver(base.target(), [(1, "a")], at=fence(0))
     session = base.target().open()
     try:
-        from headrace.spark.sinks.target import Delivery, Letters
+        from headrace.targets.target import Delivery, Letters
 
         with pytest.raises(RuntimeError, match="a task was lost"):
             session.write(Delivery(SCHEMA, chunks(), Letters("x"), fence(1)))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headrace.errors import UsageError
-from headrace.spark.sinks.sql_dialect import HOPELESS_LOADS_MAX, Hope
-from headrace.spark.sinks.to_sql import SqlTarget
+from headrace.targets.sql.dialect import HOPELESS_LOADS_MAX, Hope
+from headrace.targets.sql.table import SqlTarget
 from tests.sinks.world import Base, Refusals, deliver, fence
 
 pytestmark = pytest.mark.servers

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pymysql
 
 from headrace.address import Address
-from headrace.spark.sinks.sql_dialect import TableName
-from headrace.spark.sinks.target import Changes, Delivery, Fence, Letters, Outcome, Target
-from headrace.spark.sinks.to_sql import SqlTarget
+from headrace.targets.sql.dialect import TableName
+from headrace.targets.sql.table import SqlTarget
+from headrace.targets.target import Changes, Delivery, Fence, Letters, Outcome, Target
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.decimal128(12, 2))])
 

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.errors import UsageError
-from headrace.spark.java import find_java
-from headrace.spark.profile import session
+from headrace.spark.run.java import find_java
+from headrace.spark.run.session import session
 from tests.skips import skip_or_fail
 
 SETTINGS = {

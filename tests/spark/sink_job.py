@@ -16,12 +16,12 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
-from headrace.spark import sink_protocol
-from headrace.spark.decisions import DecisionTopic
-from headrace.spark.profile import session
-from headrace.spark.sink import StreamWriter, make_stream_writer
-from headrace.spark.sink_protocol import Protocol
-from headrace.spark.source import HeadraceDataSource
+from headrace.spark.run.session import session
+from headrace.spark.source.data_source import HeadraceDataSource
+from headrace.spark.topic_sink import protocol as sink_protocol
+from headrace.spark.topic_sink.decisions import DecisionTopic
+from headrace.spark.topic_sink.protocol import Protocol
+from headrace.spark.topic_sink.sink import StreamWriter, make_stream_writer
 
 TASKS = 8
 

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 
 import headrace.spark as hr
 from headrace.errors import UsageError
-from headrace.spark.failures import is_permanent, reason
+from headrace.spark.run.failures import is_permanent, reason
 from headrace.spark.testing import Event, run_pipeline
 from headrace.vocabulary import UNAVAILABLE
 

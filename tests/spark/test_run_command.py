@@ -26,9 +26,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(900)]
 COMMAND = Path(sys.executable).with_name("headrace")
 HEAD = """
 from pyspark.sql import functions as F
-from headrace.spark.pipelines import pipeline
+from headrace.spark.run.pipelines import pipeline
 from headrace.spark import sinks
-from headrace.spark.reading import batch, stream
+from headrace.spark.source.reading import batch, stream
 """
 COPY = """
 @pipeline(sink=sinks.parquet("out"))

@@ -13,12 +13,13 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 import headrace.spark as hr
 from headrace.errors import UsageError
 from headrace.spark import sessions
-from headrace.spark.checkpoint_lock import CheckpointInUse, locked
-from headrace.spark.checkpoints import Checkpoint, HadoopFile
-from headrace.spark.compat import Shape, changes, refuse, shape_of
-from headrace.spark.pipelines import Pipeline
-from headrace.spark.reading import stream
-from headrace.spark.run import Choices, run
+from headrace.spark.plan import shape_of
+from headrace.spark.run.checkpoint_lock import CheckpointInUse, locked
+from headrace.spark.run.checkpoints import Checkpoint, HadoopFile
+from headrace.spark.run.pipelines import Pipeline
+from headrace.spark.run.runner import Choices, run
+from headrace.spark.shape import Shape, changes, refuse
+from headrace.spark.source.reading import stream
 from tests.spark.watching import Told
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 import headrace.spark as hr
 from headrace.cli.run import show_state
 from headrace.errors import UsageError
-from headrace.spark.state_inspection import key_of
+from headrace.spark.state.inspection import key_of
 from tests.spark.test_state import Lane
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(900)]

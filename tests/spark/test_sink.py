@@ -16,12 +16,12 @@ from pyspark.sql.streaming import StreamingQuery
 import headrace.spark as hr
 from headrace.client import Client, Consumer, ConsumerOptions, FetchOptions, Producer, TopicPartition, start_offsets
 from headrace.record import Record
-from headrace.spark.decisions import DecisionTopic
-from headrace.spark.pipelines import Pipeline
-from headrace.spark.run import Choices
-from headrace.spark.run import run as run_pipelines
-from headrace.spark.sink import exactly_once_batch
-from headrace.spark.sink_checkpoint import read_end_offsets
+from headrace.spark.run.pipelines import Pipeline
+from headrace.spark.run.runner import Choices
+from headrace.spark.run.runner import run as run_pipelines
+from headrace.spark.topic_sink.checkpoint import read_end_offsets
+from headrace.spark.topic_sink.decisions import DecisionTopic
+from headrace.spark.topic_sink.sink import exactly_once_batch
 from headrace.testing import broker as start_broker
 from tests.chaos.spark_judge import out_of_order
 from tests.servers.process import RunningServer

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from headrace.client import Admin, Client, end_transaction
-from headrace.spark.decisions import BatchRef, DecisionTopic
-from headrace.spark.sink_protocol import Protocol, Settings
+from headrace.spark.topic_sink.decisions import BatchRef, DecisionTopic
+from headrace.spark.topic_sink.protocol import Protocol, Settings
 from tests.servers.process import RunningServer
 from tests.spark.topics import eventually
 from tests.unit.spark.sink_world import PATIENCE, Death, Fate, World, expected, mortality, spread

@@ -17,9 +17,9 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 
 from headrace.client import Client, Consumer, Producer, TopicPartition
 from headrace.spark import sinks
-from headrace.spark.changelog import changes
-from headrace.spark.reading import batch, stream
 from headrace.spark.sinks import Sink
+from headrace.spark.source.reading import batch, stream
+from headrace.spark.tables.changelog import changes
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import RunningServer
 from tests.spark.topics import create

@@ -19,11 +19,11 @@ from pyspark.sql import SparkSession
 
 from headrace.client import Client, Producer
 from headrace.spark import sinks
-from headrace.spark.pipelines import Pipeline
-from headrace.spark.reading import stream
-from headrace.spark.rebuild import rebuild
-from headrace.spark.run import Choices, run
+from headrace.spark.run.pipelines import Pipeline
+from headrace.spark.run.rebuild import rebuild
+from headrace.spark.run.runner import Choices, run
 from headrace.spark.sinks import Sink
+from headrace.spark.source.reading import stream
 from tests.capture.kills_subjects import restarted
 from tests.servers.postgres import PostgresServer, postgres_server
 from tests.servers.process import RunningServer, log_tail

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.client import AuthenticationFailed
-from headrace.spark import tasks
-from headrace.spark.columns import plain_schema
-from headrace.spark.options import SourceOptions
-from headrace.spark.source import BatchReader
+from headrace.spark.source import tasks
+from headrace.spark.source.columns import plain_schema
+from headrace.spark.source.data_source import BatchReader
+from headrace.spark.source.options import SourceOptions
 from tests.interop.test_client_security import PASSWORD, SecureKafka, alice, kafka
 from tests.spark.topics import create, send
 

@@ -19,9 +19,9 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 
 import headrace.spark as hr
 from headrace.errors import UsageError
-from headrace.spark.pipelines import Pipeline
-from headrace.spark.profile import FILES_NAMED_ONCE, STATE_STORE, STATE_STORES, state_in
-from headrace.spark.run import Choices, run
+from headrace.spark.run.pipelines import Pipeline
+from headrace.spark.run.runner import Choices, run
+from headrace.spark.run.session import FILES_NAMED_ONCE, STATE_STORE, STATE_STORES, state_in
 from headrace.spark.sinks.plain import as_sink
 from tests.spark.watching import Told
 

@@ -32,8 +32,8 @@ from pathlib import Path
 
 from pyspark.sql import functions as F
 from headrace.spark import sinks
-from headrace.spark.pipelines import pipeline
-from headrace.spark.reading import stream
+from headrace.spark.run.pipelines import pipeline
+from headrace.spark.source.reading import stream
 
 HOME = Path({home!r})
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 
 import headrace.spark as hr
 from headrace.errors import UsageError
-from headrace.spark.reading import batch, stream, table
+from headrace.spark.source.reading import batch, stream, table
 from headrace.spark.testing import Event, run_pipeline
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]

@@ -19,7 +19,7 @@ import click
 from headrace.cli.settings import load_settings, settings_options
 from headrace.cli.shared import output_option, show
 from headrace.errors import UsageError
-from headrace.spark.java import JAVA_HINT, find_java
+from headrace.spark.run.java import JAVA_HINT, find_java
 
 if TYPE_CHECKING:
     from headrace.config import Settings

@@ -20,9 +20,9 @@ from headrace.errors import UsageError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.spark.launch import LogFile
-    from headrace.spark.pipelines import Pipeline
     from headrace.spark.progress import Board, Snapshot
+    from headrace.spark.run.launch import LogFile
+    from headrace.spark.run.pipelines import Pipeline
 
 __all__ = ["Screen", "on_spark", "spark_options", "stopping_on_signals"]
 
@@ -82,11 +82,11 @@ def on_spark(
     as far as it can be known then."""
     conf = settings_of(settings, "--conf", "spark.driver.memory=4g")
     _need_spark()
-    from headrace.spark.before_spark import check_topics, load_early
-    from headrace.spark.java import find_java
-    from headrace.spark.launch import LogFile, open_session
-    from headrace.spark.pipelines import choose, load_file
     from headrace.spark.progress import board_on
+    from headrace.spark.run.before_spark import check_topics, load_early
+    from headrace.spark.run.java import find_java
+    from headrace.spark.run.launch import LogFile, open_session
+    from headrace.spark.run.pipelines import choose, load_file
 
     pipelines = load_early(file, only)
     find_java()
@@ -108,7 +108,7 @@ def on_spark(
 
 def _need_spark() -> None:
     try:
-        import headrace.spark.run  # noqa: F401 only to see whether it can be
+        import headrace.spark.run.runner  # noqa: F401 only to see whether it can be
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("headrace"):
             raise

@@ -33,8 +33,8 @@ def command(
     with on_spark(
         file, (name,), master=master, settings=settings, log_path=log_path, bootstrap=bootstrap, output=output
     ) as (spark, screen, (pipeline,)):
-        from headrace.spark.rebuild import rebuild
-        from headrace.spark.run import Choices
+        from headrace.spark.run.rebuild import rebuild
+        from headrace.spark.run.runner import Choices
 
         choices = Choices(command=f"headrace run {file}", checkpoints=checkpoints)
         with stopping_on_signals(screen) as stop:

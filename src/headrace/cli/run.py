@@ -63,7 +63,7 @@ def command(
     with on_spark(
         file, only, master=master, settings=settings, log_path=log_path, bootstrap=bootstrap, output=output
     ) as (spark, screen, pipelines):
-        from headrace.spark.run import Choices, run
+        from headrace.spark.run.runner import Choices, run
 
         if state_key is not None:
             show_state(spark, [each.name for each in pipelines], checkpoints, state_key, output)
@@ -85,8 +85,8 @@ def command(
 
 def show_state(spark: SparkSession, pipelines: Sequence[str], checkpoints: str, key: str, output: str) -> None:
     """What the checkpoints hold, also of pipelines that run elsewhere at this moment."""
-    from headrace.spark.checkpoints import Checkpoint
-    from headrace.spark.state_inspection import state_operators
+    from headrace.spark.run.checkpoints import Checkpoint
+    from headrace.spark.state.inspection import state_operators
 
     rows: list[dict[str, object]] = []
     for name in pipelines:
@@ -107,7 +107,7 @@ def show_state(spark: SparkSession, pipelines: Sequence[str], checkpoints: str, 
 
 
 def _held(spark: SparkSession, location: str, operator: int, key: str) -> dict[str, object] | None:
-    from headrace.spark.state_inspection import state_of, state_totals
+    from headrace.spark.state.inspection import state_of, state_totals
 
     if not key:
         return asdict(state_totals(spark, location, operator=operator))

@@ -15,21 +15,24 @@ from headrace.errors import UsageError
 
 if TYPE_CHECKING:
     from headrace.spark import sinks
-    from headrace.spark.analytics import compare, distinct, percentiles, rate, rolling, top
-    from headrace.spark.changelog import as_records, as_rows, changes
-    from headrace.spark.joins import join_as_of, join_latest, join_within
-    from headrace.spark.keyed import FOREVER, correct_clock, dedup, sessions
-    from headrace.spark.pipelines import pipeline
-    from headrace.spark.profile import register, session
-    from headrace.spark.reading import batch, stream, table
-    from headrace.spark.sink import exactly_once_batch
-    from headrace.spark.sink_checkpoint import read_end_offsets
-    from headrace.spark.source import HeadraceDataSource
-    from headrace.spark.state_inspection import state_of, state_totals
-    from headrace.spark.views import deltas, join_tables, view
-    from headrace.spark.watermark_explanation import explain_watermark
-    from headrace.spark.watermarks import watermark
-    from headrace.spark.windowing import set_aside_future, split_late, windows
+    from headrace.spark.run.pipelines import pipeline
+    from headrace.spark.run.session import session
+    from headrace.spark.source.data_source import HeadraceDataSource
+    from headrace.spark.source.reading import batch, stream, table
+    from headrace.spark.source.registration import register
+    from headrace.spark.state.dedup import FOREVER, dedup
+    from headrace.spark.state.inspection import state_of, state_totals
+    from headrace.spark.tables.changelog import as_records, as_rows, changes
+    from headrace.spark.tables.joins import join_as_of, join_latest, join_within
+    from headrace.spark.tables.views import deltas, join_tables, view
+    from headrace.spark.time.clocks import correct_clock
+    from headrace.spark.time.explanation import explain_watermark
+    from headrace.spark.time.watermarks import watermark
+    from headrace.spark.topic_sink.checkpoint import read_end_offsets
+    from headrace.spark.topic_sink.sink import exactly_once_batch
+    from headrace.spark.windowing.analytics import compare, distinct, percentiles, rate, rolling, top
+    from headrace.spark.windowing.sessions import sessions
+    from headrace.spark.windowing.windows import set_aside_future, split_late, windows
 
 __all__ = [
     "FOREVER",
@@ -71,42 +74,42 @@ __all__ = [
 ]
 
 _HOMES = {
-    "FOREVER": "keyed",
-    "HeadraceDataSource": "source",
-    "as_records": "changelog",
-    "as_rows": "changelog",
-    "batch": "reading",
-    "changes": "changelog",
-    "compare": "analytics",
-    "correct_clock": "keyed",
-    "dedup": "keyed",
-    "deltas": "views",
-    "distinct": "analytics",
-    "exactly_once_batch": "sink",
-    "explain_watermark": "watermark_explanation",
-    "join_as_of": "joins",
-    "join_latest": "joins",
-    "join_tables": "views",
-    "join_within": "joins",
-    "percentiles": "analytics",
-    "pipeline": "pipelines",
-    "rate": "analytics",
-    "read_end_offsets": "sink_checkpoint",
-    "register": "profile",
-    "rolling": "analytics",
-    "session": "profile",
-    "sessions": "keyed",
-    "set_aside_future": "windowing",
+    "FOREVER": "state.dedup",
+    "HeadraceDataSource": "source.data_source",
+    "as_records": "tables.changelog",
+    "as_rows": "tables.changelog",
+    "batch": "source.reading",
+    "changes": "tables.changelog",
+    "compare": "windowing.analytics",
+    "correct_clock": "time.clocks",
+    "dedup": "state.dedup",
+    "deltas": "tables.views",
+    "distinct": "windowing.analytics",
+    "exactly_once_batch": "topic_sink.sink",
+    "explain_watermark": "time.explanation",
+    "join_as_of": "tables.joins",
+    "join_latest": "tables.joins",
+    "join_tables": "tables.views",
+    "join_within": "tables.joins",
+    "percentiles": "windowing.analytics",
+    "pipeline": "run.pipelines",
+    "rate": "windowing.analytics",
+    "read_end_offsets": "topic_sink.checkpoint",
+    "register": "source.registration",
+    "rolling": "windowing.analytics",
+    "session": "run.session",
+    "sessions": "windowing.sessions",
+    "set_aside_future": "windowing.windows",
     "sinks": "",
-    "split_late": "windowing",
-    "state_of": "state_inspection",
-    "state_totals": "state_inspection",
-    "stream": "reading",
-    "table": "reading",
-    "top": "analytics",
-    "view": "views",
-    "watermark": "watermarks",
-    "windows": "windowing",
+    "split_late": "windowing.windows",
+    "state_of": "state.inspection",
+    "state_totals": "state.inspection",
+    "stream": "source.reading",
+    "table": "source.reading",
+    "top": "windowing.analytics",
+    "view": "tables.views",
+    "watermark": "time.watermarks",
+    "windows": "windowing.windows",
 }
 """Where each name is defined; a name without one is a module itself."""
 

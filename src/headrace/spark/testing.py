@@ -39,16 +39,16 @@ from headrace.batch import build_batch
 from headrace.client import RawBatch, raw_batches
 from headrace.errors import UsageError
 from headrace.record import Record
-from headrace.spark.columns import metadata
-from headrace.spark.compat import METRIC, shape_of
-from headrace.spark.decode import decode
-from headrace.spark.options import Selection, SourceOptions
-from headrace.spark.pipelines import Builder
-from headrace.spark.positions import OffsetRange
-from headrace.spark.profile import session
-from headrace.spark.source import HeadraceDataSource
-from headrace.spark.tasks import Plan
-from headrace.spark.typed import BadRecord, TypedMaker
+from headrace.spark.plan import METRIC, shape_of
+from headrace.spark.run.pipelines import Builder
+from headrace.spark.run.session import session
+from headrace.spark.source.columns import metadata
+from headrace.spark.source.data_source import HeadraceDataSource
+from headrace.spark.source.decode import decode
+from headrace.spark.source.options import Selection, SourceOptions
+from headrace.spark.source.positions import OffsetRange
+from headrace.spark.source.tasks import Plan
+from headrace.spark.source.values import BadRecord, TypedMaker
 
 __all__ = ["Event", "Rows", "run_pipeline"]
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from benchmarks.nexmark.generator import House
 from benchmarks.nexmark.oracle import Judge
 from benchmarks.nexmark.winning_bids import WinningBids
-from headrace.spark.state_bucket import Bucket
-from headrace.spark.state_operator import BEGINNING, END, advance, run_bounded
+from headrace.spark.state.bucket import Bucket
+from headrace.spark.state.operator import BEGINNING, END, advance, run_bounded
 from tests.unit.spark.stream_world import MemoryStore
 
 KEYS = pa.struct([("id", pa.int64())])

@@ -17,8 +17,8 @@ from headrace.client import (
     end_offsets,
 )
 from headrace.client.connection import Connection
-from headrace.spark.decisions import BatchRef
-from headrace.spark.sink_protocol import Plan, Protocol, Reported, Settings
+from headrace.spark.topic_sink.decisions import BatchRef
+from headrace.spark.topic_sink.protocol import Plan, Protocol, Reported, Settings
 
 PATIENCE = ClientOptions(
     connect_timeout_ms=60_000,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from hypothesis import strategies as st
 
-from headrace.spark.state_operator import BEGINNING, END, Operator, run_bounded
+from headrace.spark.state.operator import BEGINNING, END, Operator, run_bounded
 from tests.unit.spark.stream_world import SECOND, Query, cut
 
 LATENESS_S = 20

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from headrace.spark.state_bucket import Bucket, Manifest
-from headrace.spark.state_operator import BEGINNING, END, Operator, Outcome, advance
+from headrace.spark.state.bucket import Bucket, Manifest
+from headrace.spark.state.operator import BEGINNING, END, Operator, Outcome, advance
 
 SECOND = 1_000_000
 T = TypeVar("T")

@@ -11,11 +11,11 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from headrace.client import Admin, Client, OffsetAt, Producer, TopicPartition
 from headrace.errors import UsageError
-from headrace.spark.alignment import QUESTIONS_MAX, Aligner
-from headrace.spark.columns import plain_schema
-from headrace.spark.options import SourceOptions
-from headrace.spark.positions import Positions, from_json
-from headrace.spark.source import StreamReader
+from headrace.spark.source.alignment import QUESTIONS_MAX, Aligner
+from headrace.spark.source.columns import plain_schema
+from headrace.spark.source.data_source import StreamReader
+from headrace.spark.source.options import SourceOptions
+from headrace.spark.source.positions import Positions, from_json
 from headrace.testing import broker
 
 PLACES = [TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)]

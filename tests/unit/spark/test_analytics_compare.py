@@ -9,9 +9,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.spark.state_operator import run_bounded
-from headrace.spark.windows_aggregates import aggregate_of
-from headrace.spark.windows_operator import WINDOW, Windows
+from headrace.spark.aggregates.totals import aggregate_of
+from headrace.spark.state.operator import run_bounded
+from headrace.spark.windowing.window_operator import WINDOW, Windows
 from tests.unit.spark.state_world import KEYS, SECOND, TIME, Event, Stream, arrivals, folded
 
 SIZE_S = 10

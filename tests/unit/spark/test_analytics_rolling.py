@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError
-from headrace.spark import analytics_rolling
-from headrace.spark.analytics_rolling import Rolling, over_intervals
-from headrace.spark.state_bucket import Bucket
-from headrace.spark.state_operator import BEGINNING, advance, run_bounded
-from headrace.spark.windows_aggregates import EVENTS, Aggregate, aggregate_of
+from headrace.spark.aggregates.totals import EVENTS, Aggregate, aggregate_of
+from headrace.spark.state.bucket import Bucket
+from headrace.spark.state.operator import BEGINNING, advance, run_bounded
+from headrace.spark.windowing import rolling_operator
+from headrace.spark.windowing.rolling_operator import Rolling, over_intervals
 from tests.unit.spark.state_world import (
     KEYS,
     LATENESS_S,
@@ -172,7 +172,7 @@ def members(count: int, seed: int) -> pa.Table:
 def test_an_aggregate_of_stretches_is_that_of_each_stretch_by_itself(
     asked: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(analytics_rolling, "PAIRS_MAX", 500)
+    monkeypatch.setattr(rolling_operator, "PAIRS_MAX", 500)
     aggregate: Aggregate = aggregate_of("x", asked, COLUMNS)
     count = 300
     rows, times = members(count, 7), np.sort(np.random.default_rng(8).integers(0, 50, count))

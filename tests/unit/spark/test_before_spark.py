@@ -9,7 +9,7 @@ import pytest
 
 from headrace.client import Admin, BrokerUnreachable, Client
 from headrace.errors import UsageError
-from headrace.spark.before_spark import TopicRead, check_topics, load_early, topics_read
+from headrace.spark.run.before_spark import TopicRead, check_topics, load_early, topics_read
 from headrace.testing import TestBroker, broker
 
 HEAD = "import headrace.spark as hr\nfrom pyspark.sql import functions as F\n"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace.spark.checkpoint_lock import (
+from headrace.spark.run.checkpoint_lock import (
     LEASE_S,
     CheckpointInUse,
     Lease,
@@ -27,7 +27,7 @@ from headrace.spark.checkpoint_lock import (
 HOLDER = """
 import sys
 from pathlib import Path
-from headrace.spark.checkpoint_lock import LocalLock
+from headrace.spark.run.checkpoint_lock import LocalLock
 lock = LocalLock(Path(sys.argv[1]), "checkpoints/orders", "process 1 on holder")
 print("held", flush=True)
 sys.stdin.read()

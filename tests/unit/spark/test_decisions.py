@@ -18,7 +18,8 @@ from headrace.client import (
     TransactionLost,
     end_offsets,
 )
-from headrace.spark.decisions import BatchRef, Decision, DecisionTopic, Refused, TaskResult, Verdict, judge
+from headrace.errors import Refused
+from headrace.spark.topic_sink.decisions import BatchRef, Decision, DecisionTopic, TaskResult, Verdict, judge
 from tests.unit.spark.sink_world import PATIENCE
 
 identities = st.builds(ProducerIdentity, st.text(max_size=9), st.integers(0, 2**63 - 1), st.integers(0, 32767))

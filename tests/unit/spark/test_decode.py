@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from headrace.batch import LOG_APPEND_TIME, Batch, build_batch, control_batch, parse_header, reseal
 from headrace.client import RawBatch
 from headrace.record import Codec, CorruptRecords, DecompressedTooLarge, Record, decode_records, encode_records
-from headrace.spark.decode import HEADERS_TYPE, Decoded, grouped
-from headrace.spark.decode import decode as decode_raw
+from headrace.spark.source.decode import HEADERS_TYPE, Decoded, grouped
+from headrace.spark.source.decode import decode as decode_raw
 
 LIMIT = 1 << 24
 

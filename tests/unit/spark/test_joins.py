@@ -10,8 +10,17 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.spark.joins_operators import CHANGE, EVENT, TRUNCATES, AsOf, Latest, Matched, change_type, event_type
-from headrace.spark.state_operator import run_bounded
+from headrace.spark.state.operator import run_bounded
+from headrace.spark.tables.join_operators import (
+    CHANGE,
+    EVENT,
+    TRUNCATES,
+    AsOf,
+    Latest,
+    Matched,
+    change_type,
+    event_type,
+)
 from headrace.vocabulary import UNAVAILABLE
 from tests.unit.spark.stream_world import SECOND, Query, Watermark, cut
 

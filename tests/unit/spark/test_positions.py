@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headrace.client import TopicPartition
 from headrace.errors import UsageError
-from headrace.spark.options import SourceOptions
-from headrace.spark.positions import OffsetRange, Positions, admit, from_json, split, to_json
+from headrace.spark.source.options import SourceOptions
+from headrace.spark.source.positions import OffsetRange, Positions, admit, from_json, split, to_json
 
 places = st.builds(TopicPartition, st.sampled_from(["a", "b", "ä.c"]), st.integers(0, 4))
 positions = st.dictionaries(places, st.integers(0, 2**40), max_size=8)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import UsageError
-from headrace.spark.java import find_java, java_version, wrong_version
-from headrace.spark.profile import _cores, _given, _profile
+from headrace.spark.run.java import find_java, java_version, wrong_version
+from headrace.spark.run.session import _cores, _given, _profile
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,6 @@ def test_without_pyspark_the_error_says_what_to_install() -> None:
 
 def test_what_spark_loads_into_its_many_processes_does_not_import_pandas() -> None:
     """Spark starts a Python for the planner of every query; pandas would take two thirds of its start."""
-    loads = "import sys, headrace.spark.source, headrace.spark.sink, headrace.spark.testing"
+    loads = "import sys, headrace.spark.source.data_source, headrace.spark.topic_sink.sink, headrace.spark.testing"
     program = f"{loads}; sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=120, check=False).returncode == 0

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from headrace.spark.compat import Change, Column, Operator, Parameter, Shape, Source, changes, refuse
+from headrace.spark.shape import Change, Column, Operator, Parameter, Shape, Source, changes, refuse
 
 MINUTE = Column("window", "struct<start:timestamp,end:timestamp>", "60000000L")
 SUM = Column("sum(amount)", "decimal(22,2)")

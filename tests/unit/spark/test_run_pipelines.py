@@ -15,15 +15,16 @@ from pyspark.sql.types import StructType
 
 from headrace.cli.main import run as command_line
 from headrace.errors import HeadraceError, UsageError
-from headrace.spark import failures, sinks
-from headrace.spark.failures import is_permanent, reason
-from headrace.spark.launch import LogFile
-from headrace.spark.pipelines import choose, load_file, pipeline, registered
-from headrace.spark.run import Choices, pause_s
-from headrace.spark.sink import make_writer
+from headrace.spark import sinks
+from headrace.spark.run import failures
+from headrace.spark.run.failures import is_permanent, reason
+from headrace.spark.run.launch import LogFile
+from headrace.spark.run.pipelines import choose, load_file, pipeline, registered
+from headrace.spark.run.runner import Choices, pause_s
 from headrace.spark.testing import Event, _in_batches
+from headrace.spark.topic_sink.sink import make_writer
 
-HEAD = "from headrace.spark.pipelines import pipeline\nfrom headrace.spark import sinks\n"
+HEAD = "from headrace.spark.run.pipelines import pipeline\nfrom headrace.spark import sinks\n"
 
 
 def file(folder: Path, text: str, name: str = "shop.py") -> Path:
@@ -120,7 +121,7 @@ def test_patience_is_endless_unless_the_run_is_to_end_or_the_user_says_so() -> N
 STREAM_FAILED = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted: \
 Task 0 in stage 1.0 failed 1 times: org.apache.spark.api.python.PythonException: Traceback (most recent call last):
   File "/x/worker.py", line 3, in main
-headrace.spark.typed.BadRecord: the value at orders[0] offset 5 does not fit the schema: it is no JSON
+headrace.spark.source.values.BadRecord: the value at orders[0] offset 5 does not fit the schema: it is no JSON
 
 	at org.apache.spark.api.python.BasePythonRunner.read(PythonRunner.scala:1)
 Driver stacktrace: SQLSTATE: XXKST
@@ -162,16 +163,23 @@ def test_a_place_in_the_current_folder_is_shown_as_the_user_types_it(
 
 
 def test_only_what_the_sink_refuses_or_the_user_must_mend_is_not_tried_again() -> None:
-    names = ("spark.decisions.Refused", "errors.UsageError", "spark.tasks.DataLost", "spark.state_bucket.StateMismatch")
-    for name in (*names, "spark.typed.BadRecord", "spark.views_operators.NotExact"):
-        told = RuntimeError(STREAM_FAILED.replace("spark.typed.BadRecord", name))
+    names = (
+        "errors.Refused",
+        "errors.UsageError",
+        "spark.source.tasks.DataLost",
+        "spark.source.values.BadRecord",
+        "spark.state.bucket.StateMismatch",
+        "spark.tables.view_operators.NotExact",
+    )
+    for name in names:
+        told = RuntimeError(STREAM_FAILED.replace("spark.source.values.BadRecord", name))
         assert is_permanent(told)
         assert reason(told).startswith("the value at orders[0]")
     assert is_permanent(UsageError("a pipeline that is built anew has no such column"))
-    lost = STREAM_FAILED.replace("typed.BadRecord", "sink_protocol.TransactionsLost")
+    lost = STREAM_FAILED.replace("source.values.BadRecord", "topic_sink.protocol.TransactionsLost")
     assert not is_permanent(RuntimeError(lost))
     assert not is_permanent(RuntimeError("Refused"))
-    away = RuntimeError(STREAM_FAILED.replace("typed.BadRecord", "sinks.target.Unavailable"))
+    away = RuntimeError(STREAM_FAILED.replace("spark.source.values.BadRecord", "targets.target.Unavailable"))
     assert not is_permanent(away)
     assert reason(away).startswith("the value at orders[0]")
 
@@ -184,18 +192,20 @@ def test_a_guard_of_the_query_itself_is_permanent_and_its_words_are_the_reason()
 
 def test_an_error_inside_of_another_processs_error_is_found() -> None:
     """As the topic sink's comes out of foreachBatch."""
-    inner = "Traceback (most recent call last):\n  File 'sink.py', line 1\nheadrace.spark.decisions.Refused: not again"
+    inner = "Traceback (most recent call last):\n  File 'sink.py', line 1\nheadrace.errors.Refused: not again"
     outer = (
         "Traceback (most recent call last):\n  File 'plain.py', line 2\npyspark.errors.AnalysisException: [X] Failed: "
     )
     told = RuntimeError(f"{outer}{inner}\n SQLSTATE: 38000")
     assert is_permanent(told)
     assert reason(told) == "not again"
-    assert not is_permanent(RuntimeError(f"{outer}{inner}".replace("decisions.Refused", "sinks.target.Unavailable")))
+    assert not is_permanent(RuntimeError(f"{outer}{inner}".replace("errors.Refused", "targets.target.Unavailable")))
 
 
 def test_a_class_of_the_users_with_the_name_of_one_of_ours_is_not_ours() -> None:
-    assert not is_permanent(RuntimeError(STREAM_FAILED.replace("headrace.spark.typed.BadRecord", "shop.BadRecord")))
+    assert not is_permanent(
+        RuntimeError(STREAM_FAILED.replace("headrace.spark.source.values.BadRecord", "shop.BadRecord"))
+    )
 
 
 def test_a_batch_that_cannot_begin_is_told_in_its_own_words_and_not_in_those_of_sparks_pickler() -> None:
@@ -221,7 +231,7 @@ def test_what_the_jvm_would_print_goes_to_the_log_and_what_we_print_does_not(tmp
     script = (
         "import os, subprocess, sys\n"
         "from pathlib import Path\n"
-        "from headrace.spark.launch import LogFile\n"
+        "from headrace.spark.run.launch import LogFile\n"
         "log = LogFile(Path(sys.argv[1]))\n"
         "with log.taking_output():\n"
         "    child = subprocess.Popen(['sh', '-c', 'read line; echo noise; echo more >&2'], stdin=subprocess.PIPE)\n"
@@ -244,7 +254,7 @@ def test_a_mistake_in_a_query_is_in_the_log_and_not_a_page_of_json_on_the_termin
         "import sys\n"
         "from pathlib import Path\n"
         "from pyspark.logger import PySparkLogger\n"
-        "from headrace.spark.launch import LogFile\n"
+        "from headrace.spark.run.launch import LogFile\n"
         "LogFile(Path(sys.argv[1])).take_logging()\n"
         "logger = PySparkLogger.getLogger('DataFrameQueryContextLogger')\n"
         "logger.propagate = False  # as PySpark does before each message\n"

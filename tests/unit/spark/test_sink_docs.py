@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from headrace.spark.sink_options import COLUMNS, SINK
+from headrace.spark.topic_sink.options import COLUMNS, SINK
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/spark-sink.md").read_text()
 

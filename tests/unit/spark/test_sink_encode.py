@@ -11,7 +11,7 @@ from headrace.client import TopicPartition, partition_for_key
 from headrace.client.partitioner import murmur2
 from headrace.errors import HeadraceError
 from headrace.record import Record, encode_records
-from headrace.spark.sink_encode import Encoder, Rows, Tally, buffered, encode_rows, murmur2_of_all
+from headrace.spark.topic_sink.encode import Encoder, Rows, Tally, buffered, encode_rows, murmur2_of_all
 
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 

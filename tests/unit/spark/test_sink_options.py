@@ -8,8 +8,8 @@ import pytest
 
 from headrace.errors import UsageError
 from headrace.record import Codec
-from headrace.spark.sink_checkpoint import read_checkpoint, read_end_offsets
-from headrace.spark.sink_options import SINK, SinkOptions, canonical
+from headrace.spark.topic_sink.checkpoint import read_checkpoint, read_end_offsets
+from headrace.spark.topic_sink.options import SINK, SinkOptions, canonical
 
 BROKER = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 

@@ -9,10 +9,12 @@ import pytest
 
 from headrace import testing
 from headrace.client import Admin, Client, Outcome, TransactionalProducer, TransactionLost, end_transaction
-from headrace.spark import sink_protocol, sink_transactions
-from headrace.spark.decisions import BatchRef, DecisionTopic, Refused, Verdict
-from headrace.spark.sink_protocol import PipelineName, Protocol, Settings, TransactionsLost, ids_of
-from headrace.spark.sink_transactions import abort_open, outcomes
+from headrace.errors import Refused
+from headrace.spark.topic_sink import protocol as sink_protocol
+from headrace.spark.topic_sink import transactions as sink_transactions
+from headrace.spark.topic_sink.decisions import BatchRef, DecisionTopic, Verdict
+from headrace.spark.topic_sink.protocol import PipelineName, Protocol, Settings, TransactionsLost, ids_of
+from headrace.spark.topic_sink.transactions import abort_open, outcomes
 from tests.unit.spark.sink_world import PATIENCE, Death, Fate, Layout, World, expected, mortality, spread
 
 Make = Callable[[], World]

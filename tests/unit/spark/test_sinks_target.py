@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.address import Address
-from headrace.errors import UsageError
+from headrace.errors import Refused, UsageError
 from headrace.spark import sinks
-from headrace.spark.decisions import Refused
-from headrace.spark.sinks.target import (
+from headrace.targets.target import (
     NO_BATCH,
     Changes,
     Fence,

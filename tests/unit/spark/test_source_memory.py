@@ -21,10 +21,10 @@ VALUE = b"v" * 20_000
 WORKER = """
 import resource, sys
 import psutil
-from headrace.spark import tasks
-from headrace.spark.columns import plain_schema
-from headrace.spark.options import SourceOptions
-from headrace.spark.positions import OffsetRange
+from headrace.spark.source import tasks
+from headrace.spark.source.columns import plain_schema
+from headrace.spark.source.options import SourceOptions
+from headrace.spark.source.positions import OffsetRange
 
 bootstrap, end, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 options = SourceOptions.parse({"kafka.bootstrap.servers": bootstrap, "subscribe": "t"}, streaming=False)

@@ -11,12 +11,12 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from headrace.client import Admin, Client, Producer, TopicPartition
-from headrace.spark import tasks
-from headrace.spark.columns import plain_schema
-from headrace.spark.options import SourceOptions, client_options
-from headrace.spark.positions import from_json, ids_in
-from headrace.spark.source import RangePartition, StreamReader
-from headrace.spark.tasks import DataLost
+from headrace.spark.source import tasks
+from headrace.spark.source.columns import plain_schema
+from headrace.spark.source.data_source import RangePartition, StreamReader
+from headrace.spark.source.options import SourceOptions, client_options
+from headrace.spark.source.positions import from_json, ids_in
+from headrace.spark.source.tasks import DataLost
 from headrace.testing import TestBroker, broker
 
 ALL = ReadAllAvailable()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.record import CorruptRecords, Record, encode_records
-from headrace.spark.starts import _guess, _walk_all, record_starts
+from headrace.spark.source.starts import _guess, _walk_all, record_starts
 
 PADDING = bytes(64)
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.spark import state_bucket
-from headrace.spark.state_bucket import NEVER, Bucket, Layout, Manifest, StateMismatch
-from headrace.spark.state_operator import factorize
+from headrace.spark.state import bucket as state_bucket
+from headrace.spark.state.bucket import NEVER, Bucket, Layout, Manifest, StateMismatch
+from headrace.spark.state.operator import factorize
 from tests.unit.spark.stream_world import MemoryStore
 
 KEYS = pa.struct([("user", pa.string())])

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.spark.analytics_rolling import Rolling
-from headrace.spark.clock_correction import SmoothClock
-from headrace.spark.deduplication import Dedup
-from headrace.spark.joins_operators import CHANGE, EVENT, TRUNCATES, AsOf, Matched, change_type, event_type
-from headrace.spark.session_windows import Sessions
-from headrace.spark.state import _spark_hash, bucket_numbers
-from headrace.spark.state_bucket import BEGINNING, Bucket
-from headrace.spark.state_operator import END, Operator, advance, micros, run_bounded
-from headrace.spark.windows_aggregates import EVENTS
-from headrace.spark.windows_operator import WINDOW, Windows
+from headrace.spark.aggregates.totals import EVENTS
+from headrace.spark.state.bucket import BEGINNING, Bucket
+from headrace.spark.state.dedup_operator import Dedup
+from headrace.spark.state.kernel import _spark_hash, bucket_numbers
+from headrace.spark.state.operator import END, Operator, advance, micros, run_bounded
+from headrace.spark.tables.join_operators import CHANGE, EVENT, TRUNCATES, AsOf, Matched, change_type, event_type
+from headrace.spark.time.clock_operator import SmoothClock
+from headrace.spark.windowing.rolling_operator import Rolling
+from headrace.spark.windowing.session_operator import Sessions
+from headrace.spark.windowing.window_operator import WINDOW, Windows
 from tests.unit.spark.stream_world import MemoryStore
 
 TIME = pa.timestamp("us", "UTC")

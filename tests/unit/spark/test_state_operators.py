@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.spark.analytics_rolling import Rolling
-from headrace.spark.clock_correction import SmoothClock
-from headrace.spark.deduplication import Dedup, DedupForever
-from headrace.spark.session_windows import Sessions
-from headrace.spark.state_bucket import NEVER, StateMismatch
-from headrace.spark.state_operator import BEGINNING, Clock, Operator, Step, Touched, run_bounded
-from headrace.spark.windows_aggregates import EVENTS
-from headrace.spark.windows_operator import WINDOW, Windows
+from headrace.spark.aggregates.totals import EVENTS
+from headrace.spark.state.bucket import NEVER, StateMismatch
+from headrace.spark.state.dedup_operator import Dedup, DedupForever
+from headrace.spark.state.operator import BEGINNING, Clock, Operator, Step, Touched, run_bounded
+from headrace.spark.time.clock_operator import SmoothClock
+from headrace.spark.windowing.rolling_operator import Rolling
+from headrace.spark.windowing.session_operator import Sessions
+from headrace.spark.windowing.window_operator import WINDOW, Windows
 from tests.unit.spark.state_world import (
     KEYS,
     ROWS,

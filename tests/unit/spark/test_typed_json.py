@@ -31,8 +31,8 @@ from pyspark.sql.types import (
 )
 
 from headrace.errors import UsageError
-from headrace.spark.json_columns import ONE_BY_ONE_ROWS, JsonColumns, Parsed
-from headrace.spark.json_forms import DEBEZIUM, PLAIN, Forms
+from headrace.spark.source.json_columns import ONE_BY_ONE_ROWS, JsonColumns, Parsed
+from headrace.spark.source.json_forms import DEBEZIUM, PLAIN, Forms
 
 UTC = datetime.UTC
 

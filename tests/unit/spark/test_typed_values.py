@@ -15,10 +15,10 @@ from headrace.batch import build_batch, parse_header
 from headrace.client import RawBatch
 from headrace.errors import UsageError
 from headrace.record import Record
-from headrace.spark.decode import decode
-from headrace.spark.options import SourceOptions
-from headrace.spark.positions import OffsetRange
-from headrace.spark.typed import BadRecord, TypedMaker, output_schema
+from headrace.spark.source.decode import decode
+from headrace.spark.source.options import SourceOptions
+from headrace.spark.source.positions import OffsetRange
+from headrace.spark.source.values import BadRecord, TypedMaker, output_schema
 
 ROW = StructType([StructField("id", LongType()), StructField("name", StringType())])
 PLACE = OffsetRange("shop", 3, 0, 1000)

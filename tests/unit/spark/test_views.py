@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError
-from headrace.spark.views_aggregates import Average, Count, Distinct, Grouped, Least, Most, Sum, Top
-from headrace.spark.views_operators import Consolidated, NotExact, Side, Table, TableJoin, exact_changes
+from headrace.spark.aggregates.retracting import Average, Count, Distinct, Least, Most, Sum, Top
+from headrace.spark.tables.grouped import Grouped
+from headrace.spark.tables.view_operators import Consolidated, NotExact, Side, Table, TableJoin, exact_changes
 from headrace.vocabulary import UNAVAILABLE
 from tests.unit.spark.stream_world import Query, cut
 

@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from headrace.client import Admin, Client, Producer
-from headrace.spark.options import SourceOptions
-from headrace.spark.positions import from_json
-from headrace.spark.watermark_explanation import explain
-from headrace.spark.watermarks import IdleReader
+from headrace.spark.source.options import SourceOptions
+from headrace.spark.source.positions import from_json
+from headrace.spark.time.explanation import explain
+from headrace.spark.time.watermarks import IdleReader
 from headrace.testing import TestBroker, broker
 
 ALL = ReadAllAvailable()

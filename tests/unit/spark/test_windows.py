@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.spark.state_bucket import Bucket
-from headrace.spark.state_operator import BEGINNING, END, advance, micros, run_bounded
-from headrace.spark.windows_aggregates import EVENTS, HASH, Top, aggregate_of
-from headrace.spark.windows_operator import WINDOW, Windows
+from headrace.spark.aggregates.totals import EVENTS, HASH, Top, aggregate_of
+from headrace.spark.state.bucket import Bucket
+from headrace.spark.state.operator import BEGINNING, END, advance, micros, run_bounded
+from headrace.spark.windowing.window_operator import WINDOW, Windows
 from tests.unit.spark.state_world import (
     KEYS,
     ROWS,

@@ -10,9 +10,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.spark.session_windows import Sessions
-from headrace.spark.state_operator import BEGINNING
-from headrace.spark.windows_aggregates import EVENTS, aggregate_of
+from headrace.spark.aggregates.totals import EVENTS, aggregate_of
+from headrace.spark.state.operator import BEGINNING
+from headrace.spark.windowing.session_operator import Sessions
 from tests.unit.spark.state_world import (
     KEYS,
     LATENESS_S,

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.client import Producer
-from headrace.spark.sink_options import SinkOptions
+from headrace.spark.topic_sink.options import SinkOptions
 
 __all__ = ["DeadLetters", "as_json"]
 

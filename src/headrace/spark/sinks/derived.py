@@ -10,9 +10,9 @@ from headrace.address import Address
 from headrace.errors import UsageError
 from headrace.spark.sinks.following import Following
 from headrace.spark.sinks.plain import Sink
-from headrace.spark.sinks.sql_dialect import TableName
-from headrace.spark.sinks.target import Target
-from headrace.spark.sinks.to_sql import SqlTarget
+from headrace.targets.sql.dialect import TableName
+from headrace.targets.sql.table import SqlTarget
+from headrace.targets.target import Target
 
 __all__ = ["delta", "email", "find", "opensearch", "redis", "search", "sql", "webhook"]
 
@@ -53,7 +53,7 @@ def search(
 
     ``text`` names the columns to search in; all columns of text otherwise. ``match="parts"`` finds parts of words too.
     """
-    from headrace.spark.sinks.to_search import SearchTarget
+    from headrace.targets.search import SearchTarget
 
     if Address(url).scheme != "sqlite":
         raise UsageError(f"{Address(url).shown} is no file", "sqlite:///FILE; a server: hr.sinks.opensearch(…)")
@@ -66,7 +66,7 @@ def search(
 
 def opensearch(url: str, *, index: str, key: str | Sequence[str], version: str | None = None, **more: Any) -> Sink:
     """An index of OpenSearch or Elasticsearch: documents by ``key``, through its bulk API, under external versions."""
-    from headrace.spark.sinks.to_opensearch import OpenSearchTarget
+    from headrace.targets.opensearch import OpenSearchTarget
 
     return _following(OpenSearchTarget(Address(url), index, _names(key), version), more)
 
@@ -75,10 +75,10 @@ def find(url: str, *, index: str, text: str, limit: int = 10) -> list[dict[str, 
     """What an index holds for these words, best first, with a ``score``: of a file or of a server, by its address."""
     address = Address(url)
     if address.scheme == "sqlite":
-        from headrace.spark.sinks.to_search import find_in_file
+        from headrace.targets.search import find_in_file
 
         return find_in_file(address, index, text, limit)
-    from headrace.spark.sinks.to_opensearch import find_on_server
+    from headrace.targets.opensearch import find_on_server
 
     return find_on_server(address, index, text, limit)
 
@@ -93,7 +93,7 @@ def redis(
     **more: Any,
 ) -> Sink:
     """Rows as JSON in Redis: under ``name`` and their key (``form="keys"``), or as fields of one hash (``"map"``)."""
-    target = _library("headrace.spark.sinks.to_redis").RedisTarget
+    target = _library("headrace.targets.redis").RedisTarget
     return _following(target(Address(url), name, _names(key), form, expire_s), more)
 
 
@@ -107,7 +107,7 @@ def delta(
     **more: Any,
 ) -> Sink:
     """A Delta table: rows are added exactly once, or merged by ``key``. ``storage_options`` are those of deltalake."""
-    target = _library("headrace.spark.sinks.to_delta").DeltaTarget
+    target = _library("headrace.targets.delta").DeltaTarget
     storage = tuple((storage_options or {}).items())
     return _following(target(str(path), _names(key), widen, tuple(partition_by), storage), more)
 
@@ -125,7 +125,7 @@ def webhook(
 
     ``secret`` is ``whsec_…`` or ``${NAME}``; several sign side by side. Private addresses are refused.
     """
-    from headrace.spark.sinks.to_webhook import WebhookTarget
+    from headrace.targets.webhook import WebhookTarget
 
     target = WebhookTarget(
         Address(url), _names(secret), allow_private=allow_private, attempts=attempts, timeout_s=timeout_s
@@ -145,7 +145,7 @@ def email(
     **more: Any,
 ) -> Sink:
     """Each row a message; at least once, with a Message-ID that a repetition has again. ``$column`` in texts."""
-    from headrace.spark.sinks.to_email import EmailTarget
+    from headrace.targets.email import EmailTarget
 
     return _following(EmailTarget(Address(url), sender, _names(to), to_column, subject, body, tls), more)
 

@@ -15,17 +15,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.serializers import NoOpSerializer
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import ArrayType, MapType, StringType, StructType, VariantType
-from pyspark.util import _local_iterator_from_socket
 
 from headrace.changes import TRUNCATE, TRUNCATE_PARTITION, WEIGHT
 from headrace.errors import UsageError
-from headrace.spark.changelog import (
+from headrace.spark.owner import PipelineRun
+from headrace.spark.plan import arrow_blocks
+from headrace.spark.sinks.dead_letters import DeadLetters
+from headrace.spark.sinks.plain import Sink
+from headrace.spark.source.reading import BOOTSTRAP_CONF, BOOTSTRAP_DEFAULT, is_unavailable
+from headrace.spark.tables.changelog import (
     CHANGE,
     HOLD_ROWS,
     REVISION,
@@ -35,13 +38,9 @@ from headrace.spark.changelog import (
     row_type,
     without_truncations,
 )
-from headrace.spark.owner import PipelineRun
-from headrace.spark.reading import BOOTSTRAP_CONF, BOOTSTRAP_DEFAULT, is_unavailable
-from headrace.spark.sink import QUERY_ID_PROPERTY
-from headrace.spark.sink_checkpoint import read_checkpoint
-from headrace.spark.sinks.dead_letters import DeadLetters
-from headrace.spark.sinks.plain import Sink
-from headrace.spark.sinks.target import JSON_FIELD, Changes, Delivery, Fence, Letters, Outcome, Target, utc
+from headrace.spark.topic_sink.checkpoint import read_checkpoint
+from headrace.spark.topic_sink.sink import QUERY_ID_PROPERTY
+from headrace.targets.target import JSON_FIELD, Changes, Delivery, Fence, Letters, Outcome, Target, utc
 from headrace.vocabulary import UNAVAILABLE
 
 __all__ = ["Following"]
@@ -307,20 +306,8 @@ def _cut(changes: Changes, truncations: list[int]) -> Iterator[Changes]:
 
 
 def _blocks(frame: DataFrame) -> Iterator[pa.RecordBatch]:
-    """What ``toLocalIterator`` does with pickled rows, with the Arrow that ``toArrow`` collects."""
-    schema = to_arrow_schema(frame.schema, timezone="UTC")
-    rows: Any = frame._jdf
-    jvm: Any = frame.sparkSession._jvm
-    settings = rows.sparkSession().sessionState().conf()
     said = int(frame.sparkSession.conf.get(BLOCK_ROWS_CONF) or 0)
-    block_rows = min(said, BLOCK_ROWS_MAX) if said > 0 else BLOCK_ROWS_MAX
-    blocks = rows.toArrowBatchRdd(block_rows, "UTC", False, False)  # a name may come twice, and no large types
-    served = jvm.PythonRDD.toLocalIteratorAndServe(
-        jvm.org.apache.spark.sql.execution.SQLExecutionRDD(blocks, settings),  # so that tasks know the session's
-        True,  # the next partition is computed meanwhile
-    )
-    for block in _local_iterator_from_socket(served, NoOpSerializer()):
-        yield pa.ipc.read_record_batch(pa.py_buffer(block), schema)
+    return arrow_blocks(frame, min(said, BLOCK_ROWS_MAX) if said > 0 else BLOCK_ROWS_MAX)
 
 
 def _regrouped(blocks: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:

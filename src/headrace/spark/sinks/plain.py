@@ -21,12 +21,12 @@ from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, Struct
 
 from headrace.changes import WEIGHT
 from headrace.errors import UsageError
-from headrace.spark.changelog import CHANGE, as_records, changes
 from headrace.spark.owner import PipelineRun
 from headrace.spark.progress import screen_cleared
-from headrace.spark.reading import BOOTSTRAP_CONF, BOOTSTRAP_DEFAULT, has_all_values
-from headrace.spark.sink import QUERY_ID_PROPERTY, exactly_once_batch
-from headrace.spark.sink_checkpoint import is_local, read_checkpoint
+from headrace.spark.source.reading import BOOTSTRAP_CONF, BOOTSTRAP_DEFAULT, has_all_values
+from headrace.spark.tables.changelog import CHANGE, as_records, changes
+from headrace.spark.topic_sink.checkpoint import is_local, read_checkpoint
+from headrace.spark.topic_sink.sink import QUERY_ID_PROPERTY, exactly_once_batch
 
 __all__ = ["Sink", "as_sink", "console", "parquet", "topic"]
 

@@ -1,0 +1,113 @@
+"""What can be known of a file of pipelines before Spark starts, which takes half a minute.
+
+The file is run, unless its top level needs Spark (``F.col`` does); then it is run again later. The topics that it reads
+are looked up where they stand in the text as plain names, read from the broker of the command line.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+import traceback
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyspark
+
+from headrace.client import Client, ClientOptions
+from headrace.errors import UsageError
+from headrace.spark.run.pipelines import Pipeline, check_file, choose, load_file
+
+__all__ = ["check_topics", "load_early", "topics_read"]
+
+STARTS_SPARK = re.compile(r"\b(getOrCreate|session)\s*\(")
+PYSPARK = Path(pyspark.__file__).parent
+READERS = frozenset({"stream", "batch", "table"})
+BROKER_TIMEOUT_MS = 2_000
+
+
+def load_early(path: Path, only: tuple[str, ...]) -> list[Pipeline] | None:
+    """The chosen pipelines of a file; None when only Spark can tell."""
+    check_file(path)
+    if STARTS_SPARK.search(path.read_text(errors="replace")):
+        return None
+    try:
+        return choose(load_file(path), only)
+    except UsageError as error:
+        if error.__cause__ is not None and _comes_from_pyspark(error.__cause__):
+            return None
+        raise
+
+
+def _comes_from_pyspark(error: BaseException) -> bool:
+    """Without a session some of its functions raise errors of their own, others fail an assertion."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(PYSPARK)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRead:
+    topic: str
+    line: int
+    function: str
+
+
+def topics_read(text: str) -> list[TopicRead]:
+    """Topics that functions read by their plain names, from the default broker, with nothing said of encryption.
+
+    Those that the file writes itself need not be there yet.
+    """
+    module = ast.parse(text)
+    names = dict(_constants(module))
+    written = {_text(call.args[0], names) for call in _calls(module, {"topic"}) if call.args}
+    found = []
+    for function in module.body:
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        for call in _calls(function, READERS):
+            plain = not any(keyword.arg in (None, "bootstrap") for keyword in call.keywords)
+            given = _text(call.args[1], names) if plain and len(call.args) > 1 else None
+            topics = [each.strip() for each in (given or "").split(",")]
+            found += [TopicRead(each, call.lineno, function.name) for each in topics if each and each not in written]
+    return found
+
+
+def check_topics(path: Path, pipelines: Sequence[Pipeline] | None, bootstrap: str) -> None:
+    """Refuse a broker that is away and a topic that is not there, with the line that reads it."""
+    chosen = None if pipelines is None else {getattr(each.build, "__name__", "") for each in pipelines}
+    wanted = [each for each in topics_read(path.read_text()) if chosen is None or each.function in chosen]
+    if not wanted:
+        return
+    options = ClientOptions(client_id="headrace-run", retry_timeout_ms=BROKER_TIMEOUT_MS)
+    with Client(bootstrap, options) as client:
+        known = [each.name for each in client.topics()]
+    for each in wanted:
+        if each.topic not in known:
+            close = difflib.get_close_matches(each.topic, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"headrace topic create {each.topic}"
+            raise UsageError(f"{path}:{each.line}: there is no topic {each.topic!r} at {bootstrap}", hint)
+
+
+def _constants(module: ast.Module) -> Iterator[tuple[str, str]]:
+    for each in module.body:
+        if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant) and isinstance(each.value.value, str):
+            for target in each.targets:
+                if isinstance(target, ast.Name):
+                    yield target.id, each.value.value
+
+
+def _calls(within: ast.AST, names: Set[str]) -> Iterator[ast.Call]:
+    for node in ast.walk(within):
+        if isinstance(node, ast.Call):
+            called = node.func
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            if name in names:
+                yield node
+
+
+def _text(node: ast.expr, names: dict[str, str]) -> str | None:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    return names.get(node.id) if isinstance(node, ast.Name) else None

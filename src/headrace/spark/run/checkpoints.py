@@ -1,0 +1,130 @@
+"""A folder per pipeline, wherever Spark can write: what its query has done, and the shape it had.
+
+    <checkpoints>/<pipeline>/spark/       Spark's own: positions, commits, state
+    <checkpoints>/<pipeline>/shape.json   what of the query the checkpoint depends on (shape.py)
+    <checkpoints>/.locks/<pipeline>       the driver that runs it (checkpoint_lock.py)
+
+Spark's file systems are used throughout, so a checkpoint may lie on this disk or on any store that the cluster shares.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from headrace.errors import HeadraceError
+from headrace.spark.plan import SparkFiles
+from headrace.spark.shape import Shape
+
+__all__ = ["Checkpoint", "HadoopFile"]
+
+SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
+ASIDE = ".until-"
+NAMED_ONCE = "v2"
+"""How commits begin in a checkpoint whose state files have names that are used once."""
+
+
+def root_of(folder: str) -> str:
+    """As Hadoop wants it. Its paths are not escaped, so this is not what Path.as_uri gives."""
+    return folder.rstrip("/") if SCHEME.match(folder) else f"file:{Path(folder).absolute()}"
+
+
+class Checkpoint:
+    """The folder of one pipeline."""
+
+    def __init__(self, spark: SparkSession, folder: str, name: str) -> None:
+        self.shown = f"{folder.rstrip('/')}/{name}"
+        self._root, self._name = root_of(folder), name
+        self._files = SparkFiles(spark)
+
+    @property
+    def location(self) -> str:
+        """What Spark is given as its checkpoint."""
+        return f"{self._root}/{self._name}/spark"
+
+    def has_begun(self) -> bool:
+        """Whether a micro-batch was ever planned; before that anything fits."""
+        return bool(self._names("spark/offsets"))
+
+    def may_name_files_once(self) -> bool:
+        """Whether its state files have names that are used once, or there are none yet. See ``session``."""
+        commits = [int(each) for each in self._names("spark/commits") if each.isdecimal()]
+        if not commits or not self._names("spark/state"):
+            return True
+        return self._files.read(self._path(f"spark/commits/{max(commits)}")).startswith(NAMED_ONCE)
+
+    def shape(self) -> Shape | None:
+        """The shape the query had, or None where nobody wrote it down."""
+        path = self._path("shape.json")
+        if not self._files.exists(path):
+            return None
+        try:
+            return Shape.from_json(self._files.read(path))
+        except (ValueError, KeyError, TypeError) as error:
+            raise HeadraceError(f"{self.shown}/shape.json cannot be read: {error}; remove it to go on") from error
+
+    def keep(self, shape: Shape) -> None:
+        """Written aside first: a driver that is killed in here leaves a whole shape or none, and no part of one."""
+        path, aside = self._path("shape.json"), self._path("shape.json.new")
+        self._files.write(aside, shape.to_json())
+        self._files.remove(path)
+        if not self._files.rename(aside, path):
+            raise HeadraceError(f"{self.shown}/shape.json cannot be written")
+
+    def put_aside(self) -> str | None:
+        """Move the whole folder away, so that the query starts over; the name it has now, or None if there was none."""
+        path = self._path("")
+        if not self._files.exists(path):
+            return None
+        aside = f"{self._name}{ASIDE}{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
+        if not self._files.rename(path, f"{self._root}/{aside}"):
+            raise HeadraceError(f"{self.shown} cannot be moved to {aside}")
+        return aside
+
+    def remove(self) -> None:
+        """With what was put aside of it: nobody needs the checkpoint of a rebuild that failed."""
+        found = self._files.names(self._root) if self._files.exists(self._root) else []
+        for name in found:
+            if name == self._name or name.startswith(f"{self._name}{ASIDE}"):
+                self._files.remove(f"{self._root}/{name}")
+
+    def rename(self, name: str) -> None:
+        """Give the whole folder to another pipeline, which must have none."""
+        if not self._files.rename(self._path(""), f"{self._root}/{name}"):
+            raise HeadraceError(f"{self.shown} cannot be renamed to {name}")
+
+    def _names(self, below: str) -> list[str]:
+        path = self._path(below)
+        return self._files.names(path) if self._files.exists(path) else []
+
+    def _path(self, below: str) -> str:
+        return f"{self._root}/{self._name}/{below}".rstrip("/")
+
+
+class HadoopFile:
+    """A small file, read and written through Spark's file systems."""
+
+    def __init__(self, spark: SparkSession, folder: str, below: str) -> None:
+        self._files, self._path = SparkFiles(spark), f"{root_of(folder)}/{below}"
+
+    def read(self) -> str | None:
+        try:
+            return self._files.read(self._path)
+        except FileNotFoundError:
+            return None
+
+    def create(self, text: str) -> bool:
+        try:
+            self._files.write(self._path, text, overwrite=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def replace(self, text: str) -> None:
+        self._files.write(self._path, text)
+
+    def remove(self) -> None:
+        self._files.remove(self._path)

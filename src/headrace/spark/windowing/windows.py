@@ -1,0 +1,236 @@
+"""``hr.windows``: what the rows of each interval add up to, with results that are early, final, and corrected.
+
+Where Spark's own ``groupBy(window)`` gives the same answer it is used, as nothing in Python is as fast: final results,
+late rows left out, no calendar, and only functions that Spark has for streams. Everything else takes the operator of
+``window_operator``, which stands on the state of buckets. The arguments alone decide which, never the frame, so a
+bounded frame and a stream go the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
+from pyspark.sql.pandas.types import from_arrow_type
+
+from headrace.errors import UsageError
+from headrace.spark.aggregates.totals import (
+    EVENTS,
+    HASH,
+    Aggregate,
+    Average,
+    Count,
+    DifferentAbout,
+    Extreme,
+    Total,
+    aggregate_of,
+)
+from headrace.spark.arguments import micros_of, names_of, plain_columns, time_column, without_weights
+from headrace.spark.description import parameters_of
+from headrace.spark.plan import WATERMARK
+from headrace.spark.state.kernel import BUCKETS, apply_operator, arrow_schema, key_type, watermarked
+from headrace.spark.windowing.assignment import ROLE, Assignment, assignment_of
+from headrace.spark.windowing.window_operator import LATE, WINDOW, Emit, Late, Windows
+
+__all__ = [
+    "aggregates_of",
+    "keep_us_of",
+    "needed_rows",
+    "set_aside_future",
+    "split_late",
+    "window_keys",
+    "windowed",
+    "windows",
+    "without_doubles",
+]
+
+NATIVE = (Count, Total, Average, Extreme, DifferentAbout)
+DIFFERENT_ERROR = 0.016
+
+
+def windows(
+    rows: DataFrame,
+    keys: str | Sequence[str] = (),
+    *,
+    event_time: str,
+    size: str,
+    every: str | None = None,
+    values: Mapping[str, Sequence[Any]] | None = None,
+    emit: Emit = "final",
+    late: Late = "drop",
+    keep: str = "1 hour",
+    timezone: str | None = None,
+    origin: datetime | str | None = None,
+    buckets: int = BUCKETS,
+    name: str | None = None,
+) -> DataFrame:
+    """What the rows of each key and window add up to: ``window_start``, ``window_end``, ``events`` and the values.
+
+    Without ``keys`` there is one result for each window. ``size`` alone makes windows that follow each other, with
+    ``every`` they overlap. ``values``: by the name of the result a function and a column, ``{"spent": ("sum",
+    "amount"), "slow": ("percentile", "ms", 0.99)}``. ``emit="early"`` gives a result whenever a batch changed it, and
+    then the final one. ``late`` says what becomes of rows whose window is over: "drop", "side" (see ``split_late``),
+    or "correct", while ``keep`` has not passed. With ``timezone`` windows of whole days follow its calendar.
+    """
+    names = names_of(keys)
+    without_weights(rows, Windows.name)
+    time = time_column(rows, event_time, "event_time")
+    assignment = assignment_of(size, every, timezone, origin)
+    aggregates = aggregates_of(rows, values)
+    keep_us = keep_us_of(emit, late, keep)
+    native = emit == "final" and late == "drop" and timezone is None
+    if native and all(isinstance(each, NATIVE) for each in aggregates):
+        return _native(rows, names, time, assignment, aggregates)
+    side = late == "side"
+    late_rows = arrow_schema(rows.schema) if side else None
+    operator = Windows(window_keys(rows, names), time, aggregates, emit, late, keep_us, late_rows)
+    needed = needed_rows(rows, rows.columns if side else [*names, time], aggregates)
+    assigned = assignment.apply(needed, time).drop(ROLE)
+    return windowed(assigned, operator, names, parameters_of(assignment), buckets=buckets, name=name)
+
+
+def windowed(
+    assigned: DataFrame,
+    operator: Windows,
+    names: Sequence[str],
+    also: Mapping[str, str],
+    *,
+    buckets: int = BUCKETS,
+    name: str | None = None,
+) -> DataFrame:
+    """The operator on rows that have their windows; ``also`` says by which rule."""
+    without_doubles(operator.output)
+    keys = [*names, *(each.name for each in WINDOW)]
+    return apply_operator(
+        assigned,
+        operator,
+        keys=keys,
+        event_time=operator.event_time,
+        buckets=buckets,
+        name=name,
+        also=also,
+    )
+
+
+def split_late(results: DataFrame) -> tuple[DataFrame, DataFrame]:
+    """Of results with ``late="side"`` the results proper, and the late rows with the window that each of them missed.
+
+    Of a stream they are two frames with a query each. To have both from one, call it in ``foreachBatch``.
+    """
+    if LATE not in results.columns:
+        raise UsageError(f"these results have no column {LATE!r}", 'they come of hr.windows(…, late="side")')
+    missed = [each for each in results.columns if each in ("window_start", "window_end")]
+    late = results.where(F.col(LATE).isNotNull()).select(*missed, f"{LATE}.*")
+    return results.where(F.col(LATE).isNull()).drop(LATE), late
+
+
+def set_aside_future(
+    rows: DataFrame, event_time: str, *, future_max: str = "1 day", arrived: str | None = None
+) -> DataFrame:
+    """Rows whose time is further than ``future_max`` ahead lose it, so that a wrong clock does not end all windows.
+
+    The time is compared with that of the column ``arrived``, such as a record's ``timestamp``, or, without, with the
+    time at which the batch runs. What the row said is kept in ``<event_time>_claimed``; without a time it counts as
+    late wherever times matter, and is given out with other late rows. It has to stand before ``withWatermark``: the
+    watermark must not see such times. The progress counts them: ``observedMetrics["future <event_time>"]``.
+    """
+    time = time_column(rows, event_time, "event_time")
+    if WATERMARK in rows.schema[time].metadata:
+        raise UsageError(
+            f"{time!r} has its watermark already, which a wrong time has moved by now",
+            f'first hr.set_aside_future(rows, "{time}"), then .withWatermark("{time}", …)',
+        )
+    claimed = f"{time}_claimed"
+    if claimed in rows.columns:
+        raise UsageError(f"there is a column {claimed!r} already", "rename it")
+    now = F.current_timestamp() if arrived is None else F.col(time_column(rows, arrived, "arrived"))
+    ahead = F.unix_micros(time) - F.unix_micros(now)
+    far = F.coalesce(ahead > F.lit(micros_of(future_max, "future_max")), F.lit(False))
+    marked = rows.withColumns({time: F.when(~far, F.col(time)), claimed: F.col(time)})
+    lost = F.count_if(F.col(time).isNull() & F.col(claimed).isNotNull()).alias("rows")
+    return marked.observe(f"future {time}", lost)
+
+
+# ---- arguments -----------------------------------------------------------------------------------------------------
+
+
+def keep_us_of(emit: str, late: str, keep: str) -> int:
+    if emit not in ("final", "early"):
+        raise UsageError(f"emit={emit!r} is neither 'final' nor 'early'")
+    if late not in ("drop", "correct", "side"):
+        raise UsageError(f"late={late!r} is none of 'drop', 'correct' and 'side'")
+    return micros_of(keep, "keep") if late == "correct" else 0
+
+
+def window_keys(rows: DataFrame, names: Sequence[str]) -> pa.StructType:
+    """A window alone is a key too."""
+    return key_type(rows, names) if names else pa.struct([])
+
+
+def aggregates_of(rows: DataFrame, values: Mapping[str, Sequence[Any]] | None) -> tuple[Aggregate, ...]:
+    """The number of rows, and what was asked for."""
+    schema = arrow_schema(rows.schema)
+    return (EVENTS, *(aggregate_of(name, given, schema) for name, given in (values or {}).items()))
+
+
+def needed_rows(rows: DataFrame, columns: Sequence[str], aggregates: Sequence[Aggregate]) -> DataFrame:
+    """These columns and those that the aggregates work on, hashes among them."""
+    wanted = dict.fromkeys([*columns, *(name for each in aggregates for name in each.columns)])
+    hashed = [each for each in wanted if each.startswith(HASH) and each not in rows.columns]
+    plain = [each for each in wanted if each not in hashed]
+    return rows.select(*plain_columns(plain), *(_hash(each) for each in hashed))
+
+
+def _hash(name: str) -> Column:
+    column = F.col(f"`{name.removeprefix(HASH)}`")
+    return F.when(column.isNotNull(), F.xxhash64(column)).alias(name)
+
+
+def without_doubles(output: pa.Schema) -> None:
+    doubled = sorted({each for each in output.names if output.names.count(each) > 1})
+    if doubled:
+        raise UsageError(f"two columns of the result would be called {doubled[0]!r}", "give one of them another name")
+
+
+# ---- Spark's own ---------------------------------------------------------------------------------------------------
+
+
+def _native(
+    rows: DataFrame, names: Sequence[str], time: str, assignment: Assignment, aggregates: Sequence[Aggregate]
+) -> DataFrame:
+    without_doubles(Windows(window_keys(rows, names), time, tuple(aggregates)).output)
+    if rows.isStreaming:
+        watermarked(rows, time, Windows.name)
+    lengths = (assignment.size_us, assignment.every_us, assignment.origin_us % assignment.every_us)
+    window = F.window(F.col(f"`{time}`"), *(f"{each} microseconds" for each in lengths))
+    grouped = rows.groupBy(*plain_columns(names), window.alias("_window"))
+    results = grouped.agg(*(_native_value(each, time).alias(each.name) for each in aggregates))
+    told = {"revision": F.lit(1).cast("long"), "is_final": F.lit(True), "is_retraction": F.lit(False)}
+    return results.select(
+        *plain_columns(names),
+        F.col("_window.start").alias("window_start"),
+        F.col("_window.end").alias("window_end"),
+        F.window_time("_window").alias("window_time"),
+        *plain_columns(each.name for each in aggregates),
+        *(value.alias(each) for each, value in told.items()),
+    )
+
+
+def _native_value(aggregate: Aggregate, time: str) -> Column:
+    kind = from_arrow_type(aggregate.result)
+    column = F.lit(1) if aggregate.column is None else F.col(f"`{aggregate.column.removeprefix(HASH)}`")
+    if isinstance(aggregate, Count):
+        return F.count(column)
+    if isinstance(aggregate, Total):
+        return {"sum": F.sum, "min": F.min, "max": F.max}[aggregate.function](column).cast(kind)
+    if isinstance(aggregate, Average):
+        return F.avg(column.cast("double"))
+    if isinstance(aggregate, Extreme):
+        # Of several at the same time the smallest or largest value, as the operator has it.
+        dated = F.when(column.isNotNull(), F.struct(F.col(f"`{time}`"), column.alias("value")))
+        return (F.min if aggregate.function == "first" else F.max)(dated)["value"]
+    return F.approx_count_distinct(column, DIFFERENT_ERROR)
