@@ -5,6 +5,8 @@ A record is one turn's changes, entries of 18 bytes:
     'g' lane first end      the offsets [first, end) are gone: acknowledged, expired or dropped
     'd' lane cursor 0       offsets below the cursor were handed out
     'r' lane offset count   the message has come back so often, in a queue that counts that
+    'm' lane first end      they are being moved to another queue, and may be there if they are still here
+    'u' lane first end      those of them that were gone are ready again
 
 or a part of a snapshot, which says everything that the records before it said:
 
@@ -81,6 +83,12 @@ class QueueJournal:
                 lane.delivered_before = first
             elif kind == b"r":
                 self._returns[number_of_lane, first] = second
+            elif kind == b"m":
+                lane.doubt(first, second)
+            elif kind == b"u":
+                lane.recover(gone[number_of_lane])
+                gone[number_of_lane].clear()
+                lane.restore(first, second)
             else:
                 gone[number_of_lane].append((0, first))
                 lane.delivered_before = second
@@ -102,6 +110,19 @@ class QueueJournal:
         """How often a message has come back."""
         return self._returns.get((lane, offset), 0) if self._returns else 0
 
+    def note_moving(self, lane: int, offsets: list[int], now_ms: int) -> None:
+        """Written before the other queue has them. Raises LogError."""
+        self._write_ranges(b"m", lane, _ranges(offsets), now_ms)
+
+    def note_restored(self, lane: int, first: int, end: int, now_ms: int) -> None:
+        """Written before they are ready. Raises LogError."""
+        self.write(now_ms)  # what is gone and not yet written was gone before this
+        self._write_ranges(b"u", lane, [(first, end)], now_ms)
+
+    def _write_ranges(self, kind: bytes, lane: int, ranges: list[tuple[int, int]], now_ms: int) -> None:
+        entries = [_ENTRY.pack(kind, lane, first, end) for first, end in ranges]
+        self._append([Record(None, b"".join(entries), now_ms)], now_ms)
+
     def write(self, now_ms: int) -> None:
         """Write what has changed since the last time. Raises LogError; then it is kept for the next."""
         entries = []
@@ -116,7 +137,7 @@ class QueueJournal:
         for number, lane in enumerate(self._lanes):
             self._gone[number].clear()
             self._written_cursors[number] = max(lane.cursor, self._written_cursors[number])
-            lane.release()
+            lane.release(now_ms)
         self._returned.clear()
         if self._bytes > max(SNAPSHOT_BYTES_MIN, 4 * self._snapshot_bytes):
             self.snapshot(now_ms)
@@ -129,6 +150,9 @@ class QueueJournal:
             records.append(Record(None, _ENTRY.pack(b"f", number, lane.floor, cursor), now_ms))
             records += [
                 Record(None, _CHUNK.pack(b"b", number, chunk) + data, now_ms) for chunk, data in lane.gone_chunks()
+            ]
+            records += [
+                Record(None, _ENTRY.pack(b"m", number, first, end), now_ms) for first, end in lane.doubtful_ranges()
             ]
         if self._returns:
             records.append(Record(None, b"".join(self._return_entry(*place) for place in self._returns), now_ms))

@@ -9,6 +9,9 @@ broker started. Between them an offset is *gone* (``_gone``), *back* (``_back``:
 ready), or *taken* (handed out and not yet acknowledged; the channels know by whom). So the memory of a lane depends on
 what is out of order and not on how much it holds.
 
+An administrator may *hold* any message that is ready, to move it elsewhere, and *restore* one that is gone, as long as
+the log still has it. A held message is handed out to nobody.
+
 Messages near the cursor are kept as they were appended, up to ``WINDOW_BYTES``; the others are read from the log in
 pieces.
 """
@@ -16,17 +19,19 @@ pieces.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from headrace.batch import build_batch
 from headrace.broker.queues.message import Message
 from headrace.broker.queues.offset_set import OffsetSet
+from headrace.broker.queues.retention import Retention
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
 from headrace.log.reader import checked_batches
 from headrace.record import decode_records
 from headrace.vocabulary import Epoch, Offset
 
-__all__ = ["Lane"]
+__all__ = ["Lane", "State"]
 
 WINDOW_BYTES = 256 << 10
 READ_BYTES = 256 << 10
@@ -35,12 +40,15 @@ BATCH_BYTES = 1 << 20
 """A batch is read and decoded as a whole: large turns become several."""
 LEADER_EPOCH = Epoch(0)
 
+State = Literal["ready", "unacknowledged", "moving", "gone"]
+
 
 class Lane:
     """One log of a queue; see the module."""
 
-    def __init__(self, log: PartitionLog, flusher: Flusher) -> None:
+    def __init__(self, log: PartitionLog, flusher: Flusher, retention: Retention | None = None) -> None:
         self.log = log
+        self.retention = retention or Retention(0, 0)
         self.floor: int = log.start_offset
         self.cursor: int = log.start_offset
         self.delivered_before: int = 0
@@ -48,6 +56,9 @@ class Lane:
         self._flusher = flusher
         self._gone = OffsetSet()
         self._back = OffsetSet()
+        self._held = OffsetSet()
+        self._doubtful = OffsetSet()
+        """Being moved to another queue, or may have been when the broker died: such a message comes marked."""
         self._taken = 0
         self._window: dict[int, Message] = {}
         self._window_bytes = 0
@@ -60,7 +71,7 @@ class Lane:
 
     @property
     def ready(self) -> int:
-        return self.end - self.floor - len(self._gone) - self._taken
+        return self.end - self.floor - len(self._gone) - self._taken - len(self._held)
 
     @property
     def taken(self) -> int:
@@ -101,7 +112,13 @@ class Lane:
         if back is not None:
             return back
         self.cursor = self._gone.next_missing(self.cursor) if len(self._gone) else self.cursor
+        if len(self._held):
+            self._pass_held()
         return self.cursor if self.cursor < self.log.end_offset else None
+
+    def _pass_held(self) -> None:
+        while self.cursor in self._held:
+            self.cursor = self._gone.next_missing(self._held.next_missing(self.cursor))
 
     def peek(self, offset: int) -> Message:
         """The message at an offset. Raises LogError when it cannot be read."""
@@ -116,7 +133,7 @@ class Lane:
             self._window_bytes -= message.size
         if offset == self.cursor:
             self.cursor += 1
-            return offset < self.delivered_before
+            return offset < self.delivered_before or (bool(self._doubtful) and offset in self._doubtful)
         self._back.discard(offset)
         return True
 
@@ -148,22 +165,95 @@ class Lane:
         for offset in list(self._back):
             self._back.discard(offset)
             self._add_gone(offset)
+        self.head()  # which passes over what is held at the cursor
         first, end = self.cursor, self.end
         if first < end:
+            held = [offset for offset in self._held if offset >= first]
+            for offset in held:  # each run between two of them is gone; they are not
+                self._gone.add_range(first, offset)
+                first = offset + 1
             if first == self.floor:
                 self.floor = end
                 self._gone.discard_below(end)
             else:
                 self._gone.add_range(first, end)
+                self._settle_floor()
             self.cursor = end
         self._window.clear()
         self._window_bytes = 0
         return count
 
-    def release(self) -> None:
-        """Let the log remove what lies below the floor."""
-        if self.floor > self.log.start_offset:
-            self.log.advance_start(Offset(min(self.floor, self.log.end_offset)))
+    def release(self, now_ms: int) -> None:
+        """Let the log remove what lies below the floor and need not be kept."""
+        log = self.log
+        if self.floor > log.start_offset:
+            start = self.retention.start_for(self.floor, log.start_offset, log.segments, now_ms)
+            log.advance_start(Offset(min(start, log.end_offset)))
+
+    # ---- moving and restoring ---------------------------------------------------------------------------------------
+
+    def hold(self, offset: int) -> bool:
+        """Keep a message that is ready from being handed out; False if it is not ready."""
+        if self.state_of(offset) != "ready":
+            return False
+        self._back.discard(offset)
+        self._held.add(offset)
+        message = self._window.pop(offset, None)
+        if message is not None:
+            self._window_bytes -= message.size
+        return True
+
+    def let_go(self, offset: int) -> None:
+        """A message that was held is ready again, at its old place."""
+        self._held.discard(offset)
+        if offset < self.cursor:
+            self._back.add(offset)
+
+    def settle_held(self, offset: int) -> None:
+        """A message that was held is gone for good."""
+        self._held.discard(offset)
+        self._add_gone(offset)
+
+    def doubt(self, first: int, end: int) -> None:
+        """From now on these may be in another queue too."""
+        self._doubtful.add_range(first, end)
+
+    def doubtful_ranges(self) -> Iterator[tuple[int, int]]:
+        return self._doubtful.ranges()
+
+    def restore(self, first: int, end: int) -> list[int]:
+        """Messages that are gone and that the log still has are ready again; which."""
+        first, end = max(first, self.log.start_offset), min(end, self.end)
+        if first < self.floor:  # what lies before the old floor and is not restored stays gone
+            self._gone.add_range(first, self.floor)
+            self.floor = first
+        restored = [offset for offset in range(first, end) if offset in self._gone]
+        for offset in restored:
+            self._gone.discard(offset)
+            if offset < self.cursor:
+                self._back.add(offset)
+        self._settle_floor()
+        return restored
+
+    def state_of(self, offset: int) -> State:
+        """What has become of the message at an offset that the log has."""
+        if offset < self.floor or offset in self._gone:
+            return "gone"
+        if offset in self._back or (offset >= self.cursor and offset not in self._held):
+            return "ready"
+        return "moving" if offset in self._held else "unacknowledged"
+
+    def scan(self, first: int) -> list[tuple[int, Message]]:
+        """One piece of the log from an offset on, also of what is gone; the messages near the cursor stay as they are.
+        Raises LogError."""
+        log = self.log
+        found = []
+        for piece in log.reader.read(Offset(first), bytes_max=READ_BYTES, offset_max=log.high_watermark):
+            for batch in checked_batches(piece):
+                for record in decode_records(batch, DECODED_BYTES_MAX):
+                    if record.offset >= first:
+                        found.append((record.offset, Message.from_record(record)))
+        return found
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -182,7 +272,9 @@ class Lane:
         return found
 
     def _keep(self, offset: int, message: Message) -> None:
-        if offset >= self.cursor and offset not in self._window and offset not in self._gone:
+        if offset < self.cursor or offset in self._window or offset in self._gone:
+            return
+        if offset not in self._held:
             self._window[offset] = message
             self._window_bytes += message.size
 
@@ -219,6 +311,8 @@ class Lane:
         if len(self._gone):
             self.floor = self._gone.next_missing(self.floor)
             self._gone.discard_below(self.floor)
+        if self._doubtful:
+            self._doubtful.discard_below(self.floor)
         self.cursor = max(self.cursor, self.floor)
 
     def gone_chunks(self) -> Iterator[tuple[int, bytes]]:

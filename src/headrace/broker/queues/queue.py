@@ -22,7 +22,10 @@ from headrace.broker.queues.policy import QueuePolicy
 from headrace.broker.queues.turn import Turn
 from headrace.ports import TimerHandle
 
-__all__ = ["Consumer", "DeadLetters", "Delivery", "Published", "Queue"]
+__all__ = ["Consumer", "DeadLetters", "Delivery", "Place", "Published", "Queue"]
+
+Place = tuple[int, int]
+"""The number of a lane, and an offset in it."""
 
 DELIVERIES_PER_TURN = 1_000
 """So many, and then others have their turn."""
@@ -386,9 +389,63 @@ class Queue:
         count = sum(lane.purge() for lane in self._lanes)
         self.ready_bytes = 0
         self._journal.snapshot(self._turn.now_ms())
-        for lane in self._lanes:
-            lane.release()
+        self.release()
         return count
+
+    def release(self) -> None:
+        """Let the logs remove what is gone and need not be kept."""
+        for lane in self._lanes:
+            lane.release(self._turn.now_ms())
+
+    # ---- moving and restoring ---------------------------------------------------------------------------------------
+
+    @property
+    def lanes(self) -> Sequence[Lane]:
+        """One per priority."""
+        return self._lanes
+
+    def hold(self, places: Sequence[Place]) -> list[Place]:
+        """Keep messages that are ready from being handed out; those that are not ready are left out."""
+        self.append_waiting()
+        return [place for place in places if self._lanes[place[0]].hold(place[1])]
+
+    def let_go(self, places: Sequence[Place]) -> None:
+        """They are not moved: they are ready again."""
+        if not self.is_deleted:
+            for number, offset in places:
+                self._lanes[number].let_go(offset)
+            self._turn.touch(self)
+
+    def note_moving(self, places: Sequence[Place]) -> None:
+        """From now on these may be in another queue too. Raises LogError."""
+        for number, lane in enumerate(self._lanes):
+            offsets = [offset for each, offset in places if each == number]
+            if offsets:
+                self._journal.note_moving(number, offsets, self._turn.now_ms())
+                for offset in offsets:
+                    lane.doubt(offset, offset + 1)
+
+    def settle_held(self, moved: Sequence[tuple[Place, Message]]) -> None:
+        """They are in another queue, or not wanted: they are gone from this one."""
+        if self.is_deleted:
+            return
+        for (number, offset), message in moved:
+            self._lanes[number].settle_held(offset)
+            self._journal.note_gone(number, offset)
+            self._returns.pop((number, offset), None)
+            if self.policy.bytes_max is not None:
+                self.ready_bytes -= len(message.body)
+        self._turn.touch(self)
+
+    def restore(self, number: int, first: int, end: int) -> int:
+        """Messages that are gone and still in the log are ready again; how many. Raises LogError."""
+        lane = self._lanes[number]
+        self._journal.note_restored(number, first, end, self._turn.now_ms())
+        restored = lane.restore(first, end)
+        if self.policy.bytes_max is not None:
+            self.ready_bytes += sum(len(lane.peek(offset).body) for offset in restored)
+        self._turn.touch(self)
+        return len(restored)
 
     # ---- consumers --------------------------------------------------------------------------------------------------
 
