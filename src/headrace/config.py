@@ -272,6 +272,13 @@ _NODE = [
     Setting("advertised.kafka", Kind.STRING, "", "host:port that clients connect to; default: where it listens"),
     Setting("insecure", Kind.BOOLEAN, False, "serve on a public address without authentication"),
     Setting("flush.interval.ms", Kind.INT, 1000, "for topics with headrace.flush=interval", least=1),
+    Setting("headrace.queue.retention.ms", Kind.LONG, 0,
+            "how long a queue keeps messages that are acknowledged, expired or dropped, for `headrace queue restore`; "
+            "0 keeps none, -1 all; a queue's argument x-headrace-retention-ms takes precedence",
+            least=-1),
+    Setting("headrace.queue.retention.bytes", Kind.LONG, -1,
+            "and up to how many bytes, in whole segments; -1 has no limit; per queue x-headrace-retention-bytes",
+            least=-1),
     Setting("compaction.memory.bytes", Kind.LONG, 64 << 20, "memory for one compaction's keys", least=1 << 20),
     Setting("records.decoded.bytes.max", Kind.INT, 64 << 20, "bound on a decompressed batch", least=1 << 16),
     Setting("request.elements.max", Kind.INT, 20_000, "array elements and tagged fields in one request", least=100),

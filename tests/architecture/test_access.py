@@ -22,6 +22,7 @@ HANDLERS = [
     "partition_descriptions.py",
     "positions.py",
     "produce.py",
+    "queues/admin.py",
     "security.py",
     "groups/commits.py",
     "groups/admin.py",

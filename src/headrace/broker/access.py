@@ -20,6 +20,8 @@ from headrace.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     from headrace.broker.groups.group import Group
     from headrace.broker.partition import Partition
+    from headrace.broker.queues.queue import Queue
+    from headrace.broker.queues.virtual_host import VirtualHost
     from headrace.broker.topics import Topic
     from headrace.broker.transactions.states import Transaction
 
@@ -51,6 +53,9 @@ class ResourceType(IntEnum):
     GROUP = 3
     CLUSTER = 4
     TRANSACTIONAL_ID = 5
+    QUEUE = 100
+    """This and the next are not Kafka's."""
+    EXCHANGE = 101
 
 
 OPERATIONS: dict[ResourceType, tuple[Operation, ...]] = {
@@ -90,6 +95,8 @@ _DENIED = {
     ResourceType.GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
     ResourceType.CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ResourceType.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ResourceType.QUEUE: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ResourceType.EXCHANGE: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
 }
 
 
@@ -233,6 +240,27 @@ class Access:
             if self.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, each.transactional_id)
         ]
 
+    # ---- queues and exchanges ----
+
+    def queue(self, host: VirtualHost, name: str, operation: Operation) -> Queue:
+        """A queue that can be served, also one that a connection has for itself."""
+        self.check_queue(host, name, operation)
+        return host.served_queue(name)
+
+    def check_queue(self, host: VirtualHost, name: str, operation: Operation) -> None:
+        if self._authorizer is not None:
+            self._check(operation, ResourceType.QUEUE, _qualified(host, name))
+
+    def may_queue(self, host: VirtualHost, name: str, operation: Operation) -> bool:
+        return self.may(operation, ResourceType.QUEUE, _qualified(host, name))
+
+    def check_exchange(self, host: VirtualHost, name: str, operation: Operation) -> None:
+        if self._authorizer is not None:
+            self._check(operation, ResourceType.EXCHANGE, _qualified(host, name))
+
+    def may_exchange(self, host: VirtualHost, name: str, operation: Operation) -> bool:
+        return self.may(operation, ResourceType.EXCHANGE, _qualified(host, name))
+
     # ---- the cluster ----
 
     def check_cluster(self, operation: Operation) -> None:
@@ -269,6 +297,11 @@ class Access:
             return
         if not self.may(operation, kind, name):
             raise AccessDenied(kind, name, operation)
+
+
+def _qualified(host: VirtualHost, name: str) -> str:
+    """Names of the default virtual host stand for themselves."""
+    return name if host.name == "/" else f"{host.name}/{name}"
 
 
 class Gate:

@@ -101,6 +101,17 @@ BOUNDS: dict[ApiKey, Bound] = {
     ApiKey.CONSUMER_GROUP_DESCRIBE: _slices("members at a time; a group that is named again shares its bytes"),
     ApiKey.LIST_CONFIG_RESOURCES: _slices("resources at a time"),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: _slices("partitions at a time, as many as the request's limit"),
+    ApiKey.DESCRIBE_QUEUES: _slices("a queue at a time, at most 1,000; bindings 100 at a time, at most 10,000 of each"),
+    ApiKey.READ_QUEUE: _slices("a message at a time, at most 1,000 or 8 MB"),
+    ApiKey.MOVE_MESSAGES: _slices("a message at a time, at most 1,000, with a flush after each 4 MB"),
+    ApiKey.RESTORE_MESSAGES: _slices("a range at a time, at most 1,000 messages"),
+    ApiKey.PURGE_QUEUE: _at_once("ranges of offsets, however many messages they have"),
+    ApiKey.CREATE_QUEUE: _slices("one queue; its files are made on a thread"),
+    ApiKey.DELETE_QUEUE: _slices("one queue; its files go on a thread"),
+    ApiKey.DESCRIBE_EXCHANGES: _slices("an exchange at a time, at most 1,000, with at most 10,000 bindings"),
+    ApiKey.CREATE_EXCHANGE: _slices("one exchange"),
+    ApiKey.DELETE_EXCHANGE: _slices("one exchange"),
+    ApiKey.ALTER_BINDINGS: _slices("a binding at a time, at most 1,000"),
 }
 
 

@@ -31,6 +31,7 @@ from headrace.broker.overflow import Overflow
 from headrace.broker.partition_descriptions import PartitionDescriber
 from headrace.broker.positions import OffsetLookup
 from headrace.broker.produce import ProduceHandler
+from headrace.broker.queues.admin import QueueAdmin
 from headrace.broker.queues.queue_broker import QueueBroker
 from headrace.broker.replies import PendingReply, Reply
 from headrace.broker.request import Request
@@ -84,6 +85,9 @@ CHANGE_NOTHING = frozenset(
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
         ApiKey.DESCRIBE_CLIENT_QUOTAS,
         ApiKey.ALTER_CLIENT_QUOTAS,
+        ApiKey.DESCRIBE_QUEUES,
+        ApiKey.READ_QUEUE,
+        ApiKey.DESCRIBE_EXCHANGES,
     }
 )
 """Requests whose only effect is their answer: their work is given up when their peer is gone."""
@@ -210,6 +214,7 @@ class Broker:
             **self._transaction_handlers(),
             **self._admin_handlers(),
             **self._security_handlers(),
+            **self._queue_handlers(),
         }
 
     def _data_handlers(self) -> dict[ApiKey, Handler]:
@@ -318,6 +323,22 @@ class Broker:
             ApiKey.ALTER_USER_SCRAM_CREDENTIALS: security.alter_user_scram_credentials,
             ApiKey.DESCRIBE_CLIENT_QUOTAS: quotas.describe_client_quotas,
             ApiKey.ALTER_CLIENT_QUOTAS: quotas.alter_client_quotas,
+        }
+
+    def _queue_handlers(self) -> dict[ApiKey, Handler]:
+        queues = QueueAdmin(self.queues)
+        return {
+            ApiKey.DESCRIBE_QUEUES: queues.describe_queues,
+            ApiKey.READ_QUEUE: queues.read_queue,
+            ApiKey.MOVE_MESSAGES: queues.move_messages,
+            ApiKey.RESTORE_MESSAGES: queues.restore_messages,
+            ApiKey.PURGE_QUEUE: queues.purge_queue,
+            ApiKey.CREATE_QUEUE: queues.create_queue,
+            ApiKey.DELETE_QUEUE: queues.delete_queue,
+            ApiKey.DESCRIBE_EXCHANGES: queues.describe_exchanges,
+            ApiKey.CREATE_EXCHANGE: queues.create_exchange,
+            ApiKey.DELETE_EXCHANGE: queues.delete_exchange,
+            ApiKey.ALTER_BINDINGS: queues.alter_bindings,
         }
 
     def _set_damaged(self, log: PartitionLog, fault: LogError) -> None:

@@ -69,15 +69,17 @@ class MetadataHandler:
             if not (_software(body.client_software_name) and _software(body.client_software_version)):
                 return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
             request.peer.software = f"{body.client_software_name}-{body.client_software_version}"
-        return self.offered(ErrorCode.NONE)
+        return self.offered(ErrorCode.NONE, with_own=body.client_software_name == "headrace")
 
     @staticmethod
-    def offered(code: ErrorCode) -> ApiVersionsResponse:
+    def offered(code: ErrorCode, *, with_own: bool = False) -> ApiVersionsResponse:
+        """``with_own``: the APIs that are not Kafka's too. Other clients need not know what to make of them."""
         return ApiVersionsResponse(
             error_code=code,
             api_keys=[
                 ApiVersion(api_key=each.key, min_version=each.version_min_advertised, max_version=each.version_max)
                 for each in APIS.values()
+                if with_own or not each.is_own
             ],
             supported_features=[
                 SupportedFeatureKey(name=name, min_version=0, max_version=level) for name, level in FEATURES.items()

@@ -16,6 +16,7 @@ import pytest
 
 from headrace import testing
 from headrace.batch import build_batch
+from headrace.client import Client as KafkaClient
 from headrace.config import Settings
 from headrace.errors import BadArgument, HeadraceError, UsageError
 from headrace.log.disk import OsDisk, OsFile
@@ -56,7 +57,15 @@ def test_a_node_says_where_it_listens_and_offers_the_apis_of_the_table(tmp_path:
     with testing.broker(data=tmp_path) as broker:
         answer = api_versions((broker.host, broker.port))
     offered = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
-    assert offered == {key: (api.version_min_advertised, api.version_max) for key, api in APIS.items()}
+    table = {key: (api.version_min_advertised, api.version_max) for key, api in APIS.items()}
+    assert offered == {key: versions for key, versions in table.items() if not APIS[key].is_own}
+
+
+def test_only_headraces_client_is_shown_the_apis_that_are_not_kafkas(tmp_path: Path) -> None:
+    with testing.broker(data=tmp_path) as broker, KafkaClient(broker.bootstrap) as client:
+        client.brokers()
+        [connection] = client._connections.values()
+    assert set(connection.versions) == set(APIS)
 
 
 def test_every_api_that_is_offered_has_a_handler_and_no_other(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.wire.kafka import messages
+from headrace.wire.kafka.messages.queues import OWN_KEYS
 from headrace.wire.kafka.schema import _SPECS, i32, message, spec_of, string
 from tests.unit.wire.schemas import (
     declared_versions,
@@ -24,7 +25,11 @@ from tests.unit.wire.schemas import (
 for info in pkgutil.iter_modules(messages.__path__):
     importlib.import_module(f"{messages.__name__}.{info.name}")
 
-DECLARED = sorted((cls for cls in _SPECS if cls.__module__.startswith(messages.__name__)), key=lambda cls: cls.__name__)
+DECLARED = sorted(
+    (cls for cls in _SPECS if cls.__module__.startswith(messages.__name__) and _SPECS[cls].api_key < OWN_KEYS),
+    key=lambda cls: cls.__name__,
+)
+"""Kafka's; headrace has others from ``OWN_KEYS`` on."""
 
 
 @dataclass

@@ -28,7 +28,7 @@ from headrace.broker.queues.retention import Retention
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
 from headrace.log.reader import checked_batches
-from headrace.record import decode_records
+from headrace.record import decode_records, iter_records, records_of
 from headrace.vocabulary import Epoch, Offset
 
 __all__ = ["Lane", "State"]
@@ -243,17 +243,14 @@ class Lane:
             return "ready"
         return "moving" if offset in self._held else "unacknowledged"
 
-    def scan(self, first: int) -> list[tuple[int, Message]]:
-        """One piece of the log from an offset on, also of what is gone; the messages near the cursor stay as they are.
+    def scan(self, first: int, end: int) -> Iterator[tuple[int, Message]]:
+        """One piece of the log from an offset on, also of what is gone. The messages near the cursor stay as they are.
         Raises LogError."""
-        log = self.log
-        found = []
-        for piece in log.reader.read(Offset(first), bytes_max=READ_BYTES, offset_max=log.high_watermark):
+        for piece in self.log.reader.read(Offset(first), bytes_max=READ_BYTES, offset_max=Offset(end)):
             for batch in checked_batches(piece):
-                for record in decode_records(batch, DECODED_BYTES_MAX):
-                    if record.offset >= first:
-                        found.append((record.offset, Message.from_record(record)))
-        return found
+                for record in iter_records(batch, records_of(batch, DECODED_BYTES_MAX)):
+                    if first <= record.offset < end:
+                        yield record.offset, Message.from_record(record)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

@@ -15,10 +15,14 @@ class QueueLimits:
 
     consumer_timeout_ms: int = 1_800_000
     transaction_bytes_max: int = 128 << 20
+    retention_ms: int = 0
+    retention_bytes: int = -1
 
     @classmethod
     def of(cls, settings: Settings) -> QueueLimits:
         return cls(
             consumer_timeout_ms=settings.integer("amqp.consumer.timeout.ms"),
             transaction_bytes_max=settings.integer("amqp.transaction.bytes.max"),
+            retention_ms=settings.integer("headrace.queue.retention.ms"),
+            retention_bytes=settings.integer("headrace.queue.retention.bytes"),
         )

@@ -69,6 +69,8 @@ class QueuePolicy:
     delivery_limit: int | None = None
     priority_max: int = 0
     has_single_active_consumer: bool = False
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
     consumer_timeout_ms: int | None = None
     retry_type: RetryType = "disabled"
     """Which messages that come back wait before they are delivered again."""
@@ -119,6 +121,8 @@ class QueuePolicy:
                 SEGMENT_BYTES_MIN,
                 read.number("x-stream-max-segment-size-bytes", high=STREAM_SEGMENT_BYTES_MAX) or STREAM_SEGMENT_BYTES,
             ),
+            retention_ms=read.number("x-headrace-retention-ms", low=-1),
+            retention_bytes=read.number("x-headrace-retention-bytes", low=-1),
         )
 
 
@@ -150,14 +154,20 @@ class _Arguments:
                 )
 
     def number(
-        self, name: str, *, high: int = COUNT_MAX, may_be_zero: bool = True, excess: str = "value_too_large"
+        self,
+        name: str,
+        *,
+        low: int = 0,
+        high: int = COUNT_MAX,
+        may_be_zero: bool = True,
+        excess: str = "value_too_large",
     ) -> int | None:
         value = self.values.get(name)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.invalid(name, f'"expected integer, got {type_name(value)}"')
-        if value < 0:
+        if value < low:
             raise self.invalid(name, f"{{value_negative,{value}}}")
         if value == 0 and not may_be_zero:
             raise self.invalid(name, f"{{value_zero,{value}}}")

@@ -156,14 +156,20 @@ class Queue:
 
     def rejects(self, message: Message) -> bool:
         """Whether the policy refuses one more message."""
+        if self.has_room(1, len(message.body)):
+            return False
+        if self.policy.overflow == "reject-publish-dlx":
+            self._dead_letters.dead_letter(self, message, "maxlen")
+        return True
+
+    def has_room(self, count: int, body_bytes: int) -> bool:
+        """Whether the policy lets so many messages in, of so many bytes together."""
         policy = self.policy
         if policy.overflow == "drop-head":
-            return False
-        too_many = policy.length_max is not None and self.ready >= policy.length_max
-        too_much = policy.bytes_max is not None and self.ready_bytes + len(message.body) > policy.bytes_max
-        if (too_many or too_much) and policy.overflow == "reject-publish-dlx":
-            self._dead_letters.dead_letter(self, message, "maxlen")
-        return too_many or too_much
+            return True
+        too_many = policy.length_max is not None and self.ready + count > policy.length_max
+        too_much = policy.bytes_max is not None and self.ready_bytes + body_bytes > policy.bytes_max
+        return not (too_many or too_much)
 
     def publish(self, message: Message, published: Published | None = None) -> None:
         """Take a message; it is appended with all others of this turn."""
@@ -392,6 +398,10 @@ class Queue:
         self.release()
         return count
 
+    @property
+    def keeps_what_is_gone(self) -> bool:
+        return any(lane.retention.keeps_something for lane in self._lanes)
+
     def release(self) -> None:
         """Let the logs remove what is gone and need not be kept."""
         for lane in self._lanes:
@@ -432,7 +442,6 @@ class Queue:
         for (number, offset), message in moved:
             self._lanes[number].settle_held(offset)
             self._journal.note_gone(number, offset)
-            self._returns.pop((number, offset), None)
             if self.policy.bytes_max is not None:
                 self.ready_bytes -= len(message.body)
         self._turn.touch(self)

@@ -19,6 +19,8 @@ from headrace.wire.amqp.errors import AmqpError, ReplyCode
 
 __all__ = ["QueueBroker"]
 
+RELEASE_INTERVAL_S = 10.0
+
 
 class QueueBroker:
     """Everything between AMQP's methods and the logs. The event loop's thread owns it."""
@@ -54,6 +56,15 @@ class QueueBroker:
 
     def start(self) -> None:
         self.registry.start()
+        self.turn.later(RELEASE_INTERVAL_S, self._release)
+
+    def _release(self) -> None:
+        """Let go of messages that were kept for long enough, also where nothing else happens."""
+        for host in self.registry.hosts.values():
+            for queue in host.queues.values():
+                if queue.keeps_what_is_gone:
+                    queue.release()
+        self.turn.later(RELEASE_INTERVAL_S, self._release)
 
     def virtual_host(self, name: str) -> VirtualHost:
         found = self.registry.hosts.get(name or DEFAULT_HOST)

@@ -24,6 +24,7 @@ from headrace.broker.queues.lane import Lane
 from headrace.broker.queues.limits import QueueLimits
 from headrace.broker.queues.policy import QueuePolicy
 from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.retention import Retention
 from headrace.broker.queues.routing import Binding, Exchange
 from headrace.broker.queues.turn import Turn
 from headrace.broker.queues.virtual_host import VirtualHost
@@ -145,11 +146,12 @@ class Registry:
         is_auto_delete: bool = False,
         owner: object | None = None,
     ) -> Queue:
-        lanes = [Lane(log, self._flusher) for log in logs[1:]]
+        policy = QueuePolicy.of(arguments, f"queue '{name}' in vhost '{host.name}'")
+        lanes = [Lane(log, self._flusher, self._retention(policy)) for log in logs[1:]]
         queue = Queue(
             name,
             arguments=arguments,
-            policy=QueuePolicy.of(arguments, f"queue '{name}' in vhost '{host.name}'"),
+            policy=policy,
             lanes=lanes,
             journal=QueueJournal(logs[0], self._flusher, lanes),
             turn=self._turn,
@@ -162,6 +164,14 @@ class Registry:
         if queue.policy.expires_ms is not None:
             self._turn.later(queue.policy.expires_ms / 1000, lambda: self._expire(host, queue))
         return queue
+
+    def _retention(self, policy: QueuePolicy) -> Retention:
+        """What the queue asks for, or else the broker's setting."""
+        ms, bytes_max = policy.retention_ms, policy.retention_bytes
+        return Retention(
+            self.limits.retention_ms if ms is None else ms,
+            self.limits.retention_bytes if bytes_max is None else bytes_max,
+        )
 
     def _expire(self, host: VirtualHost, queue: Queue) -> None:
         """Delete a queue that nobody has used for as long as its policy says, or look again when that may be so."""

@@ -87,13 +87,18 @@ class VirtualHost:
             raise AmqpError(ReplyCode.NOT_FOUND, f"no exchange '{name}' in vhost '{self.name}'")
         return found
 
-    def queue(self, name: str, connection: object) -> Queue:
-        """A queue that this connection may use."""
-        found = self.queues.get(name)
+    def served_queue(self, name: str) -> Queue:
+        """A queue whose logs can be read."""
         if name in self.damaged:
             raise AmqpError(ReplyCode.RESOURCE_ERROR, f"queue '{name}' cannot be served: {self.damaged[name]}")
+        found = self.queues.get(name)
         if found is None:
             raise AmqpError(ReplyCode.NOT_FOUND, f"no queue '{name}' in vhost '{self.name}'")
+        return found
+
+    def queue(self, name: str, connection: object) -> Queue:
+        """A queue that this connection may use."""
+        found = self.served_queue(name)
         if found.owner is not None and found.owner is not connection:
             raise self.locked(name)
         return found

@@ -75,3 +75,15 @@ class ApiKey(IntEnum):
     SHARE_GROUP_DESCRIBE = 77
     SHARE_FETCH = 78
     SHARE_ACKNOWLEDGE = 79
+    DESCRIBE_QUEUES = 10_000
+    """From here on headrace's; see ``headrace.wire.kafka.messages.queues``."""
+    READ_QUEUE = 10_001
+    MOVE_MESSAGES = 10_002
+    RESTORE_MESSAGES = 10_003
+    PURGE_QUEUE = 10_004
+    CREATE_QUEUE = 10_005
+    DELETE_QUEUE = 10_006
+    DESCRIBE_EXCHANGES = 10_007
+    CREATE_EXCHANGE = 10_008
+    DELETE_EXCHANGE = 10_009
+    ALTER_BINDINGS = 10_010

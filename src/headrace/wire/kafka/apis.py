@@ -22,6 +22,7 @@ from headrace.wire.kafka.messages import (
     metadata,
     offsets,
     produce,
+    queues,
     security,
     topics,
     transactions,
@@ -57,6 +58,11 @@ class Api:
     flexible: int
     waits: Waits
     note: str
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is headrace's and not Kafka's."""
+        return self.key >= queues.OWN_KEYS
 
     def accepts(self, version: int) -> bool:
         return self.version_min <= version <= self.version_max
@@ -235,6 +241,17 @@ _OFFERED = [
     _api(consumer_groups.ConsumerGroupDescribeRequest, consumer_groups.ConsumerGroupDescribeResponse, "Whole."),
     _api(configs.ListConfigResourcesRequest, configs.ListConfigResourcesResponse, "Topics, brokers and groups."),
     _api(metadata.DescribeTopicPartitionsRequest, metadata.DescribeTopicPartitionsResponse, "Whole."),
+    _api(queues.DescribeQueuesRequest, queues.DescribeQueuesResponse, "Queues by name, a page at a time."),
+    _api(queues.ReadQueueRequest, queues.ReadQueueResponse, "Messages by offset; nothing is taken."),
+    _api(queues.MoveMessagesRequest, queues.MoveMessagesResponse, "To a queue, an exchange, back, or away."),
+    _api(queues.RestoreMessagesRequest, queues.RestoreMessagesResponse, "What is gone and still kept."),
+    _api(queues.PurgeQueueRequest, queues.PurgeQueueResponse, "All that is ready."),
+    _api(queues.CreateQueueRequest, queues.CreateQueueResponse, "As AMQP's queue.declare."),
+    _api(queues.DeleteQueueRequest, queues.DeleteQueueResponse, "As AMQP's queue.delete."),
+    _api(queues.DescribeExchangesRequest, queues.DescribeExchangesResponse, "Exchanges and their bindings."),
+    _api(queues.CreateExchangeRequest, queues.CreateExchangeResponse, "As AMQP's exchange.declare."),
+    _api(queues.DeleteExchangeRequest, queues.DeleteExchangeResponse, "As AMQP's exchange.delete."),
+    _api(queues.AlterBindingsRequest, queues.AlterBindingsResponse, "As AMQP's bind and unbind."),
 ]
 
 APIS: dict[int, Api] = {each.key: each for each in sorted(_OFFERED, key=lambda each: each.key)}
@@ -266,9 +283,23 @@ def support_matrix() -> str:
         "| key | API | versions | what is left out, and why |",
         "|---:|---|---|---|",
     ]
-    lines += [f"| {api.key} | {api.name} | {api.version_min}–{api.version_max} | {api.note} |" for api in APIS.values()]
+    rows = {
+        api.key: f"| {api.key} | {api.name} | {api.version_min}–{api.version_max} | {api.note} |"
+        for api in APIS.values()
+    }
+    lines += [row for key, row in rows.items() if not APIS[key].is_own]
     lines += ["", "## Not offered", "", "| APIs | keys | why |", "|---|---|---|"]
     lines += [f"| {names} | {keys} | {why} |" for names, keys, why in _LEFT_OUT]
+    lines += [
+        "",
+        "## Only headrace's",
+        "",
+        "Administration of queues and exchanges. ApiVersions shows these to clients that call themselves `headrace`.",
+        "",
+        "| key | API | versions | what it does |",
+        "|---:|---|---|---|",
+    ]
+    lines += [row for key, row in rows.items() if APIS[key].is_own]
     return "\n".join(lines) + "\n"
 
 
