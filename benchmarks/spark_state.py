@@ -5,10 +5,11 @@
 - large      the same with 1,000,000 rows a batch over as many keys, with rows only
 - held       10,000 keys touched of 10,000 held and of 1,000,000 held: how much longer the second takes
 - operators  rows a second through dedup and sessions, for information
+- files      a batch of ten rows with the checkpoint files of ``hr.session``, and with those of ``headrace run``
 
 The rows are made by Spark's ``rate-micro-batch``, whose own cost is small beside either. A batch's time is what Spark
-reports for running it (``addBatch``); the first batches, in which workers start, state is filled and the JVM compiles
-what it runs, do not count.
+reports for running it (``addBatch``; with ``files`` all of it, ``triggerExecution``); the first batches, in which
+workers start, state is filled and the JVM compiles what it runs, do not count.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 import headrace.spark as hr
 from benchmarks.figures import Figure, table
 from benchmarks.spark_source import spark_session
+from headrace.spark.run.session import state_in
 from headrace.spark.state.kernel import apply_operator
 from headrace.spark.state.operator import Clock, Operator, Step, Touched
 
@@ -38,9 +40,10 @@ KEYS = 10_000
 HELD = 1_000_000
 PATIENCE_S = 600
 TRANSFORM = "transformWithState by key"
-PARTS = ("keys", "large", "held", "operators")
+PARTS = ("keys", "large", "held", "operators", "files")
 WARM_BATCHES = 60
 """Compiling is 40% of what the JVM does in the twentieth batch of a query; a stream runs for thousands of them."""
+FILES_WARM_BATCHES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +111,14 @@ def rows_of(spark: SparkSession, key: Any, rows_per_batch: int) -> DataFrame:
     return made.select(key.alias("key"), F.col("timestamp").alias("at"), F.col("value"))
 
 
-def batch_seconds(rows: DataFrame, *, skip: int, rounds: int) -> list[float]:
+def batch_seconds(
+    rows: DataFrame, *, skip: int, rounds: int, part: str = "addBatch", mode: str = "append"
+) -> list[float]:
     """How long each batch ran, after those that do not count. One that is not seen before the next is left out."""
     found: dict[int, float] = {}
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        query = rows.writeStream.format("noop").option("checkpointLocation", folder).start()
+        writer = rows.writeStream.format("noop").outputMode(mode).option("checkpointLocation", folder)
+        query = writer.start()
         try:
             deadline = time.monotonic() + PATIENCE_S
             while len(found) < rounds:
@@ -120,7 +126,7 @@ def batch_seconds(rows: DataFrame, *, skip: int, rounds: int) -> list[float]:
                 assert query.isActive, query.exception()
                 report = query.lastProgress
                 if report is not None and report["batchId"] >= skip and report["numInputRows"]:
-                    found[report["batchId"]] = report["durationMs"]["addBatch"] / 1000
+                    found[report["batchId"]] = report["durationMs"][part] / 1000
                 time.sleep(0.05)
         finally:
             query.stop()
@@ -201,6 +207,33 @@ def operators(spark: SparkSession, rounds: int) -> list[Figure]:
     ]
 
 
+def files(spark: SparkSession, rounds: int) -> list[Figure]:
+    """Both ways in turn, so that a machine that gets busy meets both."""
+    few = rows_of(spark, F.col("value") % 5, 10)
+    figures = []
+    for case, rows in {"without state": few, "with state": few.groupBy("key").count()}.items():
+        seconds: dict[bool, list[float]] = {False: [], True: []}
+        for turn in range(4):
+            named_once = turn in (1, 2)
+            with state_in(spark, "disk", named_once=named_once):
+                mode = "append" if case == "without state" else "update"
+                seconds[named_once] += batch_seconds(
+                    rows, skip=FILES_WARM_BATCHES, rounds=rounds, part="triggerExecution", mode=mode
+                )
+        figures.append(
+            Figure(
+                hop="spark state",
+                case=f"10 rows a batch, {case}",
+                unit="s a batch",
+                ours=seconds[False],
+                peers=seconds[True],
+                peer="headrace run",
+                higher_is_better=False,
+            )
+        )
+    return figures
+
+
 def run(*, quick: bool, parts: tuple[str, ...] = PARTS) -> list[Figure]:
     rounds = 2 if quick else 8
     figures: list[Figure] = []
@@ -214,6 +247,8 @@ def run(*, quick: bool, parts: tuple[str, ...] = PARTS) -> list[Figure]:
             figures.append(with_much_held(spark, 5 if quick else 25, HELD // 10 if quick else HELD))
         if "operators" in parts:
             figures += operators(spark, rounds)
+        if "files" in parts:
+            figures += files(spark, rounds)
     return figures
 
 

@@ -74,6 +74,23 @@ def test_every_command_and_program_of_a_document_runs_and_prints_what_it_says(
     assert play(document, server, tmp_path) == count
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_way_from_a_database_to_a_table_that_follows_ends_at_the_table(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    """The Spark part of docs/capture.md, which is too slow for the test above."""
+    made, captured, program, runs, *_ = [each for each in blocks("docs/capture.md") if each.language != "text"]
+    for block in (made, captured):
+        run(["bash", "-euo", "pipefail", "-c", block.text], server, tmp_path)
+    assert (program.language, runs.language) == ("py", "bash")
+    (tmp_path / "totals.py").write_text(program.text)
+    printed = run(["bash", "-euo", "pipefail", "-c", runs.text], server, tmp_path)
+    promised = re.search(r"It prints `(.*)`", (ROOT / "docs/capture.md").read_text())
+    assert promised is not None
+    assert printed.splitlines()[-1] == promised[1]
+
+
 @pytest.mark.timeout(660)  # the Spark examples start a session of their own
 @pytest.mark.parametrize(
     "example",
