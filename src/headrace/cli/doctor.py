@@ -35,7 +35,7 @@ PORT_TIMEOUT_MS = 1_000
 SYNC_TRIES = 10
 PYTHON_MIN = (3, 11)
 JAVA_GOOD = (17, 21)
-SPARK_PACKAGES = ("pyspark", "pyarrow", "pandas", "grpcio")
+SPARK_PACKAGES = ("pyspark", "pyarrow", "pandas", "protobuf")
 MARKS = {"ok": "green", "note": "yellow", "wrong": "red"}
 
 
