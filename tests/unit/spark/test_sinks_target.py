@@ -71,8 +71,9 @@ def test_what_cannot_be_right_without_a_key_is_refused(last: Any, comes: Fence, 
 def test_the_highest_version_of_a_key_counts_and_of_equal_ones_the_last() -> None:
     schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("v", pa.int64())])
     rows = [(1, "new", 5), (1, "old", 4), (2, "first", 1), (2, "second", 1), (3, "only", None)]
+    rows += [(4, "known", 1), (4, "unknown", None)]
     kept = usable(changes_of(rows, schema), ["id"], Letters("t"), "v")
-    assert sorted(row["name"] for row in kept.rows.to_pylist()) == ["new", "only", "second"]
+    assert sorted(row["name"] for row in kept.rows.to_pylist()) == ["known", "new", "only", "second"]
 
 
 def test_changes_of_which_none_is_a_deletion_in_the_end_are_plain_rows() -> None:

@@ -208,6 +208,22 @@ def test_a_value_is_not_taken_from_a_row_that_was_truncated_or_deleted() -> None
         assert change["op"] == "delete"
 
 
+def test_a_row_that_came_again_from_another_partition_goes_with_that_one() -> None:
+    """The topic was given partitions, so the key moved. The row is the same, and the partition that empties it is not."""
+    query = Query(Table(LEFT_KEY, LEFT_ROW), table_rows(LEFT_KEY, LEFT_ROW), LEFT_KEY)
+
+    def push(lane: int, position: int, *, truncates: bool = False) -> list[Row]:
+        row = None if truncates else {"id": 1, "ref": 1, "note": "x"}
+        given = {"id": None if truncates else 1, "_truncates": truncates, "_lane": lane, "_position": position}
+        told: list[Row] = query.push(pa.Table.from_pylist([{**given, "_row": row}], query.rows)).to_pylist()
+        return told
+
+    assert [each["op"] for each in push(0, 7)] == ["insert"]
+    assert push(1, 0) == []
+    assert push(0, 8, truncates=True) == []
+    assert [each["op"] for each in push(1, 1, truncates=True)] == ["delete"]
+
+
 # ---- two tables ----------------------------------------------------------------------------------------------------
 
 
