@@ -84,6 +84,16 @@ def test_changes_of_which_none_is_a_deletion_in_the_end_are_plain_rows() -> None
     assert kept.deleted.to_pylist() == [False, True]
 
 
+def test_a_batch_may_have_as_many_refused_rows_as_are_allowed_and_not_one_more() -> None:
+    sent: list[int] = []
+    letters = Letters("t", lambda held: sent.extend(len(rows) for rows, _ in held), rows_max=3)
+    letters.refuse(changes_of([(1, "a"), (2, "b")]), "too long")
+    letters.refuse(changes_of([(3, "c")]), "too long")
+    assert (letters.deliver(), sent) == (3, [2, 1])
+    with pytest.raises(Refused, match=r"t refused 4 rows of one batch, the last because: too short"):
+        letters.refuse(changes_of([(4, "d")]), "too short")
+
+
 @given(st.lists(st.booleans(), max_size=70))
 def test_halving_finds_exactly_the_refused_rows_and_tries_no_row_twice_in_success(good: list[bool]) -> None:
     written: list[int] = []
