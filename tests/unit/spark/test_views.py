@@ -209,7 +209,7 @@ def test_a_value_is_not_taken_from_a_row_that_was_truncated_or_deleted() -> None
 
 
 def test_a_row_that_came_again_from_another_partition_goes_with_that_one() -> None:
-    """The topic was given partitions, so the key moved. The row is the same, and the partition that empties it is not."""
+    """The topic was given more partitions, so the key moved. The row stays the same."""
     query = Query(Table(LEFT_KEY, LEFT_ROW), table_rows(LEFT_KEY, LEFT_ROW), LEFT_KEY)
 
     def push(lane: int, position: int, *, truncates: bool = False) -> list[Row]:
