@@ -19,12 +19,12 @@ PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 
 class RabbitMqServer:
-    """One broker; ``port`` speaks AMQP 0-9-1 to the user guest."""
+    """One broker; ``port`` speaks AMQP 0-9-1 to the user guest, ``management_port`` its management API."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
         self._log = home / "server.log"
-        self.port, distribution, self._mapper = spare_ports(3)
+        self.port, distribution, self._mapper, self.management_port = spare_ports(4)
         self._environment = {
             **os.environ,
             "HOME": str(home),
@@ -34,14 +34,18 @@ class RabbitMqServer:
             "RABBITMQ_DIST_PORT": str(distribution),
             "RABBITMQ_MNESIA_BASE": str(home / "data"),
             "RABBITMQ_LOG_BASE": str(home / "logs"),
-            "RABBITMQ_CONFIG_FILE": str(home / "none"),
+            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
             "RABBITMQ_CONF_ENV_FILE": str(home / "none"),
             "ERL_EPMD_PORT": str(self._mapper),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_MAX_PORTS": "4096",
         }
-        (home / "plugins").write_text("[].\n")
+        (home / "plugins").write_text("[rabbitmq_management].\n")
+        (home / "rabbitmq.conf").write_text(
+            f"management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {self.management_port}\n"
+            "management.disable_stats = false\ncollect_statistics_interval = 500\n"
+        )
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "produce": ("headrace.cli.produce", "Send lines or JSON to a topic."),
     "consume": ("headrace.cli.consume", "Print the records of topics."),
     "group": ("headrace.cli.group", "List, describe, reset and delete consumer groups."),
+    "queue": ("headrace.cli.queue", "List, describe, peek, purge, move, redrive and restore queues."),
     "capture": ("headrace.cli.capture", "Capture the changes of databases into topics."),
     "run": ("headrace.cli.run", "Run the pipelines of a Python file on Spark."),
     "rebuild": (
@@ -40,7 +41,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 INTERRUPTED = 130
 INTERNAL_ERROR = 70
-VARIABLES = ("HEADRACE_BOOTSTRAP", "HEADRACE_CHECKPOINTS", "HEADRACE_CONFIG", "HEADRACE_DEBUG")
+VARIABLES = (
+    "HEADRACE_BOOTSTRAP",
+    "HEADRACE_CHECKPOINTS",
+    "HEADRACE_CONFIG",
+    "HEADRACE_DEBUG",
+    "HEADRACE_MANAGEMENT",
+)
 
 
 class ReaderGone(Exception):

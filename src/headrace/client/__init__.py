@@ -16,6 +16,7 @@ Errors are ``headrace.errors.KafkaError`` with the wire's code, and refinements 
     ├── ConnectionLost         an open connection ended; whether the request took effect is unknown
     ├── RequestTimedOut        no answer in time; the same
     ├── UnsupportedByBroker    the broker does not know the request
+    ├── NoQueues               the broker is not headrace's, and so has no queues
     ├── OffsetOutOfRange       the log has it no more; ``earliest`` and ``latest`` tell what it has
     ├── TopicReplaced          a topic was deleted and made again while it was read
     ├── DeliveryFailed         records were given up
@@ -57,6 +58,16 @@ if TYPE_CHECKING:
     from headrace.client.partitioner import partition_for_key
     from headrace.client.positioned import PositionedProducer
     from headrace.client.producer import Delivery, DeliveryFailed, Producer, ProducerOptions
+    from headrace.client.queues import (
+        BindingInfo,
+        ExchangeInfo,
+        LaneInfo,
+        Moved,
+        NoQueues,
+        QueuedMessage,
+        QueueInfo,
+        Queues,
+    )
     from headrace.client.ranges import OffsetOutOfRange, RangeOptions, RawBatch, TopicReplaced, fetch_range, raw_batches
     from headrace.client.scram import AuthenticationFailed
     from headrace.client.security import Security
@@ -81,6 +92,7 @@ __all__ = [
     "MAX_TIMESTAMP",
     "Admin",
     "AuthenticationFailed",
+    "BindingInfo",
     "BrokerUnreachable",
     "Client",
     "ClientOptions",
@@ -91,6 +103,7 @@ __all__ = [
     "ConsumerOptions",
     "Delivery",
     "DeliveryFailed",
+    "ExchangeInfo",
     "FetchOptions",
     "Fetched",
     "Group",
@@ -99,6 +112,9 @@ __all__ = [
     "GroupMember",
     "GroupOptions",
     "Groups",
+    "LaneInfo",
+    "Moved",
+    "NoQueues",
     "OffsetAt",
     "OffsetOutOfRange",
     "Outcome",
@@ -110,6 +126,9 @@ __all__ = [
     "Producer",
     "ProducerIdentity",
     "ProducerOptions",
+    "QueueInfo",
+    "QueuedMessage",
+    "Queues",
     "RangeOptions",
     "RawBatch",
     "RequestTimedOut",
@@ -197,6 +216,16 @@ _MODULES = {
         "DeliveryFailed",
         "Producer",
         "ProducerOptions",
+    ),
+    "queues": (
+        "BindingInfo",
+        "ExchangeInfo",
+        "LaneInfo",
+        "Moved",
+        "NoQueues",
+        "QueueInfo",
+        "QueuedMessage",
+        "Queues",
     ),
     "ranges": (
         "OffsetOutOfRange",

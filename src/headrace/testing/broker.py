@@ -31,8 +31,8 @@ __all__ = ["ChildBroker", "InProcessBroker", "TestBroker", "broker"]
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 
-DEFAULTS = {"kafka": "127.0.0.1:0", "metrics": "off", "group.initial.rebalance.delay.ms": 0}
-"""What differs from ``headrace up``: a spare port, no metrics, and groups that do not wait for more members."""
+DEFAULTS = {"kafka": "127.0.0.1:0", "amqp": "off", "metrics": "off", "group.initial.rebalance.delay.ms": 0}
+"""What differs from ``headrace up``: a spare port, no queues or metrics, and groups that do not wait for members."""
 
 
 class TestBroker(ABC):
@@ -44,7 +44,7 @@ class TestBroker(ABC):
         self.data = data
         self.settings: dict[str, Any] = {**DEFAULTS, **settings, "data": str(data)}
         self.addresses: dict[str, str] = {}
-        """``HOST:PORT`` of each listener: ``kafka``, and ``metrics`` where it is set."""
+        """``HOST:PORT`` of each listener: ``kafka``, and ``amqp`` and ``metrics`` where they are set."""
         self.host = ""
         self.port = 0
 
@@ -52,6 +52,16 @@ class TestBroker(ABC):
     def bootstrap(self) -> str:
         """For ``bootstrap.servers``."""
         return f"{self.host}:{self.port}"
+
+    @property
+    def amqp_port(self) -> int:
+        """Of a broker that was started with ``amqp=True``."""
+        return int(self.addresses["amqp"].rpartition(":")[2])
+
+    @property
+    def amqp_url(self) -> str:
+        """For AMQP clients: ``amqp://guest:guest@127.0.0.1:PORT/%2F``."""
+        return f"amqp://guest:guest@{self.addresses['amqp']}/%2F"
 
     @abstractmethod
     def start(self) -> None: ...
@@ -237,6 +247,7 @@ class ChildBroker(TestBroker):
 def broker(
     *,
     in_process: Literal[True] = True,
+    amqp: bool = False,
     data: Path | str | None = None,
     clock: VirtualClock | None = None,
     disk: Disk | None = None,
@@ -246,13 +257,18 @@ def broker(
 
 @overload
 def broker(
-    *, in_process: Literal[False], data: Path | str | None = None, settings: Mapping[str, Any] | None = None
+    *,
+    in_process: Literal[False],
+    amqp: bool = False,
+    data: Path | str | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> AbstractContextManager[ChildBroker]: ...
 
 
 def broker(
     *,
     in_process: bool = True,
+    amqp: bool = False,
     data: Path | str | None = None,
     clock: VirtualClock | None = None,
     disk: Disk | None = None,
@@ -261,13 +277,15 @@ def broker(
     """Start a broker and stop it at the end of the ``with``. Without ``data`` its directory is temporary.
 
     ``settings`` are broker settings by their names, such as ``{"num.partitions": 4}``. A ``VirtualClock`` lets the test
-    move time, a ``SimulatedDisk`` lets it fill up or fail; both need a broker in this process.
+    move time, a ``SimulatedDisk`` lets it fill up or fail; both need a broker in this process. With ``amqp`` it serves
+    queues too, on a spare port (``amqp_url``).
     """
+    wanted = {**({"amqp": "127.0.0.1:0"} if amqp else {}), **(settings or {})}
     if in_process:
-        return _running(lambda folder: InProcessBroker(folder, settings or {}, clock, disk), data)
+        return _running(lambda folder: InProcessBroker(folder, wanted, clock, disk), data)
     if clock is not None or disk is not None:
         raise HeadraceError("a clock or disk of the test's own needs a broker in this process: broker(in_process=True)")
-    return _running(lambda folder: ChildBroker(folder, settings or {}), data)
+    return _running(lambda folder: ChildBroker(folder, wanted), data)
 
 
 B = TypeVar("B", bound=TestBroker)
