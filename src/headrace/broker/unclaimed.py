@@ -8,10 +8,12 @@ and by ``headrace log verify``, and ``headrace log repair --adopt`` makes a topi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.broker.limits import PARTITIONS_PER_TOPIC_MAX
 from headrace.broker.topics import deleted_group, group_name, metric_name
 from headrace.log.findings import Finding, Severity
 from headrace.log.segment import segment_bases, segment_name
@@ -19,6 +21,10 @@ from headrace.log.space import SPACES, TOPICS
 from headrace.ports import Disk
 
 __all__ = ["Unclaimed", "find_unclaimed"]
+
+_PARTITION = re.compile(r"0|[1-9][0-9]*")
+"""The names of partitions. A copy that somebody has called ``20261101`` or ``02`` is none: it would give the topic
+twenty million partitions, or be looked for elsewhere."""
 
 Rows = Mapping[str, Mapping[str, Any]]
 """The tables of the journal by name."""
@@ -82,8 +88,9 @@ def _unclaimed(
     disk: Disk, path: str, owner: str | None, row: Mapping[str, Any] | None, taken: set[str]
 ) -> Unclaimed | None:
     names = disk.listdir(path)
-    numbers = sorted(int(name) for name in names if name.isdecimal())
-    numbers = [number for number in numbers if row is None or number >= row["partitions"]]
+    numbers = sorted(int(name) for name in names if _PARTITION.fullmatch(name))
+    first = 0 if row is None else row["partitions"]
+    numbers = [number for number in numbers if first <= number < PARTITIONS_PER_TOPIC_MAX]
     if not numbers or "new" in names:
         return None
     group = path.rpartition("/")[2]

@@ -276,6 +276,16 @@ def test_partitions_beyond_those_of_their_topic_are_adopted_too(data: Path, caps
         assert len(values(client, TopicPartition("orders", 2))) == 10
 
 
+@pytest.mark.parametrize("name", ["20261101", "02"])
+def test_a_copy_whose_name_cannot_be_a_partitions_is_not_adopted(data: Path, name: str) -> None:
+    folder = log_of(data, "orders").parent.parent
+    shutil.copytree(folder / "0", folder / name)
+    assert run(["log", "repair", str(data), "--yes", "--adopt"]) == 0
+    with testing.broker(data=data) as broker, Client(broker.bootstrap) as client:
+        assert len(client.topic("orders").partitions) == 2
+    assert (folder / name).is_dir()
+
+
 @pytest.mark.parametrize("lost", ["all", "end", "middle"])
 def test_the_sum_of_lost_offsets_is_that_of_the_lines_above(
     data: Path, lost: str, capsys: pytest.CaptureFixture[str]
