@@ -76,6 +76,8 @@ class _Commit:
     put: Callable[[dict[TopicPartition, Row]], int]
     answer: type[OffsetCommitResponsePartition] | type[TxnOffsetCommitResponsePartition]
     expires_ms: int | None = None
+    topics: dict[str, Topic] = field(default_factory=dict)
+    """Those of ``rows``, as they were when the offsets were looked at."""
     rows: dict[TopicPartition, Row] = field(default_factory=dict)
     taken: list[tuple[TopicPartition, Any]] = field(default_factory=list)
     """The answers of the partitions that are in ``rows``; one that was named twice has two."""
@@ -185,25 +187,28 @@ class OffsetHandler:
         return judged
 
     def _write(self, commit: _Commit, response: Any) -> Steps[Reply]:
-        """Write the rows; the answer leaves when they are flushed."""
+        """Write the rows; the answer leaves when they are flushed.
+
+        Since the offsets were looked at, in earlier turns of the loop, the committer may have lost its place in the
+        group, and a topic may have been deleted, or made again: the new one must not get offsets of the old one.
+        """
         journal_offset = -1
         written: set[TopicPartition] = set()
         refused = ErrorCode.NONE
         for taken in in_steps(list(commit.rows.items()), ROWS_PER_WRITE):
-            rows = dict(taken)
-            if written and not refused:
-                refused = commit.refusal(partial(_ids, commit.request, rows))
-            if not refused:
+            there = {name for name in {name for (name, _), _ in taken} if self._topics.get(name) is commit.topics[name]}
+            rows = {place: row for place, row in taken if place[0] in there}
+            refused = refused or commit.refusal(partial(_ids, commit.request, rows))
+            if rows and not refused:
                 try:
                     journal_offset = commit.put(rows)
                     written.update(rows)
                 except HeadraceError as error:
                     refused = coordinator_code_of(error)
             yield UNITS_PER_WRITE
-        if refused:
-            for partition, answer in commit.taken:
-                if partition not in written:
-                    answer.error_code = refused
+        for place, answer in commit.taken:
+            if place not in written:
+                answer.error_code = refused or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if written:
             self._ensure_group(commit.request.body.group_id)
         return once_flushed(self._state, journal_offset, response)
@@ -217,6 +222,7 @@ class OffsetHandler:
         metadata = partition.committed_metadata or ""
         if len(metadata) > self._settings.integer("offset.metadata.max.bytes"):
             return ErrorCode.OFFSET_METADATA_TOO_LARGE
+        commit.topics[topic.name] = topic
         commit.rows[topic.name, index] = self._offsets.row(
             partition.committed_offset,
             partition.committed_leader_epoch,

@@ -346,6 +346,35 @@ async def test_an_empty_group_without_offsets_is_forgotten_by_the_sweep() -> Non
     assert listed.groups == []
 
 
+@run
+async def test_a_topic_that_is_made_again_while_its_offsets_are_committed_gets_none_of_them() -> None:
+    world = World()
+    world.slices.units_per_turn = 1  # every request is interrupted
+    committing = world.call("offset_commit", _commit_of(world, 7), 8)
+    world.topics.delete("orders")
+    world.topics.create("orders", 4)
+    assert (await committing).topics[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert await world.fetched("orders", 0) == -1
+
+
+@run
+async def test_a_member_that_is_gone_when_its_offsets_would_be_written_commits_nothing() -> None:
+    world = World(topics=FakeTopics(orders=500))
+    generation, (leader,) = await world.stable(1)
+    world.slices.units_per_turn = 1
+    partitions = [OffsetCommitRequestPartition(partition_index=index, committed_offset=7) for index in range(500)]
+    body = OffsetCommitRequest(
+        group_id="g",
+        member_id=leader,
+        generation_id_or_member_epoch=generation,
+        topics=[OffsetCommitRequestTopic(name="orders", partitions=partitions)],
+    )
+    committing = world.call("offset_commit", body, 8)
+    await world.leave((leader, None))
+    assert {each.error_code for each in (await committing).topics[0].partitions} == {ErrorCode.UNKNOWN_MEMBER_ID}
+    assert await world.fetched("orders", 0) == -1
+
+
 def _commit_of(world: World, offset: int) -> OffsetCommitRequest:
     partition = OffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
     return OffsetCommitRequest(group_id="g", topics=[OffsetCommitRequestTopic(name="orders", partitions=[partition])])
