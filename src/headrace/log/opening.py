@@ -19,9 +19,9 @@ from headrace.log.compaction.swap import complete_swaps
 from headrace.log.config import LogConfig
 from headrace.log.disk import FileCache
 from headrace.log.epochs import EpochHistory
-from headrace.log.errors import CorruptLog
+from headrace.log.errors import CorruptLog, LogError
 from headrace.log.findings import Finding, Severity
-from headrace.log.producer_snapshots import snapshot_offsets, snapshot_path
+from headrace.log.producer_snapshots import producers_at, snapshot_offsets, snapshot_path
 from headrace.log.producers import ProducerStates
 from headrace.log.recovery import Recovery, RecoveryReport
 from headrace.log.segment import Segment, orphans, segment_bases, segment_name
@@ -33,6 +33,11 @@ __all__ = ["NOTHING_KNOWN", "Known", "OpenedLog", "new_log", "open_segments", "s
 
 _OWN_FILE = re.compile(r"[0-9]{20}\.(log|index|txn|producers|start)(\.tmp|\.cut-[0-9]+(\.[0-9]+)?)?")
 _TEMPORARY_FILE = re.compile(r"[0-9]{20}\.(log|index|txn|producers|start)\.tmp")
+
+
+SNAPSHOT_BYTES_LATER_MAX = 128 << 10
+"""A producer snapshot up to this size, of some 700 producers, is decoded in a few ms. One of 50,000 takes a quarter of
+a second, in which the broker would serve nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +145,21 @@ class _Opening:
             end = self.start
         self._drop_snapshots_after(end, files)
         self._drop_leftovers(files)
+        producers = recovery.producers
+        if producers is None:
+            producers = self._many_producers(segments, end, files)
         unsynced = self.unsynced or recovery.unsynced
         return OpenedLog(
-            segments, self.start, marked, end, self.mark, recovery.epochs, self.report, recovery.producers, unsynced
+            segments, self.start, marked, end, self.mark, recovery.epochs, self.report, producers, unsynced
         )
+
+    def _many_producers(self, segments: list[Segment], end: Offset, files: dict[str, int]) -> ProducerStates | None:
+        """Producers are read when somebody asks for them, which is on the event loop. Many are read now."""
+        if not any(files[f"{segment_name(at)}.producers"] > SNAPSHOT_BYTES_LATER_MAX for at in snapshot_offsets(files)):
+            return None
+        with suppress(OSError, LogError):  # what is wrong is reported when somebody asks
+            return producers_at(self.disk, self.directory, segments, end, self.mark, self.report.add)
+        return None
 
     # What is there.
 

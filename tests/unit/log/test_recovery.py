@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
+from headrace.log import opening, producer_snapshots
 from headrace.log.checkpoint import LogMark
 from headrace.log.config import LogConfig
 from headrace.log.errors import CorruptLog, StorageError
 from headrace.log.findings import Severity
 from headrace.log.log import PartitionLog
 from headrace.log.opening import Known
-from headrace.log.producers import Duplicate
+from headrace.log.producers import Duplicate, ProducerStates
 from headrace.testing.disk import SimulatedDisk
 from headrace.vocabulary import Offset
 from tests.unit.log.builders import (
@@ -347,3 +348,41 @@ def test_a_snapshot_of_producers_whose_records_were_cut_is_not_believed_later() 
     disk.kill()
     again = PartitionLog.open(disk, DIRECTORY, ONE_SEGMENT, known=Known(mark_lost=True))
     assert not isinstance(again.producers.check(produced(7, 0)), Duplicate)
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_many_producers_are_read_when_the_log_is_opened_and_few_when_somebody_asks(
+    many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimulatedDisk()
+    log = new_log(disk)
+    for number in range(5):
+        append(log, produced(number, 0))
+    mark = log.close()
+    if many:
+        monkeypatch.setattr(opening, "SNAPSHOT_BYTES_LATER_MAX", 100)
+    decoded: list[int] = []
+    decode = producer_snapshots.decode_snapshot
+
+    def counted(data: bytes) -> tuple[ProducerStates, Offset] | None:
+        decoded.append(len(data))
+        return decode(data)
+
+    monkeypatch.setattr(producer_snapshots, "decode_snapshot", counted)
+    log = PartitionLog.open(disk, DIRECTORY, SMALL, known=Known(mark=mark))
+    assert len(decoded) == many
+    assert sorted(log.producers.ids()) == [0, 1, 2, 3, 4]
+    assert len(decoded) == 1
+
+
+def test_a_snapshot_of_many_producers_that_cannot_be_read_does_not_refuse_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(opening, "SNAPSHOT_BYTES_LATER_MAX", 100)
+    disk = SimulatedDisk()
+    log = new_log(disk)
+    append(log, *(produced(number, 0) for number in range(5)))
+    mark = log.close()
+    disk.fail_next("open", errno.EMFILE, ".producers")
+    log = PartitionLog.open(disk, DIRECTORY, SMALL, known=Known(mark=mark))
+    assert sorted(log.producers.ids()) == [0, 1, 2, 3, 4]
