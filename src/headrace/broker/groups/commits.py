@@ -196,7 +196,7 @@ class OffsetHandler:
         written: set[TopicPartition] = set()
         refused = ErrorCode.NONE
         for taken in in_steps(list(commit.rows.items()), ROWS_PER_WRITE):
-            there = {name for name in {name for (name, _), _ in taken} if self._topics.get(name) is commit.topics[name]}
+            there = {name for name in {name for (name, _), _ in taken} if self._is_there(commit, name)}
             rows = {place: row for place, row in taken if place[0] in there}
             refused = refused or commit.refusal(partial(_ids, commit.request, rows))
             if rows and not refused:
@@ -212,6 +212,10 @@ class OffsetHandler:
         if written:
             self._ensure_group(commit.request.body.group_id)
         return once_flushed(self._state, journal_offset, response)
+
+    def _is_there(self, commit: _Commit, name: str) -> bool:
+        topic = commit.topics[name]
+        return self._topic(commit.request, name, topic.topic_id)[0] is topic
 
     def _take(self, commit: _Commit, topic: Topic | None, partition: Any, answer: Any) -> ErrorCode:
         """Note one offset to be committed, or why it cannot be."""
