@@ -8,7 +8,7 @@ A record is one turn's changes, entries of 18 bytes:
     'm' lane first end      they are being moved to another queue, and may be there if they are still here
     'u' lane first end      those of them that were gone are ready again
 
-or a part of a snapshot, which says everything that the records before it said:
+or a part of a snapshot, which takes the place of everything that the records before it said:
 
     'f' lane floor cursor   everything below the floor is gone
     'b' lane number bits    a chunk of an ``OffsetSet``: what is gone above the floor
@@ -55,7 +55,9 @@ class QueueJournal:
         self._bytes = 0
         self._snapshot_bytes = 0
 
-    def load(self) -> None:
+    def load(self, now_ms: int) -> None:
+        """What it says of messages that a power failure took is taken back in a new snapshot: before the broker serves
+        anybody, recovery syncs it."""
         gone: list[list[tuple[int, int]]] = [[] for _ in self._lanes]
         for batch in self._log.reader.batches(self._log.start_offset):
             self._bytes += batch.size
@@ -63,12 +65,15 @@ class QueueJournal:
                 self._fold(record.value or b"", gone)
         for lane, ranges in zip(self._lanes, gone, strict=True):
             lane.recover(ranges)
+        was_ahead = [lane.forget_beyond_end() for lane in self._lanes]
         self._returns = {
             (number, offset): count
             for (number, offset), count in self._returns.items()
-            if not self._lanes[number].is_gone(offset)
+            if not self._lanes[number].is_gone(offset) and offset < self._lanes[number].end
         }
         self._written_cursors = [lane.delivered_before for lane in self._lanes]
+        if any(was_ahead):
+            self.snapshot(now_ms)
 
     def _fold(self, value: bytes, gone: list[list[tuple[int, int]]]) -> None:
         if value[:1] == b"b":
@@ -90,8 +95,10 @@ class QueueJournal:
                 gone[number_of_lane].clear()
                 lane.restore(first, second)
             else:
-                gone[number_of_lane].append((0, first))
+                lane.recover_nothing()
+                gone[number_of_lane] = [(0, first)]
                 lane.delivered_before = second
+                self._returns = {place: each for place, each in self._returns.items() if place[0] != number_of_lane}
 
     def note_gone(self, lane: int, offset: int) -> None:
         """For the next ``write``."""

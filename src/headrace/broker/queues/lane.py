@@ -292,13 +292,30 @@ class Lane:
         """The journal says that these ranges are gone."""
         for first, end in gone:
             if first <= self.floor:
-                self.floor = max(self.floor, min(end, self.end))
+                self.floor = max(self.floor, end)
             else:
-                self._gone.add_range(first, min(end, self.end))
+                self._gone.add_range(first, end)
         self._settle_floor()
+
+    def forget_beyond_end(self) -> bool:
+        """A power failure can take messages and leave what the journal said of them. Other messages will get their
+        offsets, so that must be forgotten; whether there was any."""
+        end = self.end
+        parts = [each.discard_from(end) for each in (self._gone, self._back, self._doubtful)]
+        was_ahead = any(parts) or self.floor > end or self.delivered_before > end
+        self.floor = min(self.floor, end)
+        self.cursor = min(self.cursor, end)
+        self.delivered_before = min(self.delivered_before, end)
+        return was_ahead
 
     def is_gone(self, offset: int) -> bool:
         return offset < self.floor or offset in self._gone
+
+    def recover_nothing(self) -> None:
+        """A snapshot of the journal begins: what came before it does not count."""
+        self.floor = self.cursor = self.log.start_offset
+        for each in (self._gone, self._back, self._doubtful):
+            each.clear()
 
     def recover_chunk(self, number: int, data: bytes) -> None:
         self._gone.add_chunk(number, data)

@@ -79,6 +79,19 @@ class OffsetSet:
             self._count -= before.bit_count() - after.bit_count()
             self._keep(number, after)
 
+    def discard_from(self, offset: int) -> bool:
+        """Whether there was anything at or above this."""
+        number, bit = divmod(offset, CHUNK)
+        before = self._count
+        for each in [chunk for chunk in self._chunks if chunk > number]:
+            self._count -= self._chunks.pop(each).bit_count()
+        if number in self._chunks:
+            bits = self._chunks[number]
+            kept = bits & ((1 << bit) - 1)
+            self._count -= bits.bit_count() - kept.bit_count()
+            self._keep(number, kept)
+        return self._count < before
+
     def _keep(self, number: int, bits: int) -> None:
         if bits:
             self._chunks[number] = bits

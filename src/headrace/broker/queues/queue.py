@@ -118,7 +118,7 @@ class Queue:
 
     def recover(self) -> None:
         """Fold the journal of a queue that was there before the start. Raises LogError."""
-        self._journal.load()
+        self._journal.load(self._turn.now_ms())
         if self.policy.bytes_max is not None:
             self.ready_bytes = sum(
                 len(message.body) for lane in self._lanes for _, message in lane.messages(lane.floor, lane.ready)

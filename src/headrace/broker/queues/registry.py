@@ -70,6 +70,7 @@ class Registry:
         remove_files: Callable[[LogSpace, str, Callable[[], None]], None],
         limits: QueueLimits | None = None,
         hosts: Iterable[str] = (),
+        new_group: Callable[[], str] = lambda: os.urandom(16).hex(),
     ) -> None:
         self.limits = limits or QueueLimits()
         self._space = store.space(QUEUES)
@@ -77,6 +78,7 @@ class Registry:
         self._flusher = flusher
         self._turn = turn
         self._remove_files = remove_files
+        self._new_group = new_group
         self.hosts = {name: VirtualHost(name) for name in (DEFAULT_HOST, *hosts)}
         self._tasks: set[asyncio.Task[int]] = set()
         self._making: dict[tuple[str, str], asyncio.Event] = {}
@@ -221,7 +223,7 @@ class Registry:
         owner: object | None,
     ) -> Queue:
         policy = QueuePolicy.of(arguments, f"queue '{name}' in vhost '{host.name}'")
-        group = os.urandom(16).hex()
+        group = self._new_group()
         numbers = range(2 + policy.priority_max)
         refused = await asyncio.get_running_loop().run_in_executor(None, self._space.make, {group: numbers})
         if refused:

@@ -44,7 +44,7 @@ class LaneMachine(RuleBasedStateMachine):
         flusher: Any = NoFlusher()
         self.lane = Lane(PartitionLog.open(self.disk, "/data/1", CONFIG), flusher, Retention(-1, -1))
         self.journal = QueueJournal(PartitionLog.open(self.disk, "/data/0", CONFIG), flusher, [self.lane])
-        self.journal.load()
+        self.journal.load(1_000)
 
     @rule(sizes=st.lists(st.integers(0, 300), min_size=1, max_size=5))
     def publish(self, sizes: list[int]) -> None:
@@ -154,6 +154,36 @@ class LaneMachine(RuleBasedStateMachine):
             assert {offset for offset, state in states.items() if state == "ready"} == set(self.ready)
 
 
+def test_what_the_journal_says_of_messages_that_power_took_is_forgotten() -> None:
+    """Their offsets go to other messages. The journal must not say of those that they are gone, at any later start."""
+    disk = SimulatedDisk()
+    flusher: Any = NoFlusher()
+
+    def opened() -> tuple[Lane, QueueJournal]:
+        lane = Lane(PartitionLog.open(disk, "/data/1", CONFIG), flusher)
+        journal = QueueJournal(PartitionLog.open(disk, "/data/0", CONFIG), flusher, [lane])
+        journal.load(1_000)
+        return lane, journal
+
+    lane, journal = opened()
+    lane.append([Message(b"", b"q", NO_PROPERTIES, b"%d" % number, 1_000) for number in range(3)])
+    for offset in range(3):
+        lane.take(offset)
+    for offset in (0, 2):
+        lane.settle(offset)
+        journal.note_gone(0, offset)
+    journal.write(1_000)
+    disk.kill()
+    for name in disk.listdir("/data/1"):
+        disk.unlink(f"/data/1/{name}")
+    lane, _ = opened()
+    lane.append([Message(b"", b"q", NO_PROPERTIES, b"later %d" % number, 1_000) for number in range(3)])
+    disk.kill()
+    lane, _ = opened()
+    assert [message.body for _, message in lane.messages(0, 10)] == [b"later 0", b"later 1", b"later 2"]
+    assert lane.take(0) is False, "nobody has had it"
+
+
 LaneMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 test_a_lane_is_its_model_also_after_kills = LaneMachine.TestCase
 
@@ -168,7 +198,9 @@ def test_a_move_that_a_kill_has_cut_off_leaves_a_message_that_is_marked_also_aft
     machine.snapshot()
     flusher: Any = NoFlusher()
     lane = Lane(machine.lane.log, flusher)
-    QueueJournal(machine.journal._log, flusher, [lane]).load()  # from the snapshot on: what was before it is removed
+    QueueJournal(machine.journal._log, flusher, [lane]).load(
+        1_000
+    )  # from the snapshot on: what was before it is removed
     marks = []
     while (offset := lane.head()) is not None:
         marks.append((offset, lane.take(offset)))
