@@ -46,6 +46,18 @@ def dedup() -> Dedup:
     return Dedup(ROWS, "at", WITHIN_S * SECOND)
 
 
+def test_a_copy_is_known_up_to_the_last_microsecond_at_which_it_may_come() -> None:
+    stream = Stream(dedup())
+    stream.push(table([("a", 100, 1)]), BEGINNING)
+    last_us = (100 + WITHIN_S) * SECOND - 1
+    copy = pa.Table.from_pylist([{"user": "a", "at": last_us, "amount": 1}], ROWS.set(1, pa.field("at", pa.int64())))
+    stream.push(table([("a", 300, 1)]), last_us)
+    stream.push(copy.cast(ROWS), last_us)
+    assert (stream.output[-1].num_rows, stream.late_rows) == (0, 0)
+    stream.push(table([("a", 100 + WITHIN_S, 1)]), last_us + 1)
+    assert stream.output[-1].num_rows == 1
+
+
 @st.composite
 def copies(draw: st.DrawFn) -> list[Event]:
     """Events with copies of some of them; events of a key are further apart than the bound."""

@@ -183,6 +183,22 @@ def test_stragglers_correct_sessions_that_were_final_join_them_and_open_them_aga
     assert stream.store.manifest_value().key_count == 0
 
 
+def test_the_last_row_that_may_still_come_finds_the_session_that_it_makes_longer() -> None:
+    """A session is held for as long as a row counts that is almost a gap younger than its last one."""
+    youngest = 100 + GAP_S - 1
+    stream = Stream(sessions(late="correct", keep_s=KEEP_S))
+    stream.push(table([("a", 100, 1)]), BEGINNING)
+    last_us = (youngest + GAP_S + KEEP_S) * SECOND - 1
+    for now_us in ((100 + GAP_S) * SECOND, last_us - SECOND, last_us):
+        stream.push(ROWS.empty_table(), now_us)
+    stream.push(table([("a", youngest, 2)]), last_us)
+    told = [(row["events"], row["is_retraction"]) for row in stream.output[-1].to_pylist()]
+    assert told == [(1, True), (2, False)]
+    assert plain(folded(stream.finish(), "user", "session_start")) == sessions_by_hand(
+        [("a", 100, 1), ("a", youngest, 2)]
+    )
+
+
 def test_late_rows_of_sessions_come_out_beside_the_results() -> None:
     stream = Stream(sessions(late="side"))
     stream.push(table([("a", 100, 1)]), BEGINNING)
