@@ -189,6 +189,25 @@ def test_an_aggregate_of_stretches_is_that_of_each_stretch_by_itself(
             assert found[number] == alone
 
 
+@pytest.mark.parametrize(("function", "wanted"), [("max", ["nan", "nan", 2.0, None]), ("min", [1.0, "nan", 2.0, None])])
+def test_not_a_number_is_larger_than_all_numbers_as_in_sparks_own_aggregations(
+    function: str, wanted: list[Any]
+) -> None:
+    nan = float("nan")
+    rows = pa.table({"value": pa.array([1.0, nan, 2.0, nan, nan, 2.0, None, None])})
+    first, end, times = np.array([0, 3, 5, 6]), np.array([3, 5, 7, 8]), np.zeros(8, np.int64)
+    aggregate = aggregate_of("x", (function, "value"), rows.schema)
+
+    def shown(found: pa.Array) -> list[Any]:
+        return [str(each) if each != each else each for each in found.to_pylist()]
+
+    assert shown(over_intervals(aggregate, rows, times, first, end)) == wanted
+    groups = np.array([0, 0, 0, 1, 1, 2, 2, 3])
+    states = aggregate.merge(groups, aggregate.lift(rows, times), 4)
+    assert shown(aggregate.finish(states)) == wanted
+    assert shown(aggregate.merge(np.zeros(4, np.int64), states, 1)) == ["nan" if function == "max" else 1.0]
+
+
 def test_many_rows_near_each_other_are_not_taken_pair_by_pair() -> None:
     """The work grows with the rows and the logarithm of the interval, not with their product: 50,000 near each row."""
     count = 100_000

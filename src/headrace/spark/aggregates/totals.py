@@ -93,6 +93,15 @@ def _by_group(groups: Ints, values: pa.Array, function: str, count: int) -> pa.A
     return whole(found.column(f"value_{function}")).take(pa.array(places, mask=places < 0))
 
 
+def _largest(groups: Ints, values: pa.Array, count: int) -> pa.Array:
+    """Arrow passes over not-a-numbers where there are numbers too."""
+    found = _by_group(groups, values, "max", count)
+    odd = np.asarray(pc.is_nan(values).fill_null(False))
+    if not odd.any():
+        return found
+    return pc.if_else(pa.array(np.bincount(groups[odd], minlength=count) > 0), pa.scalar(np.nan, found.type), found)
+
+
 def has_room(values: pa.Array, count: int) -> bool:
     """Whether as many of these as ``count`` can surely be added up in their type."""
     if not (pa.types.is_integer(values.type) or pa.types.is_decimal(values.type)) or not len(values):
@@ -155,7 +164,7 @@ EVENTS: Final = Count("events")
 
 @dataclass(frozen=True, slots=True)
 class Total(Aggregate):
-    """Sum, smallest or largest."""
+    """Sum, smallest or largest. Not-a-number is larger than all numbers, as in Spark's own aggregations."""
 
     name: str
     function: Literal["sum", "min", "max"]
@@ -174,6 +183,8 @@ class Total(Aggregate):
         return whole(rows.column(self.column)).cast(self.type)
 
     def merge(self, groups: Ints, states: pa.Array, count: int) -> pa.Array:
+        if self.function == "max" and pa.types.is_floating(self.type):
+            return _largest(groups, states, count).cast(self.type)
         if self.function != "sum":
             return _by_group(groups, states, self.function, count).cast(self.type)
         return _added_up(_by_group(groups, _roomy(states), "sum", count), self.type, self.name)

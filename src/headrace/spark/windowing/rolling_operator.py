@@ -182,11 +182,12 @@ def _has_room(aggregate: Aggregate, members: pa.Table, first: Ints, end: Ints) -
 
 
 def _combining(function: str, kind: np.dtype[Any]) -> tuple[np.ufunc, Any]:
-    """How two values become one, and the value that changes nothing."""
+    """How two values become one, and the value that changes nothing. Not-a-number is larger than all numbers."""
     if function == "sum":
         return np.add, 0.0
-    lowest, highest = (-np.inf, np.inf) if kind.kind == "f" else (np.iinfo(kind).min, np.iinfo(kind).max)
-    return (np.fmin, highest) if function == "min" else (np.fmax, lowest)
+    if kind.kind == "f":
+        return (np.fmin, np.nan) if function == "min" else (np.maximum, -np.inf)
+    return (np.minimum, np.iinfo(kind).max) if function == "min" else (np.maximum, np.iinfo(kind).min)
 
 
 def _running(values: Ints, first: Ints, end: Ints) -> Ints:
