@@ -41,15 +41,27 @@ def new_schema(request: pytest.FixtureRequest) -> Callable[[], str]:
     return make
 
 
+NewUrl = Callable[[str], str]
+
+
+@pytest.fixture
+def new_url(request: pytest.FixtureRequest, tmp_path: Path, new_schema: Callable[[], str]) -> NewUrl:
+    """The address of a store of a kind that does not exist yet."""
+
+    def make(kind: str) -> str:
+        if kind == "sqlite":
+            return f"sqlite:///{tmp_path}/events.db"
+        if kind == "postgres":
+            return new_schema()
+        broker: TestBroker = request.getfixturevalue("log_broker")
+        return f"kafka://{broker.bootstrap}/events-{os.getpid()}-{next(numbers)}"
+
+    return make
+
+
 @pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.servers if kind == "postgres" else ()) for kind in KINDS])
-def url(request: pytest.FixtureRequest, tmp_path: Path, new_schema: Callable[[], str]) -> str:
-    """The address of a store that does not exist yet."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/events.db"
-    if request.param == "postgres":
-        return new_schema()
-    broker: TestBroker = request.getfixturevalue("log_broker")
-    return f"kafka://{broker.bootstrap}/events-{os.getpid()}-{next(numbers)}"
+def url(request: pytest.FixtureRequest, new_url: NewUrl) -> str:
+    return new_url(request.param)
 
 
 @pytest.fixture
