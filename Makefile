@@ -104,7 +104,7 @@ bench: $(STAMP) ## benchmarks, as ratios measured in one run
 nexmark: $(STAMP) ## nineteen questions to an auction house, checked by DuckDB, timed beside Flink (which comes on first use)
 	$(BIN)/python -m benchmarks.nexmark
 
-chaos: $(STAMP) ## for hours: kill -9 under load with a checker (the broker KILLS times, then Spark, capture, sinks), other faults, damaged files
+chaos: $(STAMP) ## for hours: kill -9 under load with a checker (the broker KILLS times, then Spark, capture, sinks, event stores), other faults, damaged files
 	$(BIN)/python -m tests.chaos.run --kills $(KILLS)
 	$(BIN)/python -m tests.chaos.run --kills $(FAULTS) --faults all --session-ms 45000
 	$(BIN)/python -m tests.chaos.damage --cases $(DAMAGES)
@@ -112,6 +112,7 @@ chaos: $(STAMP) ## for hours: kill -9 under load with a checker (the broker KILL
 	$(BIN)/python -m tests.capture.kills --kills $(KILLS)
 	$(BIN)/python -m tests.capture.ddl --runs $(SPARK_KILLS)
 	$(BIN)/python -m tests.sinks.kills --kills $(SPARK_KILLS)
+	$(BIN)/python -m tests.sourcing.kills --kills $(KILLS)
 	$(BIN)/python -m tests.sinks.kills --spark --kills $(SPARK_KILLS)
 
 docs: $(STAMP) ## write the parts of docs/ that are printed from the code

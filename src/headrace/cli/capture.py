@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -21,6 +20,7 @@ from headrace.cli.shared import (
     say,
     settings_of,
     show,
+    stopping_on_signals,
     timeout_option,
 )
 from headrace.errors import BadArgument, UsageError
@@ -317,7 +317,7 @@ def run(
         options = _stored(registry, name, given) if url is None else _registered(registry, options_of(name, url, given))
     capture = Capture(bootstrap, options, say=say)
     try:
-        with _stopping_on_signals() as stop, _Screen(capture, output):
+        with stopping_on_signals() as stop, _Screen(capture, output):
             say(f"capturing {options.database.shown} into {options.topic_prefix}.*")
             capture.run(stop, until_current=available_now, resnapshot=resnapshot)
     except UsageError:
@@ -384,24 +384,6 @@ def _option(stored: str) -> str:
     """The option of the command line that a stored one comes from."""
     others = {"url": "URL", "masks": "--mask", "snapshot": "--no-snapshot", "heartbeat_ms": "--heartbeat"}
     return others.get(stored, f"--{stored.replace('_', '-')}")
-
-
-@contextlib.contextmanager
-def _stopping_on_signals() -> Iterator[threading.Event]:
-    """The first signal asks for a clean stop, the second does not wait for it."""
-    stop = threading.Event()
-
-    def asked(number: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {each: signal.signal(each, asked) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Screen:

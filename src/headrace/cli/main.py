@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "group": ("headrace.cli.group", "List, describe, reset and delete consumer groups."),
     "queue": ("headrace.cli.queue", "List, describe, peek, purge, move, redrive and restore queues."),
     "capture": ("headrace.cli.capture", "Capture the changes of databases into topics."),
+    "events": ("headrace.cli.events", "Append to event stores, read, replay and forget."),
     "run": ("headrace.cli.run", "Run the pipelines of a Python file on Spark."),
     "rebuild": (
         "headrace.cli.rebuild",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -28,6 +31,7 @@ __all__ = [
     "say_leaderless",
     "settings_of",
     "show",
+    "stopping_on_signals",
     "timeout_option",
 ]
 
@@ -177,6 +181,24 @@ def confirm(question: str, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise BadArgument(question.rstrip("?") + ": nobody is there to confirm it", "pass --yes")
     click.confirm(question, abort=True, err=True)
+
+
+@contextmanager
+def stopping_on_signals() -> Iterator[threading.Event]:
+    """The first signal asks for a clean stop, the second does not wait for it."""
+    stop = threading.Event()
+
+    def asked(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {each: signal.signal(each, asked) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def id_text(topic_id: bytes) -> str:

@@ -120,7 +120,7 @@ class ProjectionRunner:
 
     def __init__(self, store: EventStore, database: str | Path | Database, projection: Projection) -> None:
         self._store = store
-        self._projection = projection
+        self.projection = projection
         self._database = database if isinstance(database, Database) else open_database(database)
         self._owner = f"{socket.gethostname()} process {os.getpid()} {os.urandom(3).hex()}"
         self._position = 0
@@ -156,7 +156,7 @@ class ProjectionRunner:
         )
         for page in pages:
             self._apply(page)
-            if self._projection.is_rebuilt_to_forget and any(each.type == FORGOTTEN_TYPE for each in page.events):
+            if self.projection.is_rebuilt_to_forget and any(each.type == FORGOTTEN_TYPE for each in page.events):
                 self.rebuild()
                 raise _Rebuilt  # it is further than the pages
 
@@ -167,18 +167,18 @@ class ProjectionRunner:
             if version is None:
                 self._make(transaction, 1)
                 self._show(transaction, 1)
-                self._insert_state(transaction, self._projection.name, 1)
-                version, self._generation, self._position = self._projection.version, 1, 0
+                self._insert_state(transaction, self.projection.name, 1)
+                version, self._generation, self._position = self.projection.version, 1, 0
             else:
                 transaction.execute(
-                    "update headrace_projections set owner = ? where name = ?", self._owner, self._projection.name
+                    "update headrace_projections set owner = ? where name = ?", self._owner, self.projection.name
                 )
-        if version != self._projection.version:
+        if version != self.projection.version:
             self.rebuild()
 
     def _read_state(self, transaction: Transaction) -> int | None:
         """Where the view stands; gives the version of the projection that made it, or None where there is none."""
-        found = self._state(transaction, self._projection.name)
+        found = self._state(transaction, self.projection.name)
         if found is None:
             self._generation = self._position = 0
             return None
@@ -195,7 +195,7 @@ class ProjectionRunner:
         transaction.execute(
             "insert into headrace_projections values (?, ?, ?, 0, ?)",
             name,
-            self._projection.version,
+            self.projection.version,
             generation,
             self._owner,
         )
@@ -212,31 +212,31 @@ class ProjectionRunner:
             "update headrace_projections set position = ? where name = ? and owner = ? and position = ? "
             "and generation = ? returning 1",
             position,
-            self._projection.name,
+            self.projection.name,
             self._owner,
             self._position,
             self._generation,
         )
         if moved:
             return
-        found = self._state(transaction, self._projection.name)
-        if found is not None and found[1] > self._generation and found[0] == self._projection.version:
+        found = self._state(transaction, self.projection.name)
+        if found is not None and found[1] > self._generation and found[0] == self.projection.version:
             raise _Rebuilt
         raise self._taken_over(found)
 
     def _taken_over(self, found: Row | None) -> TakenOver:
         return TakenOver(
-            f"projection {self._projection.name} in {self._database.shown} was taken over by "
+            f"projection {self.projection.name} in {self._database.shown} was taken over by "
             f"{found[3] if found else 'nobody: its row in headrace_projections is gone'}; this one stops. "
             "Run a projection in one place"
         )
 
     def _apply_to(self, view: View, page: Page) -> None:
         for event in page.events:
-            if event.type == FORGOTTEN_TYPE and self._projection.personal:
-                self._projection.forget(view, event.data["subject"])
-            if self._projection.query.matches(event):
-                self._projection.apply(view, event)
+            if event.type == FORGOTTEN_TYPE and self.projection.personal:
+                self.projection.forget(view, event.data["subject"])
+            if self.projection.query.matches(event):
+                self.projection.apply(view, event)
 
     # ---- rebuilding -------------------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class ProjectionRunner:
 
     @property
     def _rebuild_name(self) -> str:
-        return f"{self._projection.name}$rebuild"
+        return f"{self.projection.name}$rebuild"
 
     def _advance_rebuild(self, transaction: Transaction, position: int) -> None:
         moved = transaction.execute(
@@ -281,12 +281,12 @@ class ProjectionRunner:
         with self._database.writing() as transaction:
             self._advance_rebuild(transaction, position)
             transaction.execute(
-                "delete from headrace_projections where name in (?, ?)", self._projection.name, self._rebuild_name
+                "delete from headrace_projections where name in (?, ?)", self.projection.name, self._rebuild_name
             )
             transaction.execute(
                 "insert into headrace_projections values (?, ?, ?, ?, ?)",
-                self._projection.name,
-                self._projection.version,
+                self.projection.name,
+                self.projection.version,
                 following,
                 position,
                 self._owner,
@@ -296,22 +296,22 @@ class ProjectionRunner:
         self._generation, self._position = following, position
 
     def _make(self, transaction: Transaction, generation: int) -> None:
-        self._projection.setup(View(transaction, generation))
+        self.projection.setup(View(transaction, generation))
 
     def _show(self, transaction: Transaction, generation: int) -> None:
-        for name in self._projection.tables:
+        for name in self.projection.tables:
             transaction.execute(f"drop view if exists {name}")
             transaction.execute(f"create view {name} as select * from {name}__g{generation}")
 
     def _drop(self, transaction: Transaction, generation: int) -> None:
-        for name in self._projection.tables:
+        for name in self.projection.tables:
             transaction.execute(f"drop table if exists {name}__g{generation}")
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def position(self) -> int:
         """How far the view that readers see is."""
-        rows = self._database.ask("select position from headrace_projections where name = ?", self._projection.name)
+        rows = self._database.ask("select position from headrace_projections where name = ?", self.projection.name)
         return int(rows[0][0]) if rows else 0
 
     def wait_for(self, position: int, timeout_s: float = 10.0) -> None:
@@ -320,7 +320,7 @@ class ProjectionRunner:
         while (reached := self.position()) < position:
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"projection {self._projection.name} is at position {reached} and not at {position} after "
+                    f"projection {self.projection.name} is at position {reached} and not at {position} after "
                     f"{timeout_s:g} s: is its runner running?"
                 )
             time.sleep(WAIT_PAUSE_S)

@@ -1,0 +1,174 @@
+"""``headrace events`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from headrace.cli.events import command
+from headrace.sourcing import open_store
+
+Events = Callable[..., Result]
+
+BANK = """
+from typing import ClassVar
+from headrace.sourcing import Aggregate, Decider, Projection, on
+
+def evolve(cents, event):
+    return cents + event.data.get("cents", 0)
+
+account = Decider(decide=lambda state, command: [], evolve=evolve, initial=int)
+
+class Purse(Aggregate):
+    def __init__(self):
+        self.cents = 0
+
+    @on("Deposited")
+    def deposited(self, event):
+        self.cents += event.data["cents"]
+
+class Sums(Projection):
+    tables: ClassVar = {"sums": "account text, cents integer"}
+    personal = False
+
+    @on("Deposited")
+    def deposited(self, view, event):
+        view.execute(f"insert into {view.table('sums')} values (?, ?)", event.stream, event.data["cents"])
+"""
+
+
+@pytest.fixture
+def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Events:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bank.py").write_text(BANK)
+    runner = CliRunner()
+
+    def run(*arguments: str, fails: bool = False, lines: str = "") -> Result:
+        done = runner.invoke(command, arguments, input=lines)
+        assert (done.exit_code != 0) == fails, (done.output, done.exception)
+        return done
+
+    return run
+
+
+def deposit(events: Events, *cents: int) -> None:
+    for each in cents:
+        events("append", "bank.db", "account-1", "--type", "Deposited", "--data", f'{{"cents": {each}}}')
+
+
+def test_events_are_appended_and_read_back(events: Events) -> None:
+    done = events("append", "bank.db", "account-1", "--type", "Deposited", "--data", '{"cents": 5}', "--tag", "x")
+    assert done.output == "account-1 is at version 1, the store at position 1\n"
+    lines = '{"type": "Deposited", "data": {"cents": 6}, "event_id": "e-1"}\n{"type": "Closed", "actor": "ada"}\n'
+    for _ in range(2):
+        done = events("append", "bank.db", "account-1", "--command-id", "c", "--expected", "1", lines=lines)
+        assert "version 3" in done.output
+    assert "they were there already" in done.output
+    found = [
+        json.loads(line) for line in events("read", "bank.db", "account-1", "--output", "json").output.splitlines()
+    ]
+    assert [(each["type"], each["data"], each["actor"]) for each in found] == [
+        ("Deposited", {"cents": 5}, None),
+        ("Deposited", {"cents": 6}, None),
+        ("Closed", {}, "ada"),
+    ]
+    assert found[0]["tags"] == ["x"]
+    text = events("read", "bank.db", "--type", "Closed").output
+    assert "account-1 3  Closed  {}" in text
+    assert events("read", "bank.db", "--tag", "x").output.count("\n") == 1
+    assert events("read", "bank.db", "--backwards", "--limit", "1").output.startswith("3 ")
+    assert events("read", "bank.db", "--at", "1970-01-01T00:00Z").output == ""
+    rows = json.loads(events("streams", "bank.db", "--output", "json").output)
+    assert rows == [{"stream": "account-1", "version": 3, "first_position": 1, "last_position": 3}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("append", "bank.db", "a", "--type", "T", "--data", "[]"), "--data is no object"),
+        (("append", "bank.db", "a", "--type", "T", "--data", "{"), "--data is no JSON"),
+        (("append", "bank.db", "a", "--type", "T", "--expected", "first"), "is no version"),
+        (("append", "bank.db", "a", "--type", "T", "--expected", "3"), "has no event"),
+        (("append", "bank.db", "a", "--type", "T", "--personal", "name=u1"), "no field name"),
+        (("read", "missing.db"), "there is no store missing.db"),
+        (("streams", "ftp://x/y"), "is no address of an event store"),
+        (("replay", "bank.db", "bank.py", "nothing"), "has no nothing"),
+        (("replay", "bank.db", "bank.py", "account"), "is replayed over a stream"),
+        (("replay", "bank.db", "bank.py", "Sums"), "is rebuilt in a database"),
+        (("replay", "bank.db", "bank.py", "evolve"), "is no Decider"),
+    ],
+)
+def test_mistakes_are_one_line_that_says_what_to_do(events: Events, arguments: tuple[str, ...], says: str) -> None:
+    deposit(events, 1)
+    done = events(*arguments, fails=True)
+    assert says in str(done.exception)
+    assert says in str(done.exception)
+
+
+def test_lines_that_are_no_events_are_refused_whole(events: Events) -> None:
+    for line, says in (
+        ("nothing", "line 2 is no JSON"),
+        ('{"data": {}}', "line 2 has no type"),
+        ('{"typ": 1}', "unknown"),
+    ):
+        done = events("append", "bank.db", "a", fails=True, lines='{"type": "T"}\n' + line)
+        assert says in str(done.exception)
+    assert not Path("bank.db").exists()
+
+
+def test_a_replay_shows_the_state_after_each_event(events: Events) -> None:
+    deposit(events, 5, 6, 7)
+    assert events("replay", "bank.db", "bank.py", "account", "--stream", "account-1").output == (
+        '1  Deposited  {"cents": 5}  ->  5\n2  Deposited  {"cents": 6}  ->  11\n3  Deposited  {"cents": 7}  ->  18\n'
+    )
+    shown = events("replay", "bank.db", "bank.py", "Purse", "--stream", "account-1", "--until", "2", "--output", "json")
+    assert [json.loads(line)["state"] for line in shown.output.splitlines()] == [{"cents": 5}, {"cents": 11}]
+
+
+def test_a_replay_rebuilds_a_view(events: Events) -> None:
+    deposit(events, 5, 6)
+    for _ in range(2):
+        done = events("replay", "bank.db", "bank.py", "Sums", "--view", "sqlite:///views.db")
+        assert "sums is rebuilt up to position 2" in done.output
+    import sqlite3
+    from contextlib import closing
+
+    with closing(sqlite3.connect("views.db")) as session:
+        assert session.execute("select * from sums").fetchall() == [("account-1", 5), ("account-1", 6)]
+
+
+def test_a_subject_is_forgotten(events: Events) -> None:
+    append = ("append", "bank.db", "a-1", "--type", "Opened", "--data", '{"name": "Ada Lovelace"}')
+    events(*append, "--personal", "name=u1", "--keys", "k.keys")
+    assert "Ada" not in events("read", "bank.db").output
+    assert "Ada" in events("read", "bank.db", "--keys", "k.keys").output
+    refused = events("forget", "bank.db", "u1", "--keys", "k.keys", fails=True)
+    assert "nobody is there to confirm it" in str(refused.exception)
+    assert "u1 is forgotten" in events("forget", "bank.db", "u1", "--keys", "k.keys", "--yes").output
+    assert '"$forgotten": "u1"' in events("read", "bank.db", "--keys", "k.keys").output
+
+
+def test_follow_prints_what_comes_and_ends_in_order_when_it_is_asked_to(tmp_path: Path) -> None:
+    from headrace.sourcing import Event
+
+    with open_store(tmp_path / "bank.db") as store:
+        store.append("a-1", Event("First"))
+        program = str(Path(sys.executable).with_name("headrace"))
+        with subprocess.Popen(
+            [program, "events", "read", "bank.db", "--follow", "--output", "json"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as child:
+            assert child.stdout is not None
+            assert json.loads(child.stdout.readline())["type"] == "First"
+            store.append("a-1", Event("Second"))
+            assert json.loads(child.stdout.readline())["type"] == "Second"
+            child.terminate()
+            assert child.wait(60) == 0
