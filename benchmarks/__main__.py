@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import psutil
 
-from benchmarks import broker, capture, codec, cold, footprint, latency, raw, scaling, stalls
+from benchmarks import broker, capture, codec, cold, footprint, latency, queues, raw, scaling, stalls
 from benchmarks.brokers import Brokers, both_brokers
 from benchmarks.figures import Figure, as_json, table
 from tests.servers.kafka import KAFKA_VERSION
@@ -40,6 +40,7 @@ def of_spark(name: str) -> Callable[..., list[Figure]]:
 ALONE: dict[str, Callable[..., list[Figure]]] = {
     "capture": capture.run,
     "codec": codec.run,
+    "queues": queues.run,
     "stalls": stalls.run,
     "sinks": of_spark("sinks"),
     "spark-decode": of_spark("spark_decode"),

@@ -59,6 +59,12 @@ class RabbitMqServer:
             )
         wait_until(self._answers, self._child, what="RabbitMQ", log=self._log)
 
+    @property
+    def pid(self) -> int:
+        """The script that started the virtual machine, which is its child."""
+        assert self._child is not None, "not started"
+        return self._child.pid
+
     def _answers(self) -> bool:
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as probe:

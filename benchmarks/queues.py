@@ -1,0 +1,167 @@
+"""Queues beside RabbitMQ: the same load from RabbitMQ's own PerfTest, on both brokers in turn.
+
+Messages are persistent, publishers wait for confirms, consumers acknowledge one by one with a prefetch of 200. A confirm
+of headrace follows a sync; RabbitMQ's classic queue syncs too, at intervals. Each broker's CPU and memory are the
+kernel's figures for it and its children.
+
+PerfTest is a Java process on the same two cores, so rates show broker and client together; CPU per message is the
+broker alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from benchmarks.brokers import unique
+from benchmarks.figures import Figure
+from benchmarks.perf_test import Outcome, run_perf_test
+from tests.servers.headrace import headrace_server, listener_address
+from tests.servers.process import CannotRun
+from tests.servers.rabbitmq import rabbitmq_server
+
+__all__ = ["run"]
+
+PEER = "RabbitMQ 3.10"
+PREFETCH = 200
+UNCONFIRMED_MAX = 500
+FAN_OUT = 50
+WARM_UP_S = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """Where it listens, and the process that is measured."""
+
+    name: str
+    port: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much of everything; PerfTest's JVM needs some seconds to get warm, in every run."""
+
+    seconds: int
+    rounds: int
+    backlog: int
+    bodies: tuple[int, ...]
+    queues: tuple[int, ...]
+
+
+SIZES = Sizes(seconds=15, rounds=3, backlog=2_000_000, bodies=(12, 1000, 16_000), queues=(1, 4))
+SIZES_QUICK = Sizes(seconds=8, rounds=1, backlog=100_000, bodies=(12, 16_000), queues=(1,))
+
+
+def run(*, quick: bool) -> list[Figure]:
+    sizes = SIZES_QUICK if quick else SIZES
+    figures: list[Figure] = []
+    with brokers_with_queues() as brokers:
+        for broker in brokers:
+            steady(broker, 12, 1, WARM_UP_S)
+        for queues in sizes.queues:
+            for size in sizes.bodies:
+                turn = partial(steady, size=size, queues=queues, seconds=sizes.seconds)
+                figures += figures_of(steady_name(size, queues), in_turn(brokers, sizes.rounds, turn))
+        turn = partial(fan_out, seconds=sizes.seconds)
+        figures += figures_of(f"fan-out to {FAN_OUT} queues, 12 B", in_turn(brokers, sizes.rounds, turn))
+        drained = in_turn(brokers, 1, partial(fill_and_drain, count=sizes.backlog))
+        figures += figures_of(f"drain {sizes.backlog:,} of 12 B", drained, has_latency=False)
+    return figures
+
+
+@contextmanager
+def brokers_with_queues() -> Iterator[list[Broker]]:
+    """headrace, and RabbitMQ where it is installed; without it ratios are missing."""
+    with ExitStack() as stack:
+        ours = stack.enter_context(headrace_server(arguments=["--amqp", "127.0.0.1:0"], expect_exit=None))
+        brokers = [Broker("headrace", int(listener_address(ours.log, "amqp").rpartition(":")[2]), ours.pid)]
+        try:
+            server = stack.enter_context(rabbitmq_server())
+            brokers.append(Broker("rabbitmq", server.port, server.pid))
+        except CannotRun as why:
+            print(f"RabbitMQ cannot run here, so there is nothing to compare with: {why}", file=sys.stderr)
+        yield brokers
+
+
+def in_turn(brokers: list[Broker], rounds: int, turn: Callable[[Broker], Outcome]) -> dict[str, list[Outcome]]:
+    """Each broker in turn, the order reversed every round."""
+    outcomes: dict[str, list[Outcome]] = {broker.name: [] for broker in brokers}
+    for number in range(rounds):
+        for broker in brokers[:: -1 if number % 2 else 1]:
+            os.sync()
+            time.sleep(0.5)
+            outcomes[broker.name].append(turn(broker))
+    return outcomes
+
+
+# ---- cases ----------------------------------------------------------------------------------------------------------
+
+
+def steady_name(size: int, queues: int) -> str:
+    shown = f"{size // 1000} KB" if size >= 1000 else f"{size} B"
+    return f"{shown}, {queues} queue{'s' if queues > 1 else ''}"
+
+
+def load(size: int) -> list[str]:
+    return ["-f", "persistent", "-s", str(size), "-q", str(PREFETCH), "-c", str(UNCONFIRMED_MAX)]
+
+
+def queue_names(name: str, count: int) -> list[str]:
+    return ["-qp", f"{name}-%d", "-qpf", "1", "-qpt", str(count)]
+
+
+def steady(broker: Broker, size: int, queues: int, seconds: int) -> Outcome:
+    """A publisher and a consumer for each queue, as fast as they can."""
+    clients = ["-x", str(queues), "-y", str(queues), *queue_names(unique("steady"), queues)]
+    return run_perf_test(broker.port, broker.pid, *clients, *load(size), "-z", str(seconds))
+
+
+def fan_out(broker: Broker, seconds: int) -> Outcome:
+    """Every message goes to all queues, each of which has a consumer; the rate counts what consumers get."""
+    name = unique("fan")
+    clients = ["-x", "1", "-y", str(FAN_OUT), "-t", "fanout", "-e", name, *queue_names(name, FAN_OUT)]
+    return run_perf_test(broker.port, broker.pid, *clients, *load(12), "-z", str(seconds))
+
+
+def fill_and_drain(broker: Broker, count: int) -> Outcome:
+    """Publish first, then let one consumer take it all; only the second is the figure."""
+    queue = ["-u", unique("drain"), "-ad", "false"]
+    run_perf_test(broker.port, broker.pid, "-x", "1", "-y", "0", *queue, *load(12), "-C", str(count))
+    return run_perf_test(broker.port, broker.pid, "-x", "0", "-y", "1", *queue, *load(12), "-D", str(count))
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+
+def figures_of(case: str, outcomes: dict[str, list[Outcome]], *, has_latency: bool = True) -> list[Figure]:
+    def figure(unit: str, value: Callable[[Outcome], float], goal: float, *, higher: bool = False) -> Figure:
+        return Figure(
+            hop="queues",
+            case=case,
+            unit=unit,
+            ours=[value(each) for each in outcomes["headrace"]],
+            peers=[value(each) for each in outcomes.get("rabbitmq", [])],
+            peer=PEER,
+            higher_is_better=higher,
+            goal=goal,
+        )
+
+    found = [
+        figure("msg/s received", lambda each: each.received_per_s, 1.0, higher=True),
+        figure("broker CPU µs per message", cpu_us_per_message, 1.0),
+        figure("resident MB, highest", lambda each: each.broker_mb_max, 1 / 3),
+    ]
+    if has_latency:
+        found.insert(1, figure("ms publish to consumer, p99", lambda each: each.consumer_p99_ms, 1.0))
+        found.insert(2, figure("ms publish to confirm, p99", lambda each: each.confirm_p99_ms, 1.0))
+    return found
+
+
+def cpu_us_per_message(outcome: Outcome) -> float:
+    return outcome.broker_cpu_s / outcome.received * 1e6
