@@ -94,7 +94,7 @@ class PreparedClient:
                 sent += 1
             event = self._next()
             if isinstance(event, AckReceived):
-                confirmed = event.delivery_tag
+                confirmed = event.delivery_tags[-1]
 
     def consume(self, queue: str, count: int, size: int, *, prefetch: int, every: int = 1) -> None:
         """Take so many messages, each ``size`` bytes with its frames, and acknowledge every ``every``-th of them."""

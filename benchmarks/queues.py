@@ -1,8 +1,8 @@
 """Queues beside RabbitMQ: the same load from RabbitMQ's own PerfTest, on both brokers in turn.
 
-Messages are persistent, publishers wait for confirms, consumers acknowledge one by one with a prefetch of 200. A confirm
-of headrace follows a sync; RabbitMQ's classic queue syncs too, at intervals. Each broker's CPU and memory are the
-kernel's figures for it and its children.
+Messages are persistent, publishers wait for confirms, consumers acknowledge one by one with a prefetch of 200. A
+confirm of headrace follows a sync; RabbitMQ's classic queue syncs too, at intervals. Each broker's CPU and memory are
+the kernel's figures for it and its children.
 
 PerfTest is a Java process on the same two cores, so rates show broker and client together; CPU per message is the
 broker alone.

@@ -44,8 +44,10 @@ __all__ = [
     "DecompressedTooLarge",
     "Record",
     "compress",
+    "decode_headers",
     "decode_records",
     "decompress",
+    "encode_headers",
     "encode_records",
     "iter_keyed",
     "iter_keys",
@@ -54,6 +56,8 @@ __all__ = [
     "iter_validated",
     "record_keys",
     "records_of",
+    "varint",
+    "varint_at",
 ]
 
 BATCH_BODY_HEADER_BYTES = 40
@@ -254,7 +258,8 @@ _VARINTS = tuple(map(_made_varint, range(8192)))
 """Those of one and two bytes that are not negative: nearly every length and delta."""
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """A number as it stands in a record, zig-zag."""
     return _VARINTS[value] if 0 <= value < len(_VARINTS) else _made_varint(value)
 
 
@@ -266,25 +271,26 @@ def encode_records(records: Iterable[Record], *, base_timestamp: int, base_offse
         body = b"".join(
             (
                 _ATTRIBUTES,
-                _varint(record.timestamp - base_timestamp),
-                _varint(index if base_offset is None else record.offset - base_offset),
-                _NULL if key is None else _varint(len(key)),
+                varint(record.timestamp - base_timestamp),
+                varint(index if base_offset is None else record.offset - base_offset),
+                _NULL if key is None else varint(len(key)),
                 key or b"",
-                _NULL if value is None else _varint(len(value)),
+                _NULL if value is None else varint(len(value)),
                 value or b"",
-                _encode_headers(headers) if headers else _NO_HEADERS,
+                encode_headers(headers) if headers else _NO_HEADERS,
             )
         )
-        out.append(_varint(len(body)))
+        out.append(varint(len(body)))
         out.append(body)
     return b"".join(out)
 
 
-def _encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
-    parts = [_varint(len(headers))]
+def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
+    """The end of a record: how many headers there are, and each."""
+    parts = [varint(len(headers))]
     for name, value in headers:
         raw = name.encode()
-        parts += [_varint(len(raw)), raw, _NULL if value is None else _varint(len(value)), value or b""]
+        parts += [varint(len(raw)), raw, _NULL if value is None else varint(len(value)), value or b""]
     return b"".join(parts)
 
 
@@ -396,13 +402,13 @@ def iter_keyed(batch: Batch, data: Bytes) -> Iterator[bool]:
     position, last = 0, len(data)
     try:
         for _ in range(batch.record_count):
-            size, position = (data[position], position + 1) if data[position] < 0x80 else _varint_at(data, position)
+            size, position = (data[position], position + 1) if data[position] < 0x80 else varint_at(data, position)
             end = position + (size >> 1)
             if size & 1 or size < SIZE_MIN or end > last:
                 raise _wrong_size(size, last - position)
             position += 1  # the attributes
-            position = position + 1 if data[position] < 0x80 else _varint_at(data, position)[1]
-            position = position + 1 if data[position] < 0x80 else _varint_at(data, position)[1]
+            position = position + 1 if data[position] < 0x80 else varint_at(data, position)[1]
+            position = position + 1 if data[position] < 0x80 else varint_at(data, position)[1]
             yield not data[position] & 1  # the sign of the key's length
             position = end
     except IndexError:
@@ -416,13 +422,13 @@ def iter_timestamps(batch: Batch, data: Bytes) -> Iterator[tuple[int, int]]:
     position, last = 0, len(data)
     try:
         for _ in range(batch.record_count):
-            size, position = (data[position], position + 1) if data[position] < 0x80 else _varint_at(data, position)
+            size, position = (data[position], position + 1) if data[position] < 0x80 else varint_at(data, position)
             end = position + (size >> 1)
             if size & 1 or size < SIZE_MIN or end > last:
                 raise _wrong_size(size, last - position)
             position += 1  # the attributes
-            delta, position = (data[position], position + 1) if data[position] < 0x80 else _varint_at(data, position)
-            offset = data[position] if data[position] < 0x80 else _varint_at(data, position)[0]
+            delta, position = (data[position], position + 1) if data[position] < 0x80 else varint_at(data, position)
+            offset = data[position] if data[position] < 0x80 else varint_at(data, position)[0]
             timestamp = base_timestamp + ((delta >> 1) ^ -(delta & 1)) if append_time is None else append_time
             yield timestamp, base_offset + (offset >> 1)
             position = end
@@ -438,7 +444,7 @@ def _ends_inside(position: int) -> CorruptRecords:
     return CorruptRecords(f"the records end inside a varint at byte {position}")
 
 
-def _varint_at(data: Bytes, position: int) -> tuple[int, int]:
+def varint_at(data: Bytes, position: int) -> tuple[int, int]:
     """A varint as it stands, zig-zag, and the position after it; IndexError where the bytes end."""
     value = shift = 0
     while shift <= 63:
@@ -501,6 +507,11 @@ def _header_count(reader: _Reader) -> int:
 def _read_headers(reader: _Reader) -> Sequence[tuple[str, bytes | None]]:
     count = _header_count(reader)
     return [_read_header(reader) for _ in range(count)] if count else ()
+
+
+def decode_headers(data: Bytes) -> Sequence[tuple[str, bytes | None]]:
+    """What ``encode_headers`` gave."""
+    return _read_headers(_Reader(data))
 
 
 def _read_header(reader: _Reader) -> tuple[str, bytes | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
@@ -204,12 +205,25 @@ STREAM = b"".join(
 )
 
 
-def events_of(cuts: list[int]) -> list[Event]:
+def one_by_one(events: list[Event]) -> list[Event]:
+    """Messages and acknowledgements that came together, as if each had come alone."""
+    found: list[Event] = []
+    for event in events:
+        if isinstance(event, PublishReceived):
+            found += [replace(event, bodies=[body]) for body in event.bodies]
+        elif isinstance(event, AckReceived):
+            found += [replace(event, delivery_tags=[tag]) for tag in event.delivery_tags]
+        else:
+            found.append(event)
+    return found
+
+
+def events_of(cuts: list[int], stream: bytes = STREAM) -> list[Event]:
     connection = AmqpConnection()
     events: list[Event] = []
-    places = [0, *sorted(cut % len(STREAM) for cut in cuts), len(STREAM)]
+    places = [0, *sorted(cut % len(stream) for cut in cuts), len(stream)]
     for first, end in pairwise(places):
-        events += connection.receive_data(STREAM[first:end])
+        events += connection.receive_data(stream[first:end])
     return events
 
 
@@ -218,17 +232,97 @@ def test_events_do_not_depend_on_how_the_network_cut_the_bytes(cuts: list[int]) 
     assert events_of(cuts) == events_of([])
 
 
+BODIES = st.sampled_from([b"", b"a", b"12 bytes are", b"12 bytes too", b"x" * 200])
+PUBLICATIONS = st.builds(
+    lambda channel, body, key: published(channel, body, routing_key=key),
+    st.sampled_from([1, 1, 1, 2]),
+    BODIES,
+    st.sampled_from(["q", "q", "q", "other"]),
+)
+ACKS = st.builds(
+    lambda channel, tag, is_multiple: bytes(pamqp.frame.marshal(pamqp.commands.Basic.Ack(tag, is_multiple), channel)),
+    st.sampled_from([1, 1, 2]),
+    st.integers(1, 2**63 - 1),
+    st.sampled_from([False, False, True]),
+)
+HEARTBEATS = st.just(bytes(pamqp.frame.marshal(pamqp.heartbeat.Heartbeat(), 0)))
+
+
+@given(parts=st.lists(PUBLICATIONS | ACKS | HEARTBEATS, max_size=30), cuts=st.lists(st.integers(0, 9000), max_size=9))
+def test_what_comes_together_is_what_comes_byte_by_byte(parts: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join([HEADER, *parts])
+    byte_by_byte = events_of(list(range(len(stream))), stream)
+    assert one_by_one(events_of(cuts, stream)) == one_by_one(byte_by_byte)
+    assert len(one_by_one(byte_by_byte)) == 1 + len(parts)
+
+
+def test_messages_that_differ_in_their_bodies_alone_are_one_event() -> None:
+    connection = opened()
+    sent = [published(1, b"%d" % number, routing_key="q") for number in range(20)]
+    (event,) = connection.receive_data(b"".join(sent))
+    assert isinstance(event, PublishReceived)
+    assert event.bodies == [b"%d" % number for number in range(20)]
+    (again,) = connection.receive_data(sent[5])
+    assert isinstance(again, PublishReceived)
+    assert (again.bodies, len(event.bodies)) == ([b"5"], 20)
+
+
+def test_a_message_that_begins_inside_another_is_refused_also_when_it_looks_like_the_last_one() -> None:
+    connection = opened()
+    whole = published(1, b"body", routing_key="q")
+    method = bytes(pamqp.frame.marshal(pamqp.commands.Basic.Publish(routing_key="q"), 1))
+    assert len(connection.receive_data(whole)) == 1
+    (erred,) = connection.receive_data(method + whole)
+    assert isinstance(erred, PeerErred)
+    assert erred.error.code is ReplyCode.UNEXPECTED_FRAME
+
+
+def test_a_message_like_the_last_one_whose_frame_does_not_end_is_refused() -> None:
+    connection = opened()
+    whole = published(1, b"body", routing_key="q")
+    assert len(connection.receive_data(whole)) == 1
+    events = connection.receive_data(whole + whole[:-1] + b"\x00")
+    assert [type(event) for event in events] == [PublishReceived, PeerErred]
+
+
+@given(
+    bodies=st.lists(BODIES, min_size=1, max_size=8),
+    keys=st.lists(st.sampled_from([b"q", b"other"]), min_size=8, max_size=8),
+    is_redelivered=st.booleans(),
+)
+def test_deliveries_together_are_the_bytes_of_deliveries_one_by_one(
+    bodies: list[bytes], keys: list[bytes], is_redelivered: bool
+) -> None:
+    properties = encode_properties({"message_id": "m"})
+    together, alone = AmqpConnection(frame_max=108), AmqpConnection(frame_max=108)
+    messages = [(b"e", key, properties, body, 0) for key, body in zip(keys, bodies, strict=False)]
+    together.send_deliveries(3, b"\x01c", 7, messages, is_redelivered=is_redelivered)
+    for tag, (exchange, key, _, body, _) in enumerate(messages, 7):
+        method = encode_method(
+            "basic.deliver",
+            {
+                "consumer_tag": "c",
+                "delivery_tag": tag,
+                "redelivered": is_redelivered,
+                "exchange": exchange.decode(),
+                "routing_key": key.decode(),
+            },
+        )
+        alone.send_content(3, method, properties, body)
+    assert together.data_to_send() == alone.data_to_send()
+
+
 def test_events_are_what_was_sent() -> None:
     header, one, heartbeat, ack, empty, parts, declare = events_of([])
     properties = encode_properties({"delivery_mode": 2})
     assert header == ProtocolHeaderReceived()
-    assert one == PublishReceived(1, b"e", b"k", True, False, properties, b"one")
+    assert one == PublishReceived(1, b"e", b"k", True, False, properties, [b"one"])
     assert heartbeat == HeartbeatReceived()
-    assert ack == AckReceived(2, 7, True)
+    assert ack == AckReceived(2, [7], True)
     assert isinstance(empty, PublishReceived)
-    assert empty.body == b""
+    assert empty.bodies == [b""]
     assert isinstance(parts, PublishReceived)
-    assert parts.body == bytes(range(256)) * 2
+    assert parts.bodies == [bytes(range(256)) * 2]
     assert isinstance(declare, MethodReceived)
     assert (declare.name, declare.arguments["queue"], declare.arguments["durable"]) == ("queue.declare", "q", True)
 

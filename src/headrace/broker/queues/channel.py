@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from headrace.broker.queues.confirms import Confirms, Flushed
 from headrace.broker.queues.consumer import ChannelConsumer, deliver_method
 from headrace.broker.queues.message import Message
-from headrace.broker.queues.queue import Delivery, Published
+from headrace.broker.queues.queue import Delivery, Published, Queue
 from headrace.broker.queues.registry import Registry
 from headrace.broker.queues.reply_to import REPLY_TO
 from headrace.broker.queues.topology import Topology
@@ -163,6 +163,27 @@ class Channel:
         self._wire.send_content(self.number, head, message.properties, message.body)
         self._turn.send(self._client)
 
+    def deliver_run(
+        self,
+        consumer: bytes,
+        deliveries: list[Held] | None,
+        messages: Sequence[Message],
+        *,
+        is_redelivered: bool,
+    ) -> None:
+        """Messages for a consumer; ``deliveries`` unless it does not acknowledge."""
+        first = self._last_tag + 1
+        self._last_tag += len(messages)
+        if deliveries is not None:
+            self._deliveries.update(enumerate(deliveries, first))
+        self._wire.send_deliveries(self.number, consumer, first, messages, is_redelivered=is_redelivered)
+        self._turn.send(self._client)
+
+    @property
+    def limits_together(self) -> bool:
+        """Whether a limit holds for all consumers of the channel together."""
+        return self._prefetch_together > 0
+
     def queue_deleted(self, consumer: ChannelConsumer) -> None:
         """Consumers learn that they get nothing more."""
         self._consumers.pop(consumer.tag, None)
@@ -181,23 +202,46 @@ class Channel:
     def publish(self, event: PublishReceived) -> None:
         if event.is_immediate:
             raise AmqpError(ReplyCode.NOT_IMPLEMENTED, "immediate=true", IDS["basic.publish"])
-        message = Message(event.exchange, event.routing_key, event.properties, event.body, self._turn.now_ms())
+        exchange, routing_key, properties, now_ms = (
+            event.exchange,
+            event.routing_key,
+            event.properties,
+            self._turn.now_ms(),
+        )
+        messages = [Message(exchange, routing_key, properties, body, now_ms) for body in event.bodies]
         try:
-            self._check_published(message)
-            if message.summary.reply_to == REPLY_TO:
-                message = self._with_reply_name(message)
-            if self._transaction is not None:
-                self._host.exchange(event.exchange.decode("utf-8", "surrogateescape"))
-                self._transaction.publish(
-                    message.size, lambda flushed: self._route(message, event.is_mandatory, flushed)
-                )
-            elif self._confirms is None:
-                self._route(message, event.is_mandatory, None)
-            else:
-                self._publish_confirmed(self._confirms, message, event.is_mandatory)
+            self._check_published(messages[0])  # the others differ in their bodies alone
+            if messages[0].summary.reply_to == REPLY_TO:
+                messages = [self._with_reply_name(message) for message in messages]
+            if self._transaction is None and self._route_together(messages):
+                return
+            for message in messages:
+                self._publish_one(message, event.is_mandatory)
         except AmqpError as error:
             error.method = IDS["basic.publish"]
             raise
+
+    def _route_together(self, messages: list[Message]) -> bool:
+        """Give messages that differ in their bodies alone to their queues; False if each must be looked at."""
+        queues = self._host.route(messages[0])
+        if not queues or messages[0].summary.has_headers or any(queue.may_reject for queue in queues):
+            return False
+        group = None
+        if self._confirms is not None:
+            group = self._confirms.published(len(messages))
+            self._turn.send(self._client)
+        for queue in queues:
+            queue.publish_all(messages, group)
+        return True
+
+    def _publish_one(self, message: Message, is_mandatory: bool) -> None:
+        if self._transaction is not None:
+            self._host.exchange(message.exchange.decode("utf-8", "surrogateescape"))
+            self._transaction.publish(message.size, lambda flushed: self._route(message, is_mandatory, flushed))
+        elif self._confirms is None:
+            self._route(message, is_mandatory, None)
+        else:
+            self._publish_confirmed(self._confirms, message, is_mandatory)
 
     def _check_published(self, message: Message) -> None:
         summary = message.summary
@@ -411,7 +455,36 @@ class Channel:
     # ---- settling ---------------------------------------------------------------------------------------------------
 
     def ack(self, event: AckReceived) -> None:
-        self._settle(self._take(event.delivery_tag, event.is_multiple, "basic.ack"), _acknowledge)
+        if event.is_multiple or self._transaction is not None:
+            for tag in event.delivery_tags:
+                taken = self._take(tag, event.is_multiple, "basic.ack")
+                self._settle(taken, _acknowledge)
+            return
+        done: dict[tuple[Queue, int], list[int]] = {}
+        try:
+            self._take_each(event.delivery_tags, done)
+        finally:
+            for (queue, lane), offsets in done.items():
+                queue.acknowledge_all(lane, offsets)
+        if self._prefetch_together:
+            self.wake()
+
+    def _take_each(self, tags: list[int], done: dict[tuple[Queue, int], list[int]]) -> None:
+        """Take the deliveries of these tags, and put their offsets to the others of their lane."""
+        deliveries = self._deliveries
+        last: tuple[Queue | None, int] = (None, 0)
+        offsets: list[int] = []
+        for tag in tags:
+            held = deliveries.pop(tag, None)
+            if held is None:
+                raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"unknown delivery tag {tag}", IDS["basic.ack"])
+            (queue, lane, offset, _), consumer = held
+            if consumer is not None:
+                consumer.unacknowledged -= 1
+            if queue is not last[0] or lane != last[1]:
+                last = (queue, lane)
+                offsets = done.setdefault((queue, lane), [])
+            offsets.append(offset)
 
     async def _nack(self, asked: dict[str, Any]) -> None:
         taken = self._take(asked["delivery_tag"], asked["multiple"], "basic.nack")

@@ -48,13 +48,13 @@ class Confirms:
         self._groups: deque[_Group] = deque()
         self._current: _Group | None = None
 
-    def published(self) -> _Group:
-        """One more message; what its queues report to."""
+    def published(self, count: int = 1) -> _Group:
+        """So many more messages; what their queues report to."""
         group = self._current
         if group is None:
             group = self._current = _Group(self._next, self._answer)
             self._groups.append(group)
-        self._next += 1
+        self._next += count
         group.next = self._next
         return group
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.broker.queues.message import Message
@@ -10,8 +11,11 @@ from headrace.wire.amqp.methods import short_string
 
 if TYPE_CHECKING:
     from headrace.broker.queues.channel import Channel
+    from headrace.broker.queues.transaction import Held
 
 __all__ = ["ChannelConsumer", "deliver_method"]
+
+UNLIMITED = 1 << 30
 
 
 def deliver_method(tag: str) -> bytes:
@@ -30,6 +34,7 @@ class ChannelConsumer:
         self.unacknowledged = 0
         self._channel = channel
         self._prefetch = prefetch
+        self._short_tag = short_string(tag)
         self._method = deliver_method(tag)
 
     def has_credit(self) -> bool:
@@ -41,8 +46,27 @@ class ChannelConsumer:
             and self._channel.is_writable
         )
 
+    def credit(self) -> int:
+        if not self.has_credit():
+            return 0
+        if self._channel.limits_together:
+            return 1
+        return self._prefetch - self.unacknowledged if self._prefetch and not self.no_ack else UNLIMITED
+
     def deliver(self, delivery: Delivery, message: Message, *, is_redelivered: bool) -> None:
         self._channel.deliver(self, self._method, delivery, message, is_redelivered)
+
+    def deliver_run(
+        self, queue: Queue, lane: int, offsets: Sequence[int], messages: Sequence[Message], *, is_redelivered: bool
+    ) -> None:
+        deliveries: list[Held] | None = None
+        if not self.no_ack:
+            self.unacknowledged += len(messages)
+            deliveries = [
+                (Delivery(queue, lane, offset, len(message.body)), self)
+                for offset, message in zip(offsets, messages, strict=True)
+            ]
+        self._channel.deliver_run(self._short_tag, deliveries, messages, is_redelivered=is_redelivered)
 
     def cancelled(self) -> None:
         self._channel.queue_deleted(self)

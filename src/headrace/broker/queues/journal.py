@@ -25,7 +25,7 @@ import struct
 from collections.abc import Sequence
 
 from headrace.batch import build_batch
-from headrace.broker.queues.lane import Lane
+from headrace.broker.queues.lane import Lane, ranges_of
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
 from headrace.record import Record, decode_records
@@ -119,7 +119,7 @@ class QueueJournal:
 
     def note_moving(self, lane: int, offsets: list[int], now_ms: int) -> None:
         """Written before the other queue has them. Raises LogError."""
-        self._write_ranges(b"m", lane, _ranges(offsets), now_ms)
+        self._write_ranges(b"m", lane, ranges_of(sorted(offsets)), now_ms)
 
     def note_restored(self, lane: int, first: int, end: int, now_ms: int) -> None:
         """Written before they are ready. Raises LogError."""
@@ -130,11 +130,20 @@ class QueueJournal:
         entries = [_ENTRY.pack(kind, lane, first, end) for first, end in ranges]
         self._append([Record(None, b"".join(entries), now_ms)], now_ms)
 
+    def note_all_gone(self, lane: int, offsets: list[int]) -> None:
+        """The same, for some at once."""
+        self._gone[lane] += offsets
+        if self._returns:
+            for offset in offsets:
+                self._returns.pop((lane, offset), None)
+
     def write(self, now_ms: int) -> None:
         """Write what has changed since the last time. Raises LogError; then it is kept for the next."""
         entries = []
         for number, lane in enumerate(self._lanes):
-            entries += [_ENTRY.pack(b"g", number, first, end) for first, end in _ranges(self._gone[number])]
+            if self._gone[number]:
+                ranges = ranges_of(sorted(self._gone[number]))
+                entries += [_ENTRY.pack(b"g", number, first, end) for first, end in ranges]
             if lane.cursor > self._written_cursors[number]:
                 entries.append(_ENTRY.pack(b"d", number, lane.cursor, 0))
         entries += [self._return_entry(*place) for place in self._returned if place in self._returns]
@@ -178,14 +187,3 @@ class QueueJournal:
         self._log.append(batch, leader_epoch=LEADER_EPOCH, now_ms=now_ms)
         self._bytes += batch.size
         self._flusher.mark(self._log)
-
-
-def _ranges(offsets: list[int]) -> list[tuple[int, int]]:
-    """[first, end) of runs, of offsets in any order."""
-    found: list[tuple[int, int]] = []
-    for offset in sorted(offsets):
-        if found and found[-1][1] == offset:
-            found[-1] = (found[-1][0], offset + 1)
-        else:
-            found.append((offset, offset + 1))
-    return found

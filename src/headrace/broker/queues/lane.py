@@ -18,25 +18,23 @@ pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from headrace.batch import build_batch
+from headrace.broker.queues.encoding import batch_of, messages_of
 from headrace.broker.queues.message import Message
 from headrace.broker.queues.offset_set import OffsetSet
 from headrace.broker.queues.retention import Retention
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
 from headrace.log.reader import checked_batches
-from headrace.record import decode_records, iter_records, records_of
 from headrace.vocabulary import Epoch, Offset
 
-__all__ = ["Lane", "State"]
+__all__ = ["Lane", "State", "ranges_of"]
 
 WINDOW_BYTES = 256 << 10
 READ_BYTES = 256 << 10
-DECODED_BYTES_MAX = 512 << 20
-BATCH_BYTES = 1 << 20
+BATCH_BYTES = 256 << 10
 """A batch is read and decoded as a whole: large turns become several."""
 LEADER_EPOCH = Epoch(0)
 
@@ -62,6 +60,10 @@ class Lane:
         self._taken = 0
         self._window: dict[int, Message] = {}
         self._window_bytes = 0
+        self._recent: dict[int, Message] = {}
+        """The batch that was read last for messages that have come back."""
+        self.has_expirations = False
+        """Whether a message with a time limit of its own was seen since the start."""
 
     # ---- counting ---------------------------------------------------------------------------------------------------
 
@@ -95,14 +97,10 @@ class Lane:
     def _append(self, messages: Sequence[Message]) -> None:
         log = self.log
         offset: int = log.end_offset
-        batch = build_batch([message.as_record() for message in messages])
-        log.append(batch, leader_epoch=LEADER_EPOCH, now_ms=messages[-1].enqueued_ms)
+        log.append(batch_of(messages), leader_epoch=LEADER_EPOCH, now_ms=messages[-1].enqueued_ms)
         self._flusher.mark(log)
         if self._window_bytes < WINDOW_BYTES and (offset == self.cursor or offset - 1 in self._window):
-            for message in messages:
-                self._window[offset] = message
-                self._window_bytes += message.size
-                offset += 1
+            self._keep(offset, messages)
 
     # ---- handing out ------------------------------------------------------------------------------------------------
 
@@ -122,8 +120,10 @@ class Lane:
 
     def peek(self, offset: int) -> Message:
         """The message at an offset. Raises LogError when it cannot be read."""
-        message = self._window.get(offset)
-        return self._read(offset) if message is None else message
+        message = self._window.get(offset) or self._recent.get(offset)
+        if message is None:
+            message = self._read_ahead(offset) if offset == self.cursor else self._read_one(offset)
+        return message
 
     def take(self, offset: int) -> bool:
         """The message that ``head`` has given is handed out; whether it may have been before."""
@@ -135,7 +135,33 @@ class Lane:
             self.cursor += 1
             return offset < self.delivered_before or (bool(self._doubtful) and offset in self._doubtful)
         self._back.discard(offset)
+        if not self._back:
+            self._recent = {}
         return True
+
+    def take_run(self, count_max: int, is_expired: Callable[[Message], bool] | None) -> tuple[int, list[Message]]:
+        """Hand out messages from the cursor on, as many as are at hand one after the other, up to one that has expired;
+        the offset of the first, and the messages. Nothing if some have come back, which go first, or if it is not known
+        of each whether it was handed out before."""
+        if self._back or self._doubtful or self.head() != self.cursor:
+            return self.cursor, []
+        first = offset = self.cursor
+        if offset not in self._window:
+            self._read_ahead(offset)
+        end = min(first + count_max, self.delivered_before) if first < self.delivered_before else first + count_max
+        window = self._window
+        run = []
+        while offset < end:
+            message = window.get(offset)
+            if message is None or (is_expired is not None and is_expired(message)):
+                break
+            del window[offset]
+            run.append(message)
+            offset += 1
+        self._window_bytes -= sum([message.size for message in run])
+        self._taken += len(run)
+        self.cursor = offset
+        return first, run
 
     def give_back(self, offset: int) -> None:
         """It was not acknowledged: it is ready again, at its old place."""
@@ -146,6 +172,19 @@ class Lane:
         """A message that was taken is gone for good."""
         self._taken -= 1
         self._add_gone(offset)
+
+    def settle_all(self, offsets: list[int]) -> None:
+        """Messages that were taken are gone for good; ``offsets`` ascend."""
+        self._taken -= len(offsets)
+        floor = self.floor
+        if offsets[0] == floor and offsets[-1] - floor == len(offsets) - 1:
+            self.floor = offsets[-1] + 1
+        else:
+            for first, end in ranges_of(offsets):
+                self._gone.add_range(first, end)
+            if offsets[0] != floor:
+                return
+        self._settle_floor()
 
     def drop(self, offset: int) -> None:
         """A message that is ready, and that ``head`` has given, is gone for good."""
@@ -248,32 +287,42 @@ class Lane:
         Raises LogError."""
         for piece in self.log.reader.read(Offset(first), bytes_max=READ_BYTES, offset_max=Offset(end)):
             for batch in checked_batches(piece):
-                for record in iter_records(batch, records_of(batch, DECODED_BYTES_MAX)):
-                    if first <= record.offset < end:
-                        yield record.offset, Message.from_record(record)
+                for offset, message in messages_of(batch):
+                    if first <= offset < end:
+                        yield offset, message
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
-    def _read(self, offset: int) -> Message:
-        """Read the piece of the log that holds an offset, and keep what will be next."""
-        found: Message | None = None
+    def _read_ahead(self, offset: int) -> Message:
+        """Read the piece of the log that the cursor has come to, and keep it. Nothing is read twice: the window ends
+        where a batch does."""
         log = self.log
+        found: list[Message] = []
         for piece in log.reader.read(Offset(offset), bytes_max=READ_BYTES, offset_max=log.end_offset):
             for batch in checked_batches(piece):
-                for record in decode_records(batch, DECODED_BYTES_MAX):
-                    if record.offset == offset:
-                        found = Message.from_record(record)
-                    elif record.offset > offset and self._window_bytes < WINDOW_BYTES:
-                        self._keep(record.offset, Message.from_record(record))
-        assert found is not None, f"{log.directory}: offset {offset} is below the end and cannot be found"
-        return found
+                found += [message for place, message in messages_of(batch) if place >= offset]
+        assert found, f"{log.directory}: offset {offset} is below the end and cannot be found"
+        self._keep(offset, found)
+        return found[0]
 
-    def _keep(self, offset: int, message: Message) -> None:
-        if offset < self.cursor or offset in self._window or offset in self._gone:
-            return
-        if offset not in self._held:
-            self._window[offset] = message
-            self._window_bytes += message.size
+    def _read_one(self, offset: int) -> Message:
+        batch = self.log.reader.batch_holding(Offset(offset))
+        self._recent = {} if batch is None else dict(messages_of(batch))
+        assert offset in self._recent, f"{self.log.directory}: offset {offset} cannot be found"
+        return self._recent[offset]
+
+    def _keep(self, offset: int, messages: Sequence[Message]) -> None:
+        """Put messages that follow each other into the window, but for those that are gone or held."""
+        window, gone, held = self._window, self._gone, self._held
+        properties = None
+        for message in messages:
+            if message.properties is not properties:
+                properties = message.properties
+                self.has_expirations |= message.summary.expiration is not None
+            if offset not in window and not (gone and offset in gone) and not (held and offset in held):
+                window[offset] = message
+                self._window_bytes += message.size
+            offset += 1
 
     def messages(self, first: int, count_max: int) -> Iterator[tuple[int, Message]]:
         """Messages that are not gone, from an offset on, for those who only look."""
@@ -332,3 +381,16 @@ class Lane:
     def gone_chunks(self) -> Iterator[tuple[int, bytes]]:
         """What is gone above the floor; ``recover_chunk`` takes it."""
         return self._gone.chunks()
+
+
+def ranges_of(offsets: list[int]) -> list[tuple[int, int]]:
+    """[first, end) of each run of offsets that ascend."""
+    found = []
+    first = end = offsets[0]
+    for offset in offsets:
+        if offset != end:
+            found.append((first, end))
+            first = offset
+        end = offset + 1
+    found.append((first, end))
+    return found

@@ -18,11 +18,13 @@ _FULL = (1 << CHUNK) - 1
 class OffsetSet:
     """Offsets at or above zero."""
 
-    __slots__ = ("_chunks", "_count")
+    __slots__ = ("_chunks", "_count", "_lowest")
 
     def __init__(self, offsets: Iterable[int] = ()) -> None:
         self._chunks: dict[int, int] = {}
         self._count = 0
+        self._lowest = 0
+        """No chunk has a lower number: finding the first must not look at all of them every time."""
         for offset in offsets:
             self.add(offset)
 
@@ -50,9 +52,11 @@ class OffsetSet:
             return False
         self._chunks[number] = after
         self._count += 1
+        self._lowest = min(self._lowest, number)
         return True
 
     def add_range(self, first: int, end: int) -> None:
+        self._lowest = min(self._lowest, first // CHUNK)
         while first < end:
             number, bit = divmod(first, CHUNK)
             here = min(end - first, CHUNK - bit)
@@ -70,9 +74,11 @@ class OffsetSet:
             self._keep(number, after)
 
     def discard_below(self, offset: int) -> None:
+        if not self._chunks:
+            return
         number, bit = divmod(offset, CHUNK)
-        for each in [chunk for chunk in self._chunks if chunk < number]:
-            self._count -= self._chunks.pop(each).bit_count()
+        while self._chunks and self._first_chunk() < number:
+            self._count -= self._chunks.pop(self._lowest).bit_count()
         if number in self._chunks:
             before = self._chunks[number]
             after = before >> bit << bit
@@ -102,10 +108,17 @@ class OffsetSet:
         self._chunks.clear()
         self._count = 0
 
+    def _first_chunk(self) -> int:
+        if self._lowest not in self._chunks:
+            self._lowest += 1  # chunks go one after the other, mostly
+            if self._lowest not in self._chunks:
+                self._lowest = min(self._chunks)
+        return self._lowest
+
     def first(self) -> int | None:
         if not self._chunks:
             return None
-        number = min(self._chunks)
+        number = self._first_chunk()
         bits = self._chunks[number]
         return number * CHUNK + (bits & -bits).bit_length() - 1
 
@@ -138,6 +151,7 @@ class OffsetSet:
             yield number, self._chunks[number].to_bytes(CHUNK // 8, "little")
 
     def add_chunk(self, number: int, data: bytes) -> None:
+        self._lowest = min(self._lowest, number)
         before = self._chunks.get(number, 0)
         after = self._chunks[number] = before | int.from_bytes(data, "little")
         self._count += after.bit_count() - before.bit_count()

@@ -59,7 +59,15 @@ class Consumer(Protocol):
 
     def has_credit(self) -> bool: ...
 
+    def credit(self) -> int:
+        """How many messages may be delivered before it has to be asked again; one if others share its limit."""
+
     def deliver(self, delivery: Delivery, message: Message, *, is_redelivered: bool) -> None: ...
+
+    def deliver_run(
+        self, queue: Queue, lane: int, offsets: Sequence[int], messages: Sequence[Message], *, is_redelivered: bool
+    ) -> None:
+        """The same, for messages of one lane, in this order."""
 
     def cancelled(self) -> None:
         """The queue is gone."""
@@ -171,11 +179,19 @@ class Queue:
         too_much = policy.bytes_max is not None and self.ready_bytes + body_bytes > policy.bytes_max
         return not (too_many or too_much)
 
+    @property
+    def may_reject(self) -> bool:
+        """Whether the policy may refuse a message."""
+        return self.policy.overflow != "drop-head"
+
     def publish(self, message: Message, published: Published | None = None) -> None:
         """Take a message; it is appended with all others of this turn."""
-        self._waiting.append(message)
+        self.publish_all([message], published)
+
+    def publish_all(self, messages: Sequence[Message], published: Published | None = None) -> None:
+        self._waiting += messages
         if self.policy.bytes_max is not None:
-            self.ready_bytes += len(message.body)
+            self.ready_bytes += sum(len(message.body) for message in messages)
         if published is not None and published not in self._published:
             self._published[published] = None
             published.add_waits(1)
@@ -230,23 +246,56 @@ class Queue:
 
     def deliver(self) -> None:
         """Hand out what is ready to those who have credit, some at a time."""
-        for _ in range(DELIVERIES_PER_TURN):
-            place = self._head()
-            if place is None:
+        left = DELIVERIES_PER_TURN
+        while left > 0:
+            delivered = self._deliver_run(left) or self._deliver_one()
+            if not delivered:
                 return
-            consumer = self._next_consumer()
-            if consumer is None:
-                return
-            number, offset = place
-            message = self._lanes[number].peek(offset)
-            consumer.deliver(
-                Delivery(self, number, offset, len(message.body)),
-                self._counted(message, number, offset),
-                is_redelivered=self._take(number, offset, message),
-            )
-            if consumer.no_ack:
-                self._settle(number, offset)
+            left -= delivered
         self._turn.touch(self)
+
+    def _deliver_run(self, count_max: int) -> int:
+        """Hand out messages that follow each other, dealt to consumers as they would get them one by one; how many.
+        Nothing if messages have come back, which go first and differ in more than their bodies."""
+        place = self._head()  # which drops what has expired, also when nobody is there to take the next
+        takers = self._takers()
+        if place is None or not takers or self.policy.delivery_limit is not None:
+            return 0
+        number, _ = place
+        lane = self._lanes[number]
+        may_expire = lane.has_expirations or self.policy.message_ttl_ms is not None
+        count_max = min(count_max, len(takers) * min(taker.credit() for taker in takers))
+        first, messages = lane.take_run(count_max, self._is_expired if may_expire else None)
+        if not messages:
+            return 0
+        if self.policy.bytes_max is not None:
+            self.ready_bytes -= sum(len(message.body) for message in messages)
+        is_redelivered = first < lane.delivered_before
+        offsets = range(first, first + len(messages))
+        for place_of_taker, taker in enumerate(takers[: len(messages)]):
+            mine = slice(place_of_taker, None, len(takers))
+            taker.deliver_run(self, number, offsets[mine], messages[mine], is_redelivered=is_redelivered)
+            if taker.no_ack:
+                self._settle_all(number, list(offsets[mine]))
+        self._rotate(takers, len(messages))
+        return len(messages)
+
+    def _deliver_one(self) -> int:
+        """Hand out the next message; 0 if there is none, or nobody who takes it."""
+        place = self._head()
+        consumer = None if place is None else self._next_consumer()
+        if place is None or consumer is None:
+            return 0
+        number, offset = place
+        message = self._lanes[number].peek(offset)
+        consumer.deliver(
+            Delivery(self, number, offset, len(message.body)),
+            self._counted(message, number, offset),
+            is_redelivered=self._take(number, offset, message),
+        )
+        if consumer.no_ack:
+            self._settle(number, offset)
+        return 1
 
     def get(self, *, no_ack: bool) -> tuple[Delivery, Message, bool] | None:
         """The next message for somebody who asks for one."""
@@ -298,8 +347,18 @@ class Queue:
                 return number, offset
         return None
 
+    def _is_expired(self, message: Message) -> bool:
+        return self._left_ms(message) == 0
+
     def _expires_in_ms(self, number: int, offset: int) -> int | None:
-        message = self._lanes[number].peek(offset)
+        lane = self._lanes[number]
+        message = lane.peek(offset)
+        if self.policy.message_ttl_ms is None and not lane.has_expirations:
+            return None
+        return self._left_ms(message)
+
+    def _left_ms(self, message: Message) -> int | None:
+        """How long until it expires; None if it does not."""
         limits = [self.policy.message_ttl_ms] if self.policy.message_ttl_ms is not None else []
         expiration = message.summary.expiration
         if expiration is not None:
@@ -329,6 +388,12 @@ class Queue:
 
     # ---- settling ---------------------------------------------------------------------------------------------------
 
+    def acknowledge_all(self, lane: int, offsets: list[int]) -> None:
+        """Messages of one lane that were delivered are done with."""
+        if not self.is_deleted:
+            self._settle_all(lane, offsets)
+            self._turn.touch(self)
+
     def acknowledge(self, delivery: Delivery) -> None:
         if not self.is_deleted:
             self._settle(delivery.lane, delivery.offset)
@@ -337,6 +402,11 @@ class Queue:
     def _settle(self, number: int, offset: int) -> None:
         self._lanes[number].settle(offset)
         self._journal.note_gone(number, offset)
+
+    def _settle_all(self, number: int, offsets: list[int]) -> None:
+        offsets.sort()
+        self._lanes[number].settle_all(offsets)
+        self._journal.note_all_gone(number, offsets)
 
     def give_back(self, delivery: Delivery, *, is_failure: bool = False) -> None:
         """It comes back to its old place, unless that has happened too often. It is a failure when its consumer ended
@@ -477,6 +547,26 @@ class Queue:
     def wake(self) -> None:
         """A consumer may have credit again."""
         self._turn.touch(self)
+
+    def _takers(self) -> list[Consumer]:
+        """Those who get the next messages in turn: of the highest priority that has credit."""
+        if self.policy.has_single_active_consumer:
+            first = self._next_consumer()
+            return [] if first is None else [first]
+        able = [consumer for consumer in self._rotation if consumer.has_credit()]
+        if len(able) < 2:
+            return able
+        highest = max(consumer.priority for consumer in able)
+        return [consumer for consumer in able if consumer.priority == highest]
+
+    def _rotate(self, takers: list[Consumer], count: int) -> None:
+        """Who got a message last is the last of all to get the next one."""
+        if len(self._rotation) < 2:
+            return
+        for place in range(max(0, count - len(takers)), count):
+            taker = takers[place % len(takers)]
+            self._rotation.remove(taker)
+            self._rotation.append(taker)
 
     def _next_consumer(self) -> Consumer | None:
         rotation = self._rotation

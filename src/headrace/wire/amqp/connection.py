@@ -11,13 +11,18 @@ of at most ``message_bytes_max``, and at most ``content_bytes_max`` of messages 
 else gives ``PeerErred``, after which nothing more is read.
 
 After ``close_channel`` the peer may still have sent much on that channel. It is dropped until the peer has seen it.
+
+**Speed.** A client that publishes sends nearly the same bytes again and again: the same method, the same properties,
+often the same size. So the bytes in front of the last whole message's body are kept (``_Alike``), and as long as the
+next message begins with exactly these, its body is all that is read. Messages that are alike and come together are one
+event, and so are acknowledgements. Everything else, and everything unusual, goes frame by frame.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from headrace.wire.amqp.errors import AmqpError, ReplyCode
@@ -49,14 +54,20 @@ _TAG = struct.Struct(">QB")
 _BASIC: Final = 60
 _PUBLISH: Final = _ID.pack(*IDS["basic.publish"])
 _ACK: Final = _ID.pack(*IDS["basic.ack"])
+_DELIVER: Final = _ID.pack(*IDS["basic.deliver"])
+_ACK_PAYLOAD_BYTES: Final = 13
+_ACK_FRAME = struct.Struct(">7s4sQH")
+_ACK_END: Final = FRAME_END
+"""The last two octets of the frame of an acknowledgement of one message: no bit is set, and the frame ends."""
 _CHANNEL_CLOSE_OK: Final = _ID.pack(*IDS["channel.close-ok"])
 _CHANNEL_CLOSES: Final = frozenset({_ID.pack(*IDS["channel.close"]), _CHANNEL_CLOSE_OK})
 _HEARTBEAT_FRAME: Final = _HEAD.pack(HEARTBEAT, 0, 0) + FRAME_END_BYTE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Something the peer has done."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +89,10 @@ class MethodReceived(Event):
     arguments: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PublishReceived(Event):
-    """A whole message. ``properties`` are the bytes that they came as; exchange and routing key are UTF-8."""
+    """Whole messages, one after the other, which differ in their bodies alone. ``properties`` are the bytes that they
+    came as; exchange and routing key are UTF-8."""
 
     channel: int
     exchange: bytes
@@ -88,15 +100,15 @@ class PublishReceived(Event):
     is_mandatory: bool
     is_immediate: bool
     properties: bytes
-    body: bytes
+    bodies: list[bytes]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AckReceived(Event):
-    """A consumer is done with a message, or with all up to it."""
+    """A consumer is done with these messages, or with all up to the one that is named."""
 
     channel: int
-    delivery_tag: int
+    delivery_tags: list[int]
     is_multiple: bool
 
 
@@ -120,6 +132,16 @@ class _Content:
     parts: list[bytes] | None = None
 
 
+@dataclass(slots=True)
+class _Alike:
+    """The last whole message: everything in front of its body, and the event that it is in."""
+
+    head: bytes
+    size: int
+    method_frame: bytes
+    event: PublishReceived
+
+
 class AmqpConnection:
     """The server's side of one connection; see the module."""
 
@@ -135,15 +157,20 @@ class AmqpConnection:
         self.channel_max = channel_max
         self.message_bytes_max = message_bytes_max
         self.content_bytes_max = content_bytes_max
-        self._buffer = bytearray()
+        self._rest: list[bytes] = []
+        """The beginning of a frame, in pieces."""
+        self._rest_bytes = 0
+        self._needed_bytes = 0
+        """How much of it must be there before it is looked at again."""
         self._has_header = False
+        self._alike: _Alike | None = None
         self._failed = False
         self._contents: dict[int, _Content] = {}
         self._content_bytes = 0
         self._closing: set[int] = set()
         self._out: list[bytes] = []
         self.bytes_to_send = 0
-        """What ``data_to_send`` would give now; methods alone are not counted."""
+        """About what ``data_to_send`` would give now; methods alone are not counted."""
 
     # ---- receiving --------------------------------------------------------------------------------------------------
 
@@ -152,47 +179,150 @@ class AmqpConnection:
         events: list[Event] = []
         if self._failed:
             return events
-        self._buffer += data
+        if self._rest:
+            self._rest.append(data)
+            self._rest_bytes += len(data)
+            if self._rest_bytes < self._needed_bytes:
+                return events
+            data = b"".join(self._rest)
+            self._rest.clear()
         try:
-            self._receive(events)
+            position = self._receive(data, events)
         except AmqpError as error:
             self._failed = True
-            self._buffer.clear()
             events.append(PeerErred(channel=0, error=error))
+            return events
+        if position < len(data):
+            self._rest.append(data[position:])
+            self._rest_bytes = len(data) - position
         return events
 
-    def _receive(self, events: list[Event]) -> None:
-        buffer = self._buffer
+    def _receive(self, data: bytes, events: list[Event]) -> int:
+        """Read every frame that is whole; where the first that is not begins."""
         position = 0
         if not self._has_header:
-            if len(buffer) < len(PROTOCOL_HEADER):
-                if not PROTOCOL_HEADER.startswith(buffer):
+            if len(data) < len(PROTOCOL_HEADER):
+                if not PROTOCOL_HEADER.startswith(data):
                     raise AmqpError(ReplyCode.FRAME_ERROR, "the peer does not speak AMQP 0-9-1")
-                return
-            if not buffer.startswith(PROTOCOL_HEADER):
+                self._needed_bytes = len(PROTOCOL_HEADER)
+                return 0
+            if not data.startswith(PROTOCOL_HEADER):
                 raise AmqpError(ReplyCode.FRAME_ERROR, "the peer does not speak AMQP 0-9-1")
             self._has_header = True
             position = len(PROTOCOL_HEADER)
             events.append(ProtocolHeaderReceived())
-        available = len(buffer)
-        try:
-            while available - position >= FRAME_OVERHEAD:
-                kind, channel, size = _HEAD.unpack_from(buffer, position)
-                if size > self.frame_max - FRAME_OVERHEAD:
-                    raise AmqpError(
-                        ReplyCode.FRAME_ERROR, f"a frame of {size} bytes is larger than the negotiated {self.frame_max}"
-                    )
-                end = position + FRAME_OVERHEAD - 1 + size
-                if end >= available:
-                    return
-                if buffer[end] != FRAME_END:
-                    raise AmqpError(ReplyCode.FRAME_ERROR, "a frame does not end where it should")
-                event = self._frame(kind, channel, bytes(memoryview(buffer)[position + FRAME_OVERHEAD - 1 : end]))
-                position = end + 1
-                if event is not None:
-                    events.append(event)
-        finally:
-            del buffer[:position]
+        available = len(data)
+        while available - position >= FRAME_OVERHEAD:
+            after = self._receive_alike(data, position, events)
+            if after > position:
+                position = after
+                continue
+            kind, channel, size = _HEAD.unpack_from(data, position)
+            if size > self.frame_max - FRAME_OVERHEAD:
+                raise AmqpError(
+                    ReplyCode.FRAME_ERROR, f"a frame of {size} bytes is larger than the negotiated {self.frame_max}"
+                )
+            end = position + FRAME_OVERHEAD - 1 + size
+            if end >= available:
+                self._needed_bytes = end + 1 - position
+                return position
+            if data[end] != FRAME_END:
+                raise AmqpError(ReplyCode.FRAME_ERROR, "a frame does not end where it should")
+            if kind == METHOD and channel not in self._contents and channel not in self._closing:
+                after = self._receive_together(data, position, end + 1, channel, events)
+                if after > position:
+                    position = after
+                    continue
+            event = self._frame(kind, channel, data[position + FRAME_OVERHEAD - 1 : end])
+            position = end + 1
+            if event is not None:
+                events.append(event)
+        self._needed_bytes = FRAME_OVERHEAD
+        return position
+
+    # ---- what comes with every message ------------------------------------------------------------------------------
+
+    def _receive_alike(self, data: bytes, position: int, events: list[Event]) -> int:
+        """Messages that begin as the last one did; the position after them."""
+        alike = self._alike
+        if alike is None or not data.startswith(alike.head, position) or alike.event.channel in self._contents:
+            return position
+        head, size = alike.head, alike.size
+        to_end = len(head) + size
+        bodies = []
+        available = len(data)
+        while data.startswith(head, position):
+            end = position + to_end
+            if end >= available or data[end] != FRAME_END:
+                break
+            bodies.append(data[end - size : end])
+            position = end + 1
+        if bodies:
+            self._add_alike(alike, bodies, events)
+        return position
+
+    def _add_alike(self, alike: _Alike, bodies: list[bytes], events: list[Event]) -> None:
+        event = alike.event
+        if events and events[-1] is event:
+            event.bodies += bodies
+        else:
+            alike.event = replace(event, bodies=bodies)
+            events.append(alike.event)
+
+    def _receive_together(self, data: bytes, position: int, end: int, channel: int, events: list[Event]) -> int:
+        """A method frame begins here. If it is a message that is here as a whole, or acknowledgements, take them; the
+        position after them, the same if there is anything else to it."""
+        number = data[position + 7 : position + 11]
+        if channel > self.channel_max:
+            return position
+        if number == _PUBLISH:
+            return self._receive_message(data, position, end, channel, events)
+        if number == _ACK and end - position == _ACK_FRAME.size:
+            return self._receive_acks(data, position, channel, events)
+        return position
+
+    def _receive_message(self, data: bytes, position: int, header: int, channel: int, events: list[Event]) -> int:
+        """The method frame ends where the frame of the ``header`` begins. One frame must have all of the body."""
+        available = len(data)
+        if available - header < FRAME_OVERHEAD + 14:
+            return position
+        kind, of_channel, header_size = _HEAD.unpack_from(data, header)
+        body = header + FRAME_OVERHEAD + header_size
+        if kind != HEADER or of_channel != channel or header_size < 14 or available - body < FRAME_OVERHEAD:
+            return position
+        class_id, weight, size = _CONTENT.unpack_from(data, header + 7)
+        kind, of_channel, body_size = _HEAD.unpack_from(data, body)
+        end: int = body + FRAME_OVERHEAD - 1 + size
+        if kind != BODY or of_channel != channel or body_size != size or class_id != _BASIC or weight:
+            return position
+        if not size or size > min(self.message_bytes_max, self.frame_max - FRAME_OVERHEAD) or end >= available:
+            return position
+        if data[body - 1] != FRAME_END or data[end] != FRAME_END or header_size > self.frame_max - FRAME_OVERHEAD:
+            return position
+        method_frame, properties = data[position:header], data[header + 19 : body - 1]
+        content = data[end - size : end]
+        alike = self._alike
+        if alike is None or alike.method_frame != method_frame or alike.event.properties != properties:
+            event = _publish(channel, method_frame[7:-1], properties, [])
+            alike = self._alike = _Alike(b"", 0, method_frame, event)
+        alike.head, alike.size = data[position : end - size], size
+        self._add_alike(alike, [content], events)
+        return end + 1
+
+    def _receive_acks(self, data: bytes, position: int, channel: int, events: list[Event]) -> int:
+        count = (len(data) - position) // _ACK_FRAME.size
+        frames = memoryview(data)[position : position + count * _ACK_FRAME.size]
+        tags = []
+        head = data[position : position + 7]
+        for each, number, tag, rest in _ACK_FRAME.iter_unpack(frames):
+            if each != head or number != _ACK or rest != _ACK_END:
+                break
+            tags.append(tag)
+        if tags:
+            events.append(AckReceived(channel, tags, False))
+        return position + len(tags) * _ACK_FRAME.size
+
+    # ---- frame by frame ---------------------------------------------------------------------------------------------
 
     def _frame(self, kind: int, channel: int, payload: bytes) -> Event | None:
         if channel > self.channel_max:
@@ -223,9 +353,9 @@ class AmqpConnection:
         if number == _PUBLISH:
             self._contents[channel] = _Content(payload)
             return None
-        if number == _ACK and len(payload) == 13:
+        if number == _ACK and len(payload) == _ACK_PAYLOAD_BYTES:
             tag, bits = _TAG.unpack_from(payload, 4)
-            return AckReceived(channel, tag, bool(bits & 1))
+            return AckReceived(channel, [tag], bool(bits & 1))
         name, arguments = decode_method(payload)
         return MethodReceived(channel=channel, name=name, arguments=arguments)
 
@@ -271,15 +401,8 @@ class AmqpConnection:
         self._drop_content(channel)
         parts = content.parts
         body = b"" if not parts else parts[0] if len(parts) == 1 else b"".join(parts)
-        method = content.method
-        try:
-            key_at = 7 + method[6]
-            bits_at = key_at + 1 + method[key_at]
-            exchange, routing_key, bits = method[7:key_at], method[key_at + 1 : bits_at], method[bits_at]
-        except IndexError as error:
-            raise AmqpError(ReplyCode.SYNTAX_ERROR, "basic.publish cannot be read", IDS["basic.publish"]) from error
         assert content.properties is not None
-        return PublishReceived(channel, exchange, routing_key, bool(bits & 1), bool(bits & 2), content.properties, body)
+        return _publish(channel, content.method, content.properties, [body])
 
     def _drop_content(self, channel: int) -> None:
         content = self._contents.pop(channel)
@@ -321,6 +444,42 @@ class AmqpConnection:
                 out.append(_HEAD.pack(BODY, channel, len(part)) + part + FRAME_END_BYTE)
         self.bytes_to_send += len(head) + size
 
+    def send_deliveries(
+        self,
+        channel: int,
+        consumer: bytes,
+        first_tag: int,
+        messages: Sequence[tuple[bytes, bytes, bytes, bytes, int]],
+        *,
+        is_redelivered: bool,
+    ) -> None:
+        """``basic.deliver`` for messages (exchange, routing key, properties, body, anything), with tags that count up.
+        ``consumer`` is the consumer tag, as a short string."""
+        out = self._out
+        last: tuple[bytes, bytes, bytes] | None = None
+        last_size = sent_bytes = 0
+        before = after = b""
+        for tag, (exchange, routing_key, properties, body, _) in enumerate(messages, first_tag):
+            size = len(body)
+            if (
+                last is None
+                or size != last_size
+                or properties is not last[2]
+                or routing_key is not last[1]
+                or exchange is not last[0]
+            ):
+                names = b"%c%c%b%c%b" % (is_redelivered, len(exchange), exchange, len(routing_key), routing_key)
+                if not 0 < size <= self.frame_max - FRAME_OVERHEAD:
+                    last = None
+                    method = b"".join((_DELIVER, consumer, tag.to_bytes(8, "big"), names))
+                    self.send_content(channel, method, properties, body)
+                    continue
+                last, last_size = (exchange, routing_key, properties), size
+                before, after = _around_tag(channel, consumer, names, properties, size)
+            out += (before, tag.to_bytes(8, "big"), after, body, FRAME_END_BYTE)
+            sent_bytes += size + len(after)
+        self.bytes_to_send += sent_bytes
+
     def send_heartbeat(self) -> None:
         self._out.append(_HEARTBEAT_FRAME)
 
@@ -333,6 +492,7 @@ class AmqpConnection:
         if channel in self._contents:
             self._drop_content(channel)
         self._closing.add(channel)
+        self._alike = None
         self.send(channel, "channel.close", _close_arguments(error))
 
     def close(self, error: AmqpError) -> None:
@@ -354,6 +514,25 @@ def _unexpected(content: _Content | None) -> AmqpError:
     return AmqpError(
         ReplyCode.UNEXPECTED_FRAME, f"expected {missing}, got non {found} frame instead", IDS["basic.publish"]
     )
+
+
+def _around_tag(channel: int, consumer: bytes, names: bytes, properties: bytes, size: int) -> tuple[bytes, bytes]:
+    """The three frames of a delivery without what differs from message to message: what comes before the delivery tag,
+    and what comes between it and the body."""
+    before = _HEAD.pack(METHOD, channel, 12 + len(consumer) + len(names)) + _DELIVER + consumer
+    header = _HEAD.pack(HEADER, channel, 12 + len(properties)) + _CONTENT.pack(_BASIC, 0, size) + properties
+    return before, names + FRAME_END_BYTE + header + FRAME_END_BYTE + _HEAD.pack(BODY, channel, size)
+
+
+def _publish(channel: int, method: bytes, properties: bytes, bodies: list[bytes]) -> PublishReceived:
+    """The event for the payload of a ``basic.publish``. Raises AmqpError."""
+    try:
+        key_at = 7 + method[6]
+        bits_at = key_at + 1 + method[key_at]
+        exchange, routing_key, bits = method[7:key_at], method[key_at + 1 : bits_at], method[bits_at]
+    except IndexError as error:
+        raise AmqpError(ReplyCode.SYNTAX_ERROR, "basic.publish cannot be read", IDS["basic.publish"]) from error
+    return PublishReceived(channel, exchange, routing_key, bool(bits & 1), bool(bits & 2), properties, bodies)
 
 
 def _close_arguments(error: AmqpError) -> dict[str, Any]:

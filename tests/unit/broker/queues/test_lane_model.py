@@ -69,6 +69,40 @@ class LaneMachine(RuleBasedStateMachine):
             self.handed_out.add(offset)
         self.journal.write(1_000)
 
+    @rule(count=st.integers(1, 9), stop=st.none() | st.integers(0, 100))
+    def take_run(self, count: int, stop: int | None) -> None:
+        """Messages that follow each other; one of them may have expired."""
+        expired = None if stop is None else self.ready.get(stop)
+        first, run = self.lane.take_run(count, lambda message: message.body == expired)
+        if not run:
+            return
+        assert first == min(self.ready)
+        for offset, message in enumerate(run, first):
+            assert message.body == self.ready[offset] != expired
+            assert (first in self.handed_out) == (offset in self.handed_out)
+            self.taken[offset] = self.ready.pop(offset)
+        assert (first < self.lane.delivered_before) == (first in self.handed_out)
+        self.handed_out.update(range(first, first + len(run)))
+        self.journal.write(1_000)
+
+    @precondition(lambda self: self.ready and not self.taken)
+    @rule()
+    def a_run_begins_at_the_first_message(self) -> None:
+        """Nothing is out and nothing has come back, so nothing keeps a run from beginning."""
+        if min(self.ready) == self.lane.cursor:
+            self.take_run(count=3, stop=None)
+            assert self.taken
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data())
+    def acknowledge_together(self, data: st.DataObject) -> None:
+        offsets = sorted(data.draw(st.sets(st.sampled_from(sorted(self.taken)), min_size=1)))
+        for offset in offsets:
+            del self.taken[offset]
+        self.lane.settle_all(offsets)
+        self.journal.note_all_gone(0, offsets)
+        self.journal.write(1_000)
+
     @precondition(lambda self: self.taken)
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
