@@ -139,29 +139,36 @@ class Lane:
             self._recent = {}
         return True
 
-    def take_run(self, count_max: int, is_expired: Callable[[Message], bool] | None) -> tuple[int, list[Message]]:
-        """Hand out messages from the cursor on, as many as are at hand one after the other, up to one that has expired;
-        the offset of the first, and the messages. Nothing if some have come back, which go first, or if it is not known
-        of each whether it was handed out before."""
+    def take_run(self, count_max: int, is_expired: Callable[[Message], bool] | None) -> tuple[list[int], list[Message]]:
+        """Hand out messages from the cursor on, as many as are at hand, up to one that has expired; their offsets, and
+        the messages. All were handed out before, or none. Nothing if some have come back, which go first, or if it is
+        not known of each whether it was handed out before."""
         if self._back or self._doubtful or self.head() != self.cursor:
-            return self.cursor, []
-        first = offset = self.cursor
+            return [], []
+        offset = self.cursor
         if offset not in self._window:
             self._read_ahead(offset)
-        end = min(first + count_max, self.delivered_before) if first < self.delivered_before else first + count_max
-        window = self._window
-        run = []
-        while offset < end:
+        end = self.delivered_before if offset < self.delivered_before else self.end
+        window, gone = self._window, self._gone
+        offsets: list[int] = []
+        run: list[Message] = []
+        while offset < end and len(run) < count_max:
             message = window.get(offset)
-            if message is None or (is_expired is not None and is_expired(message)):
+            if message is None:
+                if offset in gone:
+                    offset += 1
+                    continue
+                break
+            if is_expired is not None and is_expired(message):
                 break
             del window[offset]
+            offsets.append(offset)
             run.append(message)
             offset += 1
         self._window_bytes -= sum([message.size for message in run])
         self._taken += len(run)
         self.cursor = offset
-        return first, run
+        return offsets, run
 
     def give_back(self, offset: int) -> None:
         """It was not acknowledged: it is ready again, at its old place."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from headrace.record import Record
 from headrace.wire.amqp.properties import PropertySummary, decode_properties, encode_properties, summary_of
 
 __all__ = ["Message"]
@@ -44,20 +43,3 @@ class Message(NamedTuple):
     @property
     def size(self) -> int:
         return len(self.body) + len(self.properties) + len(self.exchange) + len(self.routing_key)
-
-    def as_record(self) -> Record:
-        return Record(
-            key=None,
-            value=self.body,
-            timestamp=self.enqueued_ms,
-            headers=(
-                ("exchange", self.exchange),
-                ("routing-key", self.routing_key),
-                ("properties", self.properties),
-            ),
-        )
-
-    @classmethod
-    def from_record(cls, record: Record) -> Message:
-        exchange, routing_key, properties = (value or b"" for _, value in record.headers)
-        return cls(exchange, routing_key, properties, record.value or b"", record.timestamp)

@@ -265,18 +265,17 @@ class Queue:
         lane = self._lanes[number]
         may_expire = lane.has_expirations or self.policy.message_ttl_ms is not None
         count_max = min(count_max, len(takers) * min(taker.credit() for taker in takers))
-        first, messages = lane.take_run(count_max, self._is_expired if may_expire else None)
+        offsets, messages = lane.take_run(count_max, self._is_expired if may_expire else None)
         if not messages:
             return 0
         if self.policy.bytes_max is not None:
             self.ready_bytes -= sum(len(message.body) for message in messages)
-        is_redelivered = first < lane.delivered_before
-        offsets = range(first, first + len(messages))
+        is_redelivered = offsets[0] < lane.delivered_before
         for place_of_taker, taker in enumerate(takers[: len(messages)]):
             mine = slice(place_of_taker, None, len(takers))
             taker.deliver_run(self, number, offsets[mine], messages[mine], is_redelivered=is_redelivered)
             if taker.no_ack:
-                self._settle_all(number, list(offsets[mine]))
+                self._settle_all(number, offsets[mine])
         self._rotate(takers, len(messages))
         return len(messages)
 
