@@ -369,19 +369,19 @@ class Channel:
             self._consume_replies(asked, tag)
             return
         queue = self._host.queue(self._topology.named(asked["queue"]), self._client)
-        where = f"queue '{queue.name}' in vhost '{self._host.name}'"
         if queue.exclusive_consumer is not None or (asked["exclusive"] and queue.consumers):
-            raise AmqpError(ReplyCode.ACCESS_REFUSED, f"{where} in exclusive use")
+            raise AmqpError(ReplyCode.ACCESS_REFUSED, f"{queue.where} in exclusive use")
         priority = asked["arguments"].get("x-priority", 0)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise AmqpError(
                 ReplyCode.PRECONDITION_FAILED,
-                f"invalid arg 'x-priority' for {where}: \"expected integer, got {type_name(priority)}\"",
+                f"invalid arg 'x-priority' for {queue.where}: \"expected integer, got {type_name(priority)}\"",
             )
+        queue.check_consumer(no_ack=asked["no_ack"], prefetch=self._prefetch, arguments=asked["arguments"])
         consumer = ChannelConsumer(self, queue, tag, no_ack=asked["no_ack"], priority=priority, prefetch=self._prefetch)
         self._consumers[tag] = consumer
         self._answer(asked, "basic.consume-ok", {"consumer_tag": tag})
-        queue.add_consumer(consumer, is_exclusive=asked["exclusive"])
+        queue.add_consumer(consumer, is_exclusive=asked["exclusive"], arguments=asked["arguments"])
         self._watch_timeout()
 
     async def _cancel(self, asked: dict[str, Any]) -> None:

@@ -298,6 +298,12 @@ class Lane:
                     if first <= offset < end:
                         yield offset, message
 
+    def pass_over(self) -> None:
+        """Nobody takes messages out: this only appends, and others read the log."""
+        self.floor = self.cursor = self.end
+        self._window.clear()
+        self._window_bytes = 0
+
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def _read_ahead(self, offset: int) -> Message:

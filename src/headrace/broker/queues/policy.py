@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, cast
 from headrace.wire.amqp.errors import AmqpError, ReplyCode
 from headrace.wire.amqp.tables import type_name
 
-__all__ = ["QueuePolicy", "QueueType"]
+__all__ = ["AGE_UNITS_MS", "QueuePolicy", "QueueType"]
 
 Overflow = Literal["drop-head", "reject-publish", "reject-publish-dlx"]
 QueueType = Literal["classic", "quorum", "stream"]
@@ -44,7 +44,7 @@ _REFUSED: Final[Mapping[QueueType, frozenset[str]]] = {
     | {"x-overflow", "x-max-length", "x-max-priority", "x-single-active-consumer", "x-consumer-timeout"},
 }
 _AGE = re.compile(r"(\d{1,9})([YMDhms])")
-_AGE_UNITS_MS: Final = {
+AGE_UNITS_MS: Final = {
     "Y": 365 * 24 * 3_600_000,
     "M": 30 * 24 * 3_600_000,
     "D": 24 * 3_600_000,
@@ -140,7 +140,7 @@ class _Arguments:
         value: Any = self.values.get("x-queue-type", "classic")
         if not isinstance(value, str):
             raise self.invalid("x-queue-type", f"{{unacceptable_type,{type_name(value)}}}")
-        if value not in ("classic", "quorum"):
+        if value not in _REFUSED:
             raise self.invalid("x-queue-type", f"\"unsupported queue type '{value}'\"")
         return cast("QueueType", value)
 
@@ -206,4 +206,4 @@ class _Arguments:
         found = _AGE.fullmatch(value)
         if found is None:
             raise self.invalid(name, "invalid_max_age")
-        return int(found[1]) * _AGE_UNITS_MS[found[2]]
+        return int(found[1]) * AGE_UNITS_MS[found[2]]

@@ -93,6 +93,7 @@ class Queue:
         turn: Turn,
         dead_letters: DeadLetters,
         group: str,
+        where: str,
         is_durable: bool,
         is_auto_delete: bool = False,
         owner: object | None = None,
@@ -105,6 +106,8 @@ class Queue:
         self.owner = owner
         """The connection that has it for itself."""
         self.group = group
+        self.where = where
+        """Its name and virtual host, in messages."""
         self.exclusive_consumer: Consumer | None = None
         self.consumers: list[Consumer] = []
         self.had_consumers = False
@@ -527,7 +530,12 @@ class Queue:
 
     # ---- consumers --------------------------------------------------------------------------------------------------
 
-    def add_consumer(self, consumer: Consumer, *, is_exclusive: bool = False) -> None:
+    def check_consumer(self, *, no_ack: bool, prefetch: int, arguments: Mapping[str, Any]) -> None:
+        """Whether a consumer may begin like this. Raises AmqpError."""
+
+    def add_consumer(
+        self, consumer: Consumer, *, is_exclusive: bool = False, arguments: Mapping[str, Any] | None = None
+    ) -> None:
         self.consumers.append(consumer)
         self._rotation.append(consumer)
         self.had_consumers = True

@@ -26,6 +26,7 @@ from headrace.broker.queues.policy import QueuePolicy
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.retention import Retention
 from headrace.broker.queues.routing import Binding, Exchange
+from headrace.broker.queues.stream import StreamQueue, stream_config
 from headrace.broker.queues.turn import Turn
 from headrace.broker.queues.virtual_host import VirtualHost
 from headrace.broker.state import Change, StateStore
@@ -118,10 +119,9 @@ class Registry:
     def _load_queue(self, host: VirtualHost, name: str, row: Mapping[str, Any]) -> None:
         group, arguments = row["group"], _table_of(row["arguments"])
         try:
+            config = _log_config(QueuePolicy.of(arguments, name), survives=True)
             logs = [self._space.open_log(group, 0, JOURNAL_CONFIG, sync=False)]
-            logs += [
-                self._space.open_log(group, 1 + number, DURABLE_CONFIG, sync=False) for number in range(row["lanes"])
-            ]
+            logs += [self._space.open_log(group, 1 + number, config, sync=False) for number in range(row["lanes"])]
             queue = self._queue(host, name, group, logs, arguments, is_auto_delete=row["auto_delete"])
             queue.recover()
         except LogError as error:
@@ -150,7 +150,8 @@ class Registry:
     ) -> Queue:
         policy = QueuePolicy.of(arguments, f"queue '{name}' in vhost '{host.name}'")
         lanes = [Lane(log, self._flusher, self._retention(policy)) for log in logs[1:]]
-        queue = Queue(
+        kind = StreamQueue if policy.queue_type == "stream" else Queue
+        queue = kind(
             name,
             arguments=arguments,
             policy=policy,
@@ -159,6 +160,7 @@ class Registry:
             turn=self._turn,
             dead_letters=host,
             group=group,
+            where=f"queue '{name}' in vhost '{host.name}'",
             is_durable=is_durable,
             is_auto_delete=is_auto_delete,
             owner=owner,
@@ -229,9 +231,9 @@ class Registry:
         if refused:
             raise AmqpError(ReplyCode.RESOURCE_ERROR, f"the disk refuses queue '{name}': {refused[group]}")
         survives = is_durable and owner is None
-        flush = DURABLE_CONFIG if survives else TRANSIENT_CONFIG
+        config = _log_config(policy, survives=survives)
         logs = [self._space.add_made(group, 0, JOURNAL_CONFIG if survives else TRANSIENT_CONFIG)]
-        logs += [self._space.add_made(group, number, flush) for number in numbers[1:]]
+        logs += [self._space.add_made(group, number, config) for number in numbers[1:]]
         queue = self._queue(
             host,
             name,
@@ -345,6 +347,11 @@ class Registry:
         future = asyncio.get_running_loop().create_future()
         self._state.when_flushed(offset, lambda: None if future.done() else future.set_result(None))
         await future
+
+
+def _log_config(policy: QueuePolicy, *, survives: bool) -> LogConfig:
+    config = DURABLE_CONFIG if survives else TRANSIENT_CONFIG
+    return stream_config(config, policy) if policy.queue_type == "stream" else config
 
 
 def _key(host: str, name: str) -> str:
