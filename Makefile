@@ -98,8 +98,8 @@ explore: $(STAMP) ## properties with examples that nobody has looked at yet; a f
 demo: $(STAMP) ## real events through real clients, on this machine
 	$(BIN)/headrace demo
 
-bench: $(STAMP) ## benchmarks, as ratios measured in one run
-	$(BIN)/python -m benchmarks
+bench: $(STAMP) ## benchmarks, as ratios measured in one run; RECORD=benchmarks/results keeps every round as JSON
+	$(BIN)/python -m benchmarks $(if $(RECORD),--record $(RECORD))
 
 nexmark: $(STAMP) ## nineteen questions to an auction house, checked by DuckDB, timed beside Flink (which comes on first use)
 	$(BIN)/python -m benchmarks.nexmark

@@ -18,7 +18,7 @@ import psutil
 
 from benchmarks import broker, capture, codec, cold, footprint, latency, queues, raw, scaling, stalls
 from benchmarks.brokers import Brokers, both_brokers
-from benchmarks.figures import Figure, as_json, table
+from benchmarks.figures import Figure, as_json, record, table
 from tests.servers.kafka import KAFKA_VERSION
 
 ON_BROKERS: dict[str, Callable[..., list[Figure]]] = {
@@ -56,35 +56,47 @@ NAMES = [*ALONE, *ON_BROKERS]
 def main() -> None:
     arguments = parse()
     names = arguments.names or NAMES
-    before = machine()
-    if arguments.output == "table":
-        print(" · ".join(f"{what} {value}" for what, value in before.items()))
-    began = time.monotonic()
-    figures: list[Figure] = []
+    run = Run(arguments)
     for name in [each for each in NAMES if each in names and each in ALONE]:
-        figures += report(name, ALONE[name](quick=arguments.quick), arguments.output)
+        run.report(name, ALONE[name](quick=arguments.quick))
     if any(name in ON_BROKERS for name in names):
         with both_brokers() as brokers:
-            figures += run_on(brokers, [name for name in ON_BROKERS if name in names], arguments)
-    result = {"machine": before, "names": names, "quick": arguments.quick, "figures": as_json(figures)}
-    if arguments.output == "json":
-        print(json.dumps(result, indent=2))
-    if arguments.record is not None:
-        print(f"recorded in {record(result, arguments.record)}", file=sys.stderr)
-    missed = [figure for figure in figures if figure.met is False]
-    print(
-        f"\n{len(figures)} figures in {time.monotonic() - began:.0f} s; "
-        f"{len(missed)} of {sum(figure.goal is not None for figure in figures)} goals missed",
-        file=sys.stderr,
-    )
+            warm_up(brokers, 10 if arguments.quick else 1)
+            for name in [each for each in ON_BROKERS if each in names]:
+                run.report(name, ON_BROKERS[name](brokers, quick=arguments.quick))
+    run.end()
 
 
-def run_on(brokers: Brokers, names: list[str], arguments: argparse.Namespace) -> list[Figure]:
-    figures: list[Figure] = []
-    warm_up(brokers, 10 if arguments.quick else 1)
-    for name in names:
-        figures += report(name, ON_BROKERS[name](brokers, quick=arguments.quick), arguments.output)
-    return figures
+class Run:
+    """The figures so far. Tables appear as they are ready; with JSON they go to stderr, so that somebody waiting sees
+    progress."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.figures: list[Figure] = []
+        self.machine = {**machine(), "quick": arguments.quick}
+        self._began = time.monotonic()
+        self._prints_json = arguments.output == "json"
+        self._folder: Path | None = arguments.record
+        if not self._prints_json:
+            print(" · ".join(f"{what} {value}" for what, value in self.machine.items()))
+
+    def report(self, name: str, figures: list[Figure]) -> None:
+        self.figures += figures
+        print(f"\n## {name}\n\n{table(figures)}", file=sys.stderr if self._prints_json else sys.stdout, flush=True)
+        self.machine["load_after"] = round(psutil.getloadavg()[0], 1)
+        if self._folder is not None:
+            path = record(self._folder, "benchmarks", self.machine, self.figures)
+            print(f"recorded in {path}", file=sys.stderr)
+
+    def end(self) -> None:
+        if self._prints_json:
+            print(json.dumps({"machine": self.machine, "figures": as_json(self.figures)}, indent=2))
+        missed = [figure for figure in self.figures if figure.met is False]
+        print(
+            f"\n{len(self.figures)} figures in {time.monotonic() - self._began:.0f} s; "
+            f"{len(missed)} of {sum(figure.goal is not None for figure in self.figures)} goals missed",
+            file=sys.stderr,
+        )
 
 
 def warm_up(brokers: Brokers, part: int) -> None:
@@ -109,21 +121,6 @@ def parse() -> argparse.Namespace:
     if unknown:
         parser.error(f"no benchmark {', '.join(unknown)}; there are: {', '.join(NAMES)}")
     return arguments
-
-
-def report(name: str, figures: list[Figure], output: str) -> list[Figure]:
-    """Tables appear as they are ready; with JSON they go to stderr, so that somebody waiting sees progress."""
-    print(f"\n## {name}\n\n{table(figures)}", file=sys.stdout if output == "table" else sys.stderr, flush=True)
-    return figures
-
-
-def record(result: dict[str, Any], folder: Path) -> Path:
-    """The run as a file that can be committed: what was measured, where, and of which version."""
-    folder.mkdir(parents=True, exist_ok=True)
-    when = result["machine"]["date"].replace(" UTC", "").replace(":", "").replace(" ", "-")
-    path = folder / f"{when}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    return path
 
 
 def commit() -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-__all__ = ["Figure", "as_json", "table"]
+__all__ = ["Figure", "as_json", "number", "record", "table"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +69,16 @@ def as_json(figures: Sequence[Figure]) -> list[dict[str, Any]]:
         }
         for figure in figures
     ]
+
+
+def record(folder: Path, name: str, machine: Mapping[str, Any], figures: Sequence[Figure]) -> Path:
+    """Write every round of every figure to a file that can be committed, with what it was measured on. The next call in
+    the same run replaces the file, so that what was measured is kept if a later benchmark fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    when = str(machine["date"]).replace(" UTC", "").replace(":", "").replace(" ", "-")
+    path = folder / f"{when}-{name}.json"
+    path.write_text(json.dumps({"machine": machine, "figures": as_json(figures)}, indent=1, ensure_ascii=False) + "\n")
+    return path
 
 
 COLUMNS: tuple[tuple[str, Callable[[Figure], str]], ...] = (

@@ -1,4 +1,5 @@
-"""``python -m benchmarks.nexmark [query …] [--events N] [--rounds N] [--without-flink] [--output table|json]``.
+"""``python -m benchmarks.nexmark [query …] [--events N] [--rounds N] [--without-flink] [--output table|json]
+[--record DIR]``.
 
 Events a second for each query, headrace's next to Flink's. No number without a check: before anything is measured, each
 query's results on a stream are compared with DuckDB's, headrace's on the very events that are measured, Flink's on
@@ -27,7 +28,7 @@ from typing import Any
 import psutil
 import pyspark
 
-from benchmarks.figures import Figure, as_json, number, table
+from benchmarks.figures import Figure, as_json, number, record, table
 from benchmarks.meters import cpu_seconds
 from benchmarks.nexmark.flink import FLINK_VERSION, Flink, flink
 from benchmarks.nexmark.flink_sql import NOT_COMPARED
@@ -80,6 +81,7 @@ def main() -> None:
     arguments = parse()
     queries = [QUERIES[name] for name in arguments.names or QUERIES]
     house = House()
+    described = {**machine(), "events": arguments.events, "data_set": fingerprint(house, 100_000)}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-nexmark-")))
         server = stack.enter_context(headrace_server())
@@ -93,7 +95,8 @@ def main() -> None:
         figures = [generation(loaded, arguments.events)]
         for query in queries:
             figures += compare(lane, theirs, query, arguments.rounds)
-    described = {**machine(), "events": arguments.events, "data_set": fingerprint(house, 100_000)}
+            if arguments.record is not None:
+                record(arguments.record, "nexmark", described, figures)
     if arguments.output == "json":
         print(json.dumps({"machine": described, "figures": as_json(figures)}, indent=2))
     else:
@@ -109,6 +112,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each is measured")
     parser.add_argument("--without-flink", action="store_true", help="headrace alone")
     parser.add_argument("--output", choices=("table", "json"), default="table")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="also write every round of every figure there")
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.names) - set(QUERIES))
     if unknown:
