@@ -120,8 +120,8 @@ def test_a_change_that_passed_before_a_chunk_could_see_it_is_not_overwritten_by_
 
     def late(self: Snapshots, table: TableInfo, columns: list[RelationColumn], seen: SeenTransactions) -> Chunk | None:
         calls.append(seen)
-        lines = iter([b"\t".join(row) + b"\n" for row in before])
-        monkeypatch.setattr(Snapshots, "_copied", lambda *_: lines)
+        blocks = iter([[b"\t".join(row) + b"\n" for row in before]])
+        monkeypatch.setattr(Snapshots, "_copied", lambda *_: blocks)
         return read_chunk(self, table, columns, old)
 
     monkeypatch.setattr(Snapshots, "_forget_seen", lambda self, seen: None)
@@ -219,6 +219,7 @@ def test_a_chunk_of_a_snapshot_is_bounded_by_its_bytes(
     body = "repeat('x', case when i > 100 then 1000 else 10 end)"
     database.run(f"insert into t select i, {body} from generate_series(1, 200) i")
     monkeypatch.setattr("headrace.capture.postgres.snapshot.CHUNK_BYTES_MAX", 5_000)
+    monkeypatch.setattr("headrace.capture.postgres.copying.BLOCK_BYTES", 500)
     chunks: list[Chunk] = []
     read_chunk = Snapshots._read_chunk
 
@@ -233,7 +234,7 @@ def test_a_chunk_of_a_snapshot_is_bounded_by_its_bytes(
     found = events(log, f"{database.name}.public.t")
     assert [each.key["id"] for each in found] == [*range(1, 201)]
     sizes = [sum(len(value or b"") for column in each.values for value in column) for each in chunks]
-    assert max(sizes) < 5_000 + 1_010
+    assert max(sizes) < 5_000 + 500 + 1_010
     assert max(each.rows_read for each in chunks) > 50, "small rows are read many at a time"
 
 

@@ -196,6 +196,24 @@ def test_values_rendered_together_are_those_rendered_one_by_one(kind: str, exact
     assert list(together(given_values)) == [render(each) for each in given_values]
 
 
+ZONED = st.builds(
+    lambda year, fraction, zone: f"{year}-02-28 12:34:56{fraction}{zone}".encode(),
+    st.sampled_from(["2024", "0001", "12024", "294276"]),
+    st.integers(0, 999_999).map(lambda each: f".{each:06d}".rstrip("0").rstrip(".")) | st.just(".12345"),
+    st.sampled_from(["+00", "+00", "+00 BC", "+01", "+05:30"]),
+)
+
+
+@given(st.lists(ZONED | st.sampled_from([b"infinity", b"-infinity"]), min_size=1, max_size=6), st.integers(0, 6))
+def test_moments_rendered_together_are_those_rendered_one_by_one(given_values: list[bytes], digits: int) -> None:
+    shorter = [each for each in given_values if len(each.partition(b".")[2].partition(b"+")[0]) <= digits]
+    render = renderer(OIDS["timestamptz"], digits, TYPES, STRINGS)
+    together = renderer_of_all(render)
+    assert render is not None
+    assert together is not None
+    assert list(together(shorter)) == [render(each) for each in shorter]
+
+
 def test_a_text_that_is_not_utf_8_is_refused_among_others_too() -> None:
     render = renderer(OIDS["text"], -1, TYPES, STRINGS)
     together, together_exactly = renderer_of_all(render), renderer_of_all(values._exact_string)

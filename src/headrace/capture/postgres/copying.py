@@ -19,6 +19,8 @@ from headrace.capture.postgres.pgoutput import RelationColumn
 
 __all__ = ["as_stored", "copied_columns", "copied_fields", "copied_rows", "has_data", "key_text"]
 
+BLOCK_BYTES = 64 * 1024
+"""Of lines that are handed on together, and the one that makes them as many."""
 WITHOUT_CHARACTERS = "SQL_ASCII"
 
 
@@ -57,8 +59,8 @@ def copied_rows(
     columns: list[RelationColumn],
     after: list[str] | None = None,
     limit: int | None = None,
-) -> Iterator[bytes]:
-    """Rows as lines of COPY, by key."""
+) -> Iterator[list[bytes]]:
+    """Rows as lines of COPY, by key; some at a time."""
     names = sql.SQL(", ").join(sql.Identifier(each.name) for each in columns)
     query = sql.SQL("SELECT {} FROM {}").format(names, table.rows_of)
     key = sql.SQL(", ").join(map(sql.Identifier, table.key))
@@ -71,12 +73,7 @@ def copied_rows(
         query += sql.SQL(" WHERE ({}) > ({})").format(key, values)
     if limit is not None:
         query += sql.SQL(" ORDER BY {} LIMIT {}").format(key, sql.Literal(limit))
-    return _all_copied(connection, sql.SQL("COPY ({}) TO STDOUT").format(query).as_string(connection))
-
-
-def _all_copied(connection: Connection, statement: str) -> Iterator[bytes]:
-    with as_stored(connection):
-        yield from _copied(connection, statement)
+    return _copied(connection, sql.SQL("COPY ({}) TO STDOUT").format(query).as_string(connection))
 
 
 def has_data(descriptor: int, wait_s: float | None = None) -> bool:
@@ -87,21 +84,34 @@ def has_data(descriptor: int, wait_s: float | None = None) -> bool:
     return bool(waiting.poll(None if wait_s is None else wait_s * 1000))
 
 
-def _copied(connection: Connection, statement: str) -> Iterator[bytes]:
+def _copied(connection: Connection, statement: str) -> Iterator[list[bytes]]:
+    with as_stored(connection):
+        yield from _blocks(connection, statement)
+
+
+def _blocks(connection: Connection, statement: str) -> Iterator[list[bytes]]:
     """The lines of a COPY, from libpq itself: psycopg's own way costs as much per line as all that becomes of it."""
     pgconn = connection.pgconn
     started = pgconn.exec_(statement.encode())
     if started.status != ExecStatus.COPY_OUT:
         raise errors.error_from_result(started)
     size, next_line = 0, pgconn.get_copy_data
+    block: list[bytes] = []
+    held = 0
     try:
         while size >= 0:
             size, data = next_line(1)
             if size > 0:
-                yield bytes(data)
+                block.append(bytes(data))
+                held += size
+                if held >= BLOCK_BYTES:
+                    yield block
+                    block, held = [], 0
             elif size == 0:
                 has_data(pgconn.socket)
                 pgconn.consume_input()
+        if block:
+            yield block
     finally:
         if size >= 0:  # the reader has had enough: the rest must go before the connection can do anything else
             connection.cancel_safe()
@@ -144,7 +154,8 @@ def copied_columns(lines: Sequence[bytes], count: int) -> list[Sequence[bytes | 
     """Lines of COPY's text format as so many columns. Tabs and line ends inside of values are always escaped."""
     joined = b"".join(lines)
     values = joined.replace(b"\n", b"\t").split(b"\t")
-    return [_unescaped_column(values[place:-1:count]) for place in range(count)]
+    columns = [values[place:-1:count] for place in range(count)]
+    return list(map(_unescaped_column, columns)) if b"\\" in joined else list(columns)
 
 
 def _unescaped_column(values: Sequence[bytes]) -> Sequence[bytes | None]:

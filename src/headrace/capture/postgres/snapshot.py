@@ -28,8 +28,7 @@ left out, and so are, until the log has passed the place where it was read, chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from psycopg import errors, sql
@@ -51,7 +50,6 @@ __all__ = [
     "copied_columns",
     "copied_fields",
     "copied_rows",
-    "in_blocks",
     "key_text",
 ]
 
@@ -66,7 +64,6 @@ GROWTH = 4
 """A table begins with few rows, and so many times more are asked for each time: how large they are shows first."""
 TOUCHED_MAX = 100_000
 """With more keys or transactions noted for a table, those are looked for that every later chunk has seen anyway."""
-BLOCK_ROWS = 100
 LOCK_TIMEOUT = "1s"
 """Whoever changes a table's shape is not waited for any longer: changes of other tables go on meanwhile."""
 READ_ONLY = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -301,7 +298,7 @@ class Snapshots:
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
-    def step(self, emit_whole: Callable[[TableInfo, list[RelationColumn], int, Iterator[bytes]], int]) -> None:
+    def step(self, emit_whole: Callable[[TableInfo, list[RelationColumn], int, Iterator[list[bytes]]], int]) -> None:
         """Read the next chunk unless one is under way. A table without a key is emitted whole, at once."""
         if self._awaited is not None or not self._pending:
             return
@@ -359,14 +356,13 @@ class Snapshots:
         size_bytes = 0
         passed_over = False
         asked = self._size.rows
-        for line in self._copied(table, columns, self.progress[table.full_name].after, asked):
+        for block in self._copied(table, columns, self.progress[table.full_name].after, asked):
             if size_bytes >= CHUNK_BYTES_MAX:
-                passed_over = (
-                    True  # read again later: a COPY ends early only by a cancellation that may hit what follows
-                )
+                # Read again later: a COPY ends early only by a cancellation that may hit what follows.
+                passed_over = True
                 continue
-            lines.append(line)
-            size_bytes += len(line)
+            lines += block
+            size_bytes += sum(map(len, block))
         count = len(lines)
         values = copied_columns(lines, len(columns))
         by_key = {key or b"": place for place, key in enumerate(self._keys_of(table, columns, values, count))}
@@ -386,7 +382,7 @@ class Snapshots:
         table: TableInfo,
         columns: list[RelationColumn],
         seen: SeenTransactions,
-        emit_whole: Callable[[TableInfo, list[RelationColumn], int, Iterator[bytes]], int],
+        emit_whole: Callable[[TableInfo, list[RelationColumn], int, Iterator[list[bytes]]], int],
     ) -> None:
         name = table.full_name
         if self._touched_without_key[name]:
@@ -400,7 +396,7 @@ class Snapshots:
 
     def _copied(
         self, table: TableInfo, columns: list[RelationColumn], after: list[str] | None, limit: int | None
-    ) -> Iterator[bytes]:
+    ) -> Iterator[list[bytes]]:
         return copied_rows(self._setup.connection, table, columns, after, limit)
 
     def _watermark(self) -> int:
@@ -409,13 +405,6 @@ class Snapshots:
         content = f"{self._run}:{self._number}"
         self._setup.connection.execute("select pg_logical_emit_message(true, %s, %s)", (self.prefix, content))
         return self._number
-
-
-def in_blocks(rows: Iterable[T], count: int = BLOCK_ROWS) -> Iterator[list[T]]:
-    """So many at a time, for work that is done column by column."""
-    remaining = iter(rows)
-    while block := list(islice(remaining, count)):
-        yield block
 
 
 def begin_reading(connection: Connection, table: TableInfo) -> bool:

@@ -26,7 +26,7 @@ from headrace.capture.postgres.pgoutput import RelationColumn
 from headrace.capture.postgres.publications import Publications
 from headrace.capture.postgres.replication import Keepalive, LogData, ReplicationStream, ServerIdentity
 from headrace.capture.postgres.setup import PostgresSetup, TableInfo, connect, lsn_number, lsn_text, untranslatable
-from headrace.capture.postgres.snapshot import Chunk, Snapshots, Values, copied_columns, in_blocks
+from headrace.capture.postgres.snapshot import Chunk, Snapshots, Values, copied_columns
 from headrace.capture.postgres.streams import StreamedTransactions
 from headrace.capture.postgres.watch import Change, TableWatch
 from headrace.capture.source import DatabaseGone, PositionLost, Progress, SourceStatus, TableReplaced
@@ -370,14 +370,16 @@ class PostgresSource:
             self._events.remember_read(table.full_name, tuple(each.name for each in chunk.columns), rows)
         self._watch_changes()
 
-    def _emit_whole(self, table: TableInfo, columns: list[RelationColumn], lsn: int, lines: Iterator[bytes]) -> int:
+    def _emit_whole(
+        self, table: TableInfo, columns: list[RelationColumn], lsn: int, blocks: Iterator[list[bytes]]
+    ) -> int:
         """A table without a key, between two transactions of the stream."""
         now_us = time.time_ns() // 1000
         followed = self._events.follow(table.schema, table.name, columns, [])
         source = followed.block.of_transaction(now_us, None, self._events.last_commit, b"incremental") % (lsn, lsn)
         self._events.begin(lsn, now_us, 0)
         assert self._replication is not None
-        for block in in_blocks(self._replication.in_touch(lines)):
+        for block in self._replication.in_touch(blocks, every=1):
             values = copied_columns(block, len(columns))
             followed.encoder.read_columns(self._events.out, self._events.transaction, source, values, len(block))
         return self._events.transaction.index

@@ -48,7 +48,6 @@ from headrace.capture.postgres.snapshot import (
     begin_reading,
     copied_fields,
     copied_rows,
-    in_blocks,
     key_text,
 )
 from headrace.capture.source import DatabaseGone, PositionLost, Progress, SourceStatus, TableReplaced
@@ -434,8 +433,7 @@ class TriggerSource:
         before_bytes, size_bytes = self._writer.bytes_pending, 0
         row: list[bytes | None] = []
         passed_over = False
-        lines = copied_rows(self._reader, table, columns, progress.after, limit)
-        for block in in_blocks(lines):
+        for block in copied_rows(self._reader, table, columns, progress.after, limit):
             if table.key and size_bytes >= CHUNK_BYTES_MAX:
                 passed_over = True  # read again later: a COPY ends early only by a cancellation
                 continue

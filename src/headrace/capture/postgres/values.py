@@ -457,6 +457,27 @@ def _all_timestamp_strings(values: Sequence[bytes]) -> Sequence[bytes]:
     return (b'"' + joined.replace(b" ", b"T").replace(b"\0", b'"\0"') + b'"').split(b"\0")
 
 
+def _all_timestamps_zoned(digits: int, values: Sequence[bytes]) -> Sequence[bytes]:
+    """Those of the usual length are turned together; a fraction that ends with zeros is shorter, and is filled up."""
+    length = len("2026-01-01 00:00:00+00") + (digits + 1 if digits else 0)
+    if digits:
+        values = [each if len(each) == length else _filled_up(each, length) for each in values]
+    joined = b"\0".join(values) + b"\0"
+    places = {10: b" ", 19: b"." if digits else b"+", length: b"\0"}  # a year has four digits, or more
+    is_usual = len(joined) == (length + 1) * len(values) and joined.count(b"+00\0") == len(values)
+    if not is_usual or any(joined[at :: length + 1] != sign * len(values) for at, sign in places.items()):
+        return list(map(partial(timestamp_zoned, digits), values))
+    return (b'"' + joined.replace(b" ", b"T").replace(b"+00\0", b'Z"\0"')).split(b"\0")[:-1]
+
+
+def _filled_up(value: bytes, length: int) -> bytes:
+    """A moment of UTC with all digits of its type; anything else as it is."""
+    whole, zone = value[:-3], value[-3:]
+    if zone != b"+00" or len(value) > length:
+        return value
+    return (whole if b"." in whole else whole + b".").ljust(length - 3, b"0") + zone
+
+
 _OF_ALL: dict[Renderer, RendererOfAll] = {
     json_string: partial(_all_strings, json_string),
     _exact_string: partial(_all_strings, _exact_string),
@@ -467,6 +488,8 @@ _OF_ALL: dict[Renderer, RendererOfAll] = {
 
 def renderer_of_all(render: Renderer | None) -> RendererOfAll | None:
     """What renders many values at once, to the same bytes; None: nothing is faster than one by one."""
+    if isinstance(render, partial) and render.func is timestamp_zoned:
+        return partial(_all_timestamps_zoned, *render.args)
     return None if render is None else _OF_ALL.get(render)
 
 
