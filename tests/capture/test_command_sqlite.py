@@ -77,7 +77,7 @@ def test_a_mistake_that_shows_late_leaves_nothing_of_a_new_capture(
     """The mask is refused where the table's key is known, after triggers and state were made."""
     failed = shell("run", "late", url, "--mask", "t.id=null", "--available-now", status=1)
     assert "main.t.id is part of the key" in failed.stderr
-    assert "late is not added" in failed.stderr
+    assert "late was not added" in failed.stderr
     assert not [each for each in json.loads(shell("list", "--output", "json").stdout) if each["name"] == "late"]
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as session:
         assert session.execute("select name from sqlite_schema where name like '%headrace%'").fetchall() == []

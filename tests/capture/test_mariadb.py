@@ -6,7 +6,7 @@ import itertools
 import json
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from headrace.capture.envelope import TableEncoder
 from headrace.capture.mariadb import snapshot as mariadb_snapshot
 from headrace.capture.mariadb import source as mariadb_source
 from headrace.capture.mariadb.catalogue import Catalogue, gtid_text
+from headrace.capture.mariadb.tables import is_reached
 from headrace.capture.run import COMMIT_AGE_S
 from headrace.capture.source import PositionLost, Progress, open_source
 from headrace.capture.writer import Writer
@@ -525,6 +526,50 @@ def test_no_chunk_is_read_before_the_stream_has_passed_a_transaction_that_the_lo
                 source.read(0.2)
         writer.abandon()
     assert reached[0] == told["gtid"]
+
+
+def test_a_reading_that_shows_less_than_the_stream_has_passed_is_not_used(log: str, shop: Shop) -> None:
+    """A transaction is in the binlog, and so in the stream, a moment before readings show it; in any domain."""
+    shop.run("create table t (id int primary key)", "insert into t values (1)")
+    with closing(Catalogue(shop.options())) as catalogue:
+        stands = catalogue.gtids()
+        reader = mariadb_snapshot.SnapshotReader(catalogue, shop.options())
+        ((domain, (server, number)),) = stands.items()
+        ahead = [{domain: (server, number + 1)}, stands | {domain + 1: (server, 1)}]
+        assert [reader.read(f"{shop.name}.t", Progress(), each) for each in ahead] == [None, None]
+        chunk = reader.read(f"{shop.name}.t", Progress(), stands)
+        assert chunk is not None
+        assert chunk.place == {domain: number}
+        reader.close()
+
+
+class SharedStatus:
+    """A server whose status another session has just asked for: the first answer is that one's place."""
+
+    def __init__(self, *positions: int) -> None:
+        self.positions = iter(positions)
+
+    def cursor(self) -> Any:
+        return nullcontext(self)
+
+    def execute(self, query: str) -> None:
+        pass
+
+    def fetchall(self) -> list[tuple[bytes, bytes]]:
+        position = b"%d" % next(self.positions)
+        return [(b"Binlog_snapshot_file", b"binlog.000001"), (b"Binlog_snapshot_position", position)]
+
+
+def test_the_place_of_a_reading_is_what_the_server_shows_several_times() -> None:
+    connection: Any = SharedStatus(900, 500, 500, 500, 500, 500)
+    assert mariadb_snapshot._begin_reading(connection) == ("binlog.000001", 500)
+
+
+def test_a_place_is_reached_when_every_domain_has_reached_it() -> None:
+    wanted = {0: 5, 7: 2}
+    assert is_reached({0: (1, 5), 7: (1, 2), 9: (1, 1)}, wanted)
+    assert not is_reached({0: (1, 5), 7: (1, 1)}, wanted)
+    assert not is_reached({0: (1, 9)}, wanted)
 
 
 def test_a_row_is_not_read_older_than_the_stream_while_a_file_of_the_binlog_begins(log: str, shop: Shop) -> None:

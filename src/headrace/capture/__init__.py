@@ -4,7 +4,7 @@ Four parts, and what each of them promises:
 
 **A source** (``source.py``; ``postgres/``, ``mariadb/``, ``sqlite/``) follows one database. It gives changes in
 the order in which their transactions committed, and between them *positions*: a position says how far the database has
-been followed, and a source opened there gives exactly what comes behind it. Inside a transaction a change is known by
+been followed, and a source opened there gives exactly what comes after it. Inside a transaction a change is known by
 its commit position and its index, so a transaction too large for one write may be cut anywhere.
 
 **The envelope** (``envelope.py``, ``*/values.py``) turns a change into the key and value that Debezium writes. These

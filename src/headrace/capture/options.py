@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
@@ -13,7 +14,7 @@ from headrace.capture.columns import Mask
 from headrace.capture.patterns import is_pattern, matches
 from headrace.errors import UsageError
 
-__all__ = ["CaptureOptions", "DatabaseUrl"]
+__all__ = ["CaptureOptions", "DatabaseUrl", "counted"]
 
 NAME = re.compile(r"[a-z0-9_]{1,40}")
 PREFIX = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -27,6 +28,11 @@ KINDS = {
     "mariadb": "mysql",
     "sqlite": "sqlite",
 }
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 table``, ``2 tables``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 class DatabaseUrl(Address):
@@ -160,8 +166,11 @@ class CaptureOptions:
         asked = [*self.tables, *self.key_columns, *([self.outbox] if self.outbox else [])]
         missing = sorted({each for each in asked if not is_pattern(each)} - names)
         if missing:
+            near = get_close_matches(missing[0], sorted(names), n=3)
+            nearest = f"the nearest: {', '.join(near)}; " if near else ""
             raise UsageError(
-                f"there is no table {', '.join(missing)} that the user may read", hint.replace("{table}", missing[0])
+                f"there is no table {', '.join(missing)} that the user may read",
+                nearest + hint.replace("{table}", missing[0]),
             )
         patterns = [each for each in (*self.tables, *self.exclude_tables) if is_pattern(each)]
         return [f"no table matches {each} yet" for each in patterns if not any(matches(each, name) for name in names)]

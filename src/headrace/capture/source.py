@@ -46,7 +46,7 @@ class DatabaseMissing(UsageError):
 
 
 class PositionLost(HeadraceError):
-    """The database no longer has what comes behind the position in the log: a person must decide what to do."""
+    """The database no longer has what comes after the position in the log: a person must decide what to do."""
 
 
 class TableReplaced(PositionLost):
@@ -116,7 +116,7 @@ class Source(Protocol):
         """Whether everything read so far belongs to whole transactions."""
 
     def start(self, state: Mapping[str, Any], *, resnapshot: bool = False) -> None:
-        """Connect, check what capture needs, and go on behind ``state``."""
+        """Connect, check what capture needs, and go on after ``state``."""
 
     def read(self, wait_s: float) -> bool:
         """Take what is there, waiting up to ``wait_s`` for the first of it; False: nothing more is there."""

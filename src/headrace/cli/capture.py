@@ -307,6 +307,7 @@ def run(
 
     NAME is one that was added; with a URL, a new NAME is added first.
     """
+    from headrace.capture.options import counted
     from headrace.capture.run import Capture
     from headrace.capture.state import Registry
 
@@ -324,7 +325,7 @@ def run(
         if is_new and not capture.figures.events:
             _withdraw(bootstrap, options)
         raise
-    say(f"stopped; {capture.figures.events} events in {capture.figures.commits} transactions")
+    say(f"stopped; {counted(capture.figures.events, 'event')} in {counted(capture.figures.commits, 'transaction')}")
 
 
 def _withdraw(bootstrap: str, options: CaptureOptions) -> None:
@@ -338,7 +339,7 @@ def _withdraw(bootstrap: str, options: CaptureOptions) -> None:
     except HeadraceError as error:
         say(f"{options.name} stays added ({error}); to take it away: headrace capture remove {options.name}")
     else:
-        say(f"{options.name} is not added: run it again with what the next line says corrected")
+        say(f"{options.name} was not added; correct this and run it again:")
 
 
 def _stored(registry: Registry, name: str, given: dict[str, Any]) -> CaptureOptions:
@@ -413,13 +414,15 @@ class _Screen:
                 click.echo(line, err=not self._json)
 
     def _line(self) -> str:
+        from headrace.capture.options import counted
+
         figures = self._capture.figures
         progress = self._capture.snapshots()
         if self._json:
             tables = {name: each.as_json() for name, each in progress.items()}
             return json.dumps({"events": figures.events, "commits": figures.commits, "snapshots": tables})
         reading = [self._table(name, each) for name, each in progress.items() if not each.done and each.rows]
-        return "; ".join([f"{figures.events} events", *reading])
+        return "; ".join([counted(figures.events, "event"), *reading])
 
     def _table(self, name: str, progress: Progress) -> str:
         began_s, rows = self._rates.setdefault(name, (time.monotonic(), progress.rows))

@@ -174,7 +174,7 @@ class Catalogue:
         try:
             ((_, _, included, excluded),) = work()
         except pymysql.OperationalError as error:
-            user = self.ask("select current_user()")[0][0]
+            user = "'{}'@'{}'".format(*self.ask("select current_user()")[0][0].rsplit("@", 1))
             grant = f"GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO {user}"
             raise UsageError(f"{user} has no right to read the binlog: {error.args[-1]}", grant) from error
         schema = self.settings["database"]

@@ -48,7 +48,7 @@ from headrace.capture.mariadb.statements import (
     effects,
 )
 from headrace.capture.mariadb.tables import KnownTables, is_reached
-from headrace.capture.options import CaptureOptions
+from headrace.capture.options import CaptureOptions, counted
 from headrace.capture.source import Progress, SourceStatus, TableReplaced
 from headrace.capture.writer import Writer
 from headrace.errors import UsageError
@@ -104,7 +104,7 @@ class MariadbSource:
     def check(self) -> list[str]:
         self._catalogue.check_server()
         found = self._catalogue.tables()
-        return [f"{len(found)} tables", *self._options.check_tables(found)]
+        return [counted(len(found), "table"), *self._options.check_tables(found)]
 
     # ---- starting ---------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ from headrace.errors import UsageError
 __all__ = ["Change", "ChangeTable", "record_fields", "shape_of"]
 
 LOCK_TIMEOUT = "5s"
-"""A trigger waits for those who are writing to its table, and whoever wants to write waits behind it: not for long."""
+"""A trigger waits for sessions that write to its table, and others that want to write wait for it: not for long."""
 STATEMENT_CHARACTERS_MAX = 200
 _BODY = """
 declare
@@ -272,7 +272,7 @@ class ChangeTable:
 
         A transaction that does not wait for the disk (``synchronous_commit=off``) is seen before it is safe. Should the
         server lose it after the log has it, the next one with its number would pass for told. Our own commit waits, has
-        a higher number, and lies behind all of them.
+        a higher number, and lies after all of them.
         """
         return int(self._run("update {flushed} set number = number + 1 returning number")[0][0])
 

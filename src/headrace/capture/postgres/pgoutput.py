@@ -7,7 +7,7 @@ endian. A row is::
     per column  'n' null | 'u' unchanged and too large to be sent again | 't' int32 length, text | 'b' …, binary
 
 Version 2 streams a large transaction before it commits: between *stream start* and *stream stop* every message carries
-the id of its (sub)transaction behind its kind byte. Whoever reads must keep them until *stream commit*, or forget them
+the id of its (sub)transaction after its kind byte. The reader must keep them until *stream commit*, or forget them
 with *stream abort*.
 
 No I/O here, and every length is checked against the bytes that remain: the stream comes from outside.

@@ -188,15 +188,15 @@ class PostgresSetup(Catalogue):
             time.sleep(0.05)
 
     def check_slot(self, slot: dict[str, Any] | None, lsn: int) -> None:
-        """The slot must still have everything behind the position in the log."""
+        """The slot must still have everything after the position in the log."""
         again = f"take a new snapshot: headrace capture run {self._options.name} --resnapshot"
         if slot is None:
             raise PositionLost(
-                f"replication slot {self.slot} is gone, and with it the changes behind {lsn_text(lsn)}; {again}"
+                f"replication slot {self.slot} is gone, and with it the changes after {lsn_text(lsn)}; {again}"
             )
         if slot["wal_status"] == "lost":
             raise PositionLost(
-                f"the server has removed changes behind {lsn_text(lsn)} that slot {self.slot} needed "
+                f"the server has removed changes after {lsn_text(lsn)} that slot {self.slot} needed "
                 f"(max_slot_wal_keep_size); {again}"
             )
         if slot["confirmed"] > lsn:

@@ -8,9 +8,9 @@ transaction that the chunk had not seen: such a change is in the stream already,
 Why this is right, for one row of the chunk:
 
 - A transaction that the chunk has seen had committed before the watermark was written, so its change is in the stream
-  before the watermark, and the row, which comes behind it, is at least as new.
+  before the watermark, and the row, which comes after it, is at least as new.
 - A transaction that the chunk has not seen is newer than the row. If its change comes before the watermark, the row
-  is dropped. If it comes behind the watermark, it comes behind the row, as it should.
+  is dropped. If it comes after the watermark, it comes after the row, as it should.
 
 It is not enough to look at what arrives between reading and watermark. A transaction's commit is in the stream a moment
 *before* other sessions see it (for long, where it waits for a synchronous standby), so a change may have passed already
@@ -410,7 +410,7 @@ class Snapshots:
 def begin_reading(connection: Connection, table: TableInfo) -> bool:
     """A transaction in which the table keeps its shape; False: somebody is about to change it, it is too early.
 
-    The lock comes before the snapshot. Taken behind it, a table that an ALTER has written anew in between would be read
+    The lock comes before the snapshot. Taken after it, a table that an ALTER has rewritten in between would be read
     as empty: its rows are younger than the snapshot.
     """
     connection.execute(READ_ONLY)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from headrace.capture.options import CaptureOptions
+from headrace.capture.options import CaptureOptions, counted
 from headrace.capture.postgres import pgoutput
 from headrace.capture.postgres.events import LARGE_MESSAGE_BYTES, PostgresEvents
 from headrace.capture.postgres.health import slot_health
@@ -90,7 +90,7 @@ class PostgresSource:
         tables = self._setup.selected(found)
         self._setup.check_readable(tables.values())
         notes += [self._watch.note(each) for each in tables.values() if not each.changes_identifiable]
-        return [f"{len(tables)} tables", *notes, *self._setup.advice()]
+        return [counted(len(tables), "table"), *notes, *self._setup.advice()]
 
     def start(self, state: Mapping[str, Any], *, resnapshot: bool = False) -> None:
         self._guarded(lambda: self._start(state, resnapshot))
@@ -127,7 +127,7 @@ class PostgresSource:
         self._replication.start(self._setup.slot, start, names, streaming=self._options.streaming)
 
     def _check_history(self, position: Mapping[str, Any]) -> None:
-        """The server must be the one whose changes the log has, and must not have gone back behind them."""
+        """The server must be the one whose changes the log has, and must not have gone back before them."""
         assert self._replication is not None
         self._server = self._replication.identify()
         server = position.get("server")

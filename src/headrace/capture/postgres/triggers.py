@@ -12,16 +12,16 @@ order of their last changes. No transaction that stays open holds the others bac
     xid, index      besides, of this transaction the first ``index`` events
     flushed         how often the change table was made durable: an older copy of the database has fewer
     number          transactions so far: a transaction's id is its own and this, which only grows
-    table           which change table it was: another one does not have what lies behind the position
+    table           which change table it was: another one does not have what lies after the position
 
-**Snapshots of tables** are exact: a chunk is read in the snapshot of a reading, behind its last change.
+**Snapshots of tables** are exact: a chunk is read in the snapshot of a reading, after its last change.
 
 **Tables** are known as by the log (``identity``), with their triggers in the place of a publication. What has become of
 a table is found in the catalogue and noted as a gap in the change table, in whose order it is told.
 
 **Order.** Changes of a row are noted when its triggers are called, which is at the end of a statement, and a trigger of
 the application may by then have changed the row again: the later change is noted first. It was noted by a trigger
-within a trigger, and began with the row that the earlier one, noted behind it, ends with. Then the table is read again.
+within a trigger, and began with the row that the earlier one, noted after it, ends with. Then the table is read again.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class TriggerSource:
         return {"format": 1, "table": self._table.number(), "seen": seen, "number": number}
 
     def _check_position(self, position: Mapping[str, Any]) -> None:
-        """What lies behind the position must still be there."""
+        """What lies after the position must still be there."""
         if not position:
             return
         if "seen" not in position:
@@ -287,7 +287,7 @@ class TriggerSource:
         return self._table.changes(reader, seen=seen, through=through, after=after)
 
     def _lock(self, name: str) -> TableInfo | None:
-        """The table of which a chunk will be read behind the changes, unless it is gone or about to be changed."""
+        """The table of which a chunk will be read after the changes, unless it is gone or about to be changed."""
         assert self._reader is not None
         try:
             if name in self._tables:
@@ -374,7 +374,7 @@ class TriggerSource:
         table = self._named(relation)
         described, places = shape_of(columns)
         if table is None or not {each.name for each in described}.issuperset(table.key):
-            return None  # of a table that was not asked for, or with another key, and then a gap is behind this
+            return None  # of a table that was not asked for, or with another key, and then a gap follows
         if any(each.type_oid not in self._events.types for each in described):
             self._events.types = self._setup.types()
         followed = self._events.follow(table.schema, table.name, described, table.key)
@@ -419,7 +419,7 @@ class TriggerSource:
     # ---- snapshots --------------------------------------------------------------------------------------------------
 
     def _take_chunk(self, table: TableInfo) -> None:
-        """Rows behind those read so far, as events of a transaction of their own."""
+        """Rows after those read so far, as events of a transaction of their own."""
         assert self._reader is not None
         assert self._writer is not None
         progress = self._progress[table.full_name]

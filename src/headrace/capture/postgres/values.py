@@ -216,7 +216,7 @@ def timestamp_string(value: bytes) -> bytes:
 
 
 def timestamp_zoned(digits: int, value: bytes) -> bytes:
-    """Sessions run in UTC, so the text ends in +00. As many digits behind the second as the type has."""
+    """Sessions run in UTC, so the text ends in +00. As many digits after the second as the type has."""
     if not value.endswith(b"+00"):
         return json_string(value)
     whole, _, fraction = value[:-3].replace(b" ", b"T", 1).partition(b".")

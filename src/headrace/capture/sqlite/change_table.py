@@ -315,7 +315,7 @@ class ChangeTable:
         return bool(self._file.run(query, after, table))
 
     def has_lacked_column(self, table: str, after: int) -> bool:
-        """Whether a row was written while the table had not all columns, with no gap behind it."""
+        """Whether a row was written while the table had not all columns, with no gap after it."""
         query = (
             f"select 1 from {self._quoted} where change_id > max(?, coalesce((select max(change_id) "
             f"from {self._quoted} where operation = 't' and table_name = ?), 0)) and table_name = ? "

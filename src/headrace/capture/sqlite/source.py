@@ -7,7 +7,7 @@ put together: whether the file and its tables are those that the log knows, and 
 
 **Schemas.** Every change names the shape of its table, so it can be read whatever became of the table. Changes are read
 only in a state of the database whose schema is the one that the triggers were made for: what is read there was written
-by the right triggers, or a gap is noted behind it.
+by the right triggers, or a gap is noted after it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import headrace
 from headrace.capture.envelope import Column, Table, TableEncoder, Transaction, json_text
-from headrace.capture.options import CaptureOptions
+from headrace.capture.options import CaptureOptions, counted
 from headrace.capture.outbox import OutboxRouter
 from headrace.capture.shapes import announce, table_topic
 from headrace.capture.source import PositionLost, Progress, SourceStatus, TableReplaced
@@ -113,7 +113,7 @@ class SqliteSource:
         skipped = [name for name, kind in kinds.items() if kind == "virtual" and self._selects(name)]
         if skipped:
             notes.append(f"virtual tables have no triggers and are left out: {', '.join(skipped)}")
-        return [f"{len(tables)} tables", *notes]
+        return [counted(len(tables), "table"), *notes]
 
     def _prepare(self) -> None:
         """Look at the tables and their triggers. Only where something must be made, others have to wait for it."""
@@ -309,7 +309,7 @@ class SqliteSource:
         elif change.operation != "w" and not self._shown_by_snapshot(change):
             old, new = (each and stored_row(each, self._encoding) for each in (change.old_row, change.new_row))
             if GONE in (old or ()) or GONE in (new or ()):
-                return  # a column was dropped before the triggers knew, and a gap is noted behind this
+                return  # a column was dropped before the triggers knew, and a gap is noted after this
             if change.operation != "m":
                 self._take_change(change, old or None, new or None, now_ns)
             elif self._was_displaced(change, old or []):
