@@ -193,7 +193,9 @@ def operators(spark: SparkSession, rounds: int) -> list[Figure]:
     rows = rows_of(spark, F.col("value") % KEYS, ROWS).withWatermark("at", "2 seconds")
     cases = {
         "dedup within 10 s": hr.dedup(rows, ["key", "value"], within="10 seconds", event_time="at"),
-        "sessions, gap 2 s": hr.sessions(rows, "key", event_time="at", gap="2 seconds", values={"v": ("sum", "value")}),
+        "sessions, gap 2 s": hr.windows(
+            rows, "key", event_time="at", window=hr.session_window("2 seconds"), values={"v": F.sum("value")}
+        ),
     }
     return [
         Figure(

@@ -52,7 +52,7 @@ def orders(spark: SparkSession, held: int) -> DataFrame:
 
 
 def view(spark: SparkSession, held: int) -> DataFrame:
-    values = {"orders": "count", "revenue": ("sum", "price"), "dearest": ("max", "price")}
+    values = {"orders": F.count("*"), "revenue": F.sum("price"), "dearest": F.max("price")}
     return hr.view(orders(spark, held), "shop", values)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
 import headrace.spark as hr
 from headrace.spark.testing import run_pipeline
@@ -12,8 +13,10 @@ CLICKS = "user string, at timestamp, amount long"
 
 def visits(spark: SparkSession) -> DataFrame:
     clicks = hr.stream(spark, "clicks", schema=CLICKS).withWatermark("at", "5 minutes")
-    spent = {"spent": ("sum", "amount")}
-    return hr.sessions(clicks, "user", event_time="at", gap="10 minutes", values=spent, emit="early")
+    spent = {"spent": F.sum("amount")}
+    return hr.windows(
+        clicks, "user", event_time="at", window=hr.session_window("10 minutes"), values=spent, emit="early"
+    )
 
 
 def click(user: str, at: str, amount: int) -> dict[str, object]:

@@ -15,7 +15,7 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 def corrected(spark: SparkSession) -> DataFrame:
     readings = hr.batch(spark, "readings", schema=READINGS)
-    return hr.correct_clock(readings, device="device", occurred="occurred", sent="sent", received="received")
+    return hr.correct_clock(readings, keys="device", occurred="occurred", sent="sent", received="received")
 
 
 def reading(number: int, *, behind: timedelta, transfer_s: float) -> dict[str, str]:

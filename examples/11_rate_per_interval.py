@@ -14,7 +14,7 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 def load(spark: SparkSession) -> DataFrame:
     requests = hr.stream(spark, "requests", schema="path string, at timestamp").withWatermark("at", "1 minute")
-    return hr.rate(requests, "path", event_time="at", size="1 minute", per="1 second")
+    return hr.rate(requests, "path", event_time="at", window=hr.tumbling("1 minute"), per="1 second")
 
 
 def request(second: int) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
 import headrace.spark as hr
 from headrace.spark.testing import run_pipeline
@@ -10,7 +11,7 @@ from headrace.spark.testing import run_pipeline
 
 def averages(spark: SparkSession) -> DataFrame:
     trades = hr.stream(spark, "trades", schema="stock string, at timestamp, price double")
-    values = {"average": ("avg", "price"), "highest": ("max", "price")}
+    values = {"average": F.avg("price"), "highest": F.max("price")}
     dated = trades.withWatermark("at", "1 hour")
     return hr.rolling(dated, "stock", event_time="at", within="1 hour", values=values)
 

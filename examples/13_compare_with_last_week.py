@@ -15,10 +15,9 @@ def days(spark: SparkSession) -> DataFrame:
         orders,
         "shop",
         event_time="at",
-        size="1 day",
-        timezone="Europe/Berlin",
+        window=hr.calendar("1 day", "Europe/Berlin"),
         to={"last_week": "7 days"},
-        values={"revenue": ("sum", "amount")},
+        values={"revenue": F.sum("amount")},
     )
     return compared.withColumn("day", F.date_format(F.from_utc_timestamp("window_start", "Europe/Berlin"), "EEE d MMM"))
 

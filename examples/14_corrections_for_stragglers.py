@@ -6,6 +6,7 @@ Needs Java and pip install 'headrace[spark]'.
 from __future__ import annotations
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
 import headrace.spark as hr
 from headrace.spark.testing import run_pipeline
@@ -13,8 +14,10 @@ from headrace.spark.testing import run_pipeline
 
 def revenue(spark: SparkSession) -> DataFrame:
     orders = hr.stream(spark, "orders", schema="at timestamp, amount long").withWatermark("at", "1 minute")
-    values = {"revenue": ("sum", "amount")}
-    return hr.windows(orders, event_time="at", size="1 minute", values=values, late="correct", keep="1 hour")
+    values = {"revenue": F.sum("amount")}
+    return hr.windows(
+        orders, event_time="at", window=hr.tumbling("1 minute"), values=values, late="correct", keep="1 hour"
+    )
 
 
 def order(at: str, amount: int) -> dict[str, object]:

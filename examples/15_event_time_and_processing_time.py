@@ -16,7 +16,7 @@ DOWN_FROM, DOWN_UNTIL = 3, 8
 
 def per_minute(spark: SparkSession, clock: str) -> DataFrame:
     visits = hr.batch(spark, "visits", schema="happened timestamp, processed timestamp")
-    return hr.windows(visits, event_time=clock, size="1 minute")
+    return hr.windows(visits, event_time=clock, window=hr.tumbling("1 minute"))
 
 
 def visit(second: int) -> dict[str, str]:

@@ -17,8 +17,8 @@ def clicked(spark: SparkSession) -> DataFrame:
         searches.select("id", "text", "at"),
         clicks,
         {"id": "search"},
-        left_time="at",
-        right_time="clicked_at",
+        left_event_time="at",
+        right_event_time="clicked_at",
         after="10 minutes",
         how="left",
     )

@@ -17,7 +17,7 @@ def priced(spark: SparkSession) -> DataFrame:
         orders.select("id", "product", "at"),
         prices.withWatermark("at", "1 minute"),
         "product",
-        stream_time="at",
+        event_time="at",
         version="price_version",
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
 import headrace.spark as hr
 from headrace.spark.testing import Event, run_pipeline
@@ -15,7 +16,7 @@ def timelines(spark: SparkSession) -> DataFrame:
     posts = hr.changes(hr.stream(spark, "posts", schema="id long, author string, text string"), key="id")
     follows = hr.changes(hr.stream(spark, "follows", schema="reader string, author string"), key=["reader", "author"])
     seen = hr.join_tables(posts, follows, "author")
-    return hr.view(seen, group_by="reader", values={"posts": ("top", 2, "id desc", ["author", "text"])})
+    return hr.view(seen, keys="reader", values={"posts": F.max_by(F.struct("author", "text"), "id", 2)})
 
 
 def post(number: int, author: str | None, text: str = "") -> Event:

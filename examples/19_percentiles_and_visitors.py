@@ -10,12 +10,13 @@ import random
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
 import headrace.spark as hr
 from headrace.spark.testing import run_pipeline
 
 COUNT = 3_000
-MINUTE: dict[str, Any] = {"event_time": "at", "size": "1 minute"}
+MINUTE: dict[str, Any] = {"event_time": "at", "window": hr.tumbling("1 minute")}
 
 
 def requests(spark: SparkSession) -> DataFrame:
@@ -24,8 +25,8 @@ def requests(spark: SparkSession) -> DataFrame:
 
 QUESTIONS = {
     "percentiles": lambda rows: hr.percentiles(rows, of="ms", wanted=[0.5, 0.99], **MINUTE),
-    "visitors": lambda rows: hr.distinct(rows, of="visitor", **MINUTE),
-    "about": lambda rows: hr.distinct(rows, of="visitor", exact=False, **MINUTE),
+    "visitors": lambda rows: hr.windows(rows, values={"distinct": F.count_distinct("visitor")}, **MINUTE),
+    "about": lambda rows: hr.windows(rows, values={"distinct": F.approx_count_distinct("visitor")}, **MINUTE),
     "pages": lambda rows: hr.top(rows, of="page", n=2, **MINUTE),
 }
 

@@ -202,7 +202,7 @@ def q4(auction: DataFrame, bid: DataFrame) -> DataFrame:
     The winners come once each and are rows of a view, each with the weight of one.
     """
     won = winning_bids(auction, bid).select("category", "price", F.lit(1).alias("_weight"))
-    averages = hr.view(won, "category", {"total": ("sum", "price"), "auctions": "count"})
+    averages = hr.view(won, "category", {"total": F.sum("price"), "auctions": F.count("*")})
     known = averages.select("after.*")
     return known.select("category", "auctions", F.expr("total div auctions").alias("average"))
 
@@ -241,7 +241,7 @@ def q7(bid: DataFrame) -> DataFrame:
 @query(bid="bidder, dateTime")
 def q11(bid: DataFrame) -> DataFrame:
     """How often each bidder bid before pausing for ten seconds. Final when the watermark has passed the pause."""
-    visits = hr.sessions(bid, "bidder", event_time="dateTime", gap="10 seconds")
+    visits = hr.windows(bid, "bidder", event_time="dateTime", window=hr.session_window("10 seconds"))
     return visits.select("bidder", F.col("events").alias("bid_count"), "session_start", "session_end")
 
 

@@ -34,11 +34,11 @@ def orders(rows: DataFrame) -> DataFrame:
 def moves(rows: DataFrame) -> DataFrame:
     """The table: where each user lives since when."""
     moved = rows.where(f"amount >= {TABLE}").select("user", F.col("at").alias("since"), F.col("amount").alias("home"))
-    return dated(hr.changes(moved, "user", time="since", position="home"))
+    return dated(hr.changes(moved, "user", event_time="since", position="home"))
 
 
 def at_home(rows: DataFrame) -> DataFrame:
-    return hr.join_as_of(orders(rows), moves(rows), "user", stream_time="at", buckets=BUCKETS)
+    return hr.join_as_of(orders(rows), moves(rows), "user", event_time="at", buckets=BUCKETS)
 
 
 def near(rows: DataFrame, how: Any) -> DataFrame:
@@ -50,8 +50,8 @@ def near(rows: DataFrame, how: Any) -> DataFrame:
         orders(rows),
         moved.withWatermark("moved_at", "20 seconds"),
         "user",
-        left_time="at",
-        right_time="moved_at",
+        left_event_time="at",
+        right_event_time="moved_at",
         before="10 seconds",
         after="10 seconds",
         how=how,
@@ -61,12 +61,14 @@ def near(rows: DataFrame, how: Any) -> DataFrame:
 def windows(rows: DataFrame, event_time: str, *, ours: bool = False, **more: Any) -> DataFrame:
     """Spark's own windows, or by a function that it does not have the operator's."""
     values = {"kinds": ("distinct", "user") if ours else ("approx_distinct", "user")}
-    values |= {"rows": ("sum", "events")} if "events" in rows.columns else {}
-    return hr.windows(rows, "user", event_time=event_time, size="10 seconds", values=values, buckets=BUCKETS, **more)
+    values |= {"rows": F.sum("events")} if "events" in rows.columns else {}
+    return hr.windows(
+        rows, "user", event_time=event_time, window=hr.tumbling("10 seconds"), values=values, buckets=BUCKETS, **more
+    )
 
 
 def sessions(rows: DataFrame, event_time: str) -> DataFrame:
-    return hr.sessions(rows, "user", event_time=event_time, gap="15 seconds", buckets=BUCKETS)
+    return hr.windows(rows, "user", event_time=event_time, window=hr.session_window("15 seconds"), buckets=BUCKETS)
 
 
 def rolling(rows: DataFrame) -> DataFrame:
@@ -76,7 +78,7 @@ def rolling(rows: DataFrame) -> DataFrame:
 def corrected(rows: DataFrame) -> DataFrame:
     timed = dated(rows).withColumn("occurred", F.col("sent"))
     clocks = {"occurred": "occurred", "sent": "sent", "received": "at"}
-    return hr.correct_clock(timed, device="user", samples=3, buckets=BUCKETS, **clocks)
+    return hr.correct_clock(timed, keys="user", samples=3, buckets=BUCKETS, **clocks)
 
 
 def once(rows: DataFrame) -> DataFrame:
@@ -87,7 +89,7 @@ def in_view(results: DataFrame) -> DataFrame:
     """Windows as a table, each known by its key and start, and what they add up to per user."""
     rows = hr.changes(results.where("not is_retraction"), ["user", "window_start"], position="revision")
     return hr.view(
-        rows, "user", {"windows": "count", "rows": ("sum", "events"), "most": ("max", "events")}, buckets=BUCKETS
+        rows, "user", {"windows": F.count("*"), "rows": F.sum("events"), "most": F.max("events")}, buckets=BUCKETS
     )
 
 
@@ -105,7 +107,7 @@ LONG: dict[str, Build] = {
     "clocks, sessions": lambda rows: sessions(corrected(rows), "at"),
     "sessions, sessions": lambda rows: sessions(sessions(dated(rows), "at"), "session_end"),
     "duplicates, join_as_of, windows": lambda rows: windows(
-        hr.join_as_of(once(rows), moves(rows), "user", stream_time="at", buckets=BUCKETS), "at", ours=True
+        hr.join_as_of(once(rows), moves(rows), "user", event_time="at", buckets=BUCKETS), "at", ours=True
     ),
 }
 

@@ -80,7 +80,7 @@ def test_a_truncation_reaches_groups_and_joins(spark: SparkSession) -> None:
     events = {"people": TRUNCATED, "cities": cities, "clicks": clicks}
 
     def grouped(spark: SparkSession) -> DataFrame:
-        return hr.view(people(spark), "city", {"people": "count"}, buckets=BUCKETS)
+        return hr.view(people(spark), "city", {"people": F.count("*")}, buckets=BUCKETS)
 
     def joined(spark: SparkSession) -> DataFrame:
         places = hr.changes(hr.batch(spark, "cities", schema="city string, country string"), "city")
@@ -92,7 +92,7 @@ def test_a_truncation_reaches_groups_and_joins(spark: SparkSession) -> None:
 
     def as_of(spark: SparkSession) -> DataFrame:
         clicked = hr.batch(spark, "clicks", schema="person long, at timestamp").select("person", "at")
-        return hr.join_as_of(clicked, people(spark), {"person": "id"}, stream_time="at", buckets=BUCKETS)
+        return hr.join_as_of(clicked, people(spark), {"person": "id"}, event_time="at", buckets=BUCKETS)
 
     def run(build: Callable[[SparkSession], DataFrame]) -> list[Row]:
         return run_pipeline(build, events, spark=spark, timeout_s=TIMEOUT_S)
@@ -296,15 +296,19 @@ def test_rows_with_weights_become_changes_in_a_sink_with_a_key_and_are_refused_w
 @pytest.mark.parametrize(
     "counting",
     [
-        lambda rows: hr.windows(rows, "city", event_time="at", size="1 hour"),
-        lambda rows: hr.distinct(rows, "city", of="id", event_time="at", size="1 hour"),
-        lambda rows: hr.top(rows, "city", of="id", event_time="at", size="1 hour"),
-        lambda rows: hr.compare(rows, "city", event_time="at", size="1 hour"),
+        lambda rows: hr.windows(rows, "city", event_time="at", window=hr.tumbling("1 hour")),
+        lambda rows: hr.windows(
+            rows, "city", values={"distinct": F.count_distinct("id")}, event_time="at", window=hr.tumbling("1 hour")
+        ),
+        lambda rows: hr.top(rows, "city", of="id", event_time="at", window=hr.tumbling("1 hour")),
+        lambda rows: hr.compare(rows, "city", event_time="at", window=hr.tumbling("1 hour")),
         lambda rows: hr.rolling(rows, "city", event_time="at", within="1 hour"),
-        lambda rows: hr.sessions(rows, "city", event_time="at", gap="1 hour"),
+        lambda rows: hr.windows(rows, "city", event_time="at", window=hr.session_window("1 hour")),
         lambda rows: hr.dedup(rows, "city", within=hr.FOREVER),
-        lambda rows: hr.correct_clock(rows, occurred="at", sent="at", received="at", device="city"),
-        lambda rows: hr.join_within(rows, rows, "id", left_time="at", right_time="at", after="1 hour", prefix="other_"),
+        lambda rows: hr.correct_clock(rows, occurred="at", sent="at", received="at", keys="city"),
+        lambda rows: hr.join_within(
+            rows, rows, "id", left_event_time="at", right_event_time="at", after="1 hour", prefix="other_"
+        ),
         lambda rows: hr.join_latest(rows, people(rows.sparkSession), "id", prefix="person_"),
     ],
 )

@@ -67,7 +67,7 @@ def as_of(streaming: bool, **options: Any) -> Callable[[SparkSession], DataFrame
         read = reading(spark, streaming)
         orders = read("orders", ORDERS, "at").select("id", "customer", "at")
         customers = hr.changes(read("customers", CUSTOMERS, "", **options), "id").withWatermark("at", "5 seconds")
-        return hr.join_as_of(orders, customers, {"customer": "id"}, stream_time="at", buckets=BUCKETS)
+        return hr.join_as_of(orders, customers, {"customer": "id"}, event_time="at", buckets=BUCKETS)
 
     return build
 
@@ -138,8 +138,8 @@ class Lane:
         reader = self.spark.readStream.option("maxFilesPerTrigger", 1) if streaming else self.spark.read
         orders = reader.schema(ORDERS).json(str(self.folder / "orders")).withWatermark("at", "5 seconds")
         rows = reader.schema(f"{CUSTOMERS}, since timestamp, seq long").json(str(self.folder / "customers"))
-        customers = hr.changes(rows, "id", time="since", position="seq").withWatermark("at", "5 seconds")
-        return hr.join_as_of(orders, customers, {"customer": "id"}, stream_time="at", buckets=BUCKETS)
+        customers = hr.changes(rows, "id", event_time="since", position="seq").withWatermark("at", "5 seconds")
+        return hr.join_as_of(orders, customers, {"customer": "id"}, event_time="at", buckets=BUCKETS)
 
     def run(self) -> list[Row]:
         found: list[Row] = []
@@ -314,7 +314,7 @@ def within(how: Any, streaming: bool) -> Callable[[SparkSession], DataFrame]:
         searches = read("searches", SEARCHES, "at").select("query", "user", "at")
         clicks = read("clicks", CLICKS, "at").select("user", "url", F.col("at").alias("clicked"))
         return hr.join_within(
-            searches, clicks, "user", left_time="at", right_time="clicked", after="10 seconds", how=how
+            searches, clicks, "user", left_event_time="at", right_event_time="clicked", after="10 seconds", how=how
         )
 
     return build
@@ -373,16 +373,16 @@ def test_what_cannot_be_joined_is_refused_before_the_query_starts_with_what_to_w
     orders = spark.readStream.format("rate").load().selectExpr("value as customer", "timestamp as at")
     dated = orders.withWatermark("at", "1 minute")
     plain = spark.readStream.format("rate").load().selectExpr("value as id", "'x' as city", "timestamp", "value as n")
-    customers = hr.changes(plain, "id", time="timestamp", position="n")
+    customers = hr.changes(plain, "id", event_time="timestamp", position="n")
     watched = customers.withWatermark("at", "1 minute")
     on = {"customer": "id"}
     with pytest.raises(UsageError, match=r"join_as_of on a stream needs a watermark on at.*hr.watermark\(rows"):
-        hr.join_as_of(orders, watched, on, stream_time="at")
+        hr.join_as_of(orders, watched, on, event_time="at")
     with pytest.raises(UsageError, match=r"its table.* on a stream needs a watermark on at"):
-        hr.join_as_of(dated, customers, on, stream_time="at")
-    fixed = hr.changes(spark.createDataFrame([], plain.schema), "id", time="timestamp", position="n")
+        hr.join_as_of(dated, customers, on, event_time="at")
+    fixed = hr.changes(spark.createDataFrame([], plain.schema), "id", event_time="timestamp", position="n")
     for join in (
-        lambda table: hr.join_as_of(dated, table, on, stream_time="at"),
+        lambda table: hr.join_as_of(dated, table, on, event_time="at"),
         lambda table: hr.join_latest(dated, table, on),
     ):
         with pytest.raises(
@@ -392,11 +392,11 @@ def test_what_cannot_be_joined_is_refused_before_the_query_starts_with_what_to_w
     with pytest.raises(UsageError, match=r"left side is a bounded frame and its right side a stream"):
         hr.join_tables(fixed, customers, "id", prefix="its_")
     with pytest.raises(UsageError, match=r"no column with a timestamp.*: at"):
-        hr.join_as_of(dated, watched, on, stream_time="customer")
+        hr.join_as_of(dated, watched, on, event_time="customer")
     with pytest.raises(UsageError, match=r"known by id, and the join is on city"):
-        hr.join_as_of(dated, watched, {"customer": "city"}, stream_time="at")
+        hr.join_as_of(dated, watched, {"customer": "city"}, event_time="at")
     with pytest.raises(UsageError, match=r"these are no changes.*hr.changes"):
-        hr.join_as_of(dated, plain, on, stream_time="at")
+        hr.join_as_of(dated, plain, on, event_time="at")
     with pytest.raises(UsageError, match=r"do not say at, position, version.*hr.changes\(hr.stream"):
         hr.join_latest(dated, watched.drop("at", "version", "position"), on)
     with pytest.raises(UsageError, match=r"'customer' is string on the left and 'id' is bigint on the right.*cast"):
@@ -404,9 +404,9 @@ def test_what_cannot_be_joined_is_refused_before_the_query_starts_with_what_to_w
     with pytest.raises(UsageError, match=r"two columns of the result would be called 'city'.*prefix="):
         hr.join_latest(dated.withColumn("city", F.lit("")), watched, on)
     with pytest.raises(UsageError, match=r"needs a bound of time.*after="):
-        hr.join_within(dated, dated, "customer", left_time="at", right_time="at")
+        hr.join_within(dated, dated, "customer", left_event_time="at", right_event_time="at")
     with pytest.raises(UsageError, match=r"its right side.* on a stream needs a watermark"):
-        hr.join_within(dated, orders, "customer", left_time="at", right_time="at", after="1 hour")
+        hr.join_within(dated, orders, "customer", left_event_time="at", right_event_time="at", after="1 hour")
     with pytest.raises(UsageError, match=r"in which order they were written.*position="):
         hr.changes(plain, "id")
     with pytest.raises(UsageError, match=r"no column 'no' to be the key.*id, city"):

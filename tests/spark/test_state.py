@@ -108,8 +108,10 @@ LAST: Event = ("last", 10_000, 0)
 
 def test_sessions_of_a_restarted_stream_are_those_of_the_bounded_frame_and_of_sparks_own(lane: Lane) -> None:
     def per_user(rows: DataFrame) -> DataFrame:
-        values = {"spent": ("sum", "amount")}
-        return hr.sessions(rows, "user", event_time="at", gap="10 seconds", values=values, buckets=BUCKETS)
+        values = {"spent": F.sum("amount")}
+        return hr.windows(
+            rows, "user", event_time="at", window=hr.session_window("10 seconds"), values=values, buckets=BUCKETS
+        )
 
     lane.add(*FILES)
     streamed = lane.run(per_user)
@@ -278,7 +280,7 @@ def test_clocks_corrected_on_a_restarted_stream_are_those_of_the_bounded_frame(l
     def by_user(rows: DataFrame) -> DataFrame:
         timed = rows.withColumn("occurred", F.col("sent"))
         return hr.correct_clock(
-            timed, device="user", occurred="occurred", sent="sent", received="at", samples=3, buckets=BUCKETS
+            timed, keys="user", occurred="occurred", sent="sent", received="at", samples=3, buckets=BUCKETS
         )
 
     lane.add(*FILES)
@@ -295,7 +297,7 @@ def test_clocks_corrected_on_a_restarted_stream_are_those_of_the_bounded_frame(l
 @pytest.mark.slow
 def test_a_checkpoint_shows_what_is_held_of_a_key_and_refuses_another_number_of_buckets(lane: Lane) -> None:
     def per_user(rows: DataFrame, buckets: int = 8) -> DataFrame:
-        return hr.sessions(rows, "user", event_time="at", gap="10 seconds", buckets=buckets)
+        return hr.windows(rows, "user", event_time="at", window=hr.session_window("10 seconds"), buckets=buckets)
 
     lane.add([("anna", 0, 1), (None, 3, 3)], [("anna", 5, 2), ("ben", 30, 0)])
     lane.run(per_user)
@@ -320,14 +322,14 @@ def test_what_cannot_work_is_refused_before_the_query_starts_with_what_to_write_
     rows = lane.spark.readStream.schema(SCHEMA).json(str(lane.input))
     dated = rows.withWatermark("at", "1 minute")
     with pytest.raises(UsageError, match=r"sessions on a stream needs a watermark on at.*hr.watermark\(rows, \"at\""):
-        hr.sessions(rows, "user", event_time="at", gap="10 seconds")
+        hr.windows(rows, "user", event_time="at", window=hr.session_window("10 seconds"))
     with pytest.raises(UsageError, match="needs a watermark on sent"):
         hr.dedup(dated, "user", within="1 hour", event_time="sent")
     clocks = {"occurred": "sent", "sent": "sent", "received": "at"}
     with pytest.raises(UsageError, match=r"clock correction on a stream needs a watermark on at.*hr.watermark"):
-        hr.correct_clock(rows, device="user", **clocks)
+        hr.correct_clock(rows, keys="user", **clocks)
     with pytest.raises(UsageError, match=r"samples=0: a median needs at least one"):
-        hr.correct_clock(dated, device="user", samples=0, **clocks)
+        hr.correct_clock(dated, keys="user", samples=0, **clocks)
     with pytest.raises(UsageError, match=r"how long it has to remember.*within=hr.FOREVER"):
         hr.dedup(dated, "user")
     with pytest.raises(UsageError, match=r"event_time is not given.*at, sent"):
@@ -337,13 +339,15 @@ def test_what_cannot_work_is_refused_before_the_query_starts_with_what_to_write_
     with pytest.raises(UsageError, match="cannot be a key"):
         hr.dedup(dated.withColumn("x", F.lit(1.5)), "x", within=hr.FOREVER)
     with pytest.raises(UsageError, match=r"gap='soon' is no duration.*10 minutes"):
-        hr.sessions(dated, "user", event_time="at", gap="soon")
+        hr.windows(dated, "user", event_time="at", window=hr.session_window("soon"))
     with pytest.raises(UsageError, match="gap='1 month' is no duration"):
-        hr.sessions(dated, "user", event_time="at", gap="1 month")
-    with pytest.raises(UsageError, match=r"no function 'median'.*sum, min, max"):
-        hr.sessions(dated, "user", event_time="at", gap="1 hour", values={"x": ("median", "amount")})
+        hr.windows(dated, "user", event_time="at", window=hr.session_window("1 month"))
+    with pytest.raises(UsageError, match=r"x: median\(amount\) is not offered here.*F.sum, F.avg"):
+        hr.windows(dated, "user", event_time="at", window=hr.session_window("1 hour"), values={"x": F.median("amount")})
     with pytest.raises(UsageError, match="would be called 'events'"):
-        hr.sessions(dated, "user", event_time="at", gap="1 hour", values={"events": ("sum", "amount")})
+        hr.windows(
+            dated, "user", event_time="at", window=hr.session_window("1 hour"), values={"events": F.sum("amount")}
+        )
 
 
 def test_keys_of_a_bounded_frame_without_a_bound_come_once_each(lane: Lane) -> None:
@@ -365,7 +369,7 @@ def test_each_row_is_corrected_by_itself_without_a_device(lane: Lane) -> None:
 @pytest.mark.slow
 def test_sessions_in_another_time_zone_are_the_same_instants(lane: Lane) -> None:
     def per_user(rows: DataFrame) -> DataFrame:
-        found = hr.sessions(rows, "user", event_time="at", gap="10 seconds", buckets=BUCKETS)
+        found = hr.windows(rows, "user", event_time="at", window=hr.session_window("10 seconds"), buckets=BUCKETS)
         return found.withColumn("starts", F.unix_micros("session_start"))
 
     lane.add(*FILES, [LAST])

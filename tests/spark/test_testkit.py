@@ -51,7 +51,9 @@ def test_events_out_of_order_count_and_late_ones_are_dropped_and_counted(spark: 
 
 def shops_per_minute(spark: SparkSession) -> DataFrame:
     orders = hr.watermark(stream(spark, "orders", schema=ORDERS), "placed_at", "2 minutes")
-    return hr.windows(orders, event_time="placed_at", size="1 minute", values={"different": ("distinct", "id")})
+    return hr.windows(
+        orders, event_time="placed_at", window=hr.tumbling("1 minute"), values={"different": F.count_distinct("id")}
+    )
 
 
 def test_rows_that_are_late_for_an_operator_of_ours_are_counted_too(spark: SparkSession) -> None:

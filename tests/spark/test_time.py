@@ -33,13 +33,13 @@ def lane(spark: SparkSession, tmp_path: Path) -> Lane:
 def once_in_sessions(rows: DataFrame) -> DataFrame:
     """Duplicates out, then sessions of what is left."""
     once = hr.dedup(rows, ["user", "amount"], within="1 hour", event_time="at", buckets=BUCKETS)
-    return hr.sessions(once, "user", event_time="at", gap="10 seconds", buckets=BUCKETS)
+    return hr.windows(once, "user", event_time="at", window=hr.session_window("10 seconds"), buckets=BUCKETS)
 
 
 def in_stays(rows: DataFrame) -> DataFrame:
     """And sessions of those."""
     visits = once_in_sessions(rows)
-    return hr.sessions(visits, "user", event_time="session_end", gap="1 minute", buckets=BUCKETS)
+    return hr.windows(visits, "user", event_time="session_end", window=hr.session_window("1 minute"), buckets=BUCKETS)
 
 
 def seen(rows: list[Any]) -> Counter[tuple[Any, ...]]:
@@ -68,12 +68,12 @@ def test_three_operators_in_one_query_give_across_a_restart_what_they_give_on_th
 
 def test_an_operator_behind_another_goes_by_the_column_that_has_an_order(lane: Lane) -> None:
     rows = lane.spark.readStream.schema(SCHEMA).json(str(lane.input)).withWatermark("at", "1 minute")
-    visits = hr.sessions(rows, "user", event_time="at", gap="10 seconds")
+    visits = hr.windows(rows, "user", event_time="at", window=hr.session_window("10 seconds"))
     with pytest.raises(UsageError, match=r"follows another stateful function.*use session_end, which has"):
-        hr.sessions(visits, "user", event_time="session_start", gap="1 minute")
-    early = hr.sessions(rows, "user", event_time="at", gap="10 seconds", emit="early")
+        hr.windows(visits, "user", event_time="session_start", window=hr.session_window("1 minute"))
+    early = hr.windows(rows, "user", event_time="at", window=hr.session_window("10 seconds"), emit="early")
     with pytest.raises(UsageError, match=r"follows another stateful function.*write those to a topic"):
-        hr.sessions(early, "user", event_time="session_end", gap="1 minute")
+        hr.windows(early, "user", event_time="session_end", window=hr.session_window("1 minute"))
 
 
 # ---- several sources -----------------------------------------------------------------------------------------------
@@ -175,12 +175,12 @@ def test_marks_of_silence_outlive_the_conditions_of_a_join(
         side("searches", "at"),
         side("clicks", "clicked"),
         "kind",
-        left_time="at",
-        right_time="clicked",
+        left_event_time="at",
+        right_event_time="clicked",
         after="1 minute",
     )
     found: list[datetime] = []
-    counts = hr.windows(pairs, event_time="at", size="1 minute")
+    counts = hr.windows(pairs, event_time="at", window=hr.tumbling("1 minute"))
     writer = counts.writeStream.foreachBatch(
         lambda batch, _: found.extend(row.window_start.astimezone(UTC) for row in batch.collect())
     )

@@ -55,7 +55,7 @@ def timelines(streaming: bool) -> Callable[[SparkSession], DataFrame]:
         posts = hr.changes(read(spark, "posts", schema=POSTS), "id")
         follows = hr.changes(read(spark, "follows", schema=FOLLOWS), ["follower", "author"])
         seen = hr.join_tables(posts, follows, "author", buckets=BUCKETS)
-        values = {"posts": "count", "latest": ("top", 2, "id desc", ["id", "text"])}
+        values = {"posts": F.count("*"), "latest": F.max_by(F.struct("id", "text"), "id", 2)}
         return hr.view(seen, "follower", values, buckets=BUCKETS)
 
     return build
@@ -134,7 +134,7 @@ def test_a_row_that_changes_its_group_leaves_the_old_one_also_after_a_restart(
 ) -> None:
     def per_country(orders: DataFrame) -> DataFrame:
         paid = hr.deltas(orders, buckets=BUCKETS).where("price > 0").withColumn("half", F.col("price") / 2)
-        values = {"orders": "count", "total": ("sum", "price"), "most": ("max", "price"), "half": ("sum", "half")}
+        values = {"orders": F.count("*"), "total": F.sum("price"), "most": F.max("price"), "half": F.sum("half")}
         return hr.view(paid, "country", values, buckets=BUCKETS)
 
     lane = Lane(spark, tmp_path)
@@ -200,20 +200,22 @@ def test_what_cannot_be_a_view_is_refused_before_the_query_starts_with_what_to_w
     orders = hr.changes(plain, "id", position="n")
     with pytest.raises(UsageError, match=r"these are no changes.*hr.changes"):
         hr.view(plain)
-    with pytest.raises(UsageError, match=r"no group_by.*group_by="):
-        hr.view(orders, values={"n": "count"})
+    with pytest.raises(UsageError, match=r"there are no keys.*keys="):
+        hr.view(orders, values={"n": F.count("*")})
     with pytest.raises(UsageError, match=r"no column 'land' to be the key"):
-        hr.view(orders, "land", {"n": "count"})
-    with pytest.raises(UsageError, match=r"no function of a column.*count, sum, avg, min, max, distinct, top"):
-        hr.view(orders, "country", {"n": ("median", "price")})
+        hr.view(orders, "land", {"n": F.count("*")})
+    with pytest.raises(UsageError, match=r"n: median\(price\) is not offered here.*F.sum, F.avg.*F.max_by"):
+        hr.view(orders, "country", {"n": F.median("price")})
+    with pytest.raises(UsageError, match=r"n: first\(price, false\) is not offered here"):
+        hr.view(orders, "country", {"n": F.first("price")})
     with pytest.raises(UsageError, match=r"no column 'cost'.*id, country, price, n"):
-        hr.view(orders, "country", {"n": ("sum", "cost")})
+        hr.view(orders, "country", {"n": F.sum("cost")})
     with pytest.raises(UsageError, match=r"cannot be added up.*cast"):
-        hr.view(orders, "country", {"n": ("sum", "country")})
-    with pytest.raises(UsageError, match=r"is not understood.*\"top\", 10"):
-        hr.view(orders, "country", {"n": ("top", 3)})
+        hr.view(orders, "country", {"n": F.sum("country")})
+    with pytest.raises(UsageError, match=r"n: max_by\(price, n, 3\) is not offered.*F.max_by\(F.struct"):
+        hr.view(orders, "country", {"n": F.max_by("price", "n", 3)})
     with pytest.raises(UsageError, match=r"would be called 'country'"):
-        hr.view(orders, "country", {"country": "count"})
+        hr.view(orders, "country", {"country": F.count("*")})
     with pytest.raises(UsageError, match=r"would be called 'country'.*prefix="):
         hr.join_tables(orders, orders, "id")
     with pytest.raises(UsageError, match=r"no column 'no' to join on"):

@@ -11,7 +11,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 from pyspark.sql.types import StructType
 
@@ -65,14 +65,20 @@ BATCHES: list[list[Event]] = [
     [],
 ]
 EVENTS = [event for batch in BATCHES for event in batch]
-VALUES = {
-    "total": ("sum", "amount"),
-    "mean": ("avg", "took"),
-    "lowest": ("min", "amount"),
-    "opening": ("first", "amount"),
-    "closing": ("last", "amount"),
-    "about": ("approx_distinct", "amount"),
-}
+
+
+def values() -> dict[str, Column]:
+    """Columns need a session, so they are no constants."""
+    return {
+        "total": F.sum("amount"),
+        "twice": F.sum(F.col("amount") * 2),
+        "mean": F.avg("took"),
+        "lowest": F.min("amount"),
+        "opening": F.first("amount"),
+        "closing": F.last("amount"),
+        "many": F.count_if(F.col("amount") > 3),
+        "about": F.approx_count_distinct("amount"),
+    }
 
 
 def as_bag(rows: Sequence[Row], *leaving_out: str) -> Counter[tuple[Any, ...]]:
@@ -90,7 +96,7 @@ def test_an_hour_every_five_minutes_is_twelve_windows_a_row(spark: SparkSession,
     spark.conf.set("spark.sql.ansi.enabled", ansi)
     try:
         rows = spark.createDataFrame([("anna", at)], "user string, at timestamp")
-        results = hr.windows(rows, "user", event_time="at", size="1 hour", every="5 minutes", emit="early")
+        results = hr.windows(rows, "user", event_time="at", window=hr.hopping("1 hour", "5 minutes"), emit="early")
         final = results.where("is_final").select(F.unix_seconds("window_start").alias("start")).collect()
     finally:
         spark.conf.set("spark.sql.ansi.enabled", str(before))
@@ -98,10 +104,14 @@ def test_an_hour_every_five_minutes_is_twelve_windows_a_row(spark: SparkSession,
     assert sorted(row.start for row in final) == list(range(first, first + 3600, 300))
 
 
-@pytest.mark.parametrize("every", [None, "4 seconds"], ids=["tumbling", "hopping"])
-def test_the_operator_and_sparks_own_windows_agree_on_a_bounded_frame(spark: SparkSession, every: str | None) -> None:
+@pytest.mark.parametrize(
+    ("window", "in_windows"), [(hr.tumbling("10 seconds"), 11), (hr.hopping("10 seconds", "4 seconds"), 30)]
+)
+def test_the_operator_and_sparks_own_windows_agree_on_a_bounded_frame(
+    spark: SparkSession, window: Any, in_windows: int
+) -> None:
     def native(rows: DataFrame, **more: Any) -> DataFrame:
-        return hr.windows(rows, "user", event_time="at", size="10 seconds", every=every, values=VALUES, **more)
+        return hr.windows(rows, "user", event_time="at", window=window, values=values(), **more)
 
     def ours(rows: DataFrame) -> DataFrame:
         return native(rows, late="correct", buckets=BUCKETS)
@@ -110,14 +120,24 @@ def test_the_operator_and_sparks_own_windows_agree_on_a_bounded_frame(spark: Spa
     assert as_bag(found) == as_bag(bounded(spark, ours, EVENTS))
     none = spark.createDataFrame([], SCHEMA)
     assert native(none).dtypes == ours(none).dtypes
-    assert sum(row.events for row in found if row.user != "last") == (11 if every is None else 30)
+    assert sum(row.events for row in found if row.user != "last") == in_windows
 
 
 def test_windows_with_stragglers_on_a_stream_fold_to_those_of_the_bounded_frame(spark: SparkSession) -> None:
     def corrected(rows: DataFrame) -> DataFrame:
-        values = {"total": ("sum", "amount"), "slow": ("percentile", "took", 0.5), "kinds": ("distinct", "amount")}
+        values = {
+            "total": F.sum("amount"),
+            "slow": F.percentile_approx("took", 0.5),
+            "kinds": F.count_distinct("amount"),
+        }
         return hr.windows(
-            rows, "user", event_time="at", size="10 seconds", values=values, late="correct", buckets=BUCKETS
+            rows,
+            "user",
+            event_time="at",
+            window=hr.tumbling("10 seconds"),
+            values=values,
+            late="correct",
+            buckets=BUCKETS,
         )
 
     straggler: list[Event] = [("anna", 7, 100)]
@@ -152,7 +172,7 @@ def test_a_day_of_a_calendar_begins_at_its_first_moment_and_has_the_hours_that_c
     begin = midnight(zone, day) - timedelta(hours=30)
     moments = [begin + timedelta(minutes=10 * number) for number in range(6 * 24 * 4)]
     frame = spark.createDataFrame([Row(at=each) for each in moments], "at timestamp")
-    found = hr.windows(frame, event_time="at", size="1 day", timezone=zone, buckets=1)
+    found = hr.windows(frame, event_time="at", window=hr.calendar("1 day", zone), buckets=1)
     spans = found.select(F.unix_seconds("window_start"), F.unix_seconds("window_end"), "events").collect()
     bounds = [midnight(zone, day + timedelta(days=each)).timestamp() for each in range(-3, 5)]
     expected = Counter(
@@ -169,7 +189,7 @@ def test_where_clocks_change_days_overlap_compare_and_have_rates_by_their_own_ho
     begin = midnight(zone, sunday - timedelta(days=9))
     hours = int((midnight(zone, sunday + timedelta(days=2)) - begin) / timedelta(hours=1))
     frame = spark.createDataFrame([Row(at=begin + timedelta(hours=each)) for each in range(hours)], "at timestamp")
-    days: dict[str, Any] = {"event_time": "at", "size": "1 day", "timezone": zone, "buckets": 1}
+    days: dict[str, Any] = {"event_time": "at", "window": hr.calendar("day", zone), "buckets": 1}
 
     def by_start(results: DataFrame) -> dict[float, Row]:
         return {row.start: row for row in results.withColumn("start", F.unix_seconds("window_start")).collect()}
@@ -185,7 +205,7 @@ def test_where_clocks_change_days_overlap_compare_and_have_rates_by_their_own_ho
     assert (following.events, following.events_last_week) == (0, 23)
     rates = by_start(hr.rate(frame, per="1 hour", **days))
     assert [rates[each].rate for each in starts] == [1.0, 1.0, 1.0]
-    pairs = by_start(hr.windows(frame, **{**days, "size": "2 days", "every": "1 day"}))
+    pairs = by_start(hr.windows(frame, **{**days, "window": hr.calendar("2 days", zone, every="day")}))
     assert [pairs[each].events for each in starts[:2]] == [47, 47]
 
 
@@ -195,7 +215,7 @@ def test_a_time_is_set_aside_when_it_is_further_ahead_than_allowed_and_not_when_
     ahead = [timedelta(0), timedelta(days=1), timedelta(days=1, microseconds=1)]
     rows = [Row(at=START + each, came=START) for each in ahead] + [Row(at=START, came=None), Row(at=None, came=START)]
     frame = spark.createDataFrame(rows, "at timestamp, came timestamp")
-    found = hr.set_aside_future(frame, "at", future_max="1 day", arrived="came").collect()
+    found = hr.null_future_times(frame, "at", future_max="1 day", arrived="came").collect()
     assert [(row["at"] is None, row.at_claimed is None) for row in found] == [
         (False, False),
         (False, False),
@@ -203,38 +223,44 @@ def test_a_time_is_set_aside_when_it_is_further_ahead_than_allowed_and_not_when_
         (False, False),
         (True, True),
     ]
-    windows = hr.windows(hr.set_aside_future(frame, "at", arrived="came"), event_time="at", size="1 day")
+    windows = hr.windows(
+        hr.null_future_times(frame, "at", arrived="came"), event_time="at", window=hr.tumbling("1 day")
+    )
     assert sum(row.events for row in windows.collect()) == 3, "Spark's own windows leave out what has no time, too"
 
 
 def test_weeks_begin_on_monday_and_windows_where_the_origin_says(spark: SparkSession) -> None:
     frame = spark.createDataFrame([Row(at=START)], "at timestamp")  # a Saturday
 
-    def start(**arguments: Any) -> str:
+    def start(window: Any) -> str:
         (row,) = (
-            hr.windows(frame, event_time="at", **arguments)
+            hr.windows(frame, event_time="at", window=window)
             .select(F.date_format("window_start", "MM-dd HH:mm"))
             .collect()
         )
         return str(row[0])
 
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
-    assert start(size="1 week") == "01-26 00:00"
-    assert start(size="7 days", timezone="Asia/Tokyo") == "01-25 15:00"
-    assert start(size="1 week", origin="2026-01-01") == "01-29 00:00"
-    assert start(size="1 hour", origin="2026-01-01T00:15:00Z") == "01-31 09:15"
-    assert start(size="1 day", origin="2026-01-01T06:00:00", timezone="Europe/Berlin") == "01-31 05:00"
+    assert start(hr.tumbling("1 week")) == "01-26 00:00"
+    assert start(hr.calendar("7 days", "Asia/Tokyo")) == "01-25 15:00"
+    assert start(hr.tumbling("1 week", origin="2026-01-01")) == "01-29 00:00"
+    assert start(hr.tumbling("1 hour", origin="2026-01-01T00:15:00Z")) == "01-31 09:15"
+    assert start(hr.calendar("day", "Europe/Berlin", origin="2026-01-01T06:00:00")) == "01-31 05:00"
 
 
 def test_questions_in_one_line_are_answered_as_plain_python_answers_them(spark: SparkSession) -> None:
-    arguments: dict[str, Any] = {"event_time": "at", "size": "10 seconds"}
+    arguments: dict[str, Any] = {"event_time": "at", "window": hr.tumbling("10 seconds")}
     by_user = Counter((user, int(second // 10)) for user, second, _ in EVENTS)
 
     rates = bounded(spark, lambda rows: hr.rate(rows, "user", per="1 minute", **arguments), EVENTS)
     assert Counter({(row.user, number_of(row)): row.rate for row in rates}) == {
         each: count * 6 for each, count in by_user.items()
     }
-    kinds = bounded(spark, lambda rows: hr.distinct(rows, of="user", buckets=BUCKETS, **arguments), EVENTS)
+    kinds = bounded(
+        spark,
+        lambda rows: hr.windows(rows, values={"distinct": F.count_distinct("user")}, buckets=BUCKETS, **arguments),
+        EVENTS,
+    )
     assert {number_of(row): row.distinct for row in kinds} == {0: 2, 1: 1, 4: 1, 10_000: 1}
     best = bounded(spark, lambda rows: hr.top(rows, of="user", n=1, buckets=BUCKETS, **arguments), EVENTS)
     assert {number_of(row): (row.rank, row.user, row.score) for row in best} == {
@@ -245,7 +271,7 @@ def test_questions_in_one_line_are_answered_as_plain_python_answers_them(spark: 
     }
     richest = bounded(
         spark,
-        lambda rows: hr.top(rows, "user", of="amount", n=2, by=("max", "took"), buckets=BUCKETS, **arguments),
+        lambda rows: hr.top(rows, "user", of="amount", n=2, by=F.max("took"), buckets=BUCKETS, **arguments),
         EVENTS,
     )
     assert [(row.rank, row.amount, row.score) for row in richest if row.user == "anna" and number_of(row) == 0] == [
@@ -265,8 +291,10 @@ def number_of(row: Row) -> int:
 def test_windows_are_compared_with_earlier_ones_and_empty_ones_have_nothing(spark: SparkSession) -> None:
     def compared(rows: DataFrame) -> DataFrame:
         to = {"before": "10 seconds", "long_ago": "40 seconds"}
-        values = {"total": ("sum", "amount"), "kinds": ("approx_distinct", "amount")}
-        return hr.compare(rows, "user", event_time="at", size="10 seconds", to=to, values=values, buckets=BUCKETS)
+        values = {"total": F.sum("amount"), "kinds": F.approx_count_distinct("amount")}
+        return hr.compare(
+            rows, "user", event_time="at", window=hr.tumbling("10 seconds"), to=to, values=values, buckets=BUCKETS
+        )
 
     found = bounded(spark, compared, EVENTS)
     bens = {number_of(row): row for row in found if row.user == "ben"}
@@ -291,7 +319,7 @@ def test_windows_are_compared_with_earlier_ones_and_empty_ones_have_nothing(spar
 @pytest.mark.slow
 def test_each_row_knows_the_rows_before_it_on_a_stream_as_on_a_bounded_frame(spark: SparkSession) -> None:
     def rolled(rows: DataFrame) -> DataFrame:
-        values = {"mean": ("avg", "amount"), "about": ("approx_distinct", "amount")}
+        values = {"mean": F.avg("amount"), "about": F.approx_count_distinct("amount")}
         return hr.rolling(rows, "user", event_time="at", within="10 seconds", values=values, buckets=BUCKETS)
 
     streamed = run(spark, rolled, *BATCHES)
@@ -311,9 +339,11 @@ def test_each_row_knows_the_rows_before_it_on_a_stream_as_on_a_bounded_frame(spa
 def test_a_leap_of_a_wrong_clock_into_the_future_is_set_aside_and_ends_no_window(spark: SparkSession) -> None:
     def guarded(spark: SparkSession) -> DataFrame:
         rows = hr.stream(spark, "rows", schema=SCHEMA).withColumn("came", F.lit(START))
-        believed = hr.set_aside_future(rows, "at", future_max="2 days", arrived="came")
+        believed = hr.null_future_times(rows, "at", future_max="2 days", arrived="came")
         dated = believed.withWatermark("at", "20 seconds")
-        results = hr.windows(dated, "user", event_time="at", size="10 seconds", late="side", buckets=BUCKETS)
+        results = hr.windows(
+            dated, "user", event_time="at", window=hr.tumbling("10 seconds"), late="side", buckets=BUCKETS
+        )
         schemas.append(results.schema)
         return results
 
@@ -334,7 +364,7 @@ def test_a_leap_of_a_wrong_clock_into_the_future_is_set_aside_and_ends_no_window
 @pytest.mark.slow
 def test_comparisons_on_a_stream_are_those_of_the_bounded_frame(spark: SparkSession) -> None:
     def compared(rows: DataFrame) -> DataFrame:
-        return hr.compare(rows, "user", event_time="at", size="10 seconds", buckets=BUCKETS)
+        return hr.compare(rows, "user", event_time="at", window=hr.tumbling("10 seconds"), buckets=BUCKETS)
 
     assert as_bag(run(spark, compared, *BATCHES)) == as_bag(bounded(spark, compared, EVENTS))
 
@@ -343,7 +373,7 @@ def test_comparisons_on_a_stream_are_those_of_the_bounded_frame(spark: SparkSess
 def test_windows_behind_duplicates_removed_miss_nothing(spark: SparkSession) -> None:
     def best(rows: DataFrame) -> DataFrame:
         once = hr.dedup(rows, ["user", "at"], within="1 hour", event_time="at", buckets=BUCKETS)
-        return hr.top(once, of="user", n=1, event_time="at", size="10 seconds", buckets=BUCKETS)
+        return hr.top(once, of="user", n=1, event_time="at", window=hr.tumbling("10 seconds"), buckets=BUCKETS)
 
     found = as_bag(run(spark, best, *BATCHES, []))
     assert found == as_bag(bounded(spark, best, EVENTS))
@@ -355,7 +385,7 @@ def test_what_cannot_work_is_refused_before_the_query_starts_with_what_to_write_
 ) -> None:
     rows = spark.readStream.schema(SCHEMA).json(str(tmp_path))
     dated = rows.withWatermark("at", "1 minute")
-    arguments: dict[str, Any] = {"event_time": "at", "size": "1 minute"}
+    arguments: dict[str, Any] = {"event_time": "at", "window": hr.tumbling("1 minute")}
     for late in ("drop", "correct"):
         with pytest.raises(UsageError, match=r"windows on a stream needs a watermark on at.*hr.watermark\(rows"):
             hr.windows(rows, "user", late=late, **arguments)
@@ -363,8 +393,8 @@ def test_what_cannot_work_is_refused_before_the_query_starts_with_what_to_write_
         ("rolling", lambda rows: hr.rolling(rows, "user", event_time="at", within="1 minute")),
         ("windows", lambda rows: hr.rate(rows, **arguments)),
         ("windows", lambda rows: hr.percentiles(rows, of="took", **arguments)),
-        ("windows", lambda rows: hr.distinct(rows, of="user", **arguments)),
-        ("windows", lambda rows: hr.distinct(rows, of="user", exact=False, **arguments)),
+        ("windows", lambda rows: hr.windows(rows, values={"distinct": F.count_distinct("user")}, **arguments)),
+        ("windows", lambda rows: hr.windows(rows, values={"distinct": F.approx_count_distinct("user")}, **arguments)),
         ("windows", lambda rows: hr.top(rows, of="user", **arguments)),
         ("windows", lambda rows: hr.compare(rows, **arguments)),
     ]
@@ -372,33 +402,49 @@ def test_what_cannot_work_is_refused_before_the_query_starts_with_what_to_write_
         with pytest.raises(UsageError, match=rf"{name} on a stream needs a watermark on at.*hr.watermark\(rows"):
             question(rows)
     with pytest.raises(UsageError, match="every='2 minutes' is longer than size"):
-        hr.windows(dated, every="2 minutes", **arguments)
+        hr.hopping("1 minute", "2 minutes")
     with pytest.raises(UsageError, match=r"in 60000 windows.*hr.rolling"):
-        hr.windows(dated, every="1 millisecond", **arguments)
+        hr.hopping("1 minute", "1 millisecond")
     with pytest.raises(UsageError, match=r"'Mars/Olympus' is not known.*Europe/Berlin"):
-        hr.windows(dated, event_time="at", size="1 day", timezone="Mars/Olympus")
+        hr.calendar("day", "Mars/Olympus")
     with pytest.raises(UsageError, match=r"a calendar has whole days"):
-        hr.windows(dated, timezone="Europe/Berlin", **arguments)
+        hr.calendar("1 minute", "Europe/Berlin")
     with pytest.raises(UsageError, match="origin='soon' is no time"):
-        hr.windows(dated, origin="soon", **arguments)
-    with pytest.raises(UsageError, match=r"no function 'median'.*percentile"):
-        hr.windows(dated, values={"x": ("median", "amount")}, **arguments)
+        hr.tumbling("1 minute", origin="soon")
+    with pytest.raises(UsageError, match=r"x: median\(amount\) is not offered here.*F.percentile_approx"):
+        hr.windows(dated, values={"x": F.median("amount")}, **arguments)
+    with pytest.raises(UsageError, match=r"x: sum\(amount\) is not offered"):
+        hr.windows(dated, values={"x": F.sum_distinct("amount")}, **arguments)
+    with pytest.raises(UsageError, match=r"x: /\(sum\(amount\), 2\) is not offered"):
+        hr.windows(dated, values={"x": F.sum("amount") / 2}, **arguments)
+    with pytest.raises(UsageError, match=r"x: \('sum', 'amount'\) is no aggregate function.*F.sum"):
+        hr.windows(dated, values={"x": ("sum", "amount")}, **arguments)  # type: ignore[dict-item]
+    with pytest.raises(UsageError, match=r"window='1 minute' is no window.*hr.tumbling"):
+        hr.windows(dated, event_time="at", window="1 minute")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"session windows are kept for each key"):
+        hr.windows(dated, event_time="at", window=hr.session_window("1 minute"))
+    with pytest.raises(UsageError, match=r"sessions have no fixed length"):
+        hr.compare(dated, event_time="at", window=hr.session_window("1 minute"))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"windows that overlap are not compared"):
+        hr.compare(dated, event_time="at", window=hr.hopping("1 hour", "1 minute"))
     with pytest.raises(UsageError, match=r"x: there is no column 'id'.*user, at, amount, took"):
-        hr.windows(dated, values={"x": ("sum", "id")}, **arguments)
+        hr.windows(dated, values={"x": F.sum("id")}, **arguments)
     with pytest.raises(UsageError, match="sum of 'user', which is string"):
-        hr.windows(dated, values={"x": ("sum", "user")}, **arguments)
+        hr.windows(dated, values={"x": F.sum("user")}, **arguments)
     with pytest.raises(UsageError, match=r"99 is not between 0 and 1.*0.99"):
-        hr.windows(dated, values={"x": ("percentile", "took", 99)}, **arguments)
+        hr.windows(dated, values={"x": F.percentile_approx("took", 99)}, **arguments)
     with pytest.raises(UsageError, match="would be called 'revision'"):
-        hr.windows(dated, values={"revision": ("sum", "amount")}, **arguments)
+        hr.windows(dated, values={"revision": F.sum("amount")}, **arguments)
     with pytest.raises(UsageError, match="late='maybe' is none of"):
         hr.windows(dated, late="maybe", **arguments)
-    with pytest.raises(UsageError, match=r"no multiple of size='1 minute'"):
+    with pytest.raises(UsageError, match=r"no multiple of the window's size"):
         hr.compare(dated, to={"x": "90 seconds"}, **arguments)
-    with pytest.raises(UsageError, match=r"has its watermark already.*first hr.set_aside_future"):
-        hr.set_aside_future(dated, "at")
-    with pytest.raises(UsageError, match="by='weight' is no way to rank"):
+    with pytest.raises(UsageError, match=r"has its watermark already.*first hr.null_future_times"):
+        hr.null_future_times(dated, "at")
+    with pytest.raises(UsageError, match="by: 'weight' is no aggregate function"):
         hr.top(dated, of="user", by="weight", **arguments)
+    with pytest.raises(UsageError, match="values are not ranked by avg"):
+        hr.top(dated, of="user", by=F.avg("amount"), **arguments)
     with pytest.raises(UsageError, match="have a column 'window_end' already"):
         hr.windows(dated.withColumn("window_end", F.col("at")), late="side", **arguments)
     with pytest.raises(UsageError, match="would be called 'user'"):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
 import headrace.spark as hr
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 DATABASE = os.environ.get("HEADRACE_DEMO_DATABASE", "postgresql://postgres@127.0.0.1/postgres")
 INDEX = os.environ.get("HEADRACE_DEMO_INDEX", "search.db")
@@ -33,7 +32,7 @@ def best_sellers(spark: SparkSession) -> DataFrame:
     """What sells, as a table that follows: orders that are cancelled or deleted leave it again."""
     orders = hr.deltas(hr.changes(captured(spark, "orders", ORDER), key="id"))
     placed = orders.where("status = 'placed'")
-    return hr.view(placed, "product_id", {"orders": "count", "sold": ("sum", "quantity")})
+    return hr.view(placed, "product_id", {"orders": F.count("*"), "sold": F.sum("quantity")})
 
 
 @hr.pipeline(
@@ -42,9 +41,14 @@ def best_sellers(spark: SparkSession) -> DataFrame:
 def revenue_per_minute(spark: SparkSession) -> DataFrame:
     """What was paid in each minute: early, then final, and corrected when a till hands in later."""
     payments = inserted(spark, "payments", PAYMENT).withWatermark("paid_at", "5 seconds")
-    values = {"revenue": ("sum", "amount")}
     minutes = hr.windows(
-        payments, [], event_time="paid_at", size="1 minute", values=values, emit="early", late="correct", keep="1 hour"
+        payments,
+        event_time="paid_at",
+        window=hr.tumbling("1 minute"),
+        values={"revenue": F.sum("amount")},
+        emit="early",
+        late="correct",
+        keep="1 hour",
     )
     return minutes.where("not is_retraction")  # a table takes the newest revision, whatever it replaces
 
@@ -58,10 +62,10 @@ def search_index(spark: SparkSession) -> DataFrame:
 def orders_priced(spark: SparkSession) -> DataFrame:
     """Each order with the price that was valid when it was placed, and which version of the product that was."""
     orders = inserted(spark, "orders", ORDER).withWatermark("placed_at", "2 seconds")
-    products = hr.changes(captured(spark, "products", PRODUCT), key="id", time="changed_at")
+    products = hr.changes(captured(spark, "products", PRODUCT), key="id", event_time="changed_at")
     products = products.withWatermark("at", "2 seconds")
     priced = hr.join_as_of(
-        orders, products, on={"product_id": "id"}, stream_time="placed_at", version="product_version", prefix="product_"
+        orders, products, on={"product_id": "id"}, event_time="placed_at", version="product_version", prefix="product_"
     )
     return priced.selectExpr("id", "product_id", "quantity", "product_price * quantity as amount", "product_version")
 
@@ -71,4 +75,4 @@ def clicks_corrected(spark: SparkSession) -> DataFrame:
     """Clicks with the time at which they really happened, as far as three wrong timestamps tell."""
     clicks = hr.stream(spark, "clicks", schema=CLICK).withWatermark("received", "1 second")
     clicks = clicks.select("id", "device", "page", "occurred", "sent", "received", "really")
-    return hr.correct_clock(clicks, device="device", occurred="occurred", sent="sent", received="received")
+    return hr.correct_clock(clicks, keys="device", occurred="occurred", sent="sent", received="received")

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from headrace.spark.time.watermarks import watermark
     from headrace.spark.topic_sink.checkpoint import read_end_offsets
     from headrace.spark.topic_sink.sink import exactly_once_batch
-    from headrace.spark.windowing.analytics import compare, distinct, percentiles, rate, rolling, top
-    from headrace.spark.windowing.sessions import sessions
-    from headrace.spark.windowing.windows import set_aside_future, split_late, windows
+    from headrace.spark.windowing.analytics import compare, percentiles, rate, rolling, top
+    from headrace.spark.windowing.assignment import calendar, hopping, session_window, tumbling
+    from headrace.spark.windowing.windows import null_future_times, split_late, windows
 
 __all__ = [
     "FOREVER",
@@ -40,18 +40,20 @@ __all__ = [
     "as_records",
     "as_rows",
     "batch",
+    "calendar",
     "changes",
     "compare",
     "correct_clock",
     "dedup",
     "deltas",
-    "distinct",
     "exactly_once_batch",
     "explain_watermark",
+    "hopping",
     "join_as_of",
     "join_latest",
     "join_tables",
     "join_within",
+    "null_future_times",
     "percentiles",
     "pipeline",
     "rate",
@@ -59,8 +61,7 @@ __all__ = [
     "register",
     "rolling",
     "session",
-    "sessions",
-    "set_aside_future",
+    "session_window",
     "sinks",
     "split_late",
     "state_of",
@@ -68,6 +69,7 @@ __all__ = [
     "stream",
     "table",
     "top",
+    "tumbling",
     "view",
     "watermark",
     "windows",
@@ -79,18 +81,20 @@ _HOMES = {
     "as_records": "tables.changelog",
     "as_rows": "tables.changelog",
     "batch": "source.reading",
+    "calendar": "windowing.assignment",
     "changes": "tables.changelog",
     "compare": "windowing.analytics",
     "correct_clock": "time.clocks",
     "dedup": "state.dedup",
     "deltas": "tables.views",
-    "distinct": "windowing.analytics",
     "exactly_once_batch": "topic_sink.sink",
     "explain_watermark": "time.explanation",
+    "hopping": "windowing.assignment",
     "join_as_of": "tables.joins",
     "join_latest": "tables.joins",
     "join_tables": "tables.views",
     "join_within": "tables.joins",
+    "null_future_times": "windowing.windows",
     "percentiles": "windowing.analytics",
     "pipeline": "run.pipelines",
     "rate": "windowing.analytics",
@@ -98,8 +102,7 @@ _HOMES = {
     "register": "source.registration",
     "rolling": "windowing.analytics",
     "session": "run.session",
-    "sessions": "windowing.sessions",
-    "set_aside_future": "windowing.windows",
+    "session_window": "windowing.assignment",
     "sinks": "",
     "split_late": "windowing.windows",
     "state_of": "state.inspection",
@@ -107,6 +110,7 @@ _HOMES = {
     "stream": "source.reading",
     "table": "source.reading",
     "top": "windowing.analytics",
+    "tumbling": "windowing.assignment",
     "view": "tables.views",
     "watermark": "time.watermarks",
     "windows": "windowing.windows",

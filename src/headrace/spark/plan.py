@@ -5,6 +5,7 @@ calls private. They are all here: an upgrade of Spark is checked against this fi
 to ask, is refused here. Everything else of headrace uses PySpark's public interface.
 
 - *Plans*: which sources, stateful operators and watermarks a query has (``shape_of`` and its siblings).
+- *Expressions*: which function of what a Column is (``call_of``).
 - *File systems*: ``SparkFiles`` reads and writes wherever Spark can, since a checkpoint may lie there.
 - *Listeners*: ``ProgressListener`` gets progress reports as JSON.
 - *Rows*: ``arrow_blocks`` brings a DataFrame to the driver in Arrow, block by block.
@@ -13,15 +14,19 @@ to ask, is refused here. Everything else of headrace uses PySpark's public inter
 from __future__ import annotations
 
 # ruff: noqa: N802 the names of methods are Spark's
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 from pyspark.serializers import NoOpSerializer
+from pyspark.sql import Column as SqlColumn
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.listener import JStreamingQueryListener, StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
@@ -35,10 +40,14 @@ __all__ = [
     "DESCRIPTION",
     "METRIC",
     "WATERMARK",
+    "Argument",
+    "Call",
     "JvmLost",
     "ProgressListener",
     "SparkFiles",
+    "argument_of",
     "arrow_blocks",
+    "call_of",
     "event_times",
     "exit_status",
     "keeps_state",
@@ -78,6 +87,7 @@ DESCRIPTION = "operator"
 """The metric among them that is the operator's description."""
 RELATIONS = ("StreamingRelation", "StreamingRelationV2")
 """What a streaming source is in an analysed plan."""
+CLASSIC = "run the program on the driver: hr.session(), without a remote address"
 SOURCE_OPTIONS = ("subscribe", "subscribePattern", "assign", "path")
 
 # ---- plans ---------------------------------------------------------------------------------------------------------
@@ -259,6 +269,110 @@ def _functions(expressions: Any) -> Iterator[Column]:
         for name, node in _nodes(expression):
             if name == "AggregateExpression":
                 yield Column(str(node.sql()), str(node.dataType().simpleString()))
+
+
+# ---- expressions ---------------------------------------------------------------------------------------------------
+
+EXPRESSION_ID = re.compile(r"#\d+L?")
+"""In the text of a column that was taken from a frame, ``orders.amount``: another one in every run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """What a function is called with."""
+
+    column: SqlColumn
+    text: str
+    name: str | None = None
+    """Of a plain column; None for whatever has to be computed."""
+    literal: Any = None
+    """A number, a text or a list of them."""
+    is_star: bool = False
+    fields: tuple[Argument, ...] = ()
+    """Of a struct that is made of others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A Column that is a function: ``F.sum("amount")``."""
+
+    function: str
+    arguments: tuple[Argument, ...]
+    is_distinct: bool
+    text: str
+
+
+def call_of(column: SqlColumn) -> Call | None:
+    """The function that a Column calls, whatever it is called itself; None when it is something else."""
+    node = _without_alias(_node_of(column))
+    if _kind(node) != "UnresolvedFunction":
+        return None
+    arguments = tuple(_argument(each) for each in _sequence(node.arguments()))
+    return Call(
+        function=str(node.functionName()).lower(),
+        arguments=arguments,
+        is_distinct=bool(node.isDistinct()),
+        text=_text(node),
+    )
+
+
+def argument_of(column: SqlColumn) -> Argument:
+    return _argument(_node_of(column))
+
+
+def _node_of(column: SqlColumn) -> Any:
+    java = getattr(column, "_jc", None)
+    if java is None:
+        raise UsageError("headrace needs Spark's JVM beside this process, and Spark Connect has none", CLASSIC)
+    return java.node()
+
+
+def _without_alias(node: Any) -> Any:
+    while _kind(node) == "Alias":
+        node = node.child()
+    return node
+
+
+def _kind(node: Any) -> str:
+    return str(node.getClass().getSimpleName())
+
+
+def _text(node: Any) -> str:
+    """As a name: the same in every run, and one that can stand between backquotes."""
+    return EXPRESSION_ID.sub("", str(node.sql())).replace("`", "")
+
+
+def _argument(node: Any) -> Argument:
+    plain = _without_alias(node)
+    jvm: Any = SparkContext._jvm
+    column: Any = ClassicColumn(jvm.org.apache.spark.sql.Column(node))
+    is_struct = _kind(plain) == "UnresolvedFunction" and str(plain.functionName()) == "struct"
+    return Argument(
+        column=column,
+        text=_text(plain),
+        name=_plain_name(plain),
+        literal=_literal(plain),
+        is_star=_kind(plain) == "UnresolvedStar",
+        fields=tuple(_argument(each) for each in _sequence(plain.arguments())) if is_struct else (),
+    )
+
+
+def _plain_name(node: Any) -> str | None:
+    if _kind(node) == "UnresolvedAttribute":
+        parts = [str(each) for each in _sequence(node.nameParts())]
+        return parts[0] if len(parts) == 1 else None
+    if _kind(node) == "ExpressionColumnNode" and str(node.expression().nodeName()) == "AttributeReference":
+        return str(node.expression().name())
+    return None
+
+
+def _literal(node: Any) -> Any:
+    if _kind(node) == "Literal":
+        return node.value()
+    if _kind(node) == "UnresolvedFunction" and str(node.functionName()) == "array":
+        found = [_literal(each) for each in _sequence(node.arguments())]
+        return None if None in found else found
+    return None
 
 
 # ---- file systems --------------------------------------------------------------------------------------------------

@@ -268,7 +268,7 @@ EVERY: dict[str, tuple[Operator, pa.Schema, pa.StructType]] = {
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_row_whose_time_leapt_ahead_and_was_set_aside_is_late_and_nothing_is_held_of_it(name: str) -> None:
-    """``hr.set_aside_future`` takes the time of such rows."""
+    """``hr.null_future_times`` takes the time of such rows."""
     operator, schema, keys = EVERY[name]
     undated = pa.Table.from_pylist([{"user": "a"}], schema)
     query = Query(operator, schema, keys, "at")

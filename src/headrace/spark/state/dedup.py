@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from headrace.errors import UsageError
 from headrace.spark.arguments import micros_of, names_of, time_column, without_weights
 from headrace.spark.state.dedup_operator import Dedup, DedupForever
-from headrace.spark.state.kernel import BUCKETS, apply_operator, arrow_schema
+from headrace.spark.state.kernel import apply_operator, arrow_schema
 
 __all__ = ["FOREVER", "dedup"]
 
@@ -24,7 +24,7 @@ def dedup(
     *,
     within: str | None = None,
     event_time: str | None = None,
-    buckets: int = BUCKETS,
+    buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
     """Of rows with equal keys and less than ``within`` apart by ``event_time``, the first that comes.

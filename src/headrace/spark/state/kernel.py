@@ -56,7 +56,8 @@ from headrace.spark.workers import settle
 __all__ = [
     "BUCKET",
     "BUCKETS",
-    "CACHE_BYTES_MAX",
+    "BUCKETS_CONF",
+    "CACHE_BYTES_CONF",
     "all_nullable",
     "apply_operator",
     "arrow_schema",
@@ -66,10 +67,14 @@ __all__ = [
     "watermarked",
 ]
 
+BUCKETS_CONF = "spark.headrace.state.buckets"
 BUCKETS = 8
-"""Each bucket costs some milliseconds a batch, and is the work of one task at a time: more cores can use more."""
+"""Without that setting. Each bucket costs some milliseconds a batch, and is the work of one task at a time: more cores
+can use more. A checkpoint keeps the number that it began with."""
+CACHE_BYTES_CONF = "spark.headrace.state.cacheBytes"
 CACHE_BYTES_MAX = 1 << 30
-"""What a Python worker keeps of buckets in memory; the least recently used go first and are read again when needed."""
+"""Without that setting. What a Python worker keeps of buckets in memory; the least recently used go first and are read
+again when needed."""
 PACK_BYTES_MAX = 32 << 20
 OUTPUT_ROWS_MAX = 1 << 16
 BUCKET = "_bucket"
@@ -96,6 +101,7 @@ class Plan:
     buckets: int
     follows: bool
     """Whether the rows come out of another stateful operator."""
+    cache_bytes: int
     uid: str
     """Of this use of the operator in this run, so that workers do not mix up what they keep."""
 
@@ -106,23 +112,27 @@ def apply_operator(
     *,
     keys: Sequence[str],
     event_time: str | None = None,
-    buckets: int = BUCKETS,
+    buckets: int | None = None,
     name: str | None = None,
     also: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """The operator's results on a bounded frame, or, as they come, on a stream.
 
-    ``event_time``: the column by which rows can be late. ``buckets`` is fixed by the first run of a checkpoint. Under
+    ``event_time``: the column by which rows can be late. ``buckets`` (or the setting
+    ``spark.headrace.state.buckets``) is fixed by the first run of a checkpoint. Under
     ``name`` the progress of a stream shows what is held: ``observedMetrics["state <name>"]``. ``also`` is added to the
     operator's description: how the rows were made ready for it.
     """
+    if buckets is None:
+        buckets = _setting(rows, BUCKETS_CONF, BUCKETS)
     if not 1 <= buckets <= 4096:
         raise UsageError(f"buckets={buckets} is outside [1, 4096]", f"{BUCKETS} is right for most machines")
     if rows.isStreaming and operator.clock == "event":
         watermarked(rows, event_time, operator.name)
     schema = arrow_schema(rows.schema)
     follows = rows.isStreaming and keeps_state(rows)
-    plan = Plan(operator, schema, key_type(rows, keys), event_time, buckets, follows, uuid.uuid4().hex)
+    cache_bytes = _setting(rows, CACHE_BYTES_CONF, CACHE_BYTES_MAX)
+    plan = Plan(operator, schema, key_type(rows, keys), event_time, buckets, follows, cache_bytes, uuid.uuid4().hex)
     output = _spark_schema(operator, rows.schema)
     numbered = rows.withColumn(BUCKET, _buckets_of(operator, keys, buckets))
     if not rows.isStreaming:
@@ -132,6 +142,15 @@ def apply_operator(
     shown = name or free_name(f"{operator.name}({', '.join(keys)})", rows)
     description = operator.describe(plan.keys, buckets, also)
     return _observed(kept, shown, description).mapInArrow(_unpacking(plan), output)
+
+
+def _setting(rows: DataFrame, name: str, default: int) -> int:
+    text = rows.sparkSession.conf.get(name, None)
+    if text is None:
+        return default
+    if not str(text).isdecimal() or int(text) < 1:
+        raise UsageError(f"{name}={text!r} is no number above 0", f"{default} is the default")
+    return int(text)
 
 
 def _spark_schema(operator: Operator, rows: StructType) -> StructType:
@@ -342,7 +361,7 @@ class _Cache:
     def put(self, plan: Plan, number: int, bucket: Bucket) -> None:
         self.buckets[(plan.uid, number)] = bucket
         byte_count = sum(each.memory_bytes for each in self.buckets.values())
-        while byte_count > CACHE_BYTES_MAX and len(self.buckets) > 1:
+        while byte_count > plan.cache_bytes and len(self.buckets) > 1:
             _, gone = self.buckets.popitem(last=False)
             byte_count -= gone.memory_bytes
 

@@ -73,7 +73,7 @@ def changes(
     rows: DataFrame,
     key: str | Sequence[str],
     *,
-    time: str | None = None,
+    event_time: str | None = None,
     position: str | None = None,
 ) -> DataFrame:
     """The changes in a topic that was read with its schema, of envelopes or of plain rows by key.
@@ -81,21 +81,21 @@ def changes(
     Rows with weights (``hr.deltas``) become the exact changes of a table by this key. Results of windows are rows by
     key and start: a higher revision replaces a lower one, and one that is taken back is deleted.
 
-    ``time``: the column of a row that says since when it is so; without it, when the change was captured or written. A
-    deletion has no row, so its time is always the latter. ``position``: a column of integers that orders the changes of
-    a key, for frames that were not read from a topic.
+    ``event_time``: the column of a row that says since when it is so; without it, when the change was captured or
+    written. A deletion has no row, so its time is always the latter. ``position``: a column of integers that orders the
+    changes of a key, for frames that were not read from a topic.
     """
     names = [key] if isinstance(key, str) else list(key)
     if WEIGHT in rows.columns:
         return _of_weights(rows, names)
     if position is None and set(REVISION) <= set(rows.columns):
-        return _of_revisions(rows, names, time)
+        return _of_revisions(rows, names, event_time)
     enveloped = _is_enveloped(rows)
     row = _row_type(rows, enveloped)
-    _check_names(row, names, time)
+    _check_names(row, names, event_time)
     if not enveloped:
-        return _of_rows(rows, row, names, time, position, is_tombstone(rows))
-    return _of_envelopes(rows, names, time, position)
+        return _of_rows(rows, row, names, event_time, position, is_tombstone(rows))
+    return _of_envelopes(rows, names, event_time, position)
 
 
 def _of_weights(rows: DataFrame, names: list[str]) -> DataFrame:
@@ -130,7 +130,9 @@ def _check_names(row: StructType, names: list[str], time: str | None) -> None:
             )
     if time is not None and (time not in row.fieldNames() or not isinstance(row[time].dataType, TimestampType)):
         timed = [each.name for each in row if isinstance(each.dataType, TimestampType)]
-        raise UsageError(f"time={time!r} is no column with a timestamp", f"a row has {', '.join(timed) or 'none'}")
+        raise UsageError(
+            f"event_time={time!r} is no column with a timestamp", f"a row has {', '.join(timed) or 'none'}"
+        )
 
 
 def _is_enveloped(rows: DataFrame) -> bool:

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType, TimestampType
 
 from headrace.errors import UsageError
 from headrace.spark.arguments import micros_of, without_weights
-from headrace.spark.state.kernel import BUCKETS, all_nullable, apply_operator, arrow_schema, free_name, watermarked
+from headrace.spark.state.kernel import all_nullable, apply_operator, arrow_schema, free_name, watermarked
 from headrace.spark.tables.changelog import PLACE, is_truncation, key_names, lane, row_type
 from headrace.spark.tables.join_operators import CHANGE, EVENT, TRUNCATES, AsOf, How, Latest, Matched
 
@@ -52,11 +52,11 @@ def join_as_of(
     table: DataFrame,
     on: On,
     *,
-    stream_time: str,
+    event_time: str,
     version: str = "version",
     how: How = "left",
     prefix: str = "",
-    buckets: int = BUCKETS,
+    buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
     """Each event with the row of the table that was valid at the event's time, and the name of that row's version.
@@ -66,14 +66,14 @@ def join_as_of(
     the result is the same whenever it is computed again. ``version``: the name of the column that says which version
     was joined (null: none). ``prefix``: for the names of the table's columns. ``how``: left keeps events without a row.
     """
-    _time(stream, stream_time, "stream_time")
+    _time(stream, event_time, "event_time")
     _versioned(table)
     both_alike(stream, table, AsOf.name)
     if stream.isStreaming:
-        watermarked(stream, stream_time, AsOf.name)
+        watermarked(stream, event_time, AsOf.name)
         watermarked(table, "at", f"{AsOf.name} (its table)")
-    matched, tagged, keys = _tagged(stream, table, on, version, how, prefix, F.col(f"`{stream_time}`"))
-    return apply_operator(tagged, AsOf(matched, stream_time), keys=keys, event_time=TIME, buckets=buckets, name=name)
+    matched, tagged, keys = _tagged(stream, table, on, version, how, prefix, F.col(f"`{event_time}`"))
+    return apply_operator(tagged, AsOf(matched, event_time), keys=keys, event_time=TIME, buckets=buckets, name=name)
 
 
 def join_latest(
@@ -84,7 +84,7 @@ def join_latest(
     version: str = "version",
     how: How = "left",
     prefix: str = "",
-    buckets: int = BUCKETS,
+    buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
     """Each event, at once, with the row that the table has when the event comes; arguments as for ``join_as_of``.
@@ -173,8 +173,8 @@ def join_within(
     right: DataFrame,
     on: On,
     *,
-    left_time: str,
-    right_time: str,
+    left_event_time: str,
+    right_event_time: str,
     before: str | None = None,
     after: str | None = None,
     how: Literal["inner", "left", "full"] = "inner",
@@ -195,9 +195,9 @@ def join_within(
         without_weights(rows, "join_within")
     if before is None and after is None:
         raise UsageError("join_within needs a bound of time", 'after="1 hour": the right event up to an hour later')
-    _time(left, left_time, "left_time")
-    _time(right, right_time, "right_time")
-    for rows, time, side in ((left, left_time, "left"), (right, right_time, "right")):
+    _time(left, left_event_time, "left_event_time")
+    _time(right, right_event_time, "right_event_time")
+    for rows, time, side in ((left, left_event_time, "left"), (right, right_event_time, "right")):
         if rows.isStreaming:
             watermarked(rows, time, f"join_within (its {side} side)")
     pairs = pairs_of(on)
@@ -206,15 +206,15 @@ def join_within(
     names = {name: keys.get(name, prefix + name) for name in right.columns}
     no_doubles([*left.columns, *(name for name in names.values() if not name.startswith(RIGHT))])
     renamed = right.select(*[F.col(f"`{old}`").alias(new) for old, new in names.items()])
-    condition = _between(left_time, names[right_time], before, after)
+    condition = _between(left_event_time, names[right_event_time], before, after)
     for name, other in pairs.items():
         condition = condition & (F.col(f"`{name}`") == F.col(f"`{keys[other]}`"))
     if how == "full":
         condition = condition & (_lacks(pairs, 1) == _lacks(keys.values(), 2))
     # A row without a time would never be let go of, nor come out: no watermark ever passes it.
-    joined = _dated(left, left_time).join(_dated(renamed, names[right_time]), condition, how)
+    joined = _dated(left, left_event_time).join(_dated(renamed, names[right_event_time]), condition, how)
     if joined.isStreaming:
-        joined = _counted(joined, left, right, list(pairs), left_time, names[right_time])
+        joined = _counted(joined, left, right, list(pairs), left_event_time, names[right_event_time])
     if how == "full":
         joined = joined.withColumns(
             {name: F.coalesce(F.col(f"`{name}`"), F.col(f"`{keys[other]}`")) for name, other in pairs.items()}
@@ -223,14 +223,14 @@ def join_within(
 
 
 def _counted(
-    joined: DataFrame, left: DataFrame, right: DataFrame, keys: list[str], left_time: str, right_time: str
+    joined: DataFrame, left: DataFrame, right: DataFrame, keys: list[str], left_event_time: str, right_event_time: str
 ) -> DataFrame:
     """How many pairs there were in a batch, and how many rows without a partner.
 
     It keeps the join in the query, too: where nothing is asked of the right side later, Spark would leave that out, and
     then wait for its watermark for ever.
     """
-    paired = F.col(f"`{left_time}`").isNotNull() & F.col(f"`{right_time}`").isNotNull()
+    paired = F.col(f"`{left_event_time}`").isNotNull() & F.col(f"`{right_event_time}`").isNotNull()
     name = free_name(", ".join(keys), left, right, prefix=JOIN_METRIC)
     counts = [F.count_if(paired).alias("pairs"), F.count_if(~paired).alias("without_partner")]
     return joined.observe(f"{JOIN_METRIC}{name}", *counts)
@@ -250,9 +250,9 @@ def _dated(rows: DataFrame, time: str) -> DataFrame:
     return rows.where(F.col(f"`{time}`").isNotNull())
 
 
-def _between(left_time: str, right_time: str, before: str | None, after: str | None) -> Column:
+def _between(left_event_time: str, right_event_time: str, before: str | None, after: str | None) -> Column:
     """Two comparisons and not BETWEEN with a difference: from these Spark sees how long it must keep rows."""
-    one, other = F.col(f"`{left_time}`"), F.col(f"`{right_time}`")
+    one, other = F.col(f"`{left_event_time}`"), F.col(f"`{right_event_time}`")
     earliest = one - _interval(micros_of(before, "before")) if before else one
     latest = one + _interval(micros_of(after, "after")) if after else one
     return (other >= earliest) & (other <= latest)

@@ -23,8 +23,10 @@ from pyspark.sql.types import StructType
 
 from headrace.changes import WEIGHT
 from headrace.errors import UsageError
+from headrace.spark.aggregates.expressions import requested
 from headrace.spark.aggregates.retracting import Average, Count, Distinct, Least, Most, Sum, Top, Value
-from headrace.spark.state.kernel import BUCKETS, all_nullable, apply_operator, arrow_schema, free_name, key_type
+from headrace.spark.arguments import names_of
+from headrace.spark.state.kernel import all_nullable, apply_operator, arrow_schema, free_name, key_type
 from headrace.spark.tables.changelog import (
     CHANGE,
     is_exact,
@@ -40,42 +42,39 @@ from headrace.spark.tables.view_operators import Consolidated, JoinHow, Side, Ta
 
 __all__ = ["deltas", "join_tables", "view"]
 
-FUNCTIONS = ("count", "sum", "avg", "min", "max", "distinct", "top")
-Spec = str | tuple[Any, ...]
-
 
 def view(
     rows: DataFrame,
-    group_by: str | Sequence[str] | None = None,
-    values: Mapping[str, Spec] | None = None,
+    keys: str | Sequence[str] | None = None,
+    values: Mapping[str, Column] | None = None,
     *,
-    buckets: int = BUCKETS,
+    buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
-    """A table kept up to date from changes, as changes; without ``group_by`` the table itself, by its key.
+    """A table kept up to date from changes, as changes; without ``keys`` the table itself, by its key.
 
-    ``rows``: changes, or rows with weights (``hr.deltas``). ``values``: by the name of the result, a function and its
-    column: ``"count"``, ``("count", "price")``, ``("sum", "price")``, avg, min, max, distinct; or ``("top", 10, "at
-    desc", ["id", "text"])``, the first rows in an order. A group without rows is deleted.
+    ``rows``: changes, or rows with weights (``hr.deltas``). ``keys``: what it is grouped by. ``values``: by the name of
+    the result an aggregate, ``{"orders": F.count("*"), "revenue": F.sum(F.col("price") * F.col("quantity"))}``; also
+    ``F.max_by(F.struct("id", "text"), "at", 10)``, the rows that come first in an order. A group without rows is
+    deleted.
     """
-    if group_by is None:
+    if keys is None:
         if values:
-            raise UsageError(
-                "values are computed per group, and there is no group_by", 'for example group_by="country"'
-            )
+            raise UsageError("values are computed per group, and there are no keys", 'for example keys="country"')
         return _exact(rows, buckets, name)
-    names = [group_by] if isinstance(group_by, str) else list(group_by)
+    names = names_of(keys)
     parts = rows if WEIGHT in rows.columns else deltas(rows, buckets=buckets, name=name and f"{name}: rows")
-    keys = key_type(parts, names)
-    made = tuple(_value(parts, each, given) for each, given in (values or {}).items())
+    group = key_type(parts, names)
+    wanted = requested(parts, values, retraction=True)
+    made = tuple(_value(wanted.rows, each, given) for each, given in wanted.requests.items())
     no_doubles([*names, *(each.name for each in made)])
     needed = dict.fromkeys([*names, *(column for each in made for column in _columns(each))])
-    tagged = parts.select(*[_field(each) for each in needed], _field(WEIGHT).cast("long").alias(WEIGHT))
-    found = apply_operator(tagged, Grouped(keys, made), keys=names, buckets=buckets, name=name)
+    tagged = wanted.rows.select(*[_field(each) for each in needed], _field(WEIGHT).cast("long").alias(WEIGHT))
+    found = apply_operator(tagged, Grouped(group, made), keys=names, buckets=buckets, name=name)
     return found.select(*CHANGE)
 
 
-def deltas(changes: DataFrame, *, buckets: int = BUCKETS, name: str | None = None) -> DataFrame:
+def deltas(changes: DataFrame, *, buckets: int | None = None, name: str | None = None) -> DataFrame:
     """Changes as rows with a ``_weight``: −1 for each that went and +1 for each that came; an update is both.
 
     What is computed from a row alone may be done with them (``where``, ``withColumn``, ``select``), as long as the
@@ -94,7 +93,7 @@ def deltas(changes: DataFrame, *, buckets: int = BUCKETS, name: str | None = Non
     return parts.select(*columns, F.col("part.weight").alias(WEIGHT))
 
 
-def _exact(changes: DataFrame, buckets: int, name: str | None) -> DataFrame:
+def _exact(changes: DataFrame, buckets: int | None, name: str | None) -> DataFrame:
     """The same changes with the rows that they replace, which takes holding the table."""
     row, names = row_type(changes), key_names(changes)
     if is_exact(changes):
@@ -114,17 +113,12 @@ def _exact(changes: DataFrame, buckets: int, name: str | None) -> DataFrame:
 # ---- values of groups ----------------------------------------------------------------------------------------------
 
 
-def _value(rows: DataFrame, name: str, given: Spec) -> Value:
-    function, *arguments = (given,) if isinstance(given, str) else given
+def _value(rows: DataFrame, name: str, given: tuple[Any, ...]) -> Value:
+    function, *arguments = given
     if function == "top":
         return _top(rows, name, *arguments)
-    if function == "count" and not arguments:
+    if not arguments:
         return Count(name)
-    if function not in FUNCTIONS or len(arguments) != 1:
-        raise UsageError(
-            f"{name}: {given!r} is no function of a column",
-            f'for example ("sum", "price"); there are {", ".join(FUNCTIONS)}, and "count" alone counts rows',
-        )
     (column,) = arguments
     kind = _atomic(rows, name, column)
     if function == "count":
@@ -136,26 +130,13 @@ def _value(rows: DataFrame, name: str, given: Spec) -> Value:
     return made(name, column, kind)
 
 
-def _top(rows: DataFrame, name: str, *arguments: Any) -> Top:
-    try:
-        count, order, shown = arguments
-        ordered = [_order(each) for each in str(order).split(",")]
-        columns = [shown] if isinstance(shown, str) else list(shown)
-    except (ValueError, TypeError) as error:
-        raise UsageError(
-            f"{name}: {('top', *arguments)!r} is not understood", '("top", 10, "at desc", ["id"])'
-        ) from error
-    if not isinstance(count, int) or count < 1 or not columns:
-        raise UsageError(f"{name}: a top of {count!r} rows and {len(columns)} columns shows nothing")
-    others = [each for each in columns if each not in dict(ordered)]
-    orders = (*(direction for _, direction in ordered), *("ascending" for _ in others))
-    kinds = tuple((each, _atomic(rows, name, each)) for each in [*dict(ordered), *others])
-    return Top(name, count, kinds, orders, tuple(columns))
-
-
-def _order(text: str) -> tuple[str, str]:
-    column, _, direction = text.strip().partition(" ")
-    return column, {"": "ascending", "asc": "ascending", "desc": "descending"}[direction.strip().lower()]
+def _top(rows: DataFrame, name: str, count: int, by: list[str], largest: bool, shown: list[str]) -> Top:
+    if count < 1:
+        raise UsageError(f"{name}: the first {count} rows are none", "at least 1")
+    others = [each for each in shown if each not in by]
+    orders = (*("descending" if largest else "ascending" for _ in by), *("ascending" for _ in others))
+    kinds = tuple((each, _atomic(rows, name, each)) for each in [*dict.fromkeys(by), *others])
+    return Top(name, count, kinds, orders, tuple(shown))
 
 
 def _atomic(rows: DataFrame, name: str, column: str) -> pa.DataType:
@@ -195,7 +176,7 @@ def join_tables(
     *,
     how: JoinHow = "inner",
     prefix: str = "",
-    buckets: int = BUCKETS,
+    buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
     """Two tables that change, joined and kept up to date: changes of both in, changes of the joined rows out.

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 
 from headrace.errors import UsageError
 from headrace.spark.arguments import micros_of, names_of, time_column, without_weights
-from headrace.spark.state.kernel import BUCKETS, apply_operator, arrow_schema
+from headrace.spark.state.kernel import apply_operator, arrow_schema
 from headrace.spark.time.clock_operator import SmoothClock
 
 __all__ = ["correct_clock"]
@@ -21,31 +21,31 @@ def correct_clock(
     occurred: str,
     sent: str,
     received: str,
-    device: str | Sequence[str] | None = None,
+    keys: str | Sequence[str] | None = None,
     samples: int = 15,
     offset_max: str = "3650 days",
-    forget: str = "7 days",
-    buckets: int = BUCKETS,
+    keep: str = "7 days",
+    buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
     """When things occurred by the server's clock, from what a device's clock says: occurred + (received − sent).
 
-    Adds ``corrected``, ``clock_offset_us`` and ``clock_trusted`` and keeps the three times. Without ``device`` each
-    row is corrected by itself. With it, by the median of its device's last ``samples`` offsets, in the order of
-    ``received``; rows then wait for the watermark on ``received``. An offset beyond ``offset_max`` is not believed. A
-    device is forgotten after ``forget`` without a sample.
+    Adds ``corrected``, ``clock_offset_us`` and ``clock_trusted`` and keeps the three times. Without ``keys`` each
+    row is corrected by itself. With ``keys="device"``, by the median of its device's last ``samples`` offsets, in the
+    order of ``received``; rows then wait for the watermark on ``received``. An offset beyond ``offset_max`` is not
+    believed. A device is forgotten after ``keep`` without a sample.
     """
     for column in (occurred, sent, received):
         time_column(rows, column, "a time of clock correction")
     offset_us_max = micros_of(offset_max, "offset_max")
-    if device is None:
+    if keys is None:
         return _corrected_row_by_row(rows, occurred, sent, received, offset_us_max)
     without_weights(rows, SmoothClock.name)
     if samples < 1:
         raise UsageError(f"samples={samples}: a median needs at least one")
     schema = arrow_schema(rows.schema)
-    operator = SmoothClock(schema, occurred, sent, received, samples, offset_us_max, micros_of(forget, "forget"))
-    return apply_operator(rows, operator, keys=names_of(device), event_time=received, buckets=buckets, name=name)
+    operator = SmoothClock(schema, occurred, sent, received, samples, offset_us_max, micros_of(keep, "keep"))
+    return apply_operator(rows, operator, keys=names_of(keys), event_time=received, buckets=buckets, name=name)
 
 
 def _corrected_row_by_row(rows: DataFrame, occurred: str, sent: str, received: str, offset_us_max: int) -> DataFrame:

@@ -60,25 +60,25 @@ MARKS = pa.schema([("marked", pa.timestamp("us", "UTC"))])
 
 
 def watermark(
-    rows: DataFrame, column: str, lateness: str, *, idle_after: str | None = None, name: str | None = None
+    rows: DataFrame, event_time: str, lateness: str, *, idle_after: str | None = None, name: str | None = None
 ) -> DataFrame:
-    """Rows with event time ``column``, of which none is waited for longer than ``lateness``.
+    """Rows with the event time ``event_time``, of which none is waited for longer than ``lateness``.
 
     With ``idle_after`` a source that has given nothing for that long does not hold back others. Give each source of a
     query its own, before they meet. Under ``name`` (by default topic and column) ``hr.explain_watermark`` speaks of it.
     """
-    time_column(rows, column, "the column of a watermark")
+    time_column(rows, event_time, "event_time")
     lateness_us = micros_of(lateness, "lateness")
     idle_us = micros_of(idle_after, "idle_after") if idle_after is not None else None
     if not rows.isStreaming:
         return rows
     sources = streaming_sources(rows)
-    called = name or f"{_topics(sources)}.{column}"
+    called = name or f"{_topics(sources)}.{event_time}"
     if idle_us is None or all(kind == TEST_FORMAT for kind, _ in sources):
-        return _observed(rows.withWatermark(column, lateness), column, lateness_us, None, called)
-    marks = _marks(rows, column, sources, idle_us)
+        return _observed(rows.withWatermark(event_time, lateness), event_time, lateness_us, None, called)
+    marks = _marks(rows, event_time, sources, idle_us)
     together = rows.withColumn(MARK, F.lit(False)).unionByName(marks)
-    moved = _observed(together.withWatermark(column, lateness), column, lateness_us, MARK, called)
+    moved = _observed(together.withWatermark(event_time, lateness), event_time, lateness_us, MARK, called)
     return moved.where(~F.col(MARK)).drop(MARK)
 
 

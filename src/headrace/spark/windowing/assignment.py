@@ -1,4 +1,4 @@
-"""Which windows a row belongs to, as columns of Spark SQL: ``window_start`` and ``window_end``.
+"""Windows as values, ``hr.tumbling("1 minute")``, and which of them a row belongs to, as columns of Spark SQL.
 
 A window is [start, end): a row exactly on a boundary belongs to the window that begins there. Windows begin at whole
 multiples of ``every`` since the origin, which is 1970-01-01 00:00 UTC, or Monday of the week after for whole weeks.
@@ -21,7 +21,17 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 from headrace.errors import UsageError
 from headrace.spark.arguments import micros_of, plain_columns
 
-__all__ = ["DAY_US", "ROLE", "Assignment", "assignment_of"]
+__all__ = [
+    "DAY_US",
+    "ROLE",
+    "SessionWindow",
+    "TimeWindow",
+    "calendar",
+    "hopping",
+    "session_window",
+    "time_window",
+    "tumbling",
+]
 
 DAY_US: Final = 86_400_000_000
 WEEK_US: Final = 7 * DAY_US
@@ -32,7 +42,7 @@ ROLE: Final = "_role"
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class TimeWindow:
     """Where windows begin and how long they are. Of a time zone's calendar, all three are by its clocks."""
 
     size_us: int
@@ -94,32 +104,79 @@ class Assignment:
         return time if self.timezone is None else F.to_utc_timestamp(time, self.timezone)
 
 
-def assignment_of(size: str, every: str | None, timezone: str | None, origin: datetime | str | None) -> Assignment:
+@dataclass(frozen=True, slots=True)
+class SessionWindow:
+    """Rows that follow each other within a gap."""
+
+    gap_us: int
+
+
+def tumbling(size: str, *, origin: datetime | str | None = None) -> TimeWindow:
+    """Windows that follow each other: ``hr.tumbling("1 minute")``. They are counted from ``origin``, which is UTC."""
     size_us = micros_of(size, "size")
-    every_us = size_us if every is None else micros_of(every, "every")
+    return _windows(size_us, size_us, None, origin)
+
+
+def hopping(size: str, every: str, *, origin: datetime | str | None = None) -> TimeWindow:
+    """Windows that overlap: of this size, and one begins so often. ``hr.hopping("1 hour", "5 minutes")``."""
+    size_us, every_us = micros_of(size, "size"), micros_of(every, "every")
     if every_us > size_us:
         raise UsageError(f"every={every!r} is longer than size={size!r}: rows between windows would be in none")
+    return _windows(size_us, every_us, None, origin)
+
+
+def calendar(unit: str, zone: str, *, every: str | None = None, origin: datetime | str | None = None) -> TimeWindow:
+    """Days or weeks as they are in a time zone: ``hr.calendar("day", "Europe/Berlin")``, or "2 weeks".
+
+    A day goes from midnight to midnight, with 23 or 25 hours when clocks change there. ``every`` makes them overlap:
+    ``hr.calendar("7 days", "Europe/Berlin", every="day")``.
+    """
+    try:
+        zoneinfo.ZoneInfo(zone)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError) as error:
+        raise UsageError(f"the time zone {zone!r} is not known", "'Europe/Berlin', 'America/New_York', say") from error
+    size_us = _days_us(unit, "unit")
+    every_us = size_us if every is None else _days_us(every, "every")
+    if every_us > size_us:
+        raise UsageError(f"every={every!r} is longer than {unit!r}: rows between windows would be in none")
+    return _windows(size_us, every_us, zone, origin)
+
+
+def session_window(gap: str) -> SessionWindow:
+    """Rows of a key that follow each other within a gap: ``hr.session_window("30 minutes")``."""
+    return SessionWindow(micros_of(gap, "gap"))
+
+
+def time_window(window: object) -> TimeWindow:
+    """What a user gave as a window, where sessions are none."""
+    if isinstance(window, TimeWindow):
+        return window
+    if isinstance(window, SessionWindow):
+        raise UsageError("sessions have no fixed length", "hr.windows takes hr.session_window(…)")
+    raise UsageError(
+        f"window={window!r} is no window",
+        'hr.tumbling("1 minute"), hr.hopping("1 hour", "5 minutes"), hr.calendar("day", "Europe/Berlin")',
+    )
+
+
+def _windows(size_us: int, every_us: int, zone: str | None, origin: datetime | str | None) -> TimeWindow:
     if size_us / every_us > WINDOWS_PER_ROW_MAX:
         raise UsageError(
             f"every row would be in {size_us // every_us} windows, and {WINDOWS_PER_ROW_MAX} are the most",
             "for an interval before each row there is hr.rolling; else let windows follow each other less often",
         )
-    if timezone is not None:
-        _check_calendar(timezone, size, size_us, every_us)
     default_us = MONDAY_US if every_us % WEEK_US == 0 else 0
-    return Assignment(size_us, every_us, default_us if origin is None else _origin_us(origin, timezone), timezone)
+    return TimeWindow(size_us, every_us, default_us if origin is None else _origin_us(origin, zone), zone)
 
 
-def _check_calendar(timezone: str, size: str, size_us: int, every_us: int) -> None:
-    try:
-        zoneinfo.ZoneInfo(timezone)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError) as error:
-        raise UsageError(f"timezone={timezone!r} is not known", "'Europe/Berlin', 'America/New_York', say") from error
-    if size_us % DAY_US or every_us % DAY_US:
+def _days_us(text: str, argument: str) -> int:
+    found = micros_of(f"1 {text}" if text in ("day", "week") else text, argument)
+    if found % DAY_US:
         raise UsageError(
-            f"size={size!r} in a time zone: a calendar has whole days",
-            "leave timezone out: shorter windows are the same everywhere, up to their origin",
+            f"{argument}={text!r}: a calendar has whole days",
+            "hr.tumbling(…): shorter windows are the same everywhere, up to their origin",
         )
+    return found
 
 
 def _origin_us(origin: datetime | str, timezone: str | None) -> int:

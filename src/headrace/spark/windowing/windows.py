@@ -9,44 +9,24 @@ bounded frame and a stream go the same way.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 from pyspark.sql.pandas.types import from_arrow_type
 
 from headrace.errors import UsageError
-from headrace.spark.aggregates.totals import (
-    EVENTS,
-    HASH,
-    Aggregate,
-    Average,
-    Count,
-    DifferentAbout,
-    Extreme,
-    Total,
-    aggregate_of,
-)
+from headrace.spark.aggregates.expressions import requested
+from headrace.spark.aggregates.totals import HASH, Aggregate, Average, Count, DifferentAbout, Extreme, Total
 from headrace.spark.arguments import micros_of, names_of, plain_columns, time_column, without_weights
 from headrace.spark.description import parameters_of
 from headrace.spark.plan import WATERMARK
-from headrace.spark.state.kernel import BUCKETS, apply_operator, arrow_schema, key_type, watermarked
-from headrace.spark.windowing.assignment import ROLE, Assignment, assignment_of
+from headrace.spark.state.kernel import apply_operator, arrow_schema, watermarked
+from headrace.spark.windowing.assignment import ROLE, SessionWindow, TimeWindow, time_window
+from headrace.spark.windowing.inputs import aggregates_of, keep_us_of, needed_rows, window_keys, without_doubles
+from headrace.spark.windowing.sessions import sessions
 from headrace.spark.windowing.window_operator import LATE, WINDOW, Emit, Late, Windows
 
-__all__ = [
-    "aggregates_of",
-    "keep_us_of",
-    "needed_rows",
-    "set_aside_future",
-    "split_late",
-    "window_keys",
-    "windowed",
-    "windows",
-    "without_doubles",
-]
+__all__ = ["null_future_times", "split_late", "windowed", "windows"]
 
 NATIVE = (Count, Total, Average, Extreme, DifferentAbout)
 DIFFERENT_ERROR = 0.016
@@ -57,40 +37,43 @@ def windows(
     keys: str | Sequence[str] = (),
     *,
     event_time: str,
-    size: str,
-    every: str | None = None,
-    values: Mapping[str, Sequence[Any]] | None = None,
+    window: TimeWindow | SessionWindow,
+    values: Mapping[str, Column] | None = None,
     emit: Emit = "final",
     late: Late = "drop",
     keep: str = "1 hour",
-    timezone: str | None = None,
-    origin: datetime | str | None = None,
-    buckets: int = BUCKETS,
+    buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
     """What the rows of each key and window add up to: ``window_start``, ``window_end``, ``events`` and the values.
 
-    Without ``keys`` there is one result for each window. ``size`` alone makes windows that follow each other, with
-    ``every`` they overlap. ``values``: by the name of the result a function and a column, ``{"spent": ("sum",
-    "amount"), "slow": ("percentile", "ms", 0.99)}``. ``emit="early"`` gives a result whenever a batch changed it, and
-    then the final one. ``late`` says what becomes of rows whose window is over: "drop", "side" (see ``split_late``),
-    or "correct", while ``keep`` has not passed. With ``timezone`` windows of whole days follow its calendar.
+    Without ``keys`` there is one result for each window. ``window`` is one of ``hr.tumbling("1 minute")``,
+    ``hr.hopping("1 hour", "5 minutes")``, ``hr.calendar("day", "Europe/Berlin")`` and
+    ``hr.session_window("30 minutes")``; sessions need keys. ``values``: by the name of the result an aggregate,
+    ``{"revenue": F.sum(F.col("price") * F.col("quantity"))}``. ``emit="early"`` gives a result whenever a batch changed
+    it, and then the final one. ``late`` says what becomes of rows whose window is over: "drop", "side" (see
+    ``split_late``), or "correct", while ``keep`` has not passed.
     """
     names = names_of(keys)
     without_weights(rows, Windows.name)
     time = time_column(rows, event_time, "event_time")
-    assignment = assignment_of(size, every, timezone, origin)
-    aggregates = aggregates_of(rows, values)
     keep_us = keep_us_of(emit, late, keep)
-    native = emit == "final" and late == "drop" and timezone is None
+    wanted = requested(rows, values)
+    if isinstance(window, SessionWindow):
+        return sessions(
+            rows, wanted, names, time, window, emit=emit, late=late, keep_us=keep_us, buckets=buckets, name=name
+        )
+    window = time_window(window)
+    aggregates = aggregates_of(wanted)
+    native = emit == "final" and late == "drop" and window.timezone is None
     if native and all(isinstance(each, NATIVE) for each in aggregates):
-        return _native(rows, names, time, assignment, aggregates)
+        return _native(wanted.rows, names, time, window, aggregates)
     side = late == "side"
     late_rows = arrow_schema(rows.schema) if side else None
     operator = Windows(window_keys(rows, names), time, aggregates, emit, late, keep_us, late_rows)
-    needed = needed_rows(rows, rows.columns if side else [*names, time], aggregates)
-    assigned = assignment.apply(needed, time).drop(ROLE)
-    return windowed(assigned, operator, names, parameters_of(assignment), buckets=buckets, name=name)
+    needed = needed_rows(wanted.rows, rows.columns if side else [*names, time], aggregates)
+    assigned = window.apply(needed, time).drop(ROLE)
+    return windowed(assigned, operator, names, parameters_of(window), buckets=buckets, name=name)
 
 
 def windowed(
@@ -99,7 +82,7 @@ def windowed(
     names: Sequence[str],
     also: Mapping[str, str],
     *,
-    buckets: int = BUCKETS,
+    buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
     """The operator on rows that have their windows; ``also`` says by which rule."""
@@ -128,7 +111,7 @@ def split_late(results: DataFrame) -> tuple[DataFrame, DataFrame]:
     return results.where(F.col(LATE).isNull()).drop(LATE), late
 
 
-def set_aside_future(
+def null_future_times(
     rows: DataFrame, event_time: str, *, future_max: str = "1 day", arrived: str | None = None
 ) -> DataFrame:
     """Rows whose time is further than ``future_max`` ahead lose it, so that a wrong clock does not end all windows.
@@ -142,7 +125,7 @@ def set_aside_future(
     if WATERMARK in rows.schema[time].metadata:
         raise UsageError(
             f"{time!r} has its watermark already, which a wrong time has moved by now",
-            f'first hr.set_aside_future(rows, "{time}"), then .withWatermark("{time}", …)',
+            f'first hr.null_future_times(rows, "{time}"), then .withWatermark("{time}", …)',
         )
     claimed = f"{time}_claimed"
     if claimed in rows.columns:
@@ -155,59 +138,18 @@ def set_aside_future(
     return marked.observe(f"future {time}", lost)
 
 
-# ---- arguments -----------------------------------------------------------------------------------------------------
-
-
-def keep_us_of(emit: str, late: str, keep: str) -> int:
-    if emit not in ("final", "early"):
-        raise UsageError(f"emit={emit!r} is neither 'final' nor 'early'")
-    if late not in ("drop", "correct", "side"):
-        raise UsageError(f"late={late!r} is none of 'drop', 'correct' and 'side'")
-    return micros_of(keep, "keep") if late == "correct" else 0
-
-
-def window_keys(rows: DataFrame, names: Sequence[str]) -> pa.StructType:
-    """A window alone is a key too."""
-    return key_type(rows, names) if names else pa.struct([])
-
-
-def aggregates_of(rows: DataFrame, values: Mapping[str, Sequence[Any]] | None) -> tuple[Aggregate, ...]:
-    """The number of rows, and what was asked for."""
-    schema = arrow_schema(rows.schema)
-    return (EVENTS, *(aggregate_of(name, given, schema) for name, given in (values or {}).items()))
-
-
-def needed_rows(rows: DataFrame, columns: Sequence[str], aggregates: Sequence[Aggregate]) -> DataFrame:
-    """These columns and those that the aggregates work on, hashes among them."""
-    wanted = dict.fromkeys([*columns, *(name for each in aggregates for name in each.columns)])
-    hashed = [each for each in wanted if each.startswith(HASH) and each not in rows.columns]
-    plain = [each for each in wanted if each not in hashed]
-    return rows.select(*plain_columns(plain), *(_hash(each) for each in hashed))
-
-
-def _hash(name: str) -> Column:
-    column = F.col(f"`{name.removeprefix(HASH)}`")
-    return F.when(column.isNotNull(), F.xxhash64(column)).alias(name)
-
-
-def without_doubles(output: pa.Schema) -> None:
-    doubled = sorted({each for each in output.names if output.names.count(each) > 1})
-    if doubled:
-        raise UsageError(f"two columns of the result would be called {doubled[0]!r}", "give one of them another name")
-
-
 # ---- Spark's own ---------------------------------------------------------------------------------------------------
 
 
 def _native(
-    rows: DataFrame, names: Sequence[str], time: str, assignment: Assignment, aggregates: Sequence[Aggregate]
+    rows: DataFrame, names: Sequence[str], time: str, window: TimeWindow, aggregates: Sequence[Aggregate]
 ) -> DataFrame:
     without_doubles(Windows(window_keys(rows, names), time, tuple(aggregates)).output)
     if rows.isStreaming:
         watermarked(rows, time, Windows.name)
-    lengths = (assignment.size_us, assignment.every_us, assignment.origin_us % assignment.every_us)
-    window = F.window(F.col(f"`{time}`"), *(f"{each} microseconds" for each in lengths))
-    grouped = rows.groupBy(*plain_columns(names), window.alias("_window"))
+    lengths = (window.size_us, window.every_us, window.origin_us % window.every_us)
+    spans = F.window(F.col(f"`{time}`"), *(f"{each} microseconds" for each in lengths))
+    grouped = rows.groupBy(*plain_columns(names), spans.alias("_window"))
     results = grouped.agg(*(_native_value(each, time).alias(each.name) for each in aggregates))
     told = {"revision": F.lit(1).cast("long"), "is_final": F.lit(True), "is_retraction": F.lit(False)}
     return results.select(
