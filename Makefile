@@ -108,6 +108,7 @@ chaos: $(STAMP) ## for hours: kill -9 under load with a checker (the broker KILL
 	$(BIN)/python -m tests.chaos.run --kills $(KILLS)
 	$(BIN)/python -m tests.chaos.run --kills $(FAULTS) --faults all --session-ms 45000
 	$(BIN)/python -m tests.chaos.damage --cases $(DAMAGES)
+	$(BIN)/python -m tests.amqp.move_kills --kills $(KILLS)
 	$(BIN)/python -m tests.chaos.spark --kills $(SPARK_KILLS)
 	$(BIN)/python -m tests.capture.kills --kills $(KILLS)
 	$(BIN)/python -m tests.capture.ddl --runs $(SPARK_KILLS)

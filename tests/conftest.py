@@ -22,6 +22,9 @@ settings.register_profile(
 )
 settings.load_profile("headrace")
 
+# Brokers of tests run side by side, and only one could have the port that queues are served on by default.
+os.environ.setdefault("HEADRACE_AMQP", "off")
+
 # Queries of tests are short: compiling them thoroughly takes more of two cores than running them.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 

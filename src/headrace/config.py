@@ -254,7 +254,7 @@ GROUP_SETTINGS = _by_name(
 _NODE = [
     Setting("data", Kind.STRING, "headrace-data", "where everything is kept", required=True),
     Setting("kafka", Kind.STRING, "127.0.0.1:9092", "address of the Kafka listener; port 0 chooses one; off"),
-    Setting("amqp", Kind.STRING, "off", "address of the AMQP listener; off"),
+    Setting("amqp", Kind.STRING, "127.0.0.1:5672", "address of the AMQP listener; port 0 chooses one; off"),
     Setting("amqp.vhosts", Kind.LIST, ["/"], "virtual hosts, besides /"),
     Setting("amqp.users.file", Kind.STRING, "", "users of AMQP, one NAME:PASSWORD a line; default: guest:guest alone"),
     Setting("amqp.consumer.timeout.ms", Kind.LONG, 1_800_000, "a channel that keeps a message longer is closed",
@@ -264,6 +264,7 @@ _NODE = [
     Setting("metrics", Kind.STRING, "off", "address of /metrics, /health and /ready; port 0 chooses one; off"),
     Setting("metrics.topics.max", Kind.INT, 1_000, "topics that have metrics of their own", least=0),
     Setting("metrics.groups.max", Kind.INT, 1_000, "groups, and pairs of group and topic, that have metrics", least=0),
+    Setting("metrics.queues.max", Kind.INT, 1_000, "queues that have metrics", least=0),
     Setting("log.file", Kind.STRING, "", "a file for the log of messages, besides the terminal; SIGHUP opens it again"),
     Setting("log.level", Kind.STRING, "INFO", "the least level of messages that are logged",
             choices=("DEBUG", "INFO", "WARNING", "ERROR")),

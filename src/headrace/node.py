@@ -132,7 +132,7 @@ class Node:
         try:
             # Addresses are taken first: a port that is not free should be said before a long recovery, not after it.
             for name, address in wanted.items():
-                self._sockets[name] = bind(*address)
+                self._sockets[name] = _bind(name, *address)
             self._open()
             self.broker.start()  # groups and transactions are loaded before the first request can come
             self._kafka = KafkaService(self.broker.handle, KafkaLimits.of(self.settings))
@@ -157,10 +157,11 @@ class Node:
             for name in ("kafka", "amqp", "metrics")
             if self.settings.text(name) != "off"
         }
-        if "metrics" in wanted and wanted["metrics"] == wanted.get("kafka") and wanted["metrics"][1] != 0:
-            raise BadArgument(
-                f"kafka and metrics cannot share {self.settings.text('kafka')}", "give metrics another port"
-            )
+        for name, other in (("kafka", "metrics"), ("kafka", "amqp"), ("amqp", "metrics")):
+            if name in wanted and wanted[name] == wanted.get(other) and wanted[name][1] != 0:
+                raise BadArgument(
+                    f"{name} and {other} cannot share {self.settings.text(name)}", f"give {other} another port"
+                )
         for host, _ in wanted.values():
             refuse_public(host, insecure=self.settings.boolean("insecure"))
         return wanted
@@ -231,6 +232,7 @@ class Node:
             lines_dropped=self._lines_dropped,
             topics_max=self.settings.integer("metrics.topics.max"),
             groups_max=self.settings.integer("metrics.groups.max"),
+            queues_max=self.settings.integer("metrics.queues.max"),
         )
         self._endpoints = Endpoints(Collector(sources), self.reasons_not_ready)
         service = HttpService(self._endpoints.routes())
@@ -341,6 +343,17 @@ class Node:
         except SyncFailed:  # which has been reported
             return False
         return True
+
+
+def _bind(name: str, host: str, port: int) -> list[socket.socket]:
+    """Raises UsageError. Port 5672 is often RabbitMQ's, and nobody may have asked for queues."""
+    try:
+        return bind(host, port)
+    except UsageError as error:
+        if name != "amqp":
+            raise
+        hint = "stop it, or serve queues elsewhere (--amqp HOST:PORT), or none (--amqp off)"
+        raise UsageError(f"queues cannot be served: {error.message}", hint) from None
 
 
 def keep_freed_memory() -> None:

@@ -65,7 +65,7 @@ class ChaosBroker:
     # ---- its life ---------------------------------------------------------------------------------------------------
 
     def command(self) -> list[str]:
-        command = [str(COMMAND), "up", "--data", str(self.data), "--kafka", f"127.0.0.1:{self.port}"]
+        command = [str(COMMAND), "up", "--data", str(self.data), "--kafka", f"127.0.0.1:{self.port}", "--amqp", "off"]
         command += ["--amqp", "off", "--http", "off"]
         for name, value in self.settings.items():
             text = str(value).lower() if isinstance(value, bool) else str(value)

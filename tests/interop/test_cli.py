@@ -424,7 +424,7 @@ def test_names_are_completed_from_the_broker(shell: Shell, unique: Unique) -> No
 
 
 def test_a_second_broker_on_the_same_directory_is_refused_and_names_the_first(headrace_server: RunningServer) -> None:
-    told = Shell("")("up", "--data", str(headrace_server.data), "--kafka", "127.0.0.1:0", status=1)
+    told = Shell("")("up", "--data", str(headrace_server.data), "--kafka", "127.0.0.1:0", "--amqp", "off", status=1)
     assert f"in use by process {headrace_server.pid}".encode() in told
 
 
@@ -446,5 +446,6 @@ def test_up_refuses_what_it_cannot_do_and_leaves_nothing_behind(
 
 
 def test_up_refuses_a_port_that_is_taken(headrace_server: RunningServer, tmp_path: Path) -> None:
-    told = Shell("")("up", "--data", str(tmp_path / "data"), "--kafka", headrace_server.bootstrap, status=1)
+    arguments = ["--data", str(tmp_path / "data"), "--kafka", headrace_server.bootstrap, "--amqp", "off"]
+    told = Shell("")("up", *arguments, status=1)
     assert headrace_server.bootstrap.encode() in told

@@ -140,7 +140,7 @@ def fill_inodes(folder: Path) -> list[Path]:
 def test_a_second_broker_on_the_same_directory_is_refused_naming_the_first(tmp_path: Path) -> None:
     with headrace_server(data=tmp_path / "data") as server:
         second = subprocess.run(
-            [str(COMMAND), "up", "--data", str(tmp_path / "data"), "--kafka", "127.0.0.1:0"],
+            [str(COMMAND), "up", "--data", str(tmp_path / "data"), "--kafka", "127.0.0.1:0", "--amqp", "off"],
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,

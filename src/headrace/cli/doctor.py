@@ -91,6 +91,7 @@ def examine(settings: Settings) -> list[Finding]:
         check_java,
         check_spark,
         lambda: check_port(settings.text("kafka")),
+        lambda: check_amqp(settings.text("amqp")),
         lambda: check_metrics(settings.text("metrics")),
         lambda: check_folder(folder),
         lambda: check_space(folder),
@@ -154,6 +155,19 @@ def check_port(address: str) -> Finding:
 
     error = _bind_error(*parse_address(address, "kafka"))
     return Finding("kafka", "ok", f"{address} is free") if error is None else _port_taken(address, error)
+
+
+def check_amqp(address: str) -> Finding:
+    if address == "off":
+        return Finding("amqp", "ok", "off; headrace up --amqp HOST:PORT serves queues")
+    from headrace.server import parse_address
+
+    error = _bind_error(*parse_address(address, "amqp"))
+    if error is None:
+        return Finding("amqp", "ok", f"{address} is free")
+    reason = (error.strerror or str(error)).lower() + _owner(address)
+    fix = "headrace up --amqp 127.0.0.1:0 (a spare port) or --amqp off (no queues), or stop what uses it"
+    return Finding("amqp", "note", f"{address} cannot be used: {reason}", fix)
 
 
 def _bind_error(host: str, port: int) -> OSError | None:

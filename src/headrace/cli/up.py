@@ -34,7 +34,8 @@ def command(
     again; without a log file it stops too, unless nohup started it.
 
     \b
-      headrace up                                        on 127.0.0.1:9092, data in ./headrace-data
+      headrace up                                        on 127.0.0.1:9092, queues on 5672, data in ./headrace-data
+      headrace up --amqp off                             without queues
       headrace up --kafka 127.0.0.1:0 --data /tmp/log    on a port of its choice
       headrace up --set num.partitions=4                 any setting: headrace config lists them
     """

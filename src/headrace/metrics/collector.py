@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 
 import headrace
 from headrace.broker.broker import Broker
+from headrace.broker.queues.queue import Queue
 from headrace.broker.topics import Topic
 from headrace.errors import ErrorCode
 from headrace.log.findings import Severity
@@ -34,6 +35,7 @@ T = TypeVar("T")
 
 PARTITIONS_PER_STEP = 200
 SESSIONS_PER_STEP = 500
+QUEUES_PER_STEP = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class Sources:
     lines_dropped: Callable[[], int]
     topics_max: int
     groups_max: int
+    queues_max: int
 
 
 class Collector:
@@ -78,6 +81,7 @@ class Collector:
         yield from self._topics()
         yield from self._groups()
         yield from self._transactions()
+        yield from self._queues()
 
     def slow(self) -> Iterator[Metric]:
         """What is not the event loop's to read: may be called on another thread."""
@@ -208,6 +212,50 @@ class Collector:
             else:
                 states[str(transaction.state)] += 1
         yield families.TRANSACTIONS.filled([((state,), count) for state, count in states.items()])
+
+    def _queues(self) -> Iterator[Metric | None]:
+        queues = self._sources.broker.queues
+        hosts = list(queues.registry.hosts.values())
+        found = [(host.name, queue) for host in hosts for queue in host.queues.values()]
+        listed = found[: self._sources.queues_max]
+        yield families.QUEUES.of(len(found))
+        yield families.QUEUES_DAMAGED.of(sum(len(host.damaged) for host in hosts))
+        yield families.QUEUES_UNLISTED.of(len(found) - len(listed))
+        yield families.QUEUES_BLOCKED.of(queues.turn.is_refused)
+        samples: dict[Family, list[tuple[tuple[str, ...], float]]] = {family: [] for family in _QUEUE_FAMILIES}
+        for each in _in_steps(listed, QUEUES_PER_STEP):
+            if each is None:
+                yield None
+                continue
+            host, queue = each
+            for family, value in _queue_samples(queue):
+                samples[family].append(((host, queue.name), value))
+        for family, values in samples.items():
+            yield family.filled(values)
+
+
+_QUEUE_FAMILIES = (
+    families.QUEUE_READY,
+    families.QUEUE_UNACKED,
+    families.QUEUE_CONSUMERS,
+    families.QUEUE_PUBLISHED,
+    families.QUEUE_DELIVERED,
+    families.QUEUE_GONE,
+    families.QUEUE_BYTES,
+)
+
+
+def _queue_samples(queue: Queue) -> Iterator[tuple[Family, float]]:
+    """Offsets of logs count by themselves: nothing is counted where messages pass."""
+    lanes = queue.lanes
+    published = sum(lane.end for lane in lanes)
+    yield families.QUEUE_READY, queue.ready
+    yield families.QUEUE_UNACKED, queue.unacknowledged
+    yield families.QUEUE_CONSUMERS, len(queue.consumers)
+    yield families.QUEUE_PUBLISHED, published
+    yield families.QUEUE_DELIVERED, sum(max(lane.cursor, lane.delivered_before) for lane in lanes)
+    yield families.QUEUE_GONE, published - sum(lane.ready + lane.taken for lane in lanes)
+    yield families.QUEUE_BYTES, sum(lane.log.size_bytes for lane in lanes)
 
 
 _TOPIC_FAMILIES = (

@@ -151,3 +151,23 @@ GROUP_LAG = _gauge(
     "headrace_group_lag_records", "offsets between the committed one and the high watermark", "group", "topic"
 )
 TRANSACTIONS = _gauge("headrace_transactions", "transactional ids by the state of their transaction", "state")
+
+QUEUES = _gauge("headrace_queues", "queues of all virtual hosts")
+QUEUES_DAMAGED = _gauge("headrace_queues_damaged", "queues not served because their files are damaged")
+QUEUES_UNLISTED = _gauge("headrace_queues_unlisted", "queues without metrics, above metrics.queues.max")
+QUEUE_READY = _gauge("headrace_queue_messages_ready", "messages that wait for a consumer", "vhost", "queue")
+QUEUE_UNACKED = _gauge(
+    "headrace_queue_messages_unacked", "messages that a consumer has and did not acknowledge yet", "vhost", "queue"
+)
+QUEUE_CONSUMERS = _gauge("headrace_queue_consumers", "consumers", "vhost", "queue")
+QUEUE_PUBLISHED = _counter(
+    "headrace_queue_messages_published_total", "messages published, since the queue was made", "vhost", "queue"
+)
+QUEUE_DELIVERED = _counter(
+    "headrace_queue_messages_delivered_total", "messages handed out, or gone before that, since then", "vhost", "queue"
+)
+QUEUE_GONE = _counter(
+    "headrace_queue_messages_gone_total", "messages acknowledged, expired or dropped, since then", "vhost", "queue"
+)
+QUEUE_BYTES = _gauge("headrace_queue_bytes", "bytes on disk, with those of messages that are gone", "vhost", "queue")
+QUEUES_BLOCKED = _gauge("headrace_queues_blocked", "1 while the disk takes no messages and publishers are held")

@@ -96,6 +96,7 @@ class Run:
         settings = {
             "data": "/data",
             "kafka": "off",
+            "amqp": "off",
             "log.cleaner.enable": "false",
             "compaction.memory.bytes": 1 << 20,
         }
@@ -273,7 +274,7 @@ def test_whichever_sync_fails_nothing_is_acknowledged_afterwards_and_no_checkpoi
 
 
 async def records_after_restart(disk: SimulatedDisk) -> int:
-    node = Node(Settings({"data": "/data", "kafka": "off"}), disk=disk, on_failure=lambda _: None)
+    node = Node(Settings({"data": "/data", "kafka": "off", "amqp": "off"}), disk=disk, on_failure=lambda _: None)
     await node.start()
     topic = node.broker.topics.get("one")
     end = 0 if topic is None else topic.partition(0).log.end_offset

@@ -38,7 +38,7 @@ STEPS_MAX = 200
 
 @asynccontextmanager
 async def running(disk: SimulatedDisk) -> AsyncIterator[Harness]:
-    node = Node(Settings({"data": "/data", "kafka": "off"}), disk=disk, on_failure=lambda _: None)
+    node = Node(Settings({"data": "/data", "kafka": "off", "amqp": "off"}), disk=disk, on_failure=lambda _: None)
     try:
         await node.start()
         yield Harness(node.broker)

@@ -15,6 +15,7 @@ from headrace.config import BROKER_SETTINGS
 @pytest.fixture(autouse=True)
 def an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HEADRACE_AMQP")  # which other tests need
     return tmp_path
 
 

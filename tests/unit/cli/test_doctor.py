@@ -39,6 +39,7 @@ def test_a_sound_machine_gets_a_finding_per_check_and_exit_0(
         "java",
         "spark",
         "kafka",
+        "amqp",
         "metrics",
         "data",
         "space",
@@ -55,7 +56,7 @@ def test_whatever_is_not_fine_names_what_mends_it(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(doctor, limit, 1 << 60)
     monkeypatch.setattr(doctor, "SYNC_MS_MAX", 0.0)
     monkeypatch.setattr(doctor, "JAVA_GOOD", ())
-    findings = examine(Settings({"data": str(tmp_path), "kafka": "off"}))
+    findings = examine(Settings({"data": str(tmp_path), "kafka": "off", "amqp": "off"}))
     wrong = [each for each in findings if each.status != "ok"]
     assert {"java", "space", "sync", "memory"} <= {each.check for each in wrong}
     assert all(each.fix for each in wrong)
@@ -162,3 +163,12 @@ def test_what_pipelines_need_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> N
         "no-such-package-of-spark is missing; the broker needs none, pipelines do",
         "pip install 'headrace[spark]'",
     )
+
+
+def test_a_port_for_queues_that_somebody_else_uses_is_named_with_the_ways_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        finding = doctor.check_amqp(f"127.0.0.1:{taken.getsockname()[1]}")
+    assert finding.status == "note"
+    assert f"process {os.getpid()}" in finding.found
+    assert "--amqp off" in finding.fix
+    assert doctor.check_amqp("off").status == doctor.check_amqp("127.0.0.1:0").status == "ok"

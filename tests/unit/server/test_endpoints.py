@@ -17,7 +17,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace import testing
-from headrace.client import Admin, Client, Groups, Producer, TopicPartition, init_producer_id
+from headrace.broker.queues.message import Message
+from headrace.client import Admin, Client, Groups, Producer, Queues, TopicPartition, init_producer_id
 from headrace.config import Settings
 from headrace.errors import UsageError
 from headrace.log.errors import CorruptLog
@@ -25,6 +26,7 @@ from headrace.metrics.families import FAMILIES
 from headrace.node import Node
 from headrace.testing import TestBroker
 from headrace.testing.disk import SimulatedDisk
+from headrace.wire.amqp.properties import NO_PROPERTIES
 from tests.waiting import PATIENCE_S, eventually_on_loop
 
 METRICS = {"metrics": "127.0.0.1:0"}
@@ -114,6 +116,28 @@ def test_metrics_tell_how_far_groups_are_behind_and_which_transactions_are_open(
     assert of("headrace_transactions", state="Empty") == 1
 
 
+def test_metrics_tell_what_waits_in_queues() -> None:
+    with testing.broker(settings=METRICS) as broker, Client(broker.bootstrap) as client:
+        Queues(client).create_queue("work")
+        on_loop(broker, _publish_three_and_take_two)
+        Queues(client).acknowledge("work", 0, 2, 3)
+        of = Samples(broker)
+    assert of("headrace_queues") == 1
+    assert of("headrace_queue_messages_ready", vhost="/", queue="work") == 0
+    assert of("headrace_queue_messages_unacked", vhost="/", queue="work") == 2
+    assert of("headrace_queue_messages_published_total", vhost="/", queue="work") == 3
+    assert of("headrace_queue_messages_delivered_total", vhost="/", queue="work") == 3
+    assert of("headrace_queue_messages_gone_total", vhost="/", queue="work") == 1
+
+
+def _publish_three_and_take_two(node: Any) -> None:
+    queue = node.broker.queues.virtual_host("/").queues["work"]
+    for body in (b"a", b"b", b"c"):
+        queue.publish(Message(b"", b"work", NO_PROPERTIES, body, 1_000))
+    assert queue.get(no_ack=False)
+    assert queue.get(no_ack=False)
+
+
 def on_loop(broker: TestBroker, work: Callable[[Any], None]) -> None:
     """Run ``work`` with the node, on its loop."""
 
@@ -179,7 +203,7 @@ def test_a_scrape_during_a_scrape_gets_the_same_text() -> None:
 
 def test_a_node_says_why_it_is_not_ready(tmp_path: Path) -> None:
     async def run() -> None:
-        node = Node(Settings({"data": str(tmp_path), "kafka": "127.0.0.1:0", "metrics": "127.0.0.1:0"}))
+        node = Node(Settings({"data": str(tmp_path), "kafka": "127.0.0.1:0", "amqp": "off", "metrics": "127.0.0.1:0"}))
         assert node.reasons_not_ready() == ["starting"]
         await node.start()
         assert node.reasons_not_ready() == []
@@ -195,7 +219,9 @@ def test_a_node_says_why_it_is_not_ready(tmp_path: Path) -> None:
 def test_a_node_whose_sync_failed_is_not_ready() -> None:
     async def run() -> None:
         disk = SimulatedDisk()
-        node = Node(Settings({"data": "/data", "kafka": "127.0.0.1:0"}), disk=disk, on_failure=lambda _: None)
+        node = Node(
+            Settings({"data": "/data", "kafka": "127.0.0.1:0", "amqp": "off"}), disk=disk, on_failure=lambda _: None
+        )
         await node.start()
         disk.fail_next("datasync", errno.EIO)
         node.broker.state.put("things", "a", 1)

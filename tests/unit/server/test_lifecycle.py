@@ -47,7 +47,12 @@ node.serve(Settings.load(), node._say)
 def child(data: Path, program: list[str], **settings: str) -> Iterator[subprocess.Popen[str]]:
     """A broker as a process of its own; its stderr goes to ``data / "stderr"``."""
     data.mkdir(exist_ok=True)
-    variables = {"HEADRACE_DATA": str(data / "log"), "HEADRACE_KAFKA": "127.0.0.1:0", **settings}
+    variables = {
+        "HEADRACE_DATA": str(data / "log"),
+        "HEADRACE_KAFKA": "127.0.0.1:0",
+        "HEADRACE_AMQP": "off",
+        **settings,
+    }
     with (data / "stderr").open("a") as errors:
         running = subprocess.Popen(
             [sys.executable, *program],

@@ -33,7 +33,7 @@ from tests.waiting import PATIENCE_S
 
 
 def settings(data: Path, **more: Any) -> Settings:
-    return Settings({"data": str(data), "kafka": "127.0.0.1:0", **more})
+    return Settings({"data": str(data), "kafka": "127.0.0.1:0", "amqp": "off", **more})
 
 
 def with_node(made: Node, check: Callable[[Node], None]) -> None:
@@ -66,6 +66,17 @@ def test_only_headraces_client_is_shown_the_apis_that_are_not_kafkas(tmp_path: P
         client.brokers()
         [connection] = client._connections.values()
     assert set(connection.versions) == set(APIS)
+
+
+def test_a_taken_port_for_queues_names_its_owner_and_the_ways_out(tmp_path: Path) -> None:
+    with testing.broker(amqp=True) as other, pytest.raises(UsageError) as refused:
+        with_node(Node(settings(tmp_path, amqp=other.addresses["amqp"])), lambda node: None)
+    assert refused.value.message.startswith(f"queues cannot be served: {other.addresses['amqp']} is taken by process ")
+    assert "--amqp off" in refused.value.hint
+
+
+def test_queues_are_served_on_rabbitmqs_port_unless_they_are_off() -> None:
+    assert Settings({}).text("amqp") == "127.0.0.1:5672"
 
 
 def test_every_api_that_is_offered_has_a_handler_and_no_other(tmp_path: Path) -> None:
@@ -123,7 +134,7 @@ def test_a_port_that_is_taken_leaves_the_data_directory_free(tmp_path: Path) -> 
 def test_a_signal_ends_the_process_with_status_0(tmp_path: Path, number: signal.Signals) -> None:
     child = subprocess.Popen(
         [sys.executable, "-m", "headrace.node"],
-        env={"HEADRACE_DATA": str(tmp_path), "HEADRACE_KAFKA": "127.0.0.1:0"},
+        env={"HEADRACE_DATA": str(tmp_path), "HEADRACE_KAFKA": "127.0.0.1:0", "HEADRACE_AMQP": "off"},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -147,7 +158,7 @@ def ended(child: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_wrong_setting_ends_the_process_with_one_line(tmp_path: Path) -> None:
-    environment = {"HEADRACE_DATA": str(tmp_path), "HEADRACE_KAFKA": "0.0.0.0:0"}
+    environment = {"HEADRACE_DATA": str(tmp_path), "HEADRACE_KAFKA": "0.0.0.0:0", "HEADRACE_AMQP": "off"}
     command = [sys.executable, "-m", "headrace.node"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 2
@@ -170,7 +181,7 @@ def failing(really):
 
 OsFile.datasync = failing(OsFile.datasync)
 OsDisk.syncfs = failing(OsDisk.syncfs)
-settings = Settings({"data": sys.argv[1] + "/data", "kafka": "127.0.0.1:0"})
+settings = Settings({"data": sys.argv[1] + "/data", "kafka": "127.0.0.1:0", "amqp": "off"})
 sys.exit(node.serve(settings, lambda line: print(line, flush=True)))
 """
 
@@ -251,5 +262,5 @@ def test_a_broker_that_cannot_start_as_a_child_says_why(tmp_path: Path) -> None:
 
 def test_a_process_that_would_serve_nothing_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(BadArgument, match="nothing would be served"):
-        serve(Settings({"data": str(tmp_path / "data"), "kafka": "off"}), print)
+        serve(Settings({"data": str(tmp_path / "data"), "kafka": "off", "amqp": "off"}), print)
     assert not (tmp_path / "data").exists()

@@ -8,7 +8,8 @@
 4. The journal notes that they are gone.
 
 A kill before 3 leaves them where they were. A kill between 3 and 4 leaves them in both queues, and both say so: the old
-one delivers them with ``redelivered``, the new one has them with the header ``x-headrace-moved-from``.
+one delivers them with ``redelivered``, the new one has them with the header ``x-headrace-moved-from``. If they are then
+moved once more, the second copy has the header ``x-headrace-moved-again``.
 
 Everything that may take long is a generator, run in slices (``headrace.broker.slices``).
 """
@@ -83,6 +84,7 @@ FAR = 2_000
 TO_EXCHANGE, TO_ORIGIN, NOWHERE = range(3)
 STATES = {"ready": 0, "unacknowledged": 1, "gone": 2, "moving": 3}
 MOVED_FROM = "x-headrace-moved-from"
+MOVED_AGAIN = "x-headrace-moved-again"
 
 _CODES = {
     ReplyCode.NOT_FOUND: ErrorCode.RESOURCE_NOT_FOUND,
@@ -265,10 +267,10 @@ class QueueAdmin:
         body = request.body
         if body.way == NOWHERE:
             return []
-        origin = f"{queue.name}/{place[0]}/{place[1]}"
-        copy = message.with_properties(headers={**message.headers, MOVED_FROM: origin})._replace(
-            enqueued_ms=queue.now_ms()
-        )
+        headers = {**message.headers, MOVED_FROM: f"{queue.name}/{place[0]}/{place[1]}"}
+        if queue.lanes[place[0]].is_doubtful(place[1]):
+            headers[MOVED_AGAIN] = True
+        copy = message.with_properties(headers=headers)._replace(enqueued_ms=queue.now_ms())
         if body.way == TO_ORIGIN:
             name, copy = _redriven(message, copy)
         elif body.exchange == "":

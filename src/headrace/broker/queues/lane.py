@@ -264,6 +264,10 @@ class Lane:
         """From now on these may be in another queue too."""
         self._doubtful.add_range(first, end)
 
+    def is_doubtful(self, offset: int) -> bool:
+        """Whether a move of it was cut off."""
+        return offset in self._doubtful
+
     def doubtful_ranges(self) -> Iterator[tuple[int, int]]:
         return self._doubtful.ranges()
 
