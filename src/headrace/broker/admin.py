@@ -14,7 +14,7 @@ from headrace.broker.limits import PARTITIONS_PER_TOPIC_MAX
 from headrace.broker.partition import Partition
 from headrace.broker.replies import PendingReply, Reply, once_flushed
 from headrace.broker.request import Request
-from headrace.broker.slices import Steps
+from headrace.broker.slices import Steps, in_steps
 from headrace.broker.state import StateStore
 from headrace.broker.topics import NewTopic, Topic, Topics, check_name
 from headrace.config import TOPIC_SETTINGS, Settings, show_value
@@ -52,6 +52,8 @@ ANSWER_UNITS = 10
 """What it costs to list the settings of a topic, in units of ``slices``."""
 UNITS_PER_TOPIC = 10
 PARTITIONS_PER_UNIT = 5
+STARTS_PER_STEP = 200
+STARTS_PER_UNIT = 20
 
 
 class TopicAdmin:
@@ -297,10 +299,12 @@ class TopicAdmin:
             lambda done: None if done.cancelled() else tried.deliver(None)
         )
         yield tried
-        for partition, answer in moved:
-            if partition.log.durable_start_offset < answer.low_watermark:  # the disk refused even the start marker
-                answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
-                answer.low_watermark = -1
+        for some in in_steps(moved, STARTS_PER_STEP):
+            for partition, answer in some:
+                if partition.log.durable_start_offset < answer.low_watermark:  # the disk refused even the start marker
+                    answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+                    answer.low_watermark = -1
+            yield STARTS_PER_STEP // STARTS_PER_UNIT
         return response
 
     def _delete_records(

@@ -279,8 +279,10 @@ class LogStore:
     def synced(self, job: CheckpointJob) -> Iterator[None]:
         """The job's ``sync`` has returned: tell the logs, in steps. It holds even if the checkpoint cannot be
         written."""
-        for log, start in job.marked:
-            log.start_marked(start)
+        for marked in in_chunks(job.marked, LOGS_PER_STEP):
+            for log, start in marked:
+                log.start_marked(start)
+            yield
         for some in in_chunks(job.ends, LOGS_PER_STEP):
             for log, end_offset in some:
                 log.on_flushed(end_offset)
