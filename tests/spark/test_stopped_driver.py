@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,14 @@ from headrace.client import Client
 from tests.chaos.spark_judge import committed
 from tests.chaos.spark_life import Life
 from tests.servers.process import RunningServer
-from tests.spark.topics import create, eventually, send
+from tests.spark.topics import create, send
+from tests.waiting import eventually as wait_for_it
 
-pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(1800)]
 
+PATIENCE_S = 420
+"""Two drivers with three pipelines each start on a busy machine."""
+eventually = partial(wait_for_it, pause_s=0.1, patience_s=PATIENCE_S)
 COMMAND = Path(sys.executable).with_name("headrace")
 PIPELINES = """
 import time
