@@ -198,6 +198,19 @@ def test_corrected_times_are_those_of_a_plain_loop_whatever_the_cuts_the_order_a
     assert stream.store.manifest_value().key_count == 0, "every device is forgotten in the end"
 
 
+def test_an_offset_is_believed_up_to_its_bound_and_known_until_it_is_forgotten() -> None:
+    def row(user: str, second: int, behind_s: int | None = None) -> dict[str, Any]:
+        sent = None if behind_s is None else (second - behind_s) * SECOND
+        return {"user": user, "at": second * SECOND, "sent": sent, "occurred": second * SECOND}
+
+    believed = [row("a", 100, OFFSET_S_MAX), row("a", 100 + FORGET_S - 1), row("b", 100, OFFSET_S_MAX + 1)]
+    forgotten = [row("c", 100, 10), row("c", 100 + FORGET_S)]
+    rows = pa.Table.from_pylist([*believed, *forgotten], DEVICE_ROWS)
+    found = run_bounded(clock(), rows, KEYS, "at").sort_by([("user", "ascending"), ("at", "ascending")])
+    seconds = [each and each // SECOND for each in found.column("clock_offset_us").to_pylist()]
+    assert seconds == [OFFSET_S_MAX, OFFSET_S_MAX, None, 10, None]
+
+
 # ---- the processor's clock -----------------------------------------------------------------------------------------
 
 
