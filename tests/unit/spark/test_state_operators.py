@@ -218,6 +218,7 @@ def test_an_offset_is_believed_up_to_its_bound_and_known_until_it_is_forgotten()
 class Silence(Operator):
     """Tells of a key that nothing has come from it for ten seconds, and forgets it after a minute."""
 
+    forget_s: int = 60
     name: ClassVar[str] = "silence"
     clock: ClassVar[Clock] = "processing"
 
@@ -239,8 +240,16 @@ class Silence(Operator):
             states=pa.StructArray.from_arrays([pa.array(heard)], fields=list(self.state)),
             keep=np.ones(count, np.bool_),
             wake_us=np.where(silent, NEVER, heard + 10 * SECOND),
-            expire_us=heard + 60 * SECOND,
+            expire_us=heard + self.forget_s * SECOND,
         )
+
+
+def test_a_key_that_is_to_be_woken_and_forgotten_at_one_moment_is_woken_first() -> None:
+    stream = Stream(Silence(forget_s=10))
+    stream.push(table([("a", 1, 0)]), 100 * SECOND)
+    stream.push(ROWS.empty_table(), 110 * SECOND)
+    assert stream.output[-1].column("user").to_pylist() == ["a"]
+    assert stream.store.manifest_value().key_count == 0
 
 
 def test_a_key_is_woken_and_forgotten_by_the_time_of_the_batches_and_no_row_is_late() -> None:
