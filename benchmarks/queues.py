@@ -21,8 +21,10 @@ from functools import partial
 from benchmarks.brokers import unique
 from benchmarks.figures import Figure
 from benchmarks.perf_test import Outcome, run_perf_test
+from benchmarks.queue_backlog import backlog_figures
+from benchmarks.queue_neighbours import neighbour_figures
 from tests.servers.headrace import headrace_server, listener_address
-from tests.servers.process import CannotRun
+from tests.servers.process import CannotRun, RunningServer
 from tests.servers.rabbitmq import rabbitmq_server
 
 __all__ = ["run"]
@@ -36,11 +38,12 @@ WARM_UP_S = 5
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """Where it listens, and the process that is measured."""
+    """Where it listens, and the process that is measured; ours also speaks Kafka."""
 
     name: str
     port: int
     pid: int
+    server: RunningServer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,9 @@ def run(*, quick: bool) -> list[Figure]:
         figures += figures_of(f"fan-out to {FAN_OUT} queues, 12 B", in_turn(brokers, sizes.rounds, turn))
         drained = in_turn(brokers, 1, partial(fill_and_drain, count=sizes.backlog))
         figures += figures_of(f"drain {sizes.backlog:,} of 12 B", drained, has_latency=False)
-    return figures
+        assert brokers[0].server is not None
+        figures += neighbour_figures(brokers[0].server, brokers[0].port, quick=quick)
+    return [*figures, *backlog_figures(quick=quick)]
 
 
 @contextmanager
@@ -80,7 +85,7 @@ def brokers_with_queues() -> Iterator[list[Broker]]:
     """headrace, and RabbitMQ where it is installed; without it ratios are missing."""
     with ExitStack() as stack:
         ours = stack.enter_context(headrace_server(arguments=["--amqp", "127.0.0.1:0"], expect_exit=None))
-        brokers = [Broker("headrace", int(listener_address(ours.log, "amqp").rpartition(":")[2]), ours.pid)]
+        brokers = [Broker("headrace", int(listener_address(ours.log, "amqp").rpartition(":")[2]), ours.pid, ours)]
         try:
             server = stack.enter_context(rabbitmq_server())
             brokers.append(Broker("rabbitmq", server.port, server.pid))

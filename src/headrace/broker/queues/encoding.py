@@ -9,6 +9,7 @@ body.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Final
 
 from headrace.batch import NO_PRODUCER_ID, Batch, batch_without_records, reseal
@@ -30,8 +31,23 @@ _encoded: dict[Names, bytes] = {}
 _decoded: dict[bytes, Names] = {}
 
 
+class _Latest:
+    """What was encoded last. A message that goes to fifty queues is encoded once: the same messages follow each other
+    in all of them."""
+
+    messages: Sequence[Message] = ()
+    batch: Batch
+
+
 def batch_of(messages: Sequence[Message]) -> Batch:
     """A batch of these messages."""
+    latest = _Latest.messages
+    if len(messages) != len(latest) or messages[0] is not latest[0] or messages != latest:
+        _Latest.messages, _Latest.batch = messages, _batch_of(messages)
+    return copy(_Latest.batch)
+
+
+def _batch_of(messages: Sequence[Message]) -> Batch:
     base_ms = messages[0].enqueued_ms
     max_ms = base_ms
     out: list[bytes] = []
