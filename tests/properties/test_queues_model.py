@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,7 +82,13 @@ class Wire:
     def send_content(self, channel: int, method: bytes, properties: bytes, body: bytes) -> None:
         name, arguments = decode_method(method)
         if name in ("basic.deliver", "basic.get-ok"):
-            self._machine.delivered(channel, arguments, body.decode())
+            self._machine.arrived.append((channel, arguments["delivery_tag"], body.decode(), arguments["redelivered"]))
+
+    def send_deliveries(
+        self, channel: int, consumer: bytes, first: int, messages: Sequence[Any], *, is_redelivered: bool
+    ) -> None:
+        for tag, message in enumerate(messages, first):
+            self._machine.arrived.append((channel, tag, message.body.decode(), is_redelivered))
 
 
 @dataclass(eq=False)
@@ -165,6 +171,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.store = LogStore.open(self.disk, "/data")
         self.flusher = FlusherByHand(self.disk, "/data", monotonic=self.clock.monotonic, note=self.store.note_flushed)
         self.deferred: list[Any] = []
+        self.arrived: list[tuple[int, int, str, bool]] = []
+        """Channel, tag, body and mark of what came in this turn."""
         turn = Turn(defer=self.deferred.append, later=self.clock.call_later, now_ms=self.clock.wall_ms)
         journal = self.store.space(STATE).open_log("journal", 0, LogConfig(cleanup_delete=False), sync=False)
         self.registry = Registry(
@@ -216,6 +224,9 @@ class QueueMachine(RuleBasedStateMachine):
             channel.end_turn()
         while self.deferred:
             self.deferred.pop(0)()
+        arrived, self.arrived = self.arrived, []
+        for name in QUEUES:
+            self.delivered(name, [each for each in arrived if self.consumed[each[0]] == name])
 
     def declare(self) -> None:
         for name, arguments in QUEUES.items():
@@ -232,18 +243,27 @@ class QueueMachine(RuleBasedStateMachine):
         for each in [number] if not is_multiple else [one for one in self.in_flight if one <= number]:
             self.promised.update(self.in_flight.pop(each))
 
-    def delivered(self, channel: int, arguments: dict[str, Any], body: str) -> None:
-        name = self.consumed[channel]
+    def delivered(self, name: str, arrived: list[tuple[int, int, str, bool]]) -> None:
+        """One turn deals the first messages to the consumers. Each consumer gets its share in order."""
         model = self.models[name]
-        assert body in model.ever, f"{body} was never published to {name}"
-        assert body not in {each.body for each in model.held}, f"{body} of {name} is delivered twice at once"
-        message = model.head()
-        assert message.body == body, f"{name} gives {body} and not {message.body}"
-        if not (message.was_seen and message.may_be_unmarked):
-            assert arguments["redelivered"] == message.was_seen, f"{body} of {name} is marked wrongly"
-        message.was_seen = True
-        model.held.append(message)
-        self.tags[channel][arguments["delivery_tag"]] = (name, message)
+        bodies = [body for _, _, body, _ in arrived]
+        assert set(bodies) <= set(model.ever), f"{name} gives what was never published to it"
+        expected: list[Message] = []
+        for _ in arrived:
+            expected.append(model.head())
+            model.held.append(expected[-1])
+        assert sorted(bodies) == sorted(each.body for each in expected), f"{name} does not give its first messages"
+        order = {each.body: place for place, each in enumerate(expected)}
+        by_body = {each.body: each for each in expected}
+        for channel in {channel for channel, _, _, _ in arrived}:
+            mine = [order[body] for each, _, body, _ in arrived if each == channel]
+            assert mine == sorted(mine), f"{name} gives a consumer messages out of order"
+        for channel, tag, body, is_redelivered in arrived:
+            message = by_body[body]
+            if not (message.was_seen and message.may_be_unmarked):
+                assert is_redelivered == message.was_seen, f"{body} of {name} is marked wrongly"
+            message.was_seen = True
+            self.tags[channel][tag] = (name, message)
 
     # ---- what clients do --------------------------------------------------------------------------------------------
 
@@ -258,7 +278,7 @@ class QueueMachine(RuleBasedStateMachine):
                 self.models[name].published(body, min(priority, 2) if name == "ranked" else 0)
             self.in_flight[self.next_confirm] = tuple(f"{name}/{body}" for name in TARGETS[where])
             self.next_confirm += 1
-            event = PublishReceived(self.publisher, exchange, key, True, False, properties, body.encode())
+            event = PublishReceived(self.publisher, exchange, key, True, False, properties, [body.encode()])
             self.channels[self.publisher].publish(event)
         self.turns()
 
@@ -292,7 +312,7 @@ class QueueMachine(RuleBasedStateMachine):
     def acknowledge(self, data: st.DataObject) -> None:
         channel, tag, name, message = self.a_tag(data)
         self.models[name].settle(message)
-        self.channels[channel].ack(AckReceived(channel, tag, False))
+        self.channels[channel].ack(AckReceived(channel, [tag], False))
         self.turns()
 
     @precondition(lambda self: self.holds_any)
@@ -302,7 +322,7 @@ class QueueMachine(RuleBasedStateMachine):
         for each in [each for each in self.tags[channel] if each <= tag]:
             self.models[name].settle(self.tags[channel].pop(each)[1])
         self.models[name].settle(message)
-        self.channels[channel].ack(AckReceived(channel, tag, True))
+        self.channels[channel].ack(AckReceived(channel, [tag], True))
         self.turns()
 
     @precondition(lambda self: self.holds_any)
