@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from tests.architecture import parsed
 from tests.architecture.test_tidy import SOURCE_FILES, module_name
 
-PUBLIC = ("headrace.testing", "headrace.client", "headrace.sourcing", "headrace.spark.testing")
+PUBLIC = (
+    "headrace.testing",
+    "headrace.client",
+    "headrace.sourcing",
+    "headrace.spark.patterns.fluent",
+    "headrace.spark.testing",
+)
 REGISTERING = ("command", "pipeline")
 """Decorators with one of these in their name hand the function to somebody who calls it."""
 

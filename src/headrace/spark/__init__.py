@@ -15,6 +15,9 @@ from headrace.errors import UsageError
 
 if TYPE_CHECKING:
     from headrace.spark import sinks
+    from headrace.spark.patterns.explanation import explain_pattern, why_not
+    from headrace.spark.patterns.fluent import Pattern, match, pattern
+    from headrace.spark.patterns.recognize import match_recognize
     from headrace.spark.run.pipelines import pipeline
     from headrace.spark.run.session import session
     from headrace.spark.source.data_source import HeadraceDataSource
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FOREVER",
     "HeadraceDataSource",
+    "Pattern",
     "as_records",
     "as_rows",
     "batch",
@@ -47,13 +51,17 @@ __all__ = [
     "dedup",
     "deltas",
     "exactly_once_batch",
+    "explain_pattern",
     "explain_watermark",
     "hopping",
     "join_as_of",
     "join_latest",
     "join_tables",
     "join_within",
+    "match",
+    "match_recognize",
     "null_future_times",
+    "pattern",
     "percentiles",
     "pipeline",
     "rate",
@@ -72,12 +80,14 @@ __all__ = [
     "tumbling",
     "view",
     "watermark",
+    "why_not",
     "windows",
 ]
 
 _HOMES = {
     "FOREVER": "state.dedup",
     "HeadraceDataSource": "source.data_source",
+    "Pattern": "patterns.fluent",
     "as_records": "tables.changelog",
     "as_rows": "tables.changelog",
     "batch": "source.reading",
@@ -88,13 +98,17 @@ _HOMES = {
     "dedup": "state.dedup",
     "deltas": "tables.views",
     "exactly_once_batch": "topic_sink.sink",
+    "explain_pattern": "patterns.explanation",
     "explain_watermark": "time.explanation",
     "hopping": "windowing.assignment",
     "join_as_of": "tables.joins",
     "join_latest": "tables.joins",
     "join_tables": "tables.views",
     "join_within": "tables.joins",
+    "match": "patterns.fluent",
+    "match_recognize": "patterns.recognize",
     "null_future_times": "windowing.windows",
+    "pattern": "patterns.fluent",
     "percentiles": "windowing.analytics",
     "pipeline": "run.pipelines",
     "rate": "windowing.analytics",
@@ -113,11 +127,12 @@ _HOMES = {
     "tumbling": "windowing.assignment",
     "view": "tables.views",
     "watermark": "time.watermarks",
+    "why_not": "patterns.explanation",
     "windows": "windowing.windows",
 }
 """Where each name is defined; a name without one is a module itself."""
 
-_NEEDED = ("pyspark", "pyarrow", "numpy", "pandas")
+_NEEDED = ("pyspark", "pyarrow", "numpy", "pandas", "sqlglot")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,294 @@
+"""The clauses of MATCH_RECOGNIZE: where each begins and ends in the text, and what stands in them.
+
+    PARTITION BY …  ORDER BY …  MEASURES expression AS name, …
+    ONE ROW PER MATCH | ALL ROWS PER MATCH [SHOW EMPTY MATCHES | OMIT EMPTY MATCHES | WITH UNMATCHED ROWS]
+    AFTER MATCH SKIP PAST LAST ROW | TO NEXT ROW | TO FIRST name | TO LAST name | TO name
+    PATTERN (…)  WITHIN INTERVAL 'n' unit | 'n unit'  SUBSET name = (name, …), …  DEFINE name AS condition, …
+
+The parts of a clause keep their places in the text, so that an error can point at a character.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.spark.arguments import micros_of
+from headrace.spark.patterns.skipping import Skip
+from headrace.spark.patterns.syntax import Node, PatternSyntaxError, parse_pattern, variables_of
+
+__all__ = ["Clauses", "Piece", "parse_clauses"]
+
+KEYWORDS = {
+    "partition": r"PARTITION\s+BY",
+    "order": r"ORDER\s+BY",
+    "measures": r"MEASURES",
+    "one": r"ONE\s+ROW\s+PER\s+MATCH",
+    "all": r"ALL\s+ROWS\s+PER\s+MATCH",
+    "skip": r"AFTER\s+MATCH\s+SKIP",
+    "pattern": r"PATTERN(?=\s*\()",
+    "within": r"WITHIN",
+    "subset": r"SUBSET",
+    "define": r"DEFINE",
+}
+KEYWORD = re.compile(
+    "|".join(
+        rf"(?P<{name}>\b{text}\b)" if name != "pattern" else rf"(?P<{name}>\b{text})" for name, text in KEYWORDS.items()
+    ),
+    re.IGNORECASE,
+)
+QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"[^\"]*\"|`[^`]*`|--[^\n]*")
+NAME = re.compile(r"\s*(`[^`]+`|\"[^\"]+\"|[A-Za-z_]\w*)\s*", re.ASCII)
+AS = re.compile(r"\bAS\b", re.IGNORECASE)
+ORDER_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of the text."""
+
+    text: str
+    at: int
+
+    def fail(self, problem: str, whole: str) -> PatternSyntaxError:
+        return PatternSyntaxError(whole, self.at, problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clauses:
+    text: str
+    partition: tuple[str, ...]
+    order: tuple[tuple[str, Literal["ascending", "descending"]], ...]
+    measures: tuple[tuple[str, Piece], ...]
+    rows: Literal["one", "all"]
+    empty: bool
+    unmatched: bool
+    skip: Skip
+    pattern: Node
+    pattern_text: str
+    within_us: int | None
+    subsets: dict[str, tuple[str, ...]]
+    define: tuple[tuple[str, Piece], ...]
+
+
+def parse_clauses(text: str) -> Clauses:
+    text = QUOTED.sub(_blanked, text)
+    found = dict(_clauses(text))
+    if "pattern" not in found:
+        raise PatternSyntaxError(text, len(text), "there is no PATTERN; expected PATTERN (…)")
+    if "order" not in found:
+        raise PatternSyntaxError(text, 0, "there is no ORDER BY; expected ORDER BY and a column with event time")
+    pattern_piece = found["pattern"]
+    opened = text.index("(", pattern_piece.at)
+    closed = _closing(text, opened)
+    _nothing_after(text, closed + 1, pattern_piece.at + len(pattern_piece.text), "the pattern")
+    pattern = parse_pattern(text, opened + 1, closed)
+    names = variables_of(pattern)
+    subsets = _subsets(found.get("subset"), text, names)
+    empty, unmatched = _rows_options(found.get("all"), text)
+    return Clauses(
+        text=text,
+        partition=tuple(_columns(found.get("partition"), text)),
+        order=tuple(_order(found["order"], text)),
+        measures=tuple(_measures(found.get("measures"), text)),
+        rows="all" if "all" in found else "one",
+        empty=empty,
+        unmatched=unmatched,
+        skip=_skip(found.get("skip"), text, [*names, *subsets], subsets),
+        pattern=pattern,
+        pattern_text=text[opened + 1 : closed].strip(),
+        within_us=_within(found.get("within"), text),
+        subsets=subsets,
+        define=tuple(_define(found.get("define"), text, names)),
+    )
+
+
+def _blanked(quoted: re.Match[str]) -> str:
+    """A comment as blanks, so that places stay; quoted text as it is."""
+    return " " * len(quoted.group()) if quoted.group().startswith("--") else quoted.group()
+
+
+def _clauses(text: str) -> Iterator[tuple[str, Piece]]:
+    """Name and contents of each clause, in order."""
+    begins: list[tuple[str, int, int]] = []
+    at, depth = _after_wrapper(text)
+    wrapped = depth
+    while at < len(text):
+        quoted = QUOTED.match(text, at)
+        if quoted:
+            at = quoted.end()
+            continue
+        if text[at] == "(":
+            depth += 1
+        elif text[at] == ")":
+            depth -= 1
+            if depth < 0 or (wrapped and depth == 0):
+                break
+        keyword = KEYWORD.match(text, at) if depth == wrapped else None
+        if keyword and (at == 0 or not (text[at - 1].isalnum() or text[at - 1] in "_.")):
+            name = str(keyword.lastgroup)
+            if any(each[0] == name for each in begins):
+                raise PatternSyntaxError(text, at, f"{keyword.group()} stands here for the second time")
+            begins.append((name, at, keyword.end()))
+            at = keyword.end()
+            continue
+        at += 1
+    if not begins or text[_after_wrapper(text)[0] : begins[0][1]].strip():
+        raise PatternSyntaxError(text, 0, "expected PARTITION BY, ORDER BY, MEASURES or PATTERN")
+    ends = [each[1] for each in begins[1:]] + [at]
+    for (name, _, start), end in zip(begins, ends, strict=True):
+        yield name, Piece(text[start:end], start)
+
+
+def _after_wrapper(text: str) -> tuple[int, int]:
+    """The place after ``MATCH_RECOGNIZE (``, where the text begins with it, and the depth there."""
+    found = re.match(r"\s*MATCH_RECOGNIZE\s*\(", text, re.IGNORECASE)
+    return (found.end(), 1) if found else (0, 0)
+
+
+def _closing(text: str, opened: int) -> int:
+    depth = 0
+    for at in range(opened, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        if depth == 0:
+            return at
+    raise PatternSyntaxError(text, opened, "this ( is never closed")
+
+
+def _nothing_after(text: str, start: int, end: int, what: str) -> None:
+    rest = text[start:end]
+    if rest.strip():
+        at = start + len(rest) - len(rest.lstrip())
+        raise PatternSyntaxError(
+            text, at, f"{rest.split()[0]!r} was not expected after {what}; expected another clause"
+        )
+
+
+def _parts(piece: Piece, text: str) -> Iterator[Piece]:
+    """Split at commas that are not inside anything."""
+    depth, start, at = 0, piece.at, piece.at
+    end = piece.at + len(piece.text)
+    while at < end:
+        quoted = QUOTED.match(text, at, end)
+        if quoted:
+            at = quoted.end()
+            continue
+        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(text[at], 0)
+        if text[at] == "," and depth == 0:
+            yield _stripped(text, start, at)
+            start = at + 1
+        at += 1
+    yield _stripped(text, start, end)
+
+
+def _stripped(text: str, start: int, end: int) -> Piece:
+    inside = text[start:end]
+    at = start + len(inside) - len(inside.lstrip())
+    if not inside.strip():
+        raise PatternSyntaxError(text, min(at, len(text)), "something is missing here")
+    return Piece(inside.strip(), at)
+
+
+def _columns(piece: Piece | None, text: str) -> Iterator[str]:
+    for each in _parts(piece, text) if piece else ():
+        yield _name(each, text)
+
+
+def _name(piece: Piece, text: str) -> str:
+    found = NAME.fullmatch(piece.text)
+    if found is None:
+        raise piece.fail(f"{piece.text!r} is no name of a column; add a column with rows.withColumn(…) first", text)
+    return found.group(1).strip('`"')
+
+
+def _order(piece: Piece, text: str) -> Iterator[tuple[str, Literal["ascending", "descending"]]]:
+    for number, each in enumerate(_parts(piece, text)):
+        words = each.text.rsplit(None, 1)
+        descending = len(words) == 2 and words[1].upper() == "DESC"
+        named = Piece(words[0], each.at) if len(words) == 2 and words[1].upper() in ("ASC", "DESC") else each
+        if number == 0 and descending:
+            raise each.fail("the first column of ORDER BY is the event time and must be ascending", text)
+        yield _name(named, text), "descending" if descending else "ascending"
+
+
+def _measures(piece: Piece | None, text: str) -> Iterator[tuple[str, Piece]]:
+    for each in _parts(piece, text) if piece else ():
+        places = [found for found in AS.finditer(each.text) if _outside(each.text, found.start())]
+        if not places:
+            raise each.fail("a measure is 'expression AS name'; there is no AS", text)
+        last = places[-1]
+        name = Piece(each.text[last.end() :].strip(), each.at + last.end())
+        yield _name(name, text), Piece(each.text[: last.start()].strip(), each.at)
+
+
+def _outside(text: str, at: int) -> bool:
+    before = QUOTED.sub("", text[:at])
+    return before.count("(") == before.count(")")
+
+
+def _define(piece: Piece | None, text: str, names: list[str]) -> Iterator[tuple[str, Piece]]:
+    for each in _parts(piece, text) if piece else ():
+        found = re.match(r"(`[^`]+`|\"[^\"]+\"|\w+)\s+AS\s+", each.text, re.IGNORECASE)
+        if found is None:
+            raise each.fail("a definition is 'NAME AS condition'", text)
+        name = found.group(1).strip('`"').upper()
+        if name not in names:
+            raise each.fail(f"{name} is not in the pattern; its variables are {', '.join(names)}", text)
+        yield name, Piece(each.text[found.end() :], each.at + found.end())
+
+
+def _subsets(piece: Piece | None, text: str, names: list[str]) -> dict[str, tuple[str, ...]]:
+    found = {}
+    for each in _parts(piece, text) if piece else ():
+        parts = re.fullmatch(r"(\w+)\s*=\s*\(([^)]*)\)", each.text)
+        if parts is None:
+            raise each.fail("a subset is 'NAME = (NAME, …)'", text)
+        members = tuple(name.strip().upper() for name in parts.group(2).split(","))
+        unknown = [name for name in members if name not in names]
+        if unknown:
+            raise each.fail(f"{unknown[0]} is not in the pattern; its variables are {', '.join(names)}", text)
+        found[parts.group(1).upper()] = members
+    return found
+
+
+def _skip(piece: Piece | None, text: str, known: list[str], subsets: dict[str, tuple[str, ...]]) -> Skip:
+    if piece is None:
+        return Skip("past_last")
+    words = piece.text.upper().split()
+    match words:
+        case ["PAST", "LAST", "ROW"]:
+            return Skip("past_last")
+        case ["TO", "NEXT", "ROW"]:
+            return Skip("next")
+        case ["TO", ("FIRST" | "LAST") as side, name] if name in known:
+            return Skip("first" if side == "FIRST" else "last", frozenset(subsets.get(name, (name,))))
+        case ["TO", name] if name in known:
+            return Skip("last", frozenset(subsets.get(name, (name,))))
+    expected = "PAST LAST ROW, TO NEXT ROW, TO FIRST variable, TO LAST variable or TO variable"
+    at = piece.at + len(piece.text) - len(piece.text.lstrip())
+    raise PatternSyntaxError(text, at, f"AFTER MATCH SKIP {piece.text.strip()} is not known; expected {expected}")
+
+
+def _within(piece: Piece | None, text: str) -> int | None:
+    if piece is None:
+        return None
+    found = re.fullmatch(
+        r"(?:INTERVAL\s+)?'([^']+)'(?:\s+(\w+))?|(?:INTERVAL\s+)?(\d+)\s+(\w+)", piece.text.strip(), re.IGNORECASE
+    )
+    if found is None:
+        raise PatternSyntaxError(text, piece.at + 1, "expected WITHIN INTERVAL '5' MINUTE or WITHIN '5 minutes'")
+    number, unit = (found.group(1), found.group(2)) if found.group(1) else (found.group(3), found.group(4))
+    return micros_of(f"{number} {unit.lower()}" if unit else number, "WITHIN")
+
+
+def _rows_options(piece: Piece | None, text: str) -> tuple[bool, bool]:
+    options = {"": (True, False), "SHOW EMPTY MATCHES": (True, False), "OMIT EMPTY MATCHES": (False, False)}
+    options["WITH UNMATCHED ROWS"] = (True, True)
+    said = " ".join(piece.text.upper().split()) if piece else ""
+    if said not in options:
+        assert piece is not None
+        expected = "SHOW EMPTY MATCHES, OMIT EMPTY MATCHES or WITH UNMATCHED ROWS"
+        raise PatternSyntaxError(text, piece.at + 1, f"{said!r} is not known here; expected {expected}")
+    return options[said]

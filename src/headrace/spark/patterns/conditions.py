@@ -1,0 +1,227 @@
+"""Conditions on the rows that a run has matched so far, computed for many runs at once.
+
+What a condition says of the current row alone was computed by Spark before; it is a column here. The rest is a tree of
+expressions over such columns, at rows that the run remembers in registers:
+
+    Here        a column of the row that is being tested
+    At          a column of the first or the last row of some variables, or of a row near it
+    Aggregated  a count, sum, average, least or greatest value over the rows of some variables, the tested one included
+
+Null is not true, as everywhere in SQL.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.spark.state.bucket import Flags, Ints
+
+__all__ = [
+    "FUNCTIONS",
+    "Aggregated",
+    "At",
+    "Call",
+    "Constant",
+    "Expression",
+    "Here",
+    "Lookup",
+    "Register",
+    "registers_of",
+]
+
+RegisterKind = Literal["first", "last", "count", "sum", "min", "max"]
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Something that every run remembers of the rows that it gave to some variables; None stands for all of them."""
+
+    kind: RegisterKind
+    variables: frozenset[str] | None
+    column: str | None = None
+
+    @property
+    def initial(self) -> float:
+        return {"first": -1, "last": -1, "count": 0, "sum": 0.0, "min": math.inf, "max": -math.inf}[self.kind]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """The rows, and of each run in question its row and its registers."""
+
+    columns: Mapping[str, pa.Array]
+    rows: Ints
+    first: Ints
+    """The first row of each run's partition that is there."""
+    end: Ints
+    registers: Mapping[Register, Any]
+
+    def at(self, column: str, places: Ints) -> pa.Array:
+        """Values at rows; null where a row is outside the partition."""
+        inside = (places >= self.first) & (places < self.end)
+        return self.columns[column].take(pa.array(np.where(inside, places, 0), mask=~inside))
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    value: Any
+    type: pa.DataType
+
+    def compute(self, lookup: Lookup) -> Any:
+        return pa.scalar(self.value, self.type)
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    column: str
+    offset: int = 0
+
+    def compute(self, lookup: Lookup) -> Any:
+        return lookup.at(self.column, lookup.rows + self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    register: Register
+    column: str
+    offset: int = 0
+
+    def compute(self, lookup: Lookup) -> Any:
+        places = lookup.registers[self.register]
+        return lookup.at(self.column, np.where(places >= 0, places + self.offset, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregated:
+    """Null without rows, but for a count."""
+
+    kind: Literal["count", "sum", "avg", "min", "max"]
+    value: Register
+    count: Register
+
+    def compute(self, lookup: Lookup) -> Any:
+        counts = lookup.registers[self.count]
+        if self.kind == "count":
+            return pa.array(counts)
+        values = lookup.registers[self.value]
+        if self.kind == "avg":
+            values = values / np.maximum(counts, 1)
+        return pa.array(values, mask=counts == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    function: str
+    arguments: tuple[Expression, ...]
+
+    def compute(self, lookup: Lookup) -> Any:
+        return FUNCTIONS[self.function](*[each.compute(lookup) for each in self.arguments])
+
+
+Expression = Constant | Here | At | Aggregated | Call
+
+
+def holds(condition: Expression, lookup: Lookup) -> Flags:
+    """For which runs the condition is true."""
+    found = condition.compute(lookup)
+    if isinstance(found, pa.Scalar):
+        return np.full(len(lookup.rows), bool(found.as_py()))
+    return np.asarray(pc.fill_null(found, False), np.bool_)
+
+
+def registers_of(expression: Expression) -> set[Register]:
+    match expression:
+        case At(register=register):
+            return {register}
+        case Aggregated(value=value, count=count, kind=kind):
+            return {count} if kind == "count" else {value, count}
+        case Call(arguments=arguments):
+            return set().union(*[registers_of(each) for each in arguments])
+    return set()
+
+
+def reach_of(expression: Expression) -> tuple[int, int]:
+    """How many rows before and after the rows of a run the expression looks at."""
+    match expression:
+        case At(offset=offset) | Here(offset=offset):
+            return max(-offset, 0), max(offset, 0)
+        case Call(arguments=arguments):
+            reaches = [reach_of(each) for each in arguments]
+            return max((each[0] for each in reaches), default=0), max((each[1] for each in reaches), default=0)
+    return 0, 0
+
+
+def _divide(left: Any, right: Any) -> Any:
+    """As in Spark, a quotient of integers is a double, and division by zero is null."""
+    left, right = (pc.cast(each, pa.float64()) for each in (left, right))
+    return pc.if_else(pc.equal(right, 0.0), pa.scalar(None, pa.float64()), pc.divide(left, right))
+
+
+def _modulo(left: Any, right: Any) -> Any:
+    quotient = pc.trunc(_divide(left, right))
+    return pc.subtract(pc.cast(left, pa.float64()), pc.multiply(quotient, pc.cast(right, pa.float64())))
+
+
+def _in(value: Any, *options: Any) -> Any:
+    return functools.reduce(pc.or_kleene, [pc.equal(value, each) for each in options])
+
+
+def _case(*parts: Any) -> Any:
+    """condition, value, condition, value, …, otherwise."""
+    *pairs, otherwise = parts
+    for value, condition in zip(reversed(pairs[1::2]), reversed(pairs[0::2]), strict=True):
+        otherwise = pc.if_else(pc.fill_null(condition, False), value, otherwise)
+    return otherwise
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": pc.add,
+    "sub": pc.subtract,
+    "mul": pc.multiply,
+    "div": _divide,
+    "mod": _modulo,
+    "neg": pc.negate,
+    "eq": pc.equal,
+    "neq": pc.not_equal,
+    "lt": pc.less,
+    "lte": pc.less_equal,
+    "gt": pc.greater,
+    "gte": pc.greater_equal,
+    "and": pc.and_kleene,
+    "or": pc.or_kleene,
+    "not": pc.invert,
+    "is_null": pc.is_null,
+    "between": lambda value, low, high: pc.and_kleene(pc.greater_equal(value, low), pc.less_equal(value, high)),
+    "in": _in,
+    "case": _case,
+    "coalesce": pc.coalesce,
+    "abs": pc.abs,
+    "sqrt": pc.sqrt,
+    "pow": lambda base, exponent: pc.power(pc.cast(base, pa.float64()), pc.cast(exponent, pa.float64())),
+    "exp": pc.exp,
+    "ln": pc.ln,
+    "floor": pc.floor,
+    "ceil": pc.ceil,
+    "sin": pc.sin,
+    "cos": pc.cos,
+    "tan": pc.tan,
+    "asin": pc.asin,
+    "acos": pc.acos,
+    "atan": pc.atan,
+    "atan2": pc.atan2,
+    "radians": lambda degrees: pc.multiply(pc.cast(degrees, pa.float64()), math.pi / 180),
+    "greatest": pc.max_element_wise,
+    "least": pc.min_element_wise,
+    "lower": pc.utf8_lower,
+    "upper": pc.utf8_upper,
+    "length": pc.utf8_length,
+}
+"""What a condition on matched rows may compute. Conditions on the current row alone may use all of Spark SQL."""

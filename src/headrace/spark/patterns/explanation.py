@@ -1,0 +1,221 @@
+"""What a pattern is as an automaton, and why rows do not match it: for people, not for programs."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from headrace.errors import UsageError
+from headrace.spark.arguments import names_of, time_column
+from headrace.spark.patterns.automaton import ACCEPT, Automaton, State, compile_pattern
+from headrace.spark.patterns.clauses import parse_clauses
+from headrace.spark.patterns.expressions import Columns
+from headrace.spark.patterns.fluent import UNTIL, Pattern, fluent_plan
+from headrace.spark.patterns.matcher import Matcher, Rows
+from headrace.spark.patterns.operator import MASK, PatternPlan
+from headrace.spark.patterns.recognize import PARTIALS_MAX, PLACE, prepare, sql_plan
+from headrace.spark.state.operator import END, micros, whole
+
+__all__ = ["explain_pattern", "why_not"]
+
+ROWS_MAX = 10_000
+"""Rows that ``why_not`` looks at; they come to the driver."""
+WIDTH, HEIGHT, STEP = 60, 44, 170
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A pattern in either form."""
+
+    automaton: Automaton
+    conditions: dict[str, str]
+    labels: dict[str, str]
+    within_us: int | None
+
+    @classmethod
+    def of(cls, wanted: Pattern | str) -> _Wanted:
+        if isinstance(wanted, str):
+            clauses = parse_clauses(wanted)
+            conditions = {name: piece.text for name, piece in clauses.define}
+            return cls(compile_pattern(clauses.pattern), conditions, {}, clauses.within_us)
+        texts = {name: " AND ".join(map(str, given)) for name, given in wanted.conditions().items()}
+        labels = {each.upper(): each for each in wanted.names()}
+        return cls(compile_pattern(wanted.node()), texts, labels, wanted.within_us)
+
+    def label(self, name: str) -> str:
+        return self.labels.get(name, name)
+
+    def waits_for(self, state: State) -> str:
+        """A state in words."""
+        name = self.label(state.variable)
+        words = {
+            "row": name,
+            "seek": f"… {name}",
+            "seek_any": f"… any {name}",
+            "absent_next": f"no {name} next",
+            "absent_end": f"no {name} in time",
+        }[state.kind]
+        no = [self.label(each) for each in state.forbidden]
+        until = [self.conditions.get(each, each) for each in state.until if each.endswith(UNTIL)]
+        return words + (f", no {', '.join(no)} before" if no else "") + (f", until {until[0]}" if until else "")
+
+
+def explain_pattern(wanted: Pattern | str, form: Literal["text", "svg"] = "text") -> str:
+    """The automaton of a pattern, as lines of text or as a picture in SVG.
+
+    Each state waits for a row. Where it can go after that row comes in the order of preference.
+    """
+    known = _Wanted.of(wanted)
+    if form == "svg":
+        return _svg(known)
+    if form != "text":
+        raise UsageError(f"form={form!r} is not known", "'text' or 'svg'")
+    lines = [f"start → {_targets(known, known.automaton.start)}"]
+    for number, state in enumerate(known.automaton.states):
+        condition = known.conditions.get(state.variable, "")
+        shown = f"  when {condition}" if condition else ""
+        after = _targets(known, known.automaton.after[number])
+        lines.append(f"{number + 1}: {known.waits_for(state)}{shown} → {after}")
+    if known.within_us is not None:
+        lines.append(f"all within {known.within_us / 1_000_000:g} s of the first row")
+    return "\n".join(lines)
+
+
+def _targets(known: _Wanted, targets: Sequence[Any]) -> str:
+    def one(state: int) -> str:
+        return "match" if state == ACCEPT else f"{state + 1} ({known.waits_for(known.automaton.states[state])})"
+
+    return " | ".join(one(each.state) for each in targets) or "nothing"
+
+
+def _svg(known: _Wanted) -> str:
+    """States from left to right, arrows over them for steps ahead and under them for steps back."""
+    states = known.automaton.states
+    names = ["start", *(known.waits_for(each) for each in states), "match"]
+    middle = HEIGHT + 34 * (len(states) + 1)
+    at = [40 + STEP * number for number in range(len(names))]
+    parts = []
+    for number, targets in enumerate((known.automaton.start, *known.automaton.after)):
+        for rank, target in enumerate(targets):
+            end = len(names) - 1 if target.state == ACCEPT else target.state + 1
+            parts.append(_arrow(at[number], at[end], middle, end - number, rank))
+    for place, name in zip(at, names, strict=True):
+        text = html.escape(name)
+        parts.append(f'<rect x="{place}" y="{middle - HEIGHT // 2}" width="{WIDTH * 2}" height="{HEIGHT}" rx="8"/>')
+        parts.append(f'<text x="{place + WIDTH}" y="{middle + 5}" text-anchor="middle">{text}</text>')
+    width, height = at[-1] + WIDTH * 2 + 40, middle * 2
+    style = (
+        "rect{fill:#fff;stroke:#345}text{font:13px sans-serif;fill:#123}path{fill:none;stroke:#789}"
+        ".first{stroke:#b40;stroke-width:2}"
+    )
+    head = (
+        '<marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<path d="M0 0L8 4L0 8z" style="fill:#789"/></marker>'
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" role="img">'
+        f"<style>{style}</style><defs>{head}</defs>{''.join(parts)}</svg>"
+    )
+
+
+def _arrow(start: int, end: int, middle: int, steps: int, rank: int) -> str:
+    kind = "first" if rank == 0 else "later"
+    x1, x2 = start + WIDTH, end + WIDTH
+    if steps == 1:
+        return f'<path class="{kind}" d="M{start + WIDTH * 2} {middle}H{end}" marker-end="url(#tip)"/>'
+    side = -1 if steps > 0 else 1
+    bend = middle + side * (HEIGHT // 2 + 30 * (abs(steps) or 1))
+    edge = middle + side * HEIGHT // 2
+    return f'<path class="{kind}" d="M{x1} {edge}C{x1} {bend} {x2} {bend} {x2} {edge}" marker-end="url(#tip)"/>'
+
+
+def why_not(
+    rows: DataFrame,
+    wanted: Pattern | str,
+    *,
+    keys: str | Sequence[str] = (),
+    event_time: str | None = None,
+) -> str:
+    """How far the rows of one key got in a pattern, first row by first row, and what stopped them.
+
+    ``rows`` is bounded and has the rows of one key. ``event_time`` is needed for a pattern made by functions.
+    """
+    if rows.isStreaming:
+        raise UsageError("why_not looks at rows that are there, not at a stream", "read them with hr.batch(…)")
+    known, columns = _Wanted.of(wanted), Columns()
+    plan, order = _plan_of(wanted, columns, event_time)
+    time = time_column(rows, order[0][0], "the event time")
+    prepared = prepare(rows, names_of(keys), order, columns, rows.columns)
+    table = prepared.limit(ROWS_MAX + 1).toArrow()
+    if table.num_rows > ROWS_MAX:
+        raise UsageError(f"why_not looks at {ROWS_MAX} rows at most", "filter the rows of one key and a short time")
+    table = table.sort_by([*order, (PLACE, "ascending")])
+    return _report(known, plan, table, time)
+
+
+def _plan_of(
+    wanted: Pattern | str, columns: Columns, event_time: str | None
+) -> tuple[PatternPlan, list[tuple[str, Literal["ascending", "descending"]]]]:
+    if isinstance(wanted, str):
+        clauses = parse_clauses(wanted)
+        plan, _ = sql_plan(clauses, compile_pattern(clauses.pattern), columns, PARTIALS_MAX, "match")
+        return plan, list(clauses.order)
+    if event_time is None:
+        raise UsageError("event_time is not given", 'why_not(rows, pattern, event_time="at")')
+    plan, _ = fluent_plan("match", wanted, columns, PARTIALS_MAX, False, {})
+    return plan, [(event_time, "ascending")]
+
+
+def _report(known: _Wanted, plan: PatternPlan, table: pa.Table, time: str) -> str:
+    count = table.num_rows
+    columns = {name: whole(column) for name, column in zip(table.column_names, table.columns, strict=True)}
+    mask = np.asarray(columns[MASK], np.int64)
+    everything = np.full(count, count)
+    rows = Rows(
+        masks={name: (mask >> bit) & 1 == 1 for name, bit in plan.bits.items()},
+        columns=columns,
+        times_us=micros(table.column(time)),
+        first=np.zeros(count, np.int64),
+        end=everything,
+        known_end=everything,
+        whole_from=np.zeros(count, np.int64),
+        now_us=END,
+        closed=True,
+    )
+    matcher = Matcher(
+        plan.automaton, plan.conditions, one=plan.one, within_us=plan.within_us, runs_max=PARTIALS_MAX, traced=True
+    )
+    found = matcher.find(rows, np.arange(count))
+    matched = dict(zip(found.starts.tolist(), found.ends.tolist(), strict=True))
+    texts = [str(each) for each in table.column(time).to_pylist()]
+    lines = []
+    for start in range(count):
+        if start in matched:
+            lines.append(f"row {start + 1} ({texts[start]}): a match of {matched[start] - start} rows")
+            continue
+        stopped = [each for each in found.stopped if each[0] == start]
+        furthest = max((each[1] for each in stopped), default=start)
+        reasons = dict.fromkeys(_reason(known, each, count, texts) for each in stopped if each[1] == furthest)
+        lines.append(f"row {start + 1} ({texts[start]}): {'; '.join(reasons)}")
+    return "\n".join(lines)
+
+
+def _reason(known: _Wanted, stopped: tuple[int, int, int, str], count: int, texts: list[str]) -> str:
+    _, place, number, why = stopped
+    state = known.automaton.states[number]
+    name = known.label(state.variable)
+    if why == "time":
+        return f"the time was over before {name}"
+    if place >= count:
+        return f"the rows ended before {name}"
+    condition = known.conditions.get(state.variable)
+    said = f" ({condition})" if condition else ""
+    if why == "forbidden":
+        return f"row {place + 1} ({texts[place]}) must not come before {name}"
+    return f"row {place + 1} ({texts[place]}) is no {name}{said}"

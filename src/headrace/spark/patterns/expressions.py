@@ -1,0 +1,385 @@
+"""Expressions of DEFINE and MEASURES: what Spark computes before and after, and what the matcher computes.
+
+A condition is split at its ANDs. What speaks of the current row alone goes to Spark and becomes a bit of the row.
+The rest becomes a tree (``conditions``) whose leaves are columns that Spark computed. A measure becomes SQL text for
+Spark with a column in the place of each atom (``measures``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NoReturn
+
+import pyarrow as pa
+import sqlglot
+from pyspark.sql import Column
+from sqlglot import exp
+from sqlglot.dialects.spark import Spark
+from sqlglot.errors import SqlglotError
+from sqlglot.parsers.spark import SparkParser
+
+from headrace.spark.arguments import UNITS_US
+from headrace.spark.patterns.clauses import Piece
+from headrace.spark.patterns.conditions import FUNCTIONS, Aggregated, At, Call, Constant, Expression, Here, Register
+from headrace.spark.patterns.measures import Atom, AtomKind
+from headrace.spark.patterns.syntax import PatternSyntaxError
+
+__all__ = ["Columns", "Reader"]
+
+NAVIGATION = ("FIRST", "LAST", "PREV", "NEXT", "CLASSIFIER", "MATCH_NUMBER")
+AGGREGATES: dict[type[exp.Expr], AtomKind] = {
+    exp.Count: "count",
+    exp.Sum: "sum",
+    exp.Avg: "avg",
+    exp.Min: "min",
+    exp.Max: "max",
+    exp.ArrayAgg: "array_agg",
+}
+OPERATORS: dict[type[exp.Expr], str] = {
+    exp.Add: "add",
+    exp.Sub: "sub",
+    exp.Mul: "mul",
+    exp.Div: "div",
+    exp.Mod: "mod",
+    exp.EQ: "eq",
+    exp.NEQ: "neq",
+    exp.LT: "lt",
+    exp.LTE: "lte",
+    exp.GT: "gt",
+    exp.GTE: "gte",
+    exp.And: "and",
+    exp.Or: "or",
+}
+MODE = re.compile(r"\b(FINAL|RUNNING)(\s+)(?=(?:FIRST|LAST|COUNT|SUM|AVG|MIN|MAX|ARRAY_AGG)\s*\()", re.IGNORECASE)
+
+
+class RowPattern(Spark):
+    """Spark's SQL, where FIRST and LAST are those of row patterns and take a number as well."""
+
+    class Parser(SparkParser):
+        FUNCTIONS: ClassVar[dict[str, Any]] = {
+            name: of for name, of in SparkParser.FUNCTIONS.items() if name not in NAVIGATION
+        }
+
+
+@dataclass(slots=True)
+class Columns:
+    """What Spark has to compute of each row before it is matched."""
+
+    values: dict[str, str] = field(default_factory=dict)
+    """By SQL: the name of the column."""
+    conditions: dict[str, int] = field(default_factory=dict)
+    """By SQL: its bit."""
+    given: dict[str, Column] = field(default_factory=dict)
+    """Conditions that were given as columns, by the text that stands for them."""
+
+    def value(self, sql: str) -> str:
+        return self.values.setdefault(sql, f"_v{len(self.values)}")
+
+    def bit(self, sql: str) -> int:
+        return self.conditions.setdefault(sql, len(self.conditions))
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads the expressions of one text. ``variables`` has, by name, the variables that a name stands for."""
+
+    text: str
+    variables: Mapping[str, frozenset[str]]
+    columns: Columns
+
+    def condition(self, name: str, piece: Piece) -> tuple[int | None, Expression | None]:
+        """The bit of what a definition says of the row alone, and the rest of it."""
+        alone, rest = self.split(name, piece)
+        return None if alone is None else self.columns.bit(alone), rest
+
+    def split(self, name: str, piece: Piece) -> tuple[str | None, Expression | None]:
+        """What a definition says of the row alone, as SQL for Spark, and the rest of it."""
+        parts = _conjuncts(self._parsed(piece))
+        alone = [each for each in parts if self._row_alone(each, name)]
+        rest = [each for each in parts if not self._row_alone(each, name)]
+        sql = " AND ".join(f"({self._plain(each)})" for each in alone) if alone else None
+        if not rest:
+            return sql, None
+        trees = [self._tree(each, name, piece) for each in rest]
+        tree = trees[0]
+        for each in trees[1:]:
+            tree = Call("and", (tree, each))
+        return sql, tree
+
+    def measure(self, piece: Piece, atoms: dict[Atom, int], per_row: bool) -> str:
+        """SQL for Spark, with a numbered column for each atom. Atoms that are new are added to ``atoms``."""
+        parsed = self._parsed(piece)
+
+        def replaced(node: exp.Expr) -> exp.Expr:
+            atom = self._atom(node, piece, per_row)
+            if atom is None:
+                return node
+            return exp.column(f"_a{atoms.setdefault(atom, len(atoms))}", quoted=True)
+
+        return self._top_down(parsed, replaced).sql("spark")
+
+    def _top_down(self, node: exp.Expr, replaced: Any) -> exp.Expr:
+        """Replace whole atoms before their parts are looked at."""
+        found: exp.Expr = replaced(node)
+        if found is not node:
+            return found
+        for child in list(node.iter_expressions()):
+            new = self._top_down(child, replaced)
+            if new is not child:
+                child.replace(new)
+        return node
+
+    # ---- parsing ---------------------------------------------------------------------------------------------------
+
+    def _parsed(self, piece: Piece) -> exp.Expr:
+        text = MODE.sub(lambda found: found.group(1) + "_" * len(found.group(2)), piece.text)
+        try:
+            return sqlglot.parse_one(text, dialect=RowPattern)
+        except SqlglotError as error:
+            details: Any = (getattr(error, "errors", None) or [{}])[0]
+            lines = piece.text.split("\n")
+            line, column = int(details.get("line") or 1), int(details.get("col") or 1)
+            at = sum(len(each) + 1 for each in lines[: line - 1]) + column - 1
+            what = details.get("description") or "this is no SQL expression"
+            raise PatternSyntaxError(self.text, piece.at + min(at, len(piece.text)), f"{what}") from None
+
+    def _fail(self, piece: Piece, problem: str) -> NoReturn:
+        raise PatternSyntaxError(self.text, piece.at, problem)
+
+    def _variable(self, column: exp.Column) -> str | None:
+        """The variable that a column is said of; None for a column of any row."""
+        parts = [each.name for each in column.parts]
+        return parts[0].upper() if len(parts) > 1 and parts[0].upper() in self.variables else None
+
+    def _plain(self, node: exp.Expr) -> str:
+        """SQL for Spark, without the names of variables."""
+
+        def bare(each: exp.Expr) -> exp.Expr:
+            if isinstance(each, exp.Column) and self._variable(each) is not None:
+                identifiers = [part.copy() for part in each.parts[1:]]
+                return identifiers[0] if len(identifiers) == 1 else exp.Dot.build(identifiers)
+            return each
+
+        return node.copy().transform(bare).sql("spark")
+
+    def _special(self, node: exp.Expr) -> tuple[str, str] | None:
+        """The function of row patterns that a node calls, and its mode: FINAL, RUNNING or nothing."""
+        if not isinstance(node, exp.Anonymous):
+            return None
+        name = str(node.this).upper()
+        mode, _, rest = name.partition("_")
+        if mode in ("FINAL", "RUNNING"):
+            return rest.lstrip("_"), mode
+        return (name, "") if name in NAVIGATION else None
+
+    def _row_alone(self, node: exp.Expr, name: str | None) -> bool:
+        for each in node.walk():
+            if isinstance(each, exp.AggFunc) or self._special(each):
+                return False
+            if isinstance(each, exp.Column) and self._variable(each) not in (None, name):
+                return False
+        return True
+
+    def _of_one(self, node: exp.Expr, piece: Piece) -> frozenset[str] | None:
+        """The variables that an argument speaks of; None for all rows."""
+        if any(isinstance(each, exp.AggFunc) or self._special(each) for each in node.walk()):
+            self._fail(piece, f"{node.sql('spark')}: functions of row patterns cannot stand inside each other here")
+        found = {self._variable(each) for each in node.find_all(exp.Column)}
+        if len(found) > 1:
+            self._fail(piece, f"{node.sql('spark')} speaks of the rows of several variables at once")
+        name = found.pop() if found else None
+        return None if name is None else self.variables[name]
+
+    # ---- navigation and aggregates ---------------------------------------------------------------------------------
+
+    def _atom(self, node: exp.Expr, piece: Piece, per_row: bool) -> Atom | None:
+        """The atom that a node of a measure is, if it is one."""
+        mode = ""
+        special = self._special(node)
+        if special is not None:
+            name, mode = special
+            if name == "CLASSIFIER":
+                wanted = frozenset[str]().union(*[self.variables[each.name.upper()] for each in node.expressions])
+                return Atom("classifier", wanted or None, running=per_row and mode != "FINAL")
+            if name == "MATCH_NUMBER":
+                return Atom("match_number")
+            if name in ("FIRST", "LAST", "PREV", "NEXT"):
+                assert isinstance(node, exp.Anonymous)
+                return self._navigation(node, name, mode, piece, per_row)
+            node = sqlglot.parse_one(
+                f"{name}({', '.join(each.sql('spark') for each in node.expressions)})", dialect=RowPattern
+            )
+        running = per_row and mode != "FINAL"
+        if isinstance(node, exp.AggFunc):
+            kind, variables, column = self._aggregate(node, piece)
+            return Atom(kind, variables, column, running=running and kind not in ("array_agg", "count_distinct"))
+        if isinstance(node, exp.Column):
+            name_of = self._variable(node)
+            return Atom(
+                "last",
+                None if name_of is None else self.variables[name_of],
+                self.columns.value(self._plain(node)),
+                running=running,
+            )
+        return None
+
+    def _navigation(self, node: exp.Anonymous, name: str, mode: str, piece: Piece, per_row: bool) -> Atom:
+        inner, number = self._arguments(node, name, piece)
+        running = per_row and mode != "FINAL"
+        if name in ("FIRST", "LAST"):
+            column = self.columns.value(self._plain(inner))
+            return Atom("first" if name == "FIRST" else "last", self._of_one(inner, piece), column, number, 0, running)
+        offset = -number if name == "PREV" else number
+        special = self._special(inner)
+        if special is not None and special[0] in ("FIRST", "LAST") and isinstance(inner, exp.Anonymous):
+            base = self._navigation(inner, special[0], special[1], piece, per_row)
+            return Atom(base.kind, base.variables, base.column, base.skipped, offset, base.running)
+        return Atom("last", self._of_one(inner, piece), self.columns.value(self._plain(inner)), 0, offset, running)
+
+    def _arguments(self, node: exp.Anonymous, name: str, piece: Piece) -> tuple[exp.Expr, int]:
+        """The argument of a navigation and its number: 0 for FIRST and LAST, 1 for PREV and NEXT, if not given."""
+        arguments = list(node.expressions)
+        if not 1 <= len(arguments) <= 2:
+            self._fail(piece, f"{name} takes an expression and a number of rows")
+        number = 1 if name in ("PREV", "NEXT") else 0
+        if len(arguments) == 2:
+            if not (isinstance(arguments[1], exp.Literal) and str(arguments[1].this).isdigit()):
+                self._fail(piece, f"the second argument of {name} is a number of rows, such as 2")
+            number = int(arguments[1].this)
+        return arguments[0], number
+
+    def _aggregate(self, node: exp.AggFunc, piece: Piece) -> tuple[AtomKind, frozenset[str] | None, str | None]:
+        kind = AGGREGATES.get(type(node))
+        if kind is None:
+            known = "COUNT, SUM, AVG, MIN, MAX and ARRAY_AGG"
+            self._fail(piece, f"{node.sql('spark')} is not known over matched rows; there are {known}")
+        argument = node.this
+        if isinstance(argument, exp.Distinct):
+            if kind != "count" or len(argument.expressions) != 1:
+                self._fail(piece, "DISTINCT is there for COUNT of one expression")
+            kind, argument = "count_distinct", argument.expressions[0]
+        if isinstance(argument, exp.Star) or (isinstance(argument, exp.Column) and isinstance(argument.this, exp.Star)):
+            name = argument.table.upper() if isinstance(argument, exp.Column) else ""
+            return kind, self.variables.get(name) if name else None, None
+        return kind, self._of_one(argument, piece), self.columns.value(self._plain(argument))
+
+    # ---- conditions ------------------------------------------------------------------------------------------------
+
+    def _tree(self, node: exp.Expr, name: str, piece: Piece) -> Expression:
+        """The tree of a condition on matched rows, when ``name`` is the variable of the row that is tested."""
+        if isinstance(node, exp.Paren):
+            return self._tree(node.this, name, piece)
+        constant = _constant(node)
+        if constant is not None:
+            return constant
+        if self._row_alone(node, name):
+            return Here(self.columns.value(self._plain(node)))
+        special = self._special(node)
+        if special is not None:
+            return self._remembered(node, special[0], name, piece)
+        if isinstance(node, exp.AggFunc):
+            return self._total(node, piece)
+        if isinstance(node, exp.Column):
+            return At(
+                Register("last", self.variables[str(self._variable(node))]), self.columns.value(self._plain(node))
+            )
+        return self._call(node, name, piece)
+
+    def _remembered(self, node: exp.Expr, function: str, name: str, piece: Piece) -> Expression:
+        if function not in ("FIRST", "LAST", "PREV", "NEXT") or not isinstance(node, exp.Anonymous):
+            self._fail(piece, f"{function}() cannot stand in a condition")
+        atom = self._navigation(node, function, "", piece, False)
+        if atom.skipped:
+            self._fail(
+                piece, f"{node.sql('spark')}: in a condition {function} looks at the very first or last row only"
+            )
+        here = atom.kind == "last" and (atom.variables is None or atom.variables == frozenset({name}))
+        if here:
+            return Here(str(atom.column), atom.offset)
+        return At(Register("first" if atom.kind == "first" else "last", atom.variables), str(atom.column), atom.offset)
+
+    def _total(self, node: exp.AggFunc, piece: Piece) -> Expression:
+        kind, variables, column = self._aggregate(node, piece)
+        if kind not in ("count", "sum", "avg", "min", "max"):
+            self._fail(piece, f"{node.sql('spark')} cannot stand in a condition; COUNT, SUM, AVG, MIN and MAX can")
+        count = Register("count", variables, column)
+        value = Register(kind if kind in ("min", "max") else "sum", variables, column)
+        return Aggregated(kind, value, count)
+
+    def _call(self, node: exp.Expr, name: str, piece: Piece) -> Expression:
+        function, arguments = _function(node)
+        if function not in FUNCTIONS:
+            known = ", ".join(sorted(FUNCTIONS))
+            self._fail(
+                piece,
+                f"{node.sql('spark')} cannot be computed over matched rows; there are {known}. Of the current row "
+                f"alone, everything that Spark SQL has is possible",
+            )
+        return Call(function, tuple(self._tree(each, name, piece) for each in arguments))
+
+
+def _conjuncts(node: exp.Expr) -> list[exp.Expr]:
+    if isinstance(node, exp.Paren):
+        return _conjuncts(node.this)
+    if isinstance(node, exp.And):
+        return [*_conjuncts(node.left), *_conjuncts(node.right)]
+    return [node]
+
+
+def _constant(node: exp.Expr) -> Constant | None:
+    match node:
+        case exp.Literal():
+            if node.is_string:
+                return Constant(str(node.this), pa.string())
+            number = str(node.this)
+            return Constant(int(number), pa.int64()) if number.isdigit() else Constant(float(number), pa.float64())
+        case exp.Boolean():
+            return Constant(bool(node.this), pa.bool_())
+        case exp.Interval():
+            return _interval(node)
+    return None
+
+
+def _interval(node: exp.Interval) -> Constant | None:
+    unit = str(node.args.get("unit") or "").lower().removesuffix("s")
+    number = str(node.this.name) if node.this is not None else ""
+    if unit not in UNITS_US or not re.fullmatch(r"\d+", number):
+        return None
+    return Constant(int(number) * UNITS_US[unit], pa.duration("us"))
+
+
+def _function(node: exp.Expr) -> tuple[str, list[exp.Expr]]:
+    """The name in ``FUNCTIONS`` and the arguments of a call or an operator."""
+    if type(node) in OPERATORS:
+        return OPERATORS[type(node)], [node.args["this"], node.args["expression"]]
+    match node:
+        case exp.Neg():
+            return "neg", [node.this]
+        case exp.Not():
+            return "not", [node.this]
+        case exp.Is() if isinstance(node.expression, exp.Null):
+            return "is_null", [node.this]
+        case exp.Between():
+            return "between", [node.this, node.args["low"], node.args["high"]]
+        case exp.In() if node.expressions:
+            return "in", [node.this, *node.expressions]
+        case exp.If():
+            return "case", [node.this, node.args["true"], node.args.get("false") or exp.Null()]
+        case exp.Case() if node.this is None and node.args.get("default") is not None:
+            branches = [part for each in node.args["ifs"] for part in (each.this, each.args["true"])]
+            return "case", [*branches, node.args["default"]]
+        case exp.Anonymous():
+            return str(node.this).lower(), list(node.expressions)
+        case exp.Func():
+            names = [each.lower() for each in node.sql_names()]
+            name = next((each for each in [*names, {"power": "pow"}.get(names[0], "")] if each in FUNCTIONS), names[0])
+            return name, [
+                each
+                for value in node.args.values()
+                for each in (value if isinstance(value, list) else [value])
+                if isinstance(each, exp.Expr)
+            ]
+    return type(node).__name__.lower(), []

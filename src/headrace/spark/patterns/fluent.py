@@ -1,0 +1,389 @@
+"""Patterns made by functions: ``hr.pattern("a").where(…).followed_by("b").within("5 minutes")``, and ``hr.match``.
+
+Every combination of rows that satisfies the pattern is a match, as in Flink's CEP, unless ``after_match`` says what a
+match ends. A part follows the one before it in one of three ways:
+
+    next             the very next row
+    followed_by      the next row that matches; rows between are passed over
+    followed_by_any  that row, and also every later one that matches
+
+Rows of a loop follow each other as with ``followed_by``, unless ``consecutive`` or ``allow_combinations`` is said.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
+
+from headrace.errors import UsageError
+from headrace.spark.arguments import micros_of, names_of, plain_columns, time_column, without_weights
+from headrace.spark.patterns.automaton import Automaton, compile_pattern
+from headrace.spark.patterns.clauses import Piece
+from headrace.spark.patterns.conditions import Expression, reach_of
+from headrace.spark.patterns.expressions import Columns, Reader
+from headrace.spark.patterns.measures import Atom
+from headrace.spark.patterns.operator import EVENTS, MASK, MatchPatterns, PatternPlan
+from headrace.spark.patterns.recognize import PARTIALS_MAX, PLACE, match_id, prepare
+from headrace.spark.patterns.skipping import Skip
+from headrace.spark.patterns.syntax import Absence, Contiguity, Node, Repeat, Variable
+from headrace.spark.patterns.syntax import Sequence as InOrder
+from headrace.spark.state.kernel import BUCKETS, apply_operator, arrow_schema, key_type
+
+__all__ = ["UNTIL", "Pattern", "fluent_plan", "match", "pattern"]
+
+AfterMatch = Literal["none", "past_last", "next"]
+UNTIL = "__UNTIL"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One step of a pattern: rows of one variable, or a group, or something that must not come."""
+
+    name: str
+    group: Pattern | None = None
+    contiguity: Contiguity = "next"
+    absent: bool = False
+    least: int = 1
+    most: int | None = 1
+    optional: bool = False
+    inner: Contiguity = "followed"
+    conditions: tuple[str | Column, ...] = ()
+    until: str | Column | None = None
+
+    @property
+    def loops(self) -> bool:
+        return (self.least, self.most) != (1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A pattern. Every method returns a new one; those about a part speak of the last."""
+
+    parts: tuple[_Part, ...]
+    within_us: int | None = None
+    after: Skip = field(default_factory=lambda: Skip("none"))
+
+    # ---- what follows ----------------------------------------------------------------------------------------------
+
+    def next(self, part: str | Pattern) -> Pattern:
+        """The very next row matches."""
+        return self._then(part, "next")
+
+    def followed_by(self, part: str | Pattern) -> Pattern:
+        """The next row that matches; rows between are passed over."""
+        return self._then(part, "followed")
+
+    def followed_by_any(self, part: str | Pattern) -> Pattern:
+        """Any later row that matches, each of them in a match."""
+        return self._then(part, "any")
+
+    def not_next(self, name: str) -> Pattern:
+        """The very next row does not match."""
+        return self._add(_Part(name, contiguity="next", absent=True))
+
+    def not_followed_by(self, name: str) -> Pattern:
+        """No row before the next part matches; at the end of a pattern, no row until its time is over."""
+        return self._add(_Part(name, contiguity="followed", absent=True))
+
+    # ---- about the last part ---------------------------------------------------------------------------------------
+
+    def where(self, condition: str | Column) -> Pattern:
+        """What a row has to satisfy. Several conditions all have to hold.
+
+        A text may speak of rows that were matched before: ``price > LAST(a.price)``, ``amount > 3 * AVG(a.amount)``.
+        """
+        last = self.parts[-1]
+        if last.group is not None:
+            raise UsageError("a group has no condition", "give the conditions to its parts")
+        return self._last(conditions=(*last.conditions, condition))
+
+    def times(self, least: int, most: int | None = None) -> Pattern:
+        """So many rows; with two numbers, from so many to so many."""
+        upper = least if most is None else most
+        if not 1 <= least <= upper:
+            raise UsageError(f"times({least}, {upper}) allows no number of rows", "times(2) or times(2, 5)")
+        return self._last(least=least, most=upper)
+
+    def times_or_more(self, least: int) -> Pattern:
+        if least < 1:
+            raise UsageError(f"times_or_more({least})", "at least 1; with optional() a part may be absent")
+        return self._last(least=least, most=None)
+
+    def one_or_more(self) -> Pattern:
+        return self.times_or_more(1)
+
+    def optional(self) -> Pattern:
+        """The part may be absent."""
+        return self._last(optional=True)
+
+    def consecutive(self) -> Pattern:
+        """Rows of the loop follow each other at once."""
+        return self._last(inner="next")
+
+    def allow_combinations(self) -> Pattern:
+        """Rows of the loop may leave out others that match."""
+        return self._last(inner="any")
+
+    def until(self, condition: str | Column) -> Pattern:
+        """The loop takes no row from the first one on for which this holds."""
+        if not self.parts[-1].loops:
+            raise UsageError("until() is for loops", "say one_or_more() or times_or_more(n) first")
+        return self._last(until=condition)
+
+    # ---- about the whole -------------------------------------------------------------------------------------------
+
+    def within(self, duration: str) -> Pattern:
+        """The last row is less than this after the first."""
+        return replace(self, within_us=micros_of(duration, "within"))
+
+    def after_match(self, skip: str, variable: str | None = None) -> Pattern:
+        """What a match ends. ``none``: nothing, the default. ``next``: all others with its first row. ``past_last``:
+        all that began before its end. ``to_first`` and ``to_last``: all that began before that row of the variable."""
+        if skip in ("to_first", "to_last") and variable is not None:
+            return replace(self, after=Skip("first" if skip == "to_first" else "last", frozenset({variable.upper()})))
+        if skip not in ("none", "next", "past_last") or variable is not None:
+            raise UsageError(
+                f"after_match({skip!r}, {variable!r}) is not known",
+                "'none', 'next', 'past_last', or 'to_first' and 'to_last' with a variable",
+            )
+        return replace(self, after=Skip(skip))  # type: ignore[arg-type]  # one of those that were just checked
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _add(self, part: _Part) -> Pattern:
+        return replace(self, parts=(*self.parts, part))
+
+    def _then(self, part: str | Pattern, contiguity: Contiguity) -> Pattern:
+        if isinstance(part, Pattern):
+            return self._add(_Part("group", group=part, contiguity=contiguity))
+        return self._add(_Part(part, contiguity=contiguity))
+
+    def _last(self, **changes: object) -> Pattern:
+        last = self.parts[-1]
+        if last.absent and set(changes) != {"conditions"}:
+            raise UsageError(f"{last.name} must not come, so it has a condition and nothing else")
+        return replace(self, parts=(*self.parts[:-1], replace(last, **changes)))  # type: ignore[arg-type]
+
+    def names(self) -> list[str]:
+        """The variables, in order; a name may stand once."""
+        found: list[str] = []
+        for each in self.parts:
+            found += each.group.names() if each.group is not None else [each.name]
+        return found
+
+    def conditions(self) -> dict[str, tuple[str | Column, ...]]:
+        found: dict[str, tuple[str | Column, ...]] = {}
+        for each in self.parts:
+            if each.group is not None:
+                found |= each.group.conditions()
+            else:
+                found[each.name.upper()] = each.conditions
+            if each.until is not None:
+                found[each.name.upper() + UNTIL] = (each.until,)
+        return found
+
+    def node(self, first: Contiguity = "next") -> Node:
+        nodes: list[Node] = []
+        forbidden: tuple[str, ...] = ()
+        for number, part in enumerate(self.parts):
+            name = part.name.upper()
+            if part.absent and part.contiguity == "next":
+                nodes.append(Absence(name, "next"))
+            elif part.absent:
+                forbidden = (*forbidden, name)
+            else:
+                nodes.append(_node(part, first if number == 0 else part.contiguity, forbidden))
+                forbidden = ()
+        if forbidden:
+            if self.within_us is None:
+                raise UsageError("a pattern that ends with not_followed_by needs within()", 'within("10 minutes"), say')
+            nodes += [Absence(each, "followed") for each in forbidden]
+        return InOrder(tuple(nodes))
+
+
+def _node(part: _Part, contiguity: Contiguity, forbidden: tuple[str, ...]) -> Node:
+    until = (part.name.upper() + UNTIL,) if part.until is not None else ()
+
+    def one(how: Contiguity, no: tuple[str, ...], stop: tuple[str, ...]) -> Node:
+        if part.group is not None:
+            return part.group.node(how)
+        return Variable(part.name.upper(), how, no, stop)
+
+    if forbidden and contiguity == "next":
+        raise UsageError(f"between not_followed_by and next({part.name!r}) there is no row", "say not_next instead")
+    node = one(contiguity, forbidden, ())
+    if part.loops:
+        again = one(part.inner, (), until)
+        most = None if part.most is None else part.most - 1
+        rest: list[Node] = [] if most == 0 else [Repeat(again, part.least - 1, most)]
+        node = InOrder((node, *rest))
+    return Repeat(node, 0, 1) if part.optional else node
+
+
+def pattern(name: str) -> Pattern:
+    """The beginning of a pattern: its first row, under a name."""
+    return Pattern((_Part(name),))
+
+
+def match(
+    rows: DataFrame,
+    patterns: Pattern | Mapping[str, Pattern],
+    *,
+    keys: str | Sequence[str],
+    event_time: str,
+    order: Sequence[str] = (),
+    measures: Mapping[str, str] | None = None,
+    timeouts: bool = False,
+    unbounded: bool = False,
+    partials_max: int = PARTIALS_MAX,
+    buckets: int = BUCKETS,
+    name: str | None = None,
+) -> DataFrame:
+    """The matches of one pattern, or of several with names, in one pass over the rows.
+
+    Each is a row with the keys, ``pattern``, ``match_id`` (the same after a replay), ``match_start``, ``match_end`` and
+    ``events``, the matched rows with their variables. With ``measures`` those expressions stand in the place of
+    ``events``: ``{"spent": "SUM(b.amount)"}``. With ``timeouts=True`` partial matches whose time was over come too; the
+    column ``timed_out`` is true for them. Rows of equal times are taken in the order of the columns in ``order``.
+    """
+    without_weights(rows, MatchPatterns.name)
+    several = {"match": patterns} if isinstance(patterns, Pattern) else dict(patterns)
+    if not several:
+        raise UsageError("there is no pattern to match", 'hr.pattern("a").where(…).followed_by("b")')
+    if measures is not None and (len(several) > 1 or timeouts):
+        raise UsageError("measures are for one pattern without timeouts", "read events instead")
+    time = time_column(rows, event_time, "event_time")
+    columns = Columns()
+    plans = {
+        each: fluent_plan(each, of, columns, partials_max, timeouts, measures or {}) for each, of in several.items()
+    }
+    for each, of in several.items():
+        if rows.isStreaming and of.within_us is None and not unbounded:
+            raise UsageError(
+                f"{each}: on a stream a pattern without within() may wait for ever, and the rows that it waits with "
+                f"are kept",
+                'within("10 minutes"), or unbounded=True',
+            )
+    names = names_of(keys)
+    places = [(each, "ascending") for each in (event_time, *order)]
+    shown = [] if measures is not None else rows.columns
+    prepared = prepare(rows, names, places, columns, shown)
+    if all(_ignores_others(plan) for plan, _ in plans.values()):
+        # Part of the condition is the time, so that Spark does not filter before the watermark is taken.
+        prepared = prepared.where(F.when(F.col(f"`{time}`").isNotNull(), F.col(MASK) != 0).otherwise(False))
+    matching = MatchPatterns(
+        rows=arrow_schema(prepared.schema),
+        keys=key_type(prepared, names),
+        event_time=time,
+        order=(*((each, "ascending") for each in order), (PLACE, "ascending")),
+        place=PLACE,
+        patterns=tuple(plan for plan, _ in plans.values()),
+        given="events" if measures is None else "atoms",
+        shown=tuple(shown),
+    )
+    found = apply_operator(prepared, matching, keys=names, event_time=time, buckets=buckets, name=name)
+    said = [F.col("match_start"), F.col("match_end"), *([F.col("timed_out")] if timeouts else [])]
+    values = [F.col(EVENTS)] if measures is None else []
+    values += [F.expr(sql).alias(each) for _, texts in plans.values() for each, sql in texts.items()]
+    unique = match_id(names, ["_end_place", "match_end"] + (["timed_out"] if timeouts else []))
+    identity = _with_events(unique, measures).alias("match_id")
+    return found.select(*plain_columns(names), "pattern", identity, *said, *values)
+
+
+def _with_events(unique: Column, measures: Mapping[str, str] | None) -> Column:
+    """Matches with the same first and last row differ in the rows between, which are part of the id."""
+    return unique if measures is not None else F.md5(F.concat(unique, F.xxhash64(F.col(EVENTS)).cast("string")))
+
+
+def fluent_plan(
+    name: str,
+    pattern: Pattern,
+    columns: Columns,
+    partials_max: int,
+    timeouts: bool,
+    measures: Mapping[str, str],
+) -> tuple[PatternPlan, dict[str, str]]:
+    labels = {each.upper(): each for each in pattern.names()}
+    if len(labels) < len(pattern.names()):
+        raise UsageError(f"{name}: a variable stands twice in {', '.join(pattern.names())}", "give each its own name")
+    unknown = pattern.after.variables - set(labels)
+    if unknown:
+        raise UsageError(f"{name}: after_match speaks of {', '.join(unknown)}, which is not in the pattern")
+    automaton = compile_pattern(pattern.node())
+    variables = {each: frozenset({each}) for each in labels}
+    bits: dict[str, int] = {}
+    conditions: dict[str, Expression] = {}
+    for variable, given in pattern.conditions().items():
+        bit, condition = _condition(variable, given, variables, columns)
+        if bit is not None:
+            bits[variable] = bit
+        if condition is not None:
+            conditions[variable] = condition
+    atoms: dict[Atom, int] = {}
+    texts = {
+        each: Reader(sql, variables, columns).measure(Piece(sql, 0), atoms, False) for each, sql in measures.items()
+    }
+    _refuse_conditions(name, automaton, conditions)
+    reaches = [reach_of(each) for each in conditions.values()]
+    plan = PatternPlan(
+        name=name,
+        text=repr(pattern),
+        automaton=automaton,
+        bits=bits,
+        conditions=conditions,
+        skip=pattern.after,
+        one=False,
+        within_us=pattern.within_us,
+        atoms=tuple(atoms),
+        look_back=max([0, *(each[0] for each in reaches)]),
+        look_ahead=max([0, *(each[1] for each in reaches)]),
+        runs_max=partials_max,
+        timeouts=timeouts,
+        labels=labels,
+    )
+    return plan, texts
+
+
+def _condition(
+    variable: str, given: Sequence[str | Column], variables: Mapping[str, frozenset[str]], columns: Columns
+) -> tuple[int | None, Expression | None]:
+    """What a variable asks of a row alone, as a bit, and what it asks of rows that were matched before."""
+    text = " AND ".join(f"({each})" for each in given if isinstance(each, str))
+    alone, rest = Reader(text, variables, columns).split(variable, Piece(text, 0)) if text else (None, None)
+    ready = [each for each in given if isinstance(each, Column)]
+    if not ready:
+        return None if alone is None else columns.bit(alone), rest
+    if alone is not None:
+        ready.append(F.expr(alone))
+    key = f"{variable} {len(columns.conditions)}"
+    columns.given[key] = functools.reduce(operator.and_, ready)
+    return columns.bit(key), rest
+
+
+def _refuse_conditions(name: str, automaton: Automaton, conditions: Mapping[str, Expression]) -> None:
+    """What must not come, or ends a loop, is judged by the row alone: rows are found by it without being tested."""
+    for state in automaton.states:
+        alone = {*state.forbidden, *state.until, *([state.variable] if state.kind.startswith("absent") else [])}
+        wrong = sorted(alone & set(conditions))
+        if wrong:
+            raise UsageError(
+                f"{name}: the condition of {wrong[0].removesuffix(UNTIL).lower()} speaks of rows matched before",
+                "what must not come, and what ends a loop, can speak of its own row only",
+            )
+
+
+def _ignores_others(plan: PatternPlan) -> bool:
+    """Whether rows that no variable can take make no difference, so that they need not reach the matcher."""
+    later = {each.state for targets in plan.automaton.after for each in targets}
+    seeks = all(
+        state.kind.startswith("seek") or state.kind == "absent_end" or (state.kind == "row" and number not in later)
+        for number, state in enumerate(plan.automaton.states)
+    )
+    asked = {name for each in plan.automaton.states for name in (each.variable, *each.forbidden, *each.until)}
+    return seeks and asked <= set(plan.bits) and not plan.look_back and not plan.look_ahead

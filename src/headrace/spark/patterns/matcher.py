@@ -1,0 +1,505 @@
+"""Runs of an automaton over sorted rows: all first rows of all partitions at once, in arrays.
+
+A run is a state that waits for a row, the row it is at, and what it remembers. The runs of one first row stand next to
+each other, the preferred one first. A round of the loop tests the row of every run, replaces each run by the targets
+after that row, in their order, and so keeps the order of preference without ever sorting. A run that needs a row that
+is not there yet stays where it is. The loop ends when all others are gone; it has as many rounds as the longest run
+has rows, whatever the number of partitions.
+
+With ``one`` there is one match per first row, the preferred one: an accepted run ends all less preferred runs, and a
+more preferred one that is accepted later takes its place. It is decided when no better run is left. Without ``one``
+every accepted run is a match.
+
+Two runs that are in the same state at the same row have the same future, if nothing is remembered. The less preferred
+one is dropped then, so the number of runs is bounded by the number of states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.errors import HeadraceError
+from headrace.spark.patterns.automaton import ACCEPT, Automaton
+from headrace.spark.patterns.conditions import Expression, Lookup, Register, holds, registers_of
+from headrace.spark.state.bucket import Flags, Ints
+from headrace.spark.state.operator import END
+
+__all__ = ["Found", "Matcher", "Rows", "TooManyRuns"]
+
+Memory = npt.NDArray[np.float64] | npt.NDArray[np.int64]
+"""A register of many runs: rows and counts are integers, sums and bounds are doubles."""
+STARTS_AT_ONCE = 1 << 16
+"""First rows whose runs are advanced together: as many as fit into the processor's caches."""
+
+
+class TooManyRuns(HeadraceError):
+    """A partition has more unfinished runs than allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows sorted by partition and time."""
+
+    masks: Mapping[str, Flags]
+    """By variable: which rows satisfy what its condition says of a row alone. A variable without one takes any row."""
+    columns: Mapping[str, pa.Array]
+    times_us: Ints
+    first: Ints
+    """By row: the first row of its partition that is there."""
+    end: Ints
+    """By row: after the last row of its partition that can be matched."""
+    known_end: Ints
+    """By row: after the last row of its partition that can be looked at."""
+    whole_from: Ints
+    """By row: where its partition begins, or -1 if earlier rows of it are gone."""
+    now_us: int
+    """No row before this time can come any more."""
+    closed: bool
+    """No row at all can come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Matches, sorted by their first row, and what is open."""
+
+    starts: Ints
+    ends: Ints
+    """After the last row of the match; equal to the start for an empty match."""
+    nodes: Ints
+    completed_us: Ints
+    """When each match was complete: the time of the row that decided it, or of the deadline that passed."""
+    undecided: Ints
+    """First rows that later rows may still make a match of, sorted."""
+    timed_out: Ints
+    timed_out_nodes: Ints
+    """First rows and last nodes of runs whose time was over before they were accepted."""
+    paths: Paths
+    stopped: list[tuple[int, int, int, str]]
+    """Where runs ended, if that was asked for: first row, row, state, and why."""
+
+
+@dataclass(slots=True)
+class Paths:
+    """Which rows runs took, as a tree: a node is a row, the state that took it, and the node before."""
+
+    parents: list[Ints] = field(default_factory=list)
+    rows: list[Ints] = field(default_factory=list)
+    states: list[Ints] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, parents: Ints, rows: Ints, states: Ints) -> Ints:
+        self.parents.append(parents)
+        self.rows.append(rows)
+        self.states.append(states)
+        self.count += len(rows)
+        return np.arange(self.count - len(rows), self.count)
+
+    def flattened(self, nodes: Ints) -> tuple[Ints, Ints, Ints]:
+        """All rows that led to the nodes: the index of the node, the row and its state, in the order of rows."""
+        parents, rows, states = (
+            np.concatenate(each) if each else np.zeros(0, np.int64) for each in (self.parents, self.rows, self.states)
+        )
+        indexes, found = np.flatnonzero(nodes >= 0), nodes[nodes >= 0]
+        collected: list[tuple[Ints, Ints]] = []
+        while len(found):
+            collected.append((indexes, found))
+            found = parents[found]
+            indexes, found = indexes[found >= 0], found[found >= 0]
+        if not collected:
+            nothing = np.zeros(0, np.int64)
+            return nothing, nothing, nothing
+        which = np.concatenate([each[0] for each in collected])
+        nodes_taken = np.concatenate([each[1] for each in collected])
+        order = np.lexsort((nodes_taken, which))
+        return which[order], rows[nodes_taken[order]], states[nodes_taken[order]]
+
+
+@dataclass(slots=True)
+class _Runs:
+    """Grouped by first row, by preference within it."""
+
+    starts: Ints
+    states: Ints
+    places: Ints
+    nodes: Ints
+    waiting: Flags
+    registers: dict[Register, Memory]
+
+    def pick(self, chosen: Ints | Flags) -> _Runs:
+        return _Runs(
+            self.starts[chosen],
+            self.states[chosen],
+            self.places[chosen],
+            self.nodes[chosen],
+            self.waiting[chosen],
+            {each: values[chosen] for each, values in self.registers.items()},
+        )
+
+
+class Matcher:
+    """An automaton with the conditions of its variables, ready for rows."""
+
+    def __init__(
+        self,
+        automaton: Automaton,
+        conditions: Mapping[str, Expression],
+        *,
+        one: bool,
+        within_us: int | None,
+        runs_max: int,
+        traced: bool = False,
+    ) -> None:
+        self.automaton = automaton
+        self.conditions = conditions
+        self.one = one
+        self.within_us = within_us
+        self.runs_max = runs_max
+        self.traced = traced
+        """Whether to say where runs ended, for explanations."""
+        self.variables = [each.variable for each in automaton.states]
+        self.registers = sorted(
+            set().union(*[registers_of(each) for each in conditions.values()], set()),
+            key=lambda each: (each.kind, sorted(each.variables or ()), each.column or ""),
+        )
+        self.takes = {
+            each: np.array([each.variables is None or name in each.variables for name in self.variables])
+            for each in self.registers
+        }
+        kinds = np.array([each.kind for each in automaton.states])
+        self.seeks = np.isin(kinds, ("seek", "seek_any"))
+        self.stays = kinds == "seek_any"
+        self.absent_next = kinds == "absent_next"
+        self.absent_end = kinds == "absent_end"
+        self.consumes = ~(self.absent_next | self.absent_end)
+        counts = np.array([len(each) for each in automaton.after], np.int64)
+        self.target_counts = counts
+        self.target_offsets = np.r_[0, np.cumsum(counts)][:-1].astype(np.int64)
+        flat = [target for targets in automaton.after for target in targets]
+        self.targets = np.array([each.state for each in flat], np.int64)
+        self.targets_at_end = np.array([each.at_end for each in flat], np.bool_)
+
+    def find(self, rows: Rows, starts: Ints) -> Found:
+        """The matches of the given first rows, which are sorted."""
+        paths, stopped = Paths(), list[tuple[int, int, int, str]]()
+        pieces = [
+            _Search(self, rows, starts[at : at + STARTS_AT_ONCE], paths, stopped).run()
+            for at in range(0, len(starts), STARTS_AT_ONCE)
+        ]
+        names = ("starts", "ends", "nodes", "completed_us", "undecided", "timed_out", "timed_out_nodes")
+        nothing = np.zeros(0, np.int64)
+        merged = {name: np.concatenate([nothing, *[each[name] for each in pieces]]) for name in names}
+        return Found(paths=paths, stopped=stopped, **merged)
+
+
+class _Search:
+    """One block of first rows."""
+
+    def __init__(
+        self, matcher: Matcher, rows: Rows, starts: Ints, paths: Paths, stopped: list[tuple[int, int, int, str]]
+    ) -> None:
+        self.matcher = matcher
+        self.stopped = stopped
+        self.rows = rows
+        self.first_rows = starts
+        self.paths = paths
+        self.end = rows.end[starts] if len(starts) else starts
+        self.deadline: Ints | None = None
+        if matcher.within_us is not None and len(starts):
+            self.deadline = rows.times_us[starts] + matcher.within_us
+        self.best_end = np.full(len(starts), -1)
+        self.best_node = np.full(len(starts), -1)
+        self.accepted: list[tuple[Ints, Ints, Ints, Ints]] = []
+        self.over: list[tuple[Ints, Ints]] = []
+        self.next_rows: dict[str, Ints] = {}
+
+    def run(self) -> dict[str, Ints]:
+        runs = self._first()
+        while len(runs.starts) and not runs.waiting.all():
+            runs = self._advance(runs)
+            self._limit(runs)
+        undecided = np.unique(runs.starts)
+        if self.matcher.one:
+            decided = self.best_end >= 0
+            decided[undecided] = False
+            chosen = np.flatnonzero(decided)
+            starts, ends, nodes = self.first_rows[chosen], self.best_end[chosen], self.best_node[chosen]
+            completed = ends
+        else:
+            starts, ends, nodes, completed = (
+                np.concatenate([np.zeros(0, np.int64), *[each[part] for each in self.accepted]]) for part in range(4)
+            )
+            order = np.lexsort((nodes, ends, starts))
+            starts, ends, nodes, completed = self.first_rows[starts[order]], ends[order], nodes[order], completed[order]
+        late = [np.concatenate([np.zeros(0, np.int64), *[each[part] for each in self.over]]) for part in range(2)]
+        return {
+            "starts": starts,
+            "ends": ends,
+            "nodes": nodes,
+            "completed_us": completed,
+            "undecided": self.first_rows[undecided],
+            "timed_out": self.first_rows[late[0]],
+            "timed_out_nodes": late[1],
+        }
+
+    def _stop(self, runs: _Runs, ended: Flags, why: str) -> None:
+        if self.matcher.traced:
+            rows = self.first_rows[runs.starts[ended]].tolist()
+            places, states = runs.places[ended].tolist(), runs.states[ended].tolist()
+            self.stopped += zip(rows, places, states, [why] * len(rows), strict=True)
+
+    def _first(self) -> _Runs:
+        targets = self.matcher.automaton.start
+        count = len(self.first_rows)
+        index = np.repeat(np.arange(count), len(targets))
+        states = np.tile(np.array([each.state for each in targets], np.int64), count)
+        places = self.first_rows[index]
+        at_start = np.tile(np.array([each.at_start for each in targets], np.bool_), count)
+        at_end = np.tile(np.array([each.at_end for each in targets], np.bool_), count)
+        valid = ~at_start | (self.rows.whole_from[places] == places)
+        valid &= ~at_end  # a first row is there, so this is not the end
+        runs = _Runs(
+            index[valid],
+            states[valid],
+            places[valid],
+            np.full(int(valid.sum()), -1),
+            np.zeros(int(valid.sum()), np.bool_),
+            {each: np.full(int(valid.sum()), each.initial, _kind_of(each)) for each in self.matcher.registers},
+        )
+        return self._accept(runs)
+
+    def _advance(self, runs: _Runs) -> _Runs:
+        matcher, rows = self.matcher, self.rows
+        runs, absent = self._settled(self._placed(runs))
+        active = np.flatnonzero(~runs.waiting & ~absent)
+        taken = absent.copy()
+        updated: dict[Register, Memory] = {}
+        if len(active):
+            now = runs.pick(active)
+            updated = self._remembered(now)
+            ok = self._tested(now, updated)
+            ok = np.where(matcher.absent_next[now.states], ~ok, ok)
+            taken[active[ok]] = True
+            self._stop(now, ~ok & ~matcher.seeks[now.states], "row")
+        stays = np.zeros(len(runs.states), np.bool_)
+        stays[active] = matcher.stays[runs.states[active]] | (matcher.seeks[runs.states[active]] & ~taken[active])
+        consumed = np.zeros(len(runs.states), np.bool_)
+        consumed[active] = taken[active] & matcher.consumes[runs.states[active]]
+        nodes = runs.nodes.copy()
+        chosen = np.flatnonzero(consumed)
+        nodes[chosen] = self.paths.add(runs.nodes[chosen], runs.places[chosen], runs.states[chosen])
+
+        counts = np.where(taken, matcher.target_counts[runs.states], 0)
+        totals = counts + stays + runs.waiting
+        parent = np.repeat(np.arange(len(totals)), totals)
+        rank = np.arange(len(parent)) - np.repeat(np.cumsum(totals) - totals, totals)
+        leads = rank < counts[parent]
+        which = matcher.target_offsets[runs.states[parent]] + np.where(leads, rank, 0)
+        which = np.minimum(which, max(len(matcher.targets) - 1, 0))
+        states = np.where(leads, matcher.targets[which] if len(matcher.targets) else ACCEPT, runs.states[parent])
+        moves = (leads & consumed[parent]) | (~leads & ~runs.waiting[parent])
+        places = runs.places[parent] + moves
+        registers = {}
+        for each, values in runs.registers.items():
+            fresh = values.copy()
+            fresh[active] = updated[each] if len(active) else fresh[active]
+            registers[each] = np.where(leads & consumed[parent], fresh[parent], values[parent])
+        after = _Runs(
+            runs.starts[parent],
+            states,
+            places,
+            np.where(leads, nodes[parent], runs.nodes[parent]),
+            ~leads & runs.waiting[parent],
+            registers,
+        )
+        if len(matcher.targets):
+            at_end = leads & matcher.targets_at_end[which]
+            if at_end.any():
+                keep = ~at_end | (rows.closed & (after.places >= self.end[after.starts]))
+                after = after.pick(keep)
+        return self._distinct(self._accept(after, runs.states[parent]))
+
+    def _placed(self, runs: _Runs) -> _Runs:
+        """Runs that seek a row go there, and end if a row that is forbidden comes first."""
+        seeking = self.matcher.seeks[runs.states] & ~runs.waiting
+        if not seeking.any():
+            return runs
+        places = runs.places.copy()
+        alive = np.ones(len(places), np.bool_)
+        for number, state in enumerate(self.matcher.automaton.states):
+            if not self.matcher.seeks[number]:
+                continue
+            chosen = np.flatnonzero(seeking & (runs.states == number))
+            if not len(chosen):
+                continue
+            end = self.end[runs.starts[chosen]]
+            wanted = np.minimum(self._next(state.variable)[places[chosen]], end)
+            for name in (*state.forbidden, *state.until):
+                stop = self._next(name)[places[chosen]]
+                alive[chosen] &= ~((stop <= wanted) & (stop < end))
+            places[chosen] = wanted
+        self._stop(runs, ~alive, "forbidden")
+        runs.places = places
+        return runs.pick(alive) if not alive.all() else runs
+
+    def _next(self, variable: str) -> Ints:
+        """By row: the first row from there on that the variable can take."""
+        found = self.next_rows.get(variable)
+        if found is None:
+            count = len(self.rows.times_us)
+            mask = self.rows.masks.get(variable)
+            places = np.arange(count) if mask is None else np.where(mask, np.arange(count), count)
+            found = np.r_[np.minimum.accumulate(places[::-1])[::-1], count] if count else np.zeros(1, np.int64)
+            self.next_rows[variable] = found
+        return found
+
+    def _settled(self, runs: _Runs) -> tuple[_Runs, Flags]:
+        """Without runs whose time is over, with those marked that wait for rows; and which absences came true."""
+        matcher, rows = self.matcher, self.rows
+        end = self.end[runs.starts]
+        absences = matcher.absent_end[runs.states]
+        lacking = (runs.places >= end) & ~absences
+        runs.waiting = lacking & (not rows.closed)
+        dead = lacking & rows.closed
+        if self.deadline is None:
+            self._stop(runs, dead, "end")
+            return runs.pick(~dead), np.zeros(int((~dead).sum()), np.bool_)
+        deadline = self.deadline[runs.starts]
+        times = rows.times_us[np.minimum(runs.places, max(len(rows.times_us) - 1, 0))]
+        # A row that is there and waits for the row after it to be tested may still be in time.
+        there = runs.places < rows.known_end[self.first_rows[runs.starts]]
+        over = np.where(lacking & ~there, deadline <= rows.now_us, times >= deadline) & ~absences
+        true = np.zeros(len(over), np.bool_)
+        if absences.any():
+            over_now, true, runs.waiting = self._absences(runs, absences, deadline)
+            dead |= over_now
+        if not matcher.one:
+            partial = np.flatnonzero(over & (runs.nodes >= 0))
+            self.over.append((runs.starts[partial], runs.nodes[partial]))
+        self._stop(runs, dead & ~over, "end")
+        self._stop(runs, over, "time")
+        keep = ~(dead | over)
+        return runs.pick(keep), true[keep]
+
+    def _absences(self, runs: _Runs, absences: Flags, deadline: Ints) -> tuple[Flags, Flags, Flags]:
+        """Of runs that wait for something not to happen: which failed, which came true, which wait on."""
+        failed, true = np.zeros(len(absences), np.bool_), np.zeros(len(absences), np.bool_)
+        waiting = runs.waiting.copy()
+        times = np.r_[self.rows.times_us, 0]
+        for number in np.unique(runs.states[absences]).tolist():
+            chosen = np.flatnonzero(absences & (runs.states == number))
+            place = self._next(self.matcher.automaton.states[number].variable)[runs.places[chosen]]
+            came = (place < self.end[runs.starts[chosen]]) & (times[place] < deadline[chosen])
+            passed = self.rows.closed | (deadline[chosen] <= self.rows.now_us)
+            failed[chosen] = came
+            true[chosen] = ~came & passed
+            waiting[chosen] = ~came & ~passed
+        return failed, true, waiting
+
+    def _remembered(self, runs: _Runs) -> dict[Register, Memory]:
+        """The registers as they are when each run takes the row that it is at."""
+        found = {}
+        for each, values in runs.registers.items():
+            takes = self.matcher.takes[each][runs.states]
+            if each.kind == "first":
+                found[each] = np.where(takes & (values < 0), runs.places, values)
+            elif each.kind == "last":
+                found[each] = np.where(takes, runs.places, values)
+            else:
+                found[each] = self._aggregated(each, values, takes, runs.places)
+        return found
+
+    def _aggregated(self, register: Register, values: Memory, takes: Flags, places: Ints) -> Memory:
+        if register.column is None:
+            return values + takes
+        column = self.rows.columns[register.column]
+        takes = takes & np.asarray(column.is_valid(), np.bool_)[places]
+        if register.kind == "count":
+            return values + takes
+        numbers = np.asarray(column.cast(pa.float64()).fill_null(0.0))[places]
+        if register.kind == "sum":
+            return np.where(takes, values + numbers, values)
+        better = np.minimum if register.kind == "min" else np.maximum
+        return np.where(takes, better(values, numbers), values)
+
+    def _tested(self, runs: _Runs, remembered: dict[Register, Memory]) -> Flags:
+        """Which runs may take the row that they are at."""
+        ok = np.ones(len(runs.states), np.bool_)
+        for number in np.unique(runs.states).tolist():
+            name = self.matcher.variables[number]
+            mask, condition = self.rows.masks.get(name), self.matcher.conditions.get(name)
+            chosen = np.flatnonzero(runs.states == number)
+            if mask is not None:
+                ok[chosen] = mask[runs.places[chosen]]
+                chosen = chosen[ok[chosen]]
+            if condition is not None and len(chosen):
+                lookup = Lookup(
+                    columns=self.rows.columns,
+                    rows=runs.places[chosen],
+                    first=self.rows.first[runs.places[chosen]],
+                    end=self.rows.known_end[runs.places[chosen]],
+                    registers={each: values[chosen] for each, values in remembered.items()},
+                )
+                ok[chosen] = holds(condition, lookup)
+        return ok
+
+    def _accept(self, runs: _Runs, came_from: Ints | None = None) -> _Runs:
+        """Without runs that have come to the end of the pattern, and, with one match, without those worse than one.
+
+        ``came_from``: by run the state that was left last; None at the first rows, where only empty matches are.
+        """
+        accepted = runs.states == ACCEPT
+        if not accepted.any():
+            return runs
+        places = np.flatnonzero(accepted)
+        if not self.matcher.one:
+            places = places[runs.nodes[places] >= 0]
+            if came_from is not None and len(places):
+                completed = self._completed(runs.starts[places], runs.places[places], came_from[places])
+                self.accepted.append((runs.starts[places], runs.places[places], runs.nodes[places], completed))
+            return runs.pick(~accepted)
+        starts, first = np.unique(runs.starts[places], return_index=True)
+        best = places[first]
+        self.best_end[starts] = runs.places[best]
+        self.best_node[starts] = runs.nodes[best]
+        cut = np.full(len(self.first_rows), len(accepted))
+        cut[starts] = best
+        return runs.pick(np.arange(len(accepted)) < cut[runs.starts])
+
+    def _completed(self, starts: Ints, ends: Ints, states: Ints) -> Ints:
+        times = np.r_[self.rows.times_us, END]
+        beyond = np.where(ends < self.end[starts], ends, len(times) - 1)
+        found = np.where(self.matcher.absent_next[states], times[beyond], times[ends - 1])
+        if self.deadline is not None:
+            found = np.where(self.matcher.absent_end[states], self.deadline[starts], found)
+        return np.asarray(found, np.int64)
+
+    def _distinct(self, runs: _Runs) -> _Runs:
+        """Without runs that have the future of a preferred one."""
+        states = len(self.matcher.automaton.states)
+        if not self.matcher.one or self.matcher.registers or len(runs.starts) <= len(self.first_rows):
+            return runs
+        if np.bincount(runs.starts).max() <= states:
+            return runs
+        places = (runs.starts * states + runs.states) * (len(self.rows.times_us) + 1) + runs.places
+        _, first = np.unique(places, return_index=True)
+        return runs.pick(np.sort(first))
+
+    def _limit(self, runs: _Runs) -> None:
+        if len(runs.starts) <= self.matcher.runs_max:
+            return
+        partitions = self.rows.first[self.first_rows[runs.starts]]
+        most = int(np.bincount(partitions).max())
+        if most > self.matcher.runs_max:
+            raise TooManyRuns(
+                f"a partition has {most} partial matches at once and partials_max is {self.matcher.runs_max}: make the "
+                f"pattern or WITHIN narrower, or raise partials_max"
+            )
+
+
+def _kind_of(register: Register) -> type:
+    return np.int64 if register.kind in ("first", "last", "count") else np.float64

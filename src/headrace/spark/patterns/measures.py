@@ -1,0 +1,203 @@
+"""What is said of a match: values at its rows, aggregates over them, and which variable took which row.
+
+A measure in full, ``LAST(B.price) / AVG(A.price) - 1``, is Spark's to compute: the text goes to Spark with a column in
+the place of each atom. An atom is what only the matcher knows: ``LAST(B.price)`` and ``AVG(A.price)`` here.
+
+An atom is asked at points. A point is a match and how much of it counts: all of it (one row per match, or FINAL), or
+the rows up to one of them (RUNNING, with all rows per match).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.spark.state.bucket import Ints
+
+__all__ = ["AGGREGATES", "Atom", "AtomKind", "MatchedRows", "compute"]
+
+AtomKind = Literal[
+    "first", "last", "count", "count_distinct", "sum", "avg", "min", "max", "array_agg", "classifier", "match_number"
+]
+
+AGGREGATES: dict[str, str] = {
+    "count": "count",
+    "count_distinct": "count_distinct",
+    "sum": "sum",
+    "avg": "mean",
+    "min": "min",
+    "max": "max",
+    "array_agg": "list",
+}
+"""By our name, Arrow's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    kind: AtomKind
+    variables: frozenset[str] | None = None
+    """None: the rows of all variables."""
+    column: str | None = None
+    """A column of the rows; None counts rows."""
+    skipped: int = 0
+    """FIRST and LAST: how many rows of the variables from that end."""
+    offset: int = 0
+    """PREV and NEXT: how many rows of the partition from there."""
+    running: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchedRows:
+    """The rows of matches, sorted by match and row."""
+
+    matches: Ints
+    rows: Ints
+    variables: Ints
+    """By row: the number of its variable in ``names``."""
+    names: tuple[str, ...]
+    count: int
+    """How many matches there are; some may be empty."""
+    columns: Mapping[str, pa.Array]
+    first: Ints
+    """By row of the partition: the first that is there."""
+    end: Ints
+    numbers: Ints
+    """By match: its number in the partition."""
+
+    def members(self, variables: frozenset[str] | None) -> Ints:
+        """Indexes of the matched rows that these variables took."""
+        if variables is None:
+            return np.arange(len(self.rows))
+        wanted = np.array([each in variables for each in self.names], np.bool_)
+        return np.flatnonzero(wanted[self.variables]) if len(self.names) else np.zeros(0, np.int64)
+
+
+def compute(atom: Atom, matched: MatchedRows, per_row: bool) -> pa.Array:
+    """The atom for each match or, with ``per_row``, for each matched row."""
+    if atom.kind == "match_number":
+        return pa.array(matched.numbers[matched.matches] if per_row else matched.numbers)
+    if atom.kind in ("first", "last", "classifier"):
+        return _at(atom, matched, per_row)
+    if per_row and atom.running:
+        return _running(atom, matched)
+    totals = _aggregated(atom, matched)
+    return totals.take(pa.array(matched.matches)) if per_row else totals
+
+
+def _at(atom: Atom, matched: MatchedRows, per_row: bool) -> pa.Array:
+    members = matched.members(atom.variables)
+    counts = np.bincount(matched.matches[members], minlength=matched.count)
+    before = np.cumsum(counts) - counts
+    if per_row:
+        base = before[matched.matches]
+        known = counts[matched.matches]
+        if atom.running:
+            is_member = np.zeros(len(matched.rows), np.int64)
+            is_member[members] = 1
+            known = np.cumsum(is_member) - base
+    else:
+        base, known = before, counts
+    place = atom.skipped if atom.kind == "first" else known - 1 - atom.skipped
+    valid = (place >= 0) & (place < known)
+    index = np.where(valid, base + place, 0)
+    if atom.kind == "classifier":
+        names = pa.array(matched.names, pa.string())
+        chosen = matched.variables[members[index]] if len(members) else np.zeros(len(index), np.int64)
+        return names.take(pa.array(chosen, mask=~valid)) if len(names) else pa.nulls(len(index), pa.string())
+    rows = matched.rows[members[index]] if len(members) else np.zeros(len(index), np.int64)
+    places = rows + atom.offset
+    if len(matched.first):
+        valid &= (places >= matched.first[rows]) & (places < matched.end[rows])
+    column = matched.columns[str(atom.column)]
+    return column.take(pa.array(np.where(valid, places, 0), mask=~valid))
+
+
+def _aggregated(atom: Atom, matched: MatchedRows) -> pa.Array:
+    members = matched.members(atom.variables)
+    groups = matched.matches[members]
+    if atom.column is None:
+        return pa.array(np.bincount(groups, minlength=matched.count))
+    values = matched.columns[atom.column].take(pa.array(matched.rows[members]))
+    table = pa.table({"match": pa.array(groups, pa.int64()), "value": values})
+    if atom.kind == "array_agg":
+        table = table.filter(pc.is_valid(table.column("value")))
+    options: Any = pc.CountOptions(mode="only_valid") if atom.kind.startswith("count") else None
+    found = table.group_by("match", use_threads=False).aggregate([("value", AGGREGATES[atom.kind], options)])
+    results = found.column(f"value_{AGGREGATES[atom.kind]}").combine_chunks()
+    if isinstance(results, pa.ChunkedArray):
+        results = pa.concat_arrays(results.chunks) if results.num_chunks else pa.array([], results.type)
+    place = np.full(matched.count, -1)
+    place[np.asarray(found.column("match"), np.int64)] = np.arange(found.num_rows)
+    scattered = results.take(pa.array(np.maximum(place, 0), mask=place < 0))
+    return pc.fill_null(scattered, 0) if atom.kind.startswith("count") else scattered
+
+
+def _running(atom: Atom, matched: MatchedRows) -> pa.Array:
+    """The aggregate over each matched row and those before it."""
+    is_member = np.zeros(len(matched.rows), np.bool_)
+    is_member[matched.members(atom.variables)] = True
+    if atom.column is None:
+        values = pa.array(np.ones(len(matched.rows), np.int64), mask=~is_member)
+    else:
+        values = matched.columns[atom.column].take(pa.array(matched.rows, mask=~is_member))
+    kind = _aggregated(atom, _nothing(matched)).type
+    pieces = [pa.array([], kind)]
+    changes = matched.matches[1:] != matched.matches[:-1]
+    edges = np.flatnonzero(np.r_[True, changes, True]).tolist() if len(matched.rows) else []
+    for start, end in itertools.pairwise(edges):
+        pieces.append(_cumulative(atom, values.slice(start, end - start)).cast(kind))
+    return pa.concat_arrays(pieces)
+
+
+def _cumulative(atom: Atom, values: pa.Array) -> pa.Array:
+    counts = np.cumsum(np.asarray(values.is_valid()))
+    if atom.kind == "count":
+        return pa.array(counts)
+    if atom.kind in ("min", "max"):
+        function = pc.cumulative_min if atom.kind == "min" else pc.cumulative_max
+        found = function(values, skip_nulls=True)
+    else:
+        found = pc.cumulative_sum(values, skip_nulls=True)
+        if atom.kind == "avg":
+            found = pc.divide(found.cast(pa.float64()), pa.array(np.maximum(counts, 1), pa.float64()))
+    # A row of another variable has the value of the last row that counted.
+    last = np.maximum.accumulate(np.where(np.asarray(values.is_valid()), np.arange(len(values)), -1))
+    return found.take(pa.array(np.maximum(last, 0), mask=last < 0))
+
+
+def _nothing(matched: MatchedRows) -> MatchedRows:
+    nothing = np.zeros(0, np.int64)
+    return MatchedRows(
+        matches=nothing,
+        rows=nothing,
+        variables=nothing,
+        names=matched.names,
+        count=0,
+        columns={name: column.slice(0, 0) for name, column in matched.columns.items()},
+        first=nothing,
+        end=nothing,
+        numbers=nothing,
+    )
+
+
+def type_of(atom: Atom, columns: Mapping[str, pa.DataType]) -> pa.DataType:
+    """The type of an atom's values, found by computing it over no rows."""
+    nothing = np.zeros(0, np.int64)
+    empty = MatchedRows(
+        matches=nothing,
+        rows=nothing,
+        variables=nothing,
+        names=("X",),
+        count=0,
+        columns={name: pa.array([], kind) for name, kind in columns.items()},
+        first=nothing,
+        end=nothing,
+        numbers=nothing,
+    )
+    return compute(atom, empty, False).type

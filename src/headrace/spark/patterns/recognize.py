@@ -1,0 +1,167 @@
+"""``hr.match_recognize``: SQL's MATCH_RECOGNIZE as text, on a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
+from pyspark.sql.types import MapType
+
+from headrace.errors import UsageError
+from headrace.spark.arguments import plain_columns, time_column, without_weights
+from headrace.spark.patterns.automaton import Automaton, compile_pattern
+from headrace.spark.patterns.clauses import Clauses, parse_clauses
+from headrace.spark.patterns.conditions import Expression, reach_of
+from headrace.spark.patterns.expressions import Columns, Reader
+from headrace.spark.patterns.measures import Atom
+from headrace.spark.patterns.operator import MASK, MatchPatterns, PatternPlan
+from headrace.spark.patterns.syntax import PatternSyntaxError, variables_of
+from headrace.spark.state.kernel import BUCKETS, apply_operator, arrow_schema, key_type
+
+__all__ = ["PARTIALS_MAX", "PLACE", "match_id", "match_recognize", "prepare", "sql_plan"]
+
+PARTIALS_MAX = 100_000
+"""Partial matches of a key at one time."""
+PLACE = "_place"
+NO_KEY = "_all"
+CONDITIONS_MAX = 62
+"""Bits of a long, without its sign."""
+
+
+def match_recognize(
+    rows: DataFrame,
+    text: str,
+    *,
+    unbounded: bool = False,
+    partials_max: int = PARTIALS_MAX,
+    buckets: int = BUCKETS,
+    name: str | None = None,
+) -> DataFrame:
+    """Matches of a row pattern, written as in SQL's MATCH_RECOGNIZE.
+
+    The result has the columns of PARTITION BY and MEASURES, with ALL ROWS PER MATCH also those of the rows, and
+    ``match_id``, which is the same after a replay. The first column of ORDER BY is the event time. On a stream the
+    pattern needs WITHIN, or ``unbounded=True`` if the rows that a match may span are bounded by the data itself.
+    """
+    clauses = parse_clauses(text)
+    without_weights(rows, MatchPatterns.name)
+    automaton = compile_pattern(clauses.pattern)
+    _decidable(rows, clauses, automaton, unbounded)
+    columns = Columns()
+    plan, measures = sql_plan(clauses, automaton, columns, partials_max, name or "match_recognize")
+    time = time_column(rows, clauses.order[0][0], "ORDER BY")
+    keys = list(clauses.partition) or [NO_KEY]
+    shown = rows.columns if clauses.rows == "all" else []
+    prepared = prepare(
+        rows if clauses.partition else rows.withColumn(NO_KEY, F.lit(0)), keys, clauses.order, columns, shown
+    )
+    schema = arrow_schema(prepared.schema)
+    operator = MatchPatterns(
+        rows=schema,
+        keys=key_type(prepared, keys),
+        event_time=time,
+        order=(*clauses.order[1:], (PLACE, "ascending")),
+        place=PLACE,
+        patterns=(plan,),
+        given="rows" if clauses.rows == "all" else "atoms",
+        shown=tuple(shown),
+        empty=clauses.empty,
+        unmatched=clauses.unmatched,
+        numbered=any(each.kind == "match_number" for each in plan.atoms),
+        anchored=any(each.at_start for each in automaton.start),
+    )
+    matches = apply_operator(prepared, operator, keys=keys, event_time=time, buckets=buckets, name=name)
+    partition = plain_columns(clauses.partition)
+    passing = [each for each in plain_columns(shown) if clauses.rows == "all"]
+    others = [column for column, of in zip(passing, shown, strict=True) if of not in clauses.partition]
+    values = [F.expr(sql).alias(measure) for measure, sql in measures.items()]
+    return matches.select(*partition, *others, *values, match_id(keys).alias("match_id"))
+
+
+def match_id(keys: Sequence[str], also: Sequence[str] = ()) -> Column:
+    """A text that is different for different matches of a pattern, and the same whenever a match is found again."""
+    parts = [F.col("pattern"), *plain_columns(keys), F.col("match_start"), F.col("_start_place"), *plain_columns(also)]
+    texts = [F.coalesce(each.cast("string"), F.lit("\u0000")) for each in parts]
+    return F.when(F.col("pattern").isNotNull(), F.md5(F.concat_ws("\u0001", *texts)))
+
+
+def prepare(
+    rows: DataFrame,
+    keys: Sequence[str],
+    order: Sequence[tuple[str, str]],
+    columns: Columns,
+    shown: Sequence[str],
+) -> DataFrame:
+    """The rows with what conditions and measures ask of them, and nothing else."""
+    if len(columns.conditions) > CONDITIONS_MAX:
+        raise UsageError(f"{len(columns.conditions)} conditions are too many; at most {CONDITIONS_MAX} at once")
+    for column, _ in order:
+        if column not in rows.columns:
+            raise UsageError(f"there is no column {column!r} to order by", f"the columns are {', '.join(rows.columns)}")
+    hashable = [each.name for each in rows.schema if not isinstance(each.dataType, MapType)]
+    chosen = dict.fromkeys([*keys, *(name for name, _ in order), *shown])
+    mask = F.lit(0).cast("long")
+    for sql, bit in columns.conditions.items():
+        condition = columns.given[sql] if sql in columns.given else F.expr(sql)
+        mask = mask + F.when(condition, F.lit(1 << bit)).otherwise(F.lit(0)).cast("long")
+    values = [F.expr(sql).alias(name) for sql, name in columns.values.items()]
+    place = F.xxhash64(*plain_columns(hashable))
+    return rows.select(*plain_columns(chosen), *values, mask.alias(MASK), place.alias(PLACE))
+
+
+def _decidable(rows: DataFrame, clauses: Clauses, automaton: Automaton, unbounded: bool) -> None:
+    """Refuse what a stream can never decide, or only with memory that grows without end."""
+    if not rows.isStreaming:
+        return
+    if automaton.needs_end:
+        raise UsageError("a stream has no last row, so $ is never true", "leave $ out, or match a bounded DataFrame")
+    if clauses.within_us is None and automaton.open_ended:
+        raise UsageError(
+            "the pattern ends with a greedy loop, so on a stream a match may grow without end",
+            "add WITHIN, make the loop reluctant (A+?), or let a variable follow that ends it",
+        )
+    if clauses.within_us is None and not unbounded:
+        raise UsageError(
+            "on a stream a pattern without WITHIN may wait for ever, and the rows that it waits with are kept",
+            "add WITHIN INTERVAL '10' MINUTE after PATTERN, or say unbounded=True",
+        )
+
+
+def sql_plan(
+    clauses: Clauses, automaton: Automaton, columns: Columns, partials_max: int, name: str
+) -> tuple[PatternPlan, dict[str, str]]:
+    names = variables_of(clauses.pattern)
+    variables = {each: frozenset({each}) for each in names}
+    variables |= {each: frozenset(members) for each, members in clauses.subsets.items()}
+    reader = Reader(clauses.text, variables, columns)
+    bits: dict[str, int] = {}
+    conditions: dict[str, Expression] = {}
+    for variable, piece in clauses.define:
+        if variable in bits or variable in conditions:
+            raise PatternSyntaxError(clauses.text, piece.at, f"{variable} is defined twice")
+        bit, condition = reader.condition(variable, piece)
+        if bit is not None:
+            bits[variable] = bit
+        if condition is not None:
+            conditions[variable] = condition
+    atoms: dict[Atom, int] = {}
+    per_row = clauses.rows == "all"
+    measures = {measure: reader.measure(piece, atoms, per_row) for measure, piece in clauses.measures}
+    reaches = [reach_of(each) for each in conditions.values()]
+    offsets = [each.offset for each in atoms]
+    plan = PatternPlan(
+        name=name,
+        text=clauses.text,
+        automaton=automaton,
+        bits=bits,
+        conditions=conditions,
+        skip=clauses.skip,
+        one=True,
+        within_us=clauses.within_us,
+        atoms=tuple(atoms),
+        look_back=max([0, *(each[0] for each in reaches), *(-each for each in offsets)]),
+        look_ahead=max([0, *(each[1] for each in reaches), *offsets]),
+        runs_max=partials_max,
+    )
+    return plan, measures

@@ -1,0 +1,92 @@
+"""Where the next match may begin: AFTER MATCH SKIP, over what the matcher found.
+
+``chosen_one`` is SQL's: matches are taken from the first row on, and each says from where the next may begin. A first
+row that is not decided yet stops the key there. ``chosen_all`` is that of the fluent patterns, as in Flink's CEP:
+matches are taken in the order in which they were completed, and each ends unfinished and later ones that began before
+a certain row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from headrace.spark.patterns.automaton import Automaton
+from headrace.spark.patterns.matcher import Found
+from headrace.spark.state.bucket import NEVER, Ints
+
+__all__ = ["Skip", "chosen_all", "chosen_one"]
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """``none`` is for fluent patterns alone: nothing is skipped."""
+
+    to: Literal["past_last", "next", "first", "last", "none"] = "past_last"
+    variables: frozenset[str] = frozenset()
+
+
+def chosen_one(
+    found: Found, skip: Skip, automaton: Automaton, codes: Ints, begins: Ints, ends: Ints
+) -> tuple[Ints, Ints]:
+    """Which matches count, and by key the row from which the next may begin."""
+    next_rows = ends.copy()
+    targets = _targets(found, skip, automaton).tolist()
+    count = len(found.starts)
+    rows = np.r_[found.starts, found.undecided]
+    order = np.argsort(rows, kind="stable")
+    allowed, chosen = begins.tolist(), []
+    for index, row, code in zip(order.tolist(), rows[order].tolist(), codes[rows[order]].tolist(), strict=True):
+        if row < allowed[code]:
+            continue
+        if index >= count:  # undecided: nothing after it is decided either
+            next_rows[code] = row
+            allowed[code] = NEVER
+            continue
+        chosen.append(index)
+        allowed[code] = max(targets[index], row + 1)
+    return np.array(chosen, np.int64), next_rows
+
+
+def _targets(found: Found, skip: Skip, automaton: Automaton) -> Ints:
+    """By match: the first row at which another may begin. A variable without a row counts as the next row."""
+    if skip.to == "next":
+        return found.starts + 1
+    if skip.to == "none":
+        return found.starts
+    if skip.to == "past_last":
+        return np.maximum(found.ends, found.starts)
+    which, rows, states = found.paths.flattened(found.nodes)
+    wanted = np.array([each.variable in skip.variables for each in automaton.states], np.bool_)
+    member = np.flatnonzero(wanted[states]) if len(states) else np.zeros(0, np.int64)
+    targets = found.starts.copy()
+    if skip.to == "first":
+        member = member[::-1]
+    targets[which[member]] = rows[member]
+    return targets
+
+
+def chosen_all(
+    found: Found, skip: Skip, automaton: Automaton, codes: Ints, begins: Ints, ends: Ints
+) -> tuple[Ints, Ints]:
+    """Which matches count, and by key the first row that may still begin one."""
+    open_rows = ends.copy()
+    np.minimum.at(open_rows, codes[found.undecided], found.undecided)
+    if skip.to == "none":
+        return np.arange(len(found.starts)), open_rows
+    targets = _targets(found, skip, automaton).tolist()
+    order = np.lexsort((np.arange(len(found.starts)), found.starts, found.completed_us))
+    dead, used, chosen = begins.tolist(), set(), []
+    starts, at_code = found.starts.tolist(), codes[found.starts].tolist()
+    for index in order.tolist():
+        start, code = starts[index], at_code[index]
+        if start < dead[code] or (skip.to == "next" and start in used):
+            continue
+        chosen.append(index)
+        if skip.to == "next":
+            used.add(start)
+        else:
+            dead[code] = max(dead[code], targets[index])
+    return np.sort(np.array(chosen, np.int64)), np.maximum(open_rows, np.minimum(dead, ends))

@@ -1,0 +1,134 @@
+"""Patterns on a stream: however it was cut and restarted, the matches are those of plain loops over all rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.spark.patterns.clauses import parse_clauses
+from tests.unit.spark.patterns.plain import Path, matches
+from tests.unit.spark.patterns.world import Matching, place_of
+from tests.unit.spark.state_world import Event, arrivals
+
+Partition = Sequence[Event]
+Condition = Callable[[Partition, int, Path], bool]
+
+
+def amount(rows: Partition, at: int) -> float:
+    """Null is no number: nothing compares with it."""
+    found = rows[at][2] if 0 <= at < len(rows) else None
+    return float("nan") if found is None else found
+
+
+def average(rows: Partition, path: Path, name: str, at: int | None = None) -> float:
+    taken = [amount(rows, row) for row, of in path if of == name] + ([] if at is None else [amount(rows, at)])
+    taken = [each for each in taken if each == each]
+    return sum(taken) / len(taken) if taken else float("nan")
+
+
+def last(path: Path, name: str) -> int:
+    return max((row for row, of in path if of == name), default=-1)
+
+
+@dataclass(frozen=True)
+class Case:
+    text: str
+    conditions: dict[str, Condition]
+    within_s: int | None = None
+    skip: Callable[[int, int, Path], int] | None = None
+
+    def __str__(self) -> str:
+        return " ".join(self.text.split())
+
+
+HEAD = "PARTITION BY user ORDER BY at MEASURES FIRST(at) AS first_at, LAST(at) AS last_at, COUNT(*) AS n "
+CASES = [
+    Case(
+        HEAD
+        + "PATTERN (S D+ U+) WITHIN '40 seconds' DEFINE D AS amount < PREV(amount), U AS U.amount > PREV(U.amount)",
+        {
+            "D": lambda rows, at, path: amount(rows, at) < amount(rows, at - 1),
+            "U": lambda rows, at, path: amount(rows, at) > amount(rows, at - 1),
+        },
+        within_s=40,
+    ),
+    Case(
+        HEAD + "AFTER MATCH SKIP TO NEXT ROW PATTERN (A+ B) WITHIN '30 seconds' "
+        "DEFINE A AS A.amount > 0, B AS B.amount < AVG(A.amount)",
+        {
+            "A": lambda rows, at, path: amount(rows, at) > 0,
+            "B": lambda rows, at, path: amount(rows, at) < average(rows, path, "A"),
+        },
+        within_s=30,
+        skip=lambda start, end, path: start + 1,
+    ),
+    Case(
+        HEAD + "AFTER MATCH SKIP TO LAST B PATTERN (A B+? (C | A{2})) WITHIN '1 minute' "
+        "DEFINE A AS amount >= 0, B AS amount <= 2, C AS amount > LAST(B.amount) AND amount > 1",
+        {
+            "A": lambda rows, at, path: amount(rows, at) >= 0,
+            "B": lambda rows, at, path: amount(rows, at) <= 2,
+            "C": lambda rows, at, path: amount(rows, at) > max(1, amount(rows, last(path, "B"))),
+        },
+        within_s=60,
+        skip=lambda start, end, path: last(path, "B"),
+    ),
+    Case(
+        HEAD + "PATTERN (A B*) WITHIN '25 seconds' DEFINE A AS amount < NEXT(amount), B AS AVG(B.amount) < 2",
+        {
+            "A": lambda rows, at, path: amount(rows, at) < amount(rows, at + 1),
+            "B": lambda rows, at, path: average(rows, path, "B", at) < 2,
+        },
+        within_s=25,
+    ),
+    Case(
+        HEAD + "PATTERN (^ A | PERMUTE(B, C)) WITHIN '20 seconds' "
+        "DEFINE A AS amount IS NULL, B AS amount > 1, C AS amount < 0",
+        {
+            "A": lambda rows, at, path: rows[at][2] is None,
+            "B": lambda rows, at, path: amount(rows, at) > 1,
+            "C": lambda rows, at, path: amount(rows, at) < 0,
+        },
+        within_s=20,
+    ),
+]
+
+
+def by_hand(case: Case, events: Sequence[Event]) -> Counter[tuple[Any, ...]]:
+    """(user, second of the first row, second of the last row, rows)"""
+    found: Counter[tuple[Any, ...]] = Counter()
+    node = parse_clauses(case.text).pattern
+    for user in {event[0] for event in events}:
+        rows = sorted((each for each in events if each[0] == user), key=lambda each: (each[1], place_of(each)))
+
+        def test(name: str, at: int, path: Path, rows: Partition = rows) -> bool:
+            first = path[0][0] if path else at
+            in_time = case.within_s is None or rows[at][1] - rows[first][1] < case.within_s
+            return in_time and (name not in case.conditions or case.conditions[name](rows, at, path))
+
+        for start, end, path in matches(node, len(rows), test, case.skip):
+            found[(user, rows[start][1], rows[end - 1][1], len(path))] += 1
+    return found
+
+
+def seconds(value: Any) -> int:
+    return int(value.timestamp())
+
+
+def found_by(case: Case, batches: list[list[Event]], restarts: set[int]) -> Counter[tuple[Any, ...]]:
+    rows = Matching(case.text).streamed(batches, restarts)
+    return Counter((row["user"], seconds(row["first_at"]), seconds(row["last_at"]), row["n"]) for row in rows)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@settings(max_examples=25, deadline=None)
+@given(batches=arrivals(), restarts=st.sets(st.integers(0, 8)))
+def test_the_matches_are_those_of_plain_loops(case: Case, batches: list[list[Event]], restarts: set[int]) -> None:
+    events = [event for batch in batches for event in batch]
+    assert found_by(case, batches, restarts) == by_hand(case, events)

@@ -1,0 +1,75 @@
+"""What is wrong in the text of a pattern is shown where it is, and a pattern explains itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import UsageError
+from headrace.spark.patterns.clauses import parse_clauses
+from headrace.spark.patterns.explanation import explain_pattern
+from headrace.spark.patterns.fluent import pattern
+from headrace.spark.patterns.syntax import Choice, Exclusion, Repeat, Sequence, Variable, parse_pattern
+from tests.unit.spark.patterns.world import Matching
+
+HEAD = "PARTITION BY user ORDER BY at "
+
+
+@pytest.mark.parametrize(
+    ("text", "marked", "said"),
+    [
+        (HEAD + "PATTERN (A + + B)", "+ B", "'+' was not expected here"),
+        (HEAD + "PATTERN (A (B)", "(A", "never closed"),
+        (HEAD + "PATTERN (A B{3,2})", "{3,2}", "allows no number of rows"),
+        (HEAD + "PATTERN (A) DEFINE X AS amount > 1", "X AS", "X is not in the pattern; its variables are A"),
+        (HEAD + "PATTERN (A) DEFINE A AS amount >", "", "Required"),
+        (HEAD + "PATTERN (A) DEFINE A amount > 1", "A amount", "'NAME AS condition'"),
+        (HEAD + "MEASURES amount PATTERN (A)", "amount", "there is no AS"),
+        (HEAD + "AFTER MATCH SKIP TO LAST X PATTERN (A)", "TO LAST", "expected PAST LAST ROW"),
+        (HEAD + "PATTERN (A) WITHIN soon", "soon", "expected WITHIN INTERVAL"),
+        (HEAD + "PATTERN (A) SUBSET U = (X)", "U =", "X is not in the pattern"),
+        (HEAD + "PATTERN (A) PATTERN (B)", "PATTERN (B)", "for the second time"),
+        ("PARTITION BY user PATTERN (A)", "PARTITION", "there is no ORDER BY"),
+        (HEAD + "PATTERN (A B) DEFINE B AS md5(A.amount) > 'x'", "md5", "cannot be computed over matched rows"),
+        (HEAD + "PATTERN (A B) DEFINE B AS SUM(A.amount + B.amount) > 1", "SUM", "several variables at once"),
+        (HEAD + "PATTERN (A B) DEFINE B AS LAST(A.amount, 2) > 1", "LAST", "very first or last row only"),
+    ],
+)
+def test_a_mistake_is_shown_at_its_place(text: str, marked: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Matching(text)
+    shown = str(refused.value).splitlines()
+    assert said in shown[0]
+    if marked:
+        place = next(index for index, line in enumerate(shown) if line.strip() == "^")
+        assert shown[place - 1][shown[place].index("^") :].startswith(marked)
+
+
+def test_the_tree_of_a_pattern() -> None:
+    a, b = Variable("A"), Variable("B")
+    assert parse_pattern("a B") == Sequence((a, b))
+    assert parse_pattern("A | B") == Choice((a, b))
+    assert parse_pattern("(A B)+?") == Repeat(Sequence((a, b)), 1, None, greedy=False)
+    assert parse_pattern("{- A -} B{2,}") == Sequence((Exclusion(a), Repeat(b, 2, None)))
+    assert parse_pattern("PERMUTE(A, B)") == Choice((Sequence((a, b)), Sequence((b, a))))
+
+
+def test_the_text_may_stand_in_the_words_of_sql() -> None:
+    clauses = parse_clauses("MATCH_RECOGNIZE (PARTITION BY `my key` ORDER BY at, seq DESC PATTERN (A) -- done\n)")
+    assert clauses.partition == ("my key",)
+    assert clauses.order == (("at", "ascending"), ("seq", "descending"))
+
+
+def test_a_pattern_explains_itself_as_text_and_as_a_picture() -> None:
+    wanted = (
+        pattern("a").where("amount > 1").not_followed_by("c").followed_by("b").where("amount < 3").within("5 minutes")
+    )
+    assert explain_pattern(wanted).splitlines() == [
+        "start → 1 (a)",
+        "1: a  when amount > 1 → 2 (… b, no c before)",
+        "2: … b, no c before  when amount < 3 → match",
+        "all within 300 s of the first row",
+    ]
+    picture = explain_pattern(HEAD + "PATTERN (A+ B) DEFINE A AS amount > 1", form="svg")
+    assert picture.startswith("<svg")
+    assert picture.count("<rect") == 5
+    assert 'class="first"' in picture
