@@ -42,6 +42,7 @@ ALONE: dict[str, Callable[..., list[Figure]]] = {
     "codec": codec.run,
     "queues": queues.run,
     "stalls": stalls.run,
+    "sourcing": of_spark("sourcing"),
     "sinks": of_spark("sinks"),
     "spark-decode": of_spark("spark_decode"),
     "spark-sink": of_spark("spark_sink"),

@@ -7,9 +7,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from headrace.client import Client
+from headrace.client.positioned import committed_records
 from headrace.errors import UsageError
 from headrace.sourcing import (
     Event,
@@ -25,8 +28,11 @@ from headrace.sourcing import (
     View,
     handle,
     load,
+    open_store,
 )
 from headrace.sourcing.keys import KeyStore
+from headrace.sourcing.publishing import publish
+from headrace.testing.broker import TestBroker
 from tests.sourcing.bank import Balances, Deposit, Names, Open, account
 
 Opener = Callable[..., EventStore]
@@ -63,6 +69,12 @@ def files_with(folder: Path, text: str) -> list[str]:
         if path.is_file() and any(each in path.read_bytes() for each in wanted):
             found.append(str(path.relative_to(folder)))
     return found
+
+
+def records_of(bootstrap: str, topic: str) -> bytes:
+    """Keys, values and headers of a topic. In the files of a log they are compressed, so a search there says little."""
+    with Client(bootstrap) as client:
+        return b"".join(repr(record).encode() for record in committed_records(client, topic))
 
 
 def test_personal_fields_are_stored_encrypted_and_read_in_plain(
@@ -115,7 +127,7 @@ def test_a_field_that_was_moved_or_changed_is_an_error_and_not_a_marker(
 ) -> None:
     secret_store.append("account-1", opened())
     (event,) = open_().read("account-1")
-    open_().append("account-2", Event("Opened", event.data))  # the sealed field in another event
+    secret_store.append("account-2", Event("Opened", event.data))  # the sealed field in another event
     with pytest.raises(SourcingError, match="cannot be decrypted"):
         _ = next(secret_store.read("account-2")).data
 
@@ -126,6 +138,7 @@ def test_a_process_that_died_while_forgetting_is_finished_by_the_next_one(
     secret_store.append("account-1", opened())
     keys.destroy("u1")  # and the process dies
     assert list(secret_store.forgotten()) == []
+    secret_store.close()
     assert list(open_(keys=KeyStore(keys.path)).forgotten()) == ["u1"]
     assert keys.unannounced() == []
 
@@ -152,15 +165,16 @@ def test_rotated_keys_open_what_was_written_before_and_a_new_master_key_opens_al
     assert keys.rotate("u1") == 2
     secret_store.append("account-1", opened("second"))
     assert keys.rotate_master(tmp_path / "new.master") == 2
-    keys.master_file.with_name("customers.keys.master")
+    secret_store.close()
     again = open_(keys=KeyStore(keys.path, master_file=tmp_path / "new.master"))
     assert [event.data["name"] for event in again.read("account-1")] == ["first", "second"]
     again.forget("u1")
     assert [event.data["name"] for event in again.read("account-1")] == [Forgotten("u1")] * 2
+    again.close()
     other = open_(keys=KeyStore(tmp_path / "other.keys"))
     other.append("account-2", opened("Grace", "u2"))
     with pytest.raises(SourcingError, match="another key store"):
-        _ = [event.data for event in secret_store.read("account-2")]
+        _ = [event.data for event in open_(keys=keys).read("account-2")]
 
 
 def test_key_files_are_their_owners_alone_and_a_lost_master_key_is_not_replaced(keys: KeyStore) -> None:
@@ -231,10 +245,12 @@ def test_views_follow_by_their_own_rule_or_by_a_rebuild(secret_store: EventStore
 
 
 def test_after_forgetting_and_a_purge_no_file_has_the_plain_text_and_replays_work(
-    open_: Opener, keys: KeyStore, tmp_path: Path, url: str
+    keys: KeyStore, tmp_path: Path, url: str, log_broker: TestBroker
 ) -> None:
-    """The store (where it is a file), its WAL, the keys, the views and their WAL, searched byte by byte."""
-    store = open_(keys=keys)
+    """The store where it is a file, or the log and its index; their WAL, the keys, the views, a published topic."""
+    if url.startswith("kafka:"):
+        url += f"?index={tmp_path}/index.db"
+    store = open_store(url, keys=keys)
     quick = replace(account, snapshots=Snapshots(every=1))
     handle(store, "account-1", quick, Open("u1", SECRET))
     handle(store, "account-1", quick, Deposit(7))
@@ -242,13 +258,21 @@ def test_after_forgetting_and_a_purge_no_file_has_the_plain_text_and_replays_wor
     runner = ProjectionRunner(store, tmp_path / "views.db", Names())
     sums = ProjectionRunner(store, tmp_path / "views.db", Balances())
     runner.run(until_current=True)
+    publish(store, log_broker.bootstrap, topic := f"forgetting-{os.urandom(3).hex()}", until_current=True)
     assert files_with(tmp_path, SECRET) != []  # the search finds what is there
     store.forget("u1")
     runner.run(until_current=True)
+    publish(store, log_broker.bootstrap, topic, until_current=True)
+    assert files_with(tmp_path, SECRET) != []  # forgetting alone leaves it in the files
     runner.purge()
     store.purge()
     assert files_with(tmp_path, SECRET) == []
     assert files_with(tmp_path, "Ada Lovelace") == []
+    for each in [topic, urlsplit(url).path.strip("/")] if url.startswith("kafka:") else [topic]:
+        written = records_of(log_broker.bootstrap, each)
+        assert b"SubjectForgotten" in written
+        assert b"Hopper" not in written
+        assert b"Lovelace" not in written
     assert files_with(tmp_path, "Grace Hopper of Arlington") != []
     assert load(store, "account-1", account).state == {"is_open": True, "cents": 7, "name": "[forgotten]"}
     runner.rebuild()
@@ -260,5 +284,5 @@ def test_after_forgetting_and_a_purge_no_file_has_the_plain_text_and_replays_wor
         "Opened",
         "SubjectForgotten",
     ]
-    for each in (runner, sums):
+    for each in (runner, sums, store):
         each.close()

@@ -15,6 +15,7 @@ Where things are, in the order in which an event meets them:
     sqlite.py, postgres.py, topics.py    where events are: a file, a database, or the log itself
     upcasting.py     old events in new code
     projections.py   views, each with its position in the same transaction; rebuilt beside the old one
+    target_views.py  the same in caches, indexes and other systems, by the writers of ``headrace.targets``
     processes.py     events in, commands out, once in effect
     publishing.py    every event also becomes a record of a topic, through capture
 

@@ -285,6 +285,10 @@ class TopicStore(SqliteStore):
         self._catch_up()
         return super().command_result(command_id)
 
+    def _finish_forgetting(self) -> None:
+        with suppress(WriterBusy):  # then the writer does it, when it opens the store next
+            super()._finish_forgetting()
+
     def close(self) -> None:
         self._ended.set()
         with self._log:

@@ -1,0 +1,93 @@
+"""Views through the writers that pipelines use: a table, a cache; one runner at a time, each row once in effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from redis import Redis
+
+from headrace.address import Address
+from headrace.errors import Refused, UsageError
+from headrace.sourcing import Event, EventStore, RecordedEvent, open_store
+from headrace.sourcing.target_views import Gone, TargetView
+from headrace.targets.redis import RedisTarget
+from headrace.targets.target import Target
+from tests.servers.redis import RedisServer
+
+COLUMNS = pa.schema([("id", pa.string()), ("name", pa.string())])
+
+
+def rows(event: RecordedEvent) -> Iterator[Any]:
+    if event.type == "Named":
+        yield {"id": event.stream, "name": event.data["name"]}
+    elif event.type == "Closed":
+        yield Gone({"id": event.stream})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[EventStore]:
+    with open_store(tmp_path / "events.db") as store:
+        yield store
+
+
+def view(store: EventStore, target: Target) -> TargetView:
+    return TargetView(store, target, name="names", columns=COLUMNS, rows=rows)
+
+
+@pytest.fixture
+def cache(redis: RedisServer, unique: Any) -> tuple[Target, Any]:
+    prefix = unique("names")[:40] + ":"
+
+    def seen() -> dict[str, str]:
+        with Redis.from_url(redis.url(), decode_responses=True) as client:
+            client_any: Any = client
+            keys = sorted(client_any.scan_iter(match=f"{prefix}*"))
+            return {key.removeprefix(prefix): client_any.get(key) for key in keys}
+
+    return RedisTarget(Address(redis.url()), prefix, ("id",)), seen
+
+
+@pytest.mark.servers
+def test_a_cache_follows_events_and_a_page_that_comes_twice_changes_nothing(
+    store: EventStore, cache: tuple[Target, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, seen = cache
+    store.append("a-1", [Event("Named", {"name": "Ada"}), Event("Named", {"name": "Ada L."}), Event("Other")])
+    store.append("a-2", Event("Named", {"name": "Grace"}))
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "append_all", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            view(store, target).run(until_current=True)  # dies before the store knows
+    store.append("a-2", Event("Closed"))
+    again = view(store, target)
+    assert again.position() == 0
+    again.run(until_current=True)
+    assert {key: "Ada L." in value for key, value in seen().items()} == {"a-1": True}
+    assert again.position() == store.head()
+
+
+@pytest.mark.servers
+def test_an_older_runner_is_refused_with_the_name_of_the_newer_one(
+    store: EventStore, cache: tuple[Target, Any]
+) -> None:
+    target, seen = cache
+    older, newer = view(store, target), view(store, target)
+    for runner in (older, newer):
+        store.append("a-1", Event("Named", {"name": "Ada"}))
+        runner.run(until_current=True)
+    store.append("a-1", Event("Named", {"name": "late"}))
+    with pytest.raises(Refused, match="another run of pipeline view:names has taken over"):
+        older.run(until_current=True)
+    newer.run(until_current=True)
+    assert "late" in seen()["a-1"]
+
+
+def test_a_target_without_a_key_is_refused(store: EventStore) -> None:
+    from headrace.targets.sql.table import SqlTarget
+
+    with pytest.raises(UsageError, match="has no key"):
+        view(store, SqlTarget(Address("sqlite:///x.db"), ("", "t")))  # type: ignore[arg-type]
