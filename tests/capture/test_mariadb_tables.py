@@ -14,6 +14,8 @@ from headrace.capture import Capture
 from headrace.capture.mariadb import source as mariadb_source
 from headrace.capture.mariadb.snapshot import SnapshotReader
 from headrace.capture.source import PositionLost, TableReplaced
+from headrace.capture.state import read_state
+from headrace.client import Client
 from headrace.errors import UsageError
 from tests.capture.shop import Shop
 from tests.capture.world import all_read, catch_up, check_numbering, events, fold, fold_bag
@@ -161,6 +163,20 @@ def test_a_table_that_is_replaced_is_followed(log: str, shop: Shop, how: str, wh
     shop.check(log, "t", *(("n", "id") if how == "another key" else ("id",)))
 
 
+@pytest.mark.parametrize(
+    "alteration",
+    ["add column m int not null default 7", "add column m int as (n + 1)", "modify n varchar(9)", "change n m int"],
+)
+def test_a_table_whose_old_rows_look_different_after_an_alteration_is_read_again(
+    log: str, shop: Shop, alteration: str
+) -> None:
+    shop.run("create table t (id int primary key, n int)", "insert into t values (1, 1), (2, 2)")
+    catch_up(log, shop.options())
+    shop.run(f"alter table t {alteration}", "insert into t (id) values (8)")
+    catch_up(log, shop.options())
+    shop.check(log, "t")
+
+
 def test_a_column_that_comes_back_under_its_old_name_does_not_bring_its_old_values(log: str, shop: Shop) -> None:
     """Its drop was seen and cost nothing. Rows in the topic still have its values, so its return costs a snapshot."""
     shop.run("create table t (id int primary key, n int, m int)", "insert into t values (1, 1, 1), (2, 2, 2)")
@@ -255,6 +271,30 @@ def test_new_tables_that_match_are_followed_without_a_restart(log: str, shop: Sh
         shop.check(log, name)
     assert [each.value["after"] for each in events(log, shop.topic("a_3"))] == [{"id": 1}]
     assert events(log, shop.topic("b_2")) == []
+
+
+def test_creating_a_table_that_is_there_already_changes_nothing(log: str, shop: Shop) -> None:
+    """The server writes the statement into the binlog although it did nothing."""
+    shop.run("create table t (id int primary key)", "insert into t values (1)")
+    catch_up(log, shop.options())
+    shop.run("create table if not exists t (id int primary key)", "insert into t values (2)")
+    catch_up(log, shop.options())
+    assert operations(log, shop, "t") == ["r", "c"]
+
+
+def test_the_mark_of_a_position_moves_with_every_transaction(log: str, shop: Shop) -> None:
+    """A server that was put back to an old copy and written to since has the same files, and other events in them."""
+    shop.run("create table t (id int primary key)")
+    marks = []
+    for number in range(3):
+        shop.run(f"insert into t values ({number})")
+        catch_up(log, shop.options())
+        with Client(log) as client:
+            marks.append(read_state(client, shop.name)["position"]["mark"])
+    files, places, prints = zip(*marks, strict=True)
+    assert len(set(files)) == 1
+    assert list(places) == sorted(set(places))
+    assert len(set(prints)) == 3
 
 
 # ---- what the binlog does not say -----------------------------------------------------------------------------------
