@@ -543,6 +543,21 @@ def test_a_reading_that_shows_less_than_the_stream_has_passed_is_not_used(log: s
         reader.close()
 
 
+@pytest.mark.parametrize("alteration", ["add column c int", "drop primary key, add primary key (n)"])
+def test_a_chunk_is_not_read_in_a_shape_that_its_table_does_not_have_any_more(shop: Shop, alteration: str) -> None:
+    """Rows without a new column would come after changes that have it."""
+    shop.run("create table t (id int primary key, n int not null)", "insert into t values (1, 1)")
+    with closing(Catalogue(shop.options())) as catalogue:
+        reader = mariadb_snapshot.SnapshotReader(catalogue, shop.options())
+        reader.expect(catalogue.tables())
+        shop.run(f"alter table t {alteration}", "update t set n = 2")
+        assert reader.read(f"{shop.name}.t", Progress(), {}) is None
+        chunk = reader.read(f"{shop.name}.t", Progress(), {})
+        assert chunk is not None
+        assert (chunk.table.columns, chunk.table.key) == catalogue.shape(f"{shop.name}.t", None)
+        reader.close()
+
+
 class SharedStatus:
     """A server whose status another session has just asked for: the first answer is that one's place."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -591,3 +592,21 @@ def test_on_apache_kafka_events_and_position_are_committed_together_too(
         ({"id": row[0]} for row in database.all("select id from t")), key=json.dumps
     )
     check_numbering(found)
+
+
+def test_a_user_who_may_not_publish_is_given_the_grants_and_the_statement(log: str, database: Database) -> None:
+    role = f"{database.name}_reader"
+    database.run("create table t (id int primary key)", f"create role {role} login replication")
+    try:
+        capture = CaptureOptions(name=database.name, url=database.url.replace("postgres@", f"{role}@"), tables=("t",))
+        with pytest.raises(UsageError, match=rf"no table public.t .*GRANT SELECT ON public.t TO {role}"):
+            catch_up(log, capture)
+        database.run(f"grant select on t to {role}")
+        granted = rf"GRANT CREATE ON DATABASE {database.name} TO {role}.*superuser run: CREATE PUBLICATION"
+        with pytest.raises(UsageError, match=granted):
+            catch_up(log, capture)
+        database.run(f"create publication headrace_{database.name}")
+        with closing(open_source(capture, None)) as source, pytest.raises(UsageError, match="DROP PUBLICATION"):
+            source.remove()
+    finally:
+        database.run(f"drop owned by {role}", f"drop role {role}")

@@ -257,8 +257,13 @@ class Catalogue:
     def tables(self) -> dict[str, TableInfo]:
         """The tables to capture; those that were asked for and are not there are an error."""
         found = self.all_tables()
-        self._options.check_tables(found, "GRANT SELECT ON {table} TO CURRENT_USER; or choose others with --tables")
+        self.check_tables(found)
         return self.selected(found)
+
+    def check_tables(self, found: Mapping[str, TableInfo]) -> list[str]:
+        """Tables that were asked for must be there; notes for the user come back."""
+        user = self.connection.info.user
+        return self._options.check_tables(found, f"GRANT SELECT ON {{table}} TO {user}; or choose others with --tables")
 
     def selected(self, found: Mapping[str, TableInfo]) -> dict[str, TableInfo]:
         """Those to capture; a key that was chosen for one of them must be known of its deleted rows."""

@@ -109,15 +109,16 @@ class Publications:
                 self._connection.execute("SET LOCAL lock_timeout = '1s'")
                 self._connection.execute(statement)
         except (errors.InsufficientPrivilege, errors.ReadOnlySqlTransaction) as error:
-            text = statement.as_string(self._connection)
+            text, info = statement.as_string(self._connection), self._connection.info
             raise UsageError(
-                f"the user may not change what is published: {error}",
-                f"make the user a member of the table's owner, or let a superuser run: {text}",
+                f"{info.user} may not change what is published: {error}",
+                f"GRANT CREATE ON DATABASE {info.dbname} TO {info.user}, and make it a member of the role that owns "
+                f"the tables; or let a superuser run: {text}",
             ) from error
 
     def drop(self) -> list[str]:
         query = "select pubname from pg_publication where pubname = any(%s) order by 1"
         dropped = [row[0] for row in self._connection.execute(query, (list(self.names),)).fetchall()]
         for name in dropped:
-            self._connection.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(name)))
+            self._execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(name)))
         return dropped

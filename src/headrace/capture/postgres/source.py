@@ -86,7 +86,7 @@ class PostgresSource:
     def check(self) -> list[str]:
         self._setup.check_server()
         found = self._setup.all_tables()
-        notes = self._options.check_tables(found)
+        notes = self._setup.check_tables(found)
         tables = self._setup.selected(found)
         self._setup.check_readable(tables.values())
         notes += [self._watch.note(each) for each in tables.values() if not each.changes_identifiable]

@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import errors
 
-from headrace.capture.options import CaptureOptions
+from headrace.capture.options import CaptureOptions, counted
 from headrace.capture.postgres.change_table import Change, ChangeTable, record_fields, shape_of
 from headrace.capture.postgres.events import Followed, PostgresEvents
 from headrace.capture.postgres.identity import Known, known, partitions_emptied, remembering, what_happened
@@ -129,7 +129,7 @@ class TriggerSource:
     def check(self) -> list[str]:
         tables = self._guarded(self._setup.tables)
         self._guarded(lambda: self._check(tables))
-        return [f"{len(tables)} tables, followed by triggers"]
+        return [f"{counted(len(tables), 'table')}, followed by triggers"]
 
     def _check(self, tables: Mapping[str, TableInfo]) -> None:
         self._table.check(tables.values())
