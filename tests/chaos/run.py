@@ -14,6 +14,7 @@ import argparse
 import faulthandler
 import inspect
 import logging
+import math
 import os
 import random
 import shutil
@@ -237,7 +238,10 @@ def fault_loop(faults: Faults, options: argparse.Namespace) -> Counter[str]:
     """One fault after the other, with some time between them in which clients work; how many of each."""
     chance = random.Random(options.seed)
     done: Counter[str] = Counter()
+    deadline = time.monotonic() + 60 * options.minutes
     for number in range(1, options.kills + 1):
+        if time.monotonic() > deadline:
+            break
         life_s = chance.uniform(options.least_s, options.most_s)
         if chance.random() < 0.08:
             life_s += options.session_ms / 1000 + GHOSTS_GONE_S
@@ -271,6 +275,7 @@ def run_load(options: argparse.Namespace, faults: Faults, load: Load) -> int:
     load.start()
     try:
         done = fault_loop(faults, options)
+        options.kills = done.total()
         print(f"faults: {dict(done)}", flush=True)
         time.sleep(1.0)
         load.stop()
@@ -319,6 +324,7 @@ def main() -> int:
     )
     parser.add_argument("--faults", default="kill", help=f"which, with commas between: {', '.join(FAULTS)}; or all")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--minutes", type=float, default=math.inf, help="judge after so long, however many there were")
     parser.add_argument("--least-s", type=float, default=1.0, help="shortest life of a broker")
     parser.add_argument("--most-s", type=float, default=6.0, help="longest life of a broker")
     parser.add_argument("--per-second", type=int, default=150, help="values per second of each plain producer")
