@@ -21,6 +21,8 @@ from headrace.broker.queues.message import Message
 from headrace.broker.queues.policy import QueuePolicy
 from headrace.broker.queues.turn import Turn
 from headrace.ports import TimerHandle
+from headrace.vocabulary import Offset
+from headrace.wire.amqp.properties import summary_of
 
 __all__ = ["Consumer", "DeadLetters", "Delivery", "Place", "Published", "Queue"]
 
@@ -120,6 +122,8 @@ class Queue:
         self._turn = turn
         self._dead_letters = dead_letters
         self._waiting: list[Message] = []
+        self._written: dict[Lane, int] = {}
+        """The last offset in each lane of what was written and is not yet waited for: the disk may refuse the rest."""
         self._published: dict[Published, None] = {}
         self._rotation: deque[Consumer] = deque()
         self._delayed: list[tuple[int, Delivery]] = []
@@ -204,32 +208,36 @@ class Queue:
         """Write what was published. Raises LogError; what is not written then waits."""
         if not self._waiting:
             return
-        waiting, self._waiting = self._waiting, []
-        last: list[tuple[Lane, Any]] = []
-        try:
-            for number, messages in self._by_lane(waiting):
-                last.append((self._lanes[number], self._lanes[number].append(messages)))
-                waiting = [each for each in waiting if self._lane_of(each) != number]
-        except BaseException:
-            self._waiting = waiting + self._waiting
-            raise
+        waiting, self._waiting = self._by_lane(self._waiting), []
+        for place, (number, messages) in enumerate(waiting):
+            lane = self._lanes[number]
+            first = lane.end
+            try:
+                lane.append(messages)
+            except BaseException:
+                self._waiting = messages[lane.end - first :]
+                for _, others in waiting[place + 1 :]:
+                    self._waiting += others
+                raise
+            finally:
+                if lane.end > first:
+                    self._written[lane] = lane.end - 1
         published, self._published = self._published, {}
+        written, self._written = self._written, {}
         for each in published:
-            each.add_waits(len(last) - 1)
-            for lane, offset in last:
-                lane.log.when_acknowledged(offset, each.one_done)
+            each.add_waits(len(written) - 1)
+            for lane, offset in written.items():
+                lane.log.when_acknowledged(Offset(offset), each.one_done)
         self._enforce_length()
 
     def _by_lane(self, messages: list[Message]) -> list[tuple[int, list[Message]]]:
         if len(self._lanes) == 1:
             return [(0, messages)]
+        highest = len(self._lanes) - 1
         lanes: dict[int, list[Message]] = {}
         for message in messages:
-            lanes.setdefault(self._lane_of(message), []).append(message)
+            lanes.setdefault(min(summary_of(message.properties).priority, highest), []).append(message)
         return list(lanes.items())
-
-    def _lane_of(self, message: Message) -> int:
-        return 0 if len(self._lanes) == 1 else min(message.summary.priority, len(self._lanes) - 1)
 
     def _enforce_length(self) -> None:
         """drop-head: the oldest go until it fits. Only what is ready counts."""

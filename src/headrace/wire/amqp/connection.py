@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace.wire.amqp.errors import AmqpError, ReplyCode
@@ -266,7 +266,15 @@ class AmqpConnection:
         if events and events[-1] is event:
             event.bodies += bodies
         else:
-            alike.event = replace(event, bodies=bodies)
+            alike.event = PublishReceived(
+                event.channel,
+                event.exchange,
+                event.routing_key,
+                event.is_mandatory,
+                event.is_immediate,
+                event.properties,
+                bodies,
+            )
             events.append(alike.event)
 
     def _receive_together(self, data: bytes, position: int, end: int, channel: int, events: list[Event]) -> int:
@@ -303,10 +311,12 @@ class AmqpConnection:
         content = data[end - size : end]
         alike = self._alike
         if alike is None or alike.method_frame != method_frame or alike.event.properties != properties:
-            event = _publish(channel, method_frame[7:-1], properties, [])
-            alike = self._alike = _Alike(b"", 0, method_frame, event)
-        alike.head, alike.size = data[position : end - size], size
-        self._add_alike(alike, [content], events)
+            event = _publish(channel, method_frame[7:-1], properties, [content])
+            self._alike = _Alike(data[position : end - size], size, method_frame, event)
+            events.append(event)
+        else:
+            alike.head, alike.size = data[position : end - size], size
+            self._add_alike(alike, [content], events)
         return end + 1
 
     def _receive_acks(self, data: bytes, position: int, channel: int, events: list[Event]) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,3 +66,29 @@ def test_every_second_of_ten_million_takes_little_memory() -> None:
         made.add_chunk(number, b"\x55" * (CHUNK // 8))
     assert len(made) == 10_000_000 // CHUNK * CHUNK // 2
     assert sum(len(data) for _, data in made.chunks()) < 1_300_000
+
+
+def test_every_second_offset_of_a_million_takes_kilobytes() -> None:
+    made = OffsetSet()
+    for first in range(0, 1_000_000, 2):
+        made.add(first)
+    assert len(made) == 500_000
+    assert sum(sys.getsizeof(bits) for bits in made._chunks.values()) < 200_000
+
+
+def test_the_first_of_many_is_found_without_a_look_at_all_of_them() -> None:
+    """A queue is drained from its front: each step may look at a chunk or two."""
+
+    class Counted(dict[int, int]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[int]:
+            Counted.looks += 1
+            return super().__iter__()
+
+    made = OffsetSet(range(0, 500 * CHUNK, CHUNK))
+    made._chunks = Counted(made._chunks)
+    for number in range(499):
+        assert made.first() == number * CHUNK
+        made.discard_below((number + 1) * CHUNK)
+    assert Counted.looks == 0
