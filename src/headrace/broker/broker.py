@@ -32,6 +32,7 @@ from headrace.broker.partition_descriptions import PartitionDescriber
 from headrace.broker.positions import OffsetLookup
 from headrace.broker.produce import ProduceHandler
 from headrace.broker.queues.admin import QueueAdmin
+from headrace.broker.queues.feeds import Feeds, exchange_feeds, topic_feeds
 from headrace.broker.queues.queue_broker import QueueBroker
 from headrace.broker.replies import PendingReply, Reply
 from headrace.broker.request import Request
@@ -137,11 +138,9 @@ class Broker:
             remove_files=self.maintenance.delete_group,
         )
         self.topics.load()
-        remove = self.maintenance.delete_group
-        self.queues = QueueBroker(
-            store=store, state=self.state, flusher=flusher, clock=clock, remove_files=remove, settings=settings
-        )
+        self.queues = self._new_queues()
         self.queues.load()
+        self._feeds = self._configured_feeds()
         self.groups = Groups()
         self.transactions = Transactions(state=self.state, clock=clock)
         self._gate = Gate(topics=self.topics, groups=self.groups, transactions=self.transactions, authorizer=authorizer)
@@ -167,6 +166,25 @@ class Broker:
         store.sync_recovered()
         self._report_unclaimed()
 
+    def _new_queues(self) -> QueueBroker:
+        return QueueBroker(
+            store=self.store,
+            state=self.state,
+            flusher=self.flusher,
+            clock=self.clock,
+            remove_files=self.maintenance.delete_group,
+            settings=self.settings,
+        )
+
+    def _configured_feeds(self) -> Feeds:
+        return Feeds(
+            from_topics=topic_feeds(self.settings.items("headrace.queue.feeds")),
+            to_topics=exchange_feeds(self.settings.items("headrace.topic.feeds")),
+            queues=self.queues,
+            topics=self.topics,
+            state=self.state,
+        )
+
     def _offset_handler(self, offsets: Offsets) -> OffsetHandler:
         return OffsetHandler(
             state=self.state,
@@ -184,9 +202,11 @@ class Broker:
         self.transaction_coordinator.load()
         self.maintenance.start()
         self.queues.start()
+        self._feeds.start()
 
     async def stop(self) -> None:
         """Stop in good order. Afterwards the store may be closed."""
+        await self._feeds.stop()
         await self.maintenance.stop()
         self.transaction_coordinator.close()
         self.group_coordinator.close()

@@ -6,6 +6,9 @@
     lane.py         the messages of a queue in a log: which are ready, taken and gone
     journal.py      what makes that survive a crash
     channel.py      what one client does: publishing, consuming, acknowledging
+    admin.py        requests about queues on the Kafka port: look, move, redrive, restore
+    retention.py    how long messages that are gone are kept
+    feeds.py        records of topics that become messages, and messages that become records
     turn.py         work that is done once for everything that one read of a socket brought
 
 Owns what AMQP's methods mean. Never touches a socket.

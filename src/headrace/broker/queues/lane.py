@@ -258,6 +258,8 @@ class Lane:
     def settle_held(self, offset: int) -> None:
         """A message that was held is gone for good."""
         self._held.discard(offset)
+        if self._doubtful:
+            self._doubtful.discard(offset)
         self._add_gone(offset)
 
     def doubt(self, first: int, end: int) -> None:
