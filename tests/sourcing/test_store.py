@@ -316,6 +316,15 @@ def test_a_subscription_catches_up_and_goes_on_without_a_gap(
     assert seen == list(range(60))
 
 
+def test_a_subscription_in_small_pages_skips_nothing_also_of_what_comes_meanwhile(shop: EventStore) -> None:
+    seen: list[int] = []
+    for page in shop.pages(Query.of(tags=["all"]) | Query.of(types=["Paid"]), until_current=True, limit=2):
+        seen += [event.position for event in page.events]
+        if len(seen) < 8:
+            shop.append("late-1", paid(1))
+    assert seen == [1, 2, 3, 4, 5, 6, 7, *range(9, shop.head() + 1)]
+
+
 def test_a_subscription_ends_when_it_is_stopped(store: EventStore) -> None:
     stop = threading.Event()
     store.append("account-1", [paid(1), paid(2)])

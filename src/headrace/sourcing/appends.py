@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.sourcing.errors import AppendConflict
+from headrace.sourcing.errors import AppendConflict, StoreUnavailable
 from headrace.sourcing.events import ANY, EXISTS, NONE, Condition, Expected
 
 __all__ = ["Appended", "Appends", "EventRow", "GroupCommit", "Part", "Progress", "Request", "check_expected"]
@@ -121,8 +121,7 @@ class GroupCommit:
             self._write(batch)
         except BaseException as error:
             for each in batch:
-                # An exception belongs to one thread: its traceback grows where it is raised.
-                each.outcome = error if each is own else _copied(error)
+                each.outcome = error if each is own else _for_another_thread(error)
         finally:
             with self._lock:
                 if self._queue:
@@ -134,7 +133,10 @@ class GroupCommit:
                     each.wake.release()
 
 
-def _copied(error: BaseException) -> BaseException:
+def _for_another_thread(error: BaseException) -> BaseException:
+    """A copy: an exception belongs to one thread, and its traceback grows where it is raised."""
+    if not isinstance(error, Exception):
+        return StoreUnavailable("the thread that wrote was interrupted: whether the append was committed is not known")
     copy = type(error).__new__(type(error))
     copy.args = error.args
     copy.__dict__.update(error.__dict__)

@@ -17,7 +17,7 @@ from headrace.address import Address
 from headrace.errors import UsageError
 from headrace.sourcing.errors import SourcingError, StoreUnavailable
 from headrace.sourcing.opening import sqlite_path
-from headrace.sourcing.sqlite import LOCK_TIMEOUT_S, purge_file
+from headrace.sourcing.sqlite import LOCK_TIMEOUT_S, purge_file, use_wal
 
 __all__ = ["Database", "Transaction", "open_database"]
 
@@ -70,7 +70,7 @@ class SqliteDatabase(Database):
 
     def _connected(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, isolation_level=None, timeout=LOCK_TIMEOUT_S, check_same_thread=False)
-        connection.execute("pragma journal_mode = wal")
+        use_wal(connection)
         connection.execute("pragma synchronous = full")
         connection.execute("pragma secure_delete = on")
         return connection

@@ -86,10 +86,13 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=_plain, allow_nan=False).encode
+
+
 def as_json(value: Any) -> str:
     """JSON without spaces; a forgotten field is an object with the key $forgotten."""
     try:
-        return json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=_plain, allow_nan=False)
+        return _encode(value)
     except (TypeError, ValueError) as error:
         raise UsageError(f"the data of an event is no JSON: {error}", "use texts, numbers, lists and objects") from None
 

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from zlib import crc32
 
 from headrace.address import Address
 from headrace.errors import HeadraceError, UsageError
@@ -120,6 +121,8 @@ begin
     return query select 'appended'::text, head + coalesce(array_length(ids, 1), 0), to_jsonb(before)::text;
 end $body$
 """
+_APPEND_ID = f"headrace {crc32(_APPEND.encode()):08x}"
+"""In the function's comment: another one there is of another version, and is replaced."""
 _CALL = (
     "select what, number, detail from headrace_append("
     "%s::text[], %s::bigint[], %s::integer[], %s::text[], %s::text[], %s::bigint[], %s::text[], %s::text[], "
@@ -205,6 +208,9 @@ class PostgresStore(EventStore):
         self._drop_idle()
 
     def _make_tables(self) -> None:
+        """Unless they are there: then a user without the right to make any can use the store."""
+        if self._run("select obj_description(to_regproc('headrace_append'), 'pg_proc')") == [(_APPEND_ID,)]:
+            return
         with self._connection() as connection, connection.transaction():
             connection.execute("select pg_advisory_xact_lock(%s)", (MAKING_TABLES,))
             for statement in tables("bigint", ' collate "C"'):
@@ -215,6 +221,7 @@ class PostgresStore(EventStore):
             )
             connection.execute("insert into headrace_head values (true, 0, 0) on conflict do nothing")
             connection.execute(_APPEND.encode())
+            connection.execute(f"comment on function headrace_append is '{_APPEND_ID}'".encode())
 
     # ---- append -----------------------------------------------------------------------------------------------------
 

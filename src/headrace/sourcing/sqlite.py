@@ -55,6 +55,7 @@ class SqliteStore(EventStore):
             raise UsageError(f"there is no folder {self.path.parent}", f"mkdir -p {self.path.parent}")
         with self._explained():
             self._writer = self._connected()
+            self._writer.execute("pragma busy_timeout = 0")
             try:
                 self._make_tables()
             except BaseException:
@@ -67,7 +68,7 @@ class SqliteStore(EventStore):
 
     def _connected(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, isolation_level=None, timeout=LOCK_TIMEOUT_S, check_same_thread=False)
-        connection.execute("pragma journal_mode = wal")
+        use_wal(connection)
         connection.execute(f"pragma synchronous = {'full' if self._synced else 'normal'}")
         connection.execute("pragma secure_delete = on")
         return connection
@@ -124,7 +125,6 @@ class SqliteStore(EventStore):
     def _begin(self) -> None:
         """Become the file's only writer. Attempts are our own: many processes take turns of a millisecond."""
         deadline = time.monotonic() + LOCK_TIMEOUT_S
-        self._writer.execute("pragma busy_timeout = 0")
         while True:
             try:
                 self._writer.execute("begin immediate")
@@ -283,6 +283,19 @@ class SqliteStore(EventStore):
         """VACUUM writes the file again without what was deleted; then the WAL is emptied."""
         with self._explained():
             purge_file(self.path)
+
+
+def use_wal(connection: sqlite3.Connection) -> None:
+    """WAL mode. The change of mode does not wait for others who open the file at the same moment, so this does."""
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("pragma journal_mode = wal")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(TURN_PAUSE_S)
 
 
 def purge_file(path: Path) -> None:
