@@ -44,11 +44,12 @@ def newest(client: Client) -> dict[bytes | None, int]:
 
 
 def compacting_children(pid: int) -> list[int]:
-    """Those that have begun: they are nice by then."""
+    """Those that have begun: they are nicer than the broker by then."""
     found = []
-    for each in psutil.Process(pid).children():
+    broker = psutil.Process(pid)
+    for each in broker.children():
         with suppress(psutil.NoSuchProcess):
-            if each.nice() == 10:
+            if each.nice() > broker.nice():
                 found.append(each.pid)
     return found
 
