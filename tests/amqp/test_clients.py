@@ -98,6 +98,7 @@ def test_celery_runs_tasks_with_retries_delays_chains_and_chords(amqp_port: int)
         worker_detect_quorum_queues=True,
         broker_native_delayed_delivery_queue_type=queue_type,
         worker_prefetch_multiplier=1,
+        broker_heartbeat=2,  # its loop looks at the socket when it beats: every 10 s by default, on RabbitMQ too
     )
     attempts: list[float] = []
 

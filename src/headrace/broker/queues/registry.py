@@ -262,7 +262,7 @@ class Registry:
         count = queue.delete()
         changes: list[Change] = [(DELETED, queue.group, {})]
         changes.append((QUEUE_ROWS, _key(host.name, queue.name), None))
-        changes += self._binding_removals(host, lambda row: row[2:4] == ["queue", queue.name])
+        changes += self._binding_removals(host, queue.name, lambda row: row[2:4] == ["queue", queue.name])
         changes += self._exchange_removals(host, gone)
         await self.changed(changes)
         self._remove(queue.group)
@@ -309,12 +309,15 @@ class Registry:
             name = exchange.name
             changes.append((EXCHANGES, _key(host.name, name), None))
             changes += self._binding_removals(
-                host, partial(lambda row, name: row[1] == name or row[2:4] == ["exchange", name], name=name)
+                host, name, partial(lambda row, name: row[1] == name or row[2:4] == ["exchange", name], name=name)
             )
         return changes
 
-    def _binding_removals(self, host: VirtualHost, goes: Callable[[list[str]], bool]) -> list[Change]:
-        rows = [(key, json.loads(key)) for key in self._state.table(BINDINGS)]
+    def _binding_removals(self, host: VirtualHost, name: str, goes: Callable[[list[str]], bool]) -> list[Change]:
+        """Rows that end with a queue or an exchange of this name. Only those that have the name in them are read: there
+        may be very many."""
+        text = json.dumps(name)
+        rows = [(key, json.loads(key)) for key in self._state.table(BINDINGS) if text in key]
         return [(BINDINGS, key, None) for key, row in rows if row[0] == host.name and goes(row)]
 
     async def bind(self, host: VirtualHost, source: Exchange, binding: Binding) -> None:

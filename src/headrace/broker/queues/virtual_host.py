@@ -77,6 +77,8 @@ class VirtualHost:
         """Queues whose logs cannot be read, and why."""
         self.replies = Replies()
         self._routes: dict[tuple[bytes, bytes], tuple[Queue, ...]] = {}
+        self._headers_matter: bool | None = None
+        """Whether an exchange looks at headers; None: not known since the last change."""
         self._warned: set[str] = set()
 
     # ---- finding ----------------------------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ class VirtualHost:
         existing = self.exchanges.get(wanted.name)
         if existing is None:
             self.exchanges[wanted.name] = wanted
-            self._routes.clear()
+            self._forget_routes()
             return True
         for field, name in (
             ("kind", "type"),
@@ -175,7 +177,7 @@ class VirtualHost:
     def remove_exchange(self, exchange: Exchange) -> list[Exchange]:
         """Take it away with all its bindings; the exchanges that go with it, since they were bound to nothing else."""
         del self.exchanges[exchange.name]
-        self._routes.clear()
+        self._forget_routes()
         gone = [exchange]
         for source in list(exchange.sources):
             for binding in source.bindings_to(exchange):
@@ -193,14 +195,14 @@ class VirtualHost:
         is_new = source.bind(binding)
         if isinstance(binding.destination, Exchange):
             binding.destination.sources.add(source)
-        self._routes.clear()
+        self._forget_routes()
         return is_new
 
     def unbind(self, source: Exchange, binding: Binding) -> tuple[bool, list[Exchange]]:
         """Whether it existed, and the exchanges that went with it."""
         if not source.unbind(binding):
             return False, []
-        self._routes.clear()
+        self._forget_routes()
         return True, self._after_unbind(source)
 
     def _after_unbind(self, source: Exchange) -> list[Exchange]:
@@ -214,12 +216,12 @@ class VirtualHost:
         """The default exchange knows every queue by its name."""
         self.queues[queue.name] = queue
         self.exchanges[""].bind(Binding(queue, queue.name))
-        self._routes.clear()
+        self._forget_routes()
 
     def remove_queue(self, queue: Queue) -> list[Exchange]:
         """Take it away with its bindings; the exchanges that go with it."""
         del self.queues[queue.name]
-        self._routes.clear()
+        self._forget_routes()
         gone: list[Exchange] = []
         for exchange in list(self.exchanges.values()):
             bindings = exchange.bindings_to(queue)
@@ -249,9 +251,16 @@ class VirtualHost:
                 self._routes[place] = known
         return known
 
+    def _forget_routes(self) -> None:
+        """Exchanges or bindings have changed."""
+        self._routes.clear()
+        self._headers_matter = None
+
     @property
     def _needs_headers(self) -> bool:
-        return any(exchange.matcher.needs_headers and exchange.bindings for exchange in self.exchanges.values())
+        if self._headers_matter is None:
+            self._headers_matter = any(each.matcher.needs_headers and each.bindings for each in self.exchanges.values())
+        return self._headers_matter
 
     def _route(self, exchange: bytes, keys: list[bytes], headers: Mapping[str, Any]) -> tuple[Queue, ...]:
         queues: dict[Queue, None] = {}

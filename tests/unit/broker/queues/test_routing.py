@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.broker.queues import routing
+from headrace.broker.queues.message import Message
 from headrace.broker.queues.routing import Binding, Exchange
+from headrace.broker.queues.virtual_host import VirtualHost
+from headrace.wire.amqp.properties import NO_PROPERTIES
 
 WORDS = st.sampled_from(["a", "b", "c", ""])
 KEYS = st.lists(WORDS, max_size=5).map(".".join)
@@ -51,3 +57,54 @@ def test_many_hashes_cost_no_more_than_their_number() -> None:
     exchange.bind(Binding(Place("q"), pattern))
     assert not list(exchange.matcher.matching(".".join(["a"] * 39 + ["b"]), {}))
     assert list(exchange.matcher.matching(".".join(["a"] * 60), {}))
+
+
+class CountingDict(dict[Any, Any]):
+    """Counts how often anybody looks something up."""
+
+    lookups = 0
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        CountingDict.lookups += 1
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        CountingDict.lookups += 1
+        return super().__contains__(key)
+
+    def __getitem__(self, key: Any) -> Any:
+        CountingDict.lookups += 1
+        return super().__getitem__(key)
+
+
+class CountingNode:
+    def __init__(self) -> None:
+        self.children = CountingDict()
+        self.bindings: dict[Any, Any] = {}
+
+
+@pytest.mark.parametrize("pattern", ["orders.{}.created", "*.{}.#", "orders.{}.*", "#.{}"])
+def test_ten_thousand_patterns_cost_a_publish_no_more_than_ten(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patterns are a tree: what is looked up depends on the words of the key, not on the number of bindings."""
+    monkeypatch.setattr(routing, "_Node", CountingNode)
+    lookups = {}
+    for count in (10, 10_000):
+        exchange = Exchange("events", "topic")
+        for number in range(count):
+            exchange.bind(Binding(Place(f"q{number}"), pattern.format(number)))
+        CountingDict.lookups = 0
+        key = "orders.7" if pattern == "#.{}" else "orders.7.created"
+        found = [place.name for place in exchange.matcher.matching(key, {})]
+        assert found == ["q7"]
+        lookups[count] = CountingDict.lookups
+    assert lookups[10_000] == lookups[10] <= 50
+
+
+def test_a_routing_key_that_was_routed_is_not_matched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = VirtualHost("/")
+    matcher = host.exchanges["amq.topic"].matcher
+    matched: list[str] = []
+    monkeypatch.setattr(matcher, "matching", lambda key, headers: matched.append(key) or iter(()))
+    message = Message(b"amq.topic", b"a.b", NO_PROPERTIES, b"", 0)
+    assert [host.route(message) for _ in range(3)] == [(), (), ()]
+    assert matched == ["a.b"]
