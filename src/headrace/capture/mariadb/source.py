@@ -87,6 +87,8 @@ class MariadbSource:
         self._is_begin_told = False
         self._progress: dict[str, Progress] = {}
         self._pending: list[str] = []
+        self._untold: set[str] = set()
+        """Tables to be read of which no row is in the topic after its last truncation."""
         self._chunk: Chunk | None = None
         self._target: dict[int, int] = {}
         self._looked_s = 0.0
@@ -130,6 +132,7 @@ class MariadbSource:
                 done = not self._options.snapshot or name == self._options.outbox
                 self._progress[name] = Progress(done=done, rows_expected=table.rows_expected)
         self._pending = [name for name in self._progress if not self._progress[name].done]
+        self._untold = set() if position else set(self._pending)
         self._snapshots.expect(found)
         self._references.look()
         self._target = self._tables.look()
@@ -253,6 +256,7 @@ class MariadbSource:
         if not key and name in self._pending:
             return  # a table without a key comes by its snapshot first, which shows this change too
         self._tell_begin()
+        self._untold.discard(name)
         template = followed.source(self._transaction.id, b"false", change.event, item.file)
         if followed.outbox is not None:
             if change.event.operation == "insert":
@@ -374,13 +378,13 @@ class MariadbSource:
         self._read_again(name, item)
 
     def _changed_unseen(self, name: str, parent: str, item: Item) -> None:
-        """Unless all of its rows are still to be read, at a place after this one."""
+        """Unless the topic has none of its rows, and all are still to be read at a place after this one."""
         if name not in self._tables or not self._options.snapshot or name == self._options.outbox:
             return
         begun, chunk = self._begun, self._chunk
         assert begun is not None, "rows are part of a transaction"
         seen = chunk.place if chunk is not None and chunk.table.full_name == name else {begun.domain: begun.number}
-        if name in self._pending and self._progress[name].after is None and seen.get(begun.domain, 0) >= begun.number:
+        if name in self._untold and seen.get(begun.domain, 0) >= begun.number:
             return
         self._replaced(name, f"may have other rows through a foreign key to {parent}, which the binlog hides", item)
 
@@ -394,8 +398,10 @@ class MariadbSource:
         self._progress[name] = Progress(done=done)
         if not done:
             self._pending.append(name)
+            self._untold.add(name)
 
     def _forget_snapshot(self, name: str) -> None:
+        self._untold.discard(name)
         if name in self._pending:
             self._pending.remove(name)
         if self._chunk is not None and self._chunk.table.full_name == name:
@@ -476,6 +482,7 @@ class MariadbSource:
         assert self._writer is not None
         table = chunk.table.full_name
         progress = self._progress[table]
+        self._untold.discard(table)
         followed = self._encoders.of_catalogue(chunk.table)
         name = f"{gtid_text(self._gtids)}/{self._round}/{table}/{progress.rows}"
         self._transaction = Transaction(name, time.time_ns())

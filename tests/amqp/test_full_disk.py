@@ -1,0 +1,77 @@
+"""A full disk: publishers are held and told, consumers drain the queue, and all goes on when there is room."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pamqp.commands
+import pika
+import pytest
+
+from tests.amqp.raw import BODY, HEADER, Connection, RawPeer, frame
+from tests.servers.headrace import headrace_server, listener_address
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.servers
+
+DISK_BYTES = 12 << 20
+BODY_BYTES = 100_000
+MESSAGES_MAX = 2 * DISK_BYTES // BODY_BYTES
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)]
+    mounted = subprocess.run(command, check=False, capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"only root may mount a small tmpfs: {mounted.stderr.decode().strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=False)
+
+
+def publish(peer: RawPeer, number: int) -> None:
+    body = str(number).encode().ljust(BODY_BYTES)
+    peer.method(1, pamqp.commands.Basic.Publish(exchange="", routing_key="full"))
+    peer.send(frame(HEADER, 1, struct.pack(">HHQH", 60, 0, len(body), 0)) + frame(BODY, 1, body))
+
+
+def test_publishers_are_held_and_told_and_consumers_drain(small_disk: Path) -> None:
+    with headrace_server(data=small_disk / "data", arguments=["--amqp", "127.0.0.1:0"]) as server:
+        port = int(listener_address(server.log, "amqp").rpartition(":")[2])
+        consuming = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port)).channel()
+        consuming.queue_declare("full", durable=True)
+        publisher = RawPeer(port).opened(1)
+        sent = 0
+        while "disk" not in (said := server.log.read_text()) or "publishers are held" not in said:
+            publish(publisher, sent)
+            sent += 1
+            consuming.queue_declare("full", durable=True, passive=True)
+            assert sent < MESSAGES_MAX, "the disk should be full by now"
+        assert publisher.expect(Connection.Blocked).reason
+        stored = consuming.queue_declare("full", durable=True, passive=True).method.message_count
+        found = []
+        while len(found) < stored // 2:
+            method, _, body = consuming.basic_get("full")
+            assert method is not None, "consumers go on"
+            found.append(int(body))
+            consuming.basic_ack(method.delivery_tag)
+        subprocess.run(["mount", "-o", f"remount,size={8 * DISK_BYTES}", str(small_disk)], check=True)
+        publisher.expect(Connection.Unblocked)
+
+        def take() -> bool:
+            method, _, body = consuming.basic_get("full", auto_ack=True)
+            if method is not None:
+                found.append(int(body))
+            return len(found) == sent
+
+        eventually(take)
+        assert found == list(range(sent))
+        publisher.close()
+        consuming.connection.close()
