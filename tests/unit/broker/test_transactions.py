@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from headrace.broker.limits import PATTERN_CHARS_MAX
 from headrace.broker.request import Peer
 from headrace.broker.transactions import coordinator
 from headrace.errors import ErrorCode
@@ -13,6 +14,7 @@ from headrace.wire.kafka.messages import transactions as messages
 from tests.unit.broker.txn_fakes import FakePartition, Producer, World, result, waits
 
 EPOCH_LAST = 32766
+INVALID_PATTERN = ErrorCode.INVALID_REGULAR_EXPRESSION
 
 
 @pytest.fixture
@@ -666,6 +668,21 @@ def test_unknown_states_and_bad_patterns_are_told(world: World) -> None:
     assert answer.unknown_state_filters == ["Odd"]
     bad = messages.ListTransactionsRequest(transactional_id_pattern="(")
     assert result(world.ask("list_transactions", 2, bad)).error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+
+
+@pytest.mark.parametrize("pattern", ["(\n2026-11-20T00:00:00.000+00:00 ERROR   node: forged", "(" * 100_000])
+def test_a_bad_pattern_writes_nothing_to_the_operators_log(
+    world: World, pattern: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = messages.ListTransactionsRequest(transactional_id_pattern=pattern)
+    assert world.ask("list_transactions", 2, body).error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_pattern_may_be_so_long_and_no_longer(world: World) -> None:
+    for length, code in ((PATTERN_CHARS_MAX, ErrorCode.NONE), (PATTERN_CHARS_MAX + 1, INVALID_PATTERN)):
+        body = messages.ListTransactionsRequest(transactional_id_pattern="x" * length)
+        assert world.ask("list_transactions", 2, body).error_code == code
 
 
 def test_closing_answers_those_who_wait(world: World) -> None:

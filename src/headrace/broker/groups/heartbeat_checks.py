@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import re2
 
 from headrace.broker.groups.consumer import LEFT_STATIC, ConsumerMember, Owned
-from headrace.broker.limits import MEMBER_BYTES_MAX, PATTERN_CHARS_MAX
+from headrace.broker.limits import MEMBER_BYTES_MAX
+from headrace.broker.patterns import compile_pattern
 from headrace.errors import ErrorCode, KafkaError
 from headrace.wire.kafka.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 
-__all__ = ["JOIN", "check_epoch", "check_heartbeat", "check_instance", "compile_pattern"]
+__all__ = ["JOIN", "SUBSCRIBED_PATTERN", "check_epoch", "check_heartbeat", "check_instance"]
 
 JOIN = 0
+SUBSCRIBED_PATTERN = "SubscribedTopicRegex"
 
 MEMBER_ID_REQUIRED_SINCE = 1
 
@@ -53,30 +52,7 @@ def check_heartbeat(body: ConsumerGroupHeartbeatRequest, version: int, assignors
             f"ServerAssignor {body.server_assignor} is not supported. Supported assignors: {', '.join(assignors)}.",
         )
     if body.subscribed_topic_regex:
-        compile_pattern(body.subscribed_topic_regex)
-
-
-def compile_pattern(pattern: str) -> Any:
-    """Compile with RE2, which is fast for every pattern: patterns come from clients."""
-    options = re2.Options()
-    options.log_errors = False
-    try:
-        if len(pattern) > PATTERN_CHARS_MAX:
-            raise KafkaError(
-                ErrorCode.INVALID_REGULAR_EXPRESSION,
-                f"SubscribedTopicRegex has {len(pattern)} characters, more than {PATTERN_CHARS_MAX}.",
-            )
-        return re2.compile(pattern, options)
-    except re2.error as error:
-        raise KafkaError(
-            ErrorCode.INVALID_REGULAR_EXPRESSION,
-            f"SubscribedTopicRegex `{pattern}` is not a valid regular expression: {_text(error)}.",
-        ) from None
-
-
-def _text(error: Exception) -> str:
-    reason = error.args[0] if error.args else ""
-    return reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+        compile_pattern(body.subscribed_topic_regex, SUBSCRIBED_PATTERN)
 
 
 def check_instance(member: ConsumerMember, body: ConsumerGroupHeartbeatRequest) -> None:

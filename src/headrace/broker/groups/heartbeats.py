@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,10 @@ from headrace.broker.groups.consumer import (
     member_key,
     reconcile,
 )
-from headrace.broker.groups.heartbeat_checks import JOIN, check_epoch, check_instance, compile_pattern
+from headrace.broker.groups.heartbeat_checks import JOIN, SUBSCRIBED_PATTERN, check_epoch, check_instance
 from headrace.broker.groups.timers import Deadline
 from headrace.broker.limits import MEMBERS_PER_GROUP_MAX
+from headrace.broker.patterns import compile_pattern
 from headrace.broker.replies import Reply, once_flushed
 from headrace.broker.request import Request
 from headrace.config import Settings
@@ -422,12 +424,13 @@ class Heartbeats:
             group.set_member(member)
             group.targets[member.member_id] = target
             if member.pattern:
-                group.matches[member.pattern] = _matching(member.pattern, self._topics.all())
+                with suppress(KafkaError):  # an earlier version took it; the member's next heartbeat is refused
+                    group.matches[member.pattern] = _matching(member.pattern, self._topics.all())
             self.watch(group, member)
 
 
 def _matching(pattern: str, topics: Iterable[Topic]) -> frozenset[str]:
-    compiled = compile_pattern(pattern)
+    compiled = compile_pattern(pattern, SUBSCRIBED_PATTERN)
     return frozenset(each.name for each in topics if compiled.fullmatch(each.name) and not each.internal)
 
 

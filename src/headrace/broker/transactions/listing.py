@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import re2
-
 from headrace.broker.access import Access, AccessDenied, Operation, ResourceType
 from headrace.broker.elements import AnswerTooLarge, Elements
+from headrace.broker.patterns import compile_pattern
 from headrace.broker.request import Request
 from headrace.broker.slices import Steps, in_steps
 from headrace.broker.transactions.states import State, Transaction
@@ -85,9 +84,9 @@ def list_matching(
     pattern: Any = None
     if body.transactional_id_pattern:
         try:
-            pattern = re2.compile(body.transactional_id_pattern)
-        except re2.error:
-            return ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
+            pattern = compile_pattern(body.transactional_id_pattern, "TransactionalIdPattern")
+        except KafkaError as error:
+            return ListTransactionsResponse(error_code=error.code)
     states, producer_ids = set(body.state_filters), set(body.producer_id_filters)
     found = Elements(ListTransactionsResponse, request.version, settings)
     for some in in_steps(request.access.visible_transactions(), TRANSACTIONS_PER_STEP):

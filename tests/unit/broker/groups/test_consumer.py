@@ -249,7 +249,7 @@ async def test_a_pattern_subscribes_to_the_topics_it_matches_whole_and_to_those_
     assert group_of(world).matches == {}
 
 
-@pytest.mark.parametrize("pattern", ["(", "a**", "(?=x)", r"\1", "x" * 10_001])
+@pytest.mark.parametrize("pattern", ["(", "a**", "(?=x)", r"\1", "x" * 2_001])
 @run
 async def test_a_pattern_that_re2_does_not_take_is_refused(pattern: str) -> None:
     world = World()

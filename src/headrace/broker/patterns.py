@@ -1,0 +1,40 @@
+"""Regular expressions that clients send, for topics and for transactional ids.
+
+RE2 matches every pattern in time that grows with the text alone. Compiling is bounded by the length of the pattern. RE2
+would report a pattern that it cannot read on stderr, among the lines of the operator's log and with the client's own
+line breaks in it; it is told not to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import re2
+
+from headrace.broker.limits import PATTERN_CHARS_MAX
+from headrace.errors import ErrorCode, KafkaError
+
+__all__ = ["compile_pattern"]
+
+
+def compile_pattern(pattern: str, field: str) -> Any:
+    """The compiled pattern. Raises KafkaError, which says in which field of the request it was."""
+    if len(pattern) > PATTERN_CHARS_MAX:
+        raise KafkaError(
+            ErrorCode.INVALID_REGULAR_EXPRESSION,
+            f"{field} has {len(pattern)} characters, more than {PATTERN_CHARS_MAX}.",
+        )
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(pattern, options)
+    except re2.error as error:
+        raise KafkaError(
+            ErrorCode.INVALID_REGULAR_EXPRESSION,
+            f"{field} `{pattern}` is not a valid regular expression: {_text(error)}.",
+        ) from None
+
+
+def _text(error: Exception) -> str:
+    reason = error.args[0] if error.args else ""
+    return reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
