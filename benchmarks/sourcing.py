@@ -3,7 +3,7 @@
 Both append events of 256 bytes, one per append, to streams chosen by a Zipf distribution, each append with the version
 that it expects; both sync every commit (SQLite: WAL and synchronous=FULL; PostgreSQL: fsync and synchronous_commit). A
 writer is a thread with streams that no other writer has, since pyeventsourcing would otherwise raise conflicts. Then a
-reader reads streams, and another all events in order, as one that catches up. The two take turns in every round.
+reader reads streams, and another all events in order, as one that catches up. The two take turns in short bursts.
 
 Neither decodes the data of an event: pyeventsourcing gives bytes, ours decodes when ``data`` is looked at.
 """
@@ -30,7 +30,6 @@ PEER = "pyeventsourcing"
 EVENT_BYTES = 256
 STREAMS_PER_WRITER = 50
 WRITERS = (1, 8, 32)
-ROUNDS = 3
 SPACE = UUID(int=17)
 DATA = "x" * (EVENT_BYTES - len('{"data":""}'))
 
@@ -48,6 +47,10 @@ class Side(Protocol):
 class Ours:
     def __init__(self, store: EventStore) -> None:
         self._store = store
+
+    @property
+    def appends_per_commit(self) -> float:
+        return self._store.appends / self._store.commits
 
     def append(self, stream: UUID, version: int) -> None:
         self._store.append(str(stream), Event("Happened", {"data": DATA}), expected=version - 1)
@@ -101,112 +104,138 @@ def theirs(environment: dict[str, str]) -> Iterator[Side]:
 # ---- workloads ------------------------------------------------------------------------------------------------------
 
 
-def write(side: Side, writers: int, appends: int) -> tuple[float, list[float]]:
-    """Appends per second of all writers, and the time of each in seconds."""
-    each = appends // writers
-    times: list[list[float]] = [[] for _ in range(writers)]
-    go = threading.Barrier(writers + 1)
+class Writer:
+    """One thread's streams, and how far each of them is."""
 
-    def work(number: int) -> None:
-        chosen = random.Random(number)
-        weights = [1 / (rank + 1) for rank in range(STREAMS_PER_WRITER)]
-        picks = chosen.choices(range(STREAMS_PER_WRITER), weights, k=each)
-        names = [uuid5(SPACE, f"{number}:{rank}") for rank in range(STREAMS_PER_WRITER)]
-        versions = [0] * STREAMS_PER_WRITER
+    def __init__(self, number: int) -> None:
+        self._chosen = random.Random(number)
+        self._weights = [1 / (rank + 1) for rank in range(STREAMS_PER_WRITER)]
+        self._names = [uuid5(SPACE, f"{number}:{rank}") for rank in range(STREAMS_PER_WRITER)]
+        self._versions = [0] * STREAMS_PER_WRITER
+        self.times_s: list[float] = []
+
+    def work(self, side: Side, appends: int, go: threading.Barrier) -> None:
+        picks = self._chosen.choices(range(STREAMS_PER_WRITER), self._weights, k=appends)
         go.wait()
         for pick in picks:
-            versions[pick] += 1
+            self._versions[pick] += 1
             began = time.perf_counter()
-            side.append(names[pick], versions[pick])
-            times[number].append(time.perf_counter() - began)
+            side.append(self._names[pick], self._versions[pick])
+            self.times_s.append(time.perf_counter() - began)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(writers)]
+
+def burst(side: Side, writers: list[Writer], appends: int) -> float:
+    """Appends per second of all writers together."""
+    go = threading.Barrier(len(writers) + 1)
+    each = max(1, appends // len(writers))
+    threads = [threading.Thread(target=writer.work, args=(side, each, go)) for writer in writers]
     for thread in threads:
         thread.start()
     go.wait()
     began = time.perf_counter()
     for thread in threads:
         thread.join()
-    elapsed = time.perf_counter() - began
-    return each * writers / elapsed, sorted(value for mine in times for value in mine)
+    return each * len(writers) / (time.perf_counter() - began)
 
 
 def reads(side: Side, count: int) -> float:
     """Events per second of a reader that reads the streams of a writer, one after another."""
-    names = [uuid5(SPACE, f"0:{rank}") for rank in range(STREAMS_PER_WRITER)]
+    names = [uuid5(SPACE, f"0:{rank}") for rank in range(5)]
     began, events = time.perf_counter(), 0
     for number in range(count):
         events += side.read(names[number % 5])
     return events / (time.perf_counter() - began)
 
 
-def catching_up(side: Side, times: int) -> float:
-    began, events = time.perf_counter(), 0
-    for _ in range(times):
-        events += side.catch_up()
-    return events / (time.perf_counter() - began)
+def catching_up(side: Side) -> float:
+    began = time.perf_counter()
+    return side.catch_up() / (time.perf_counter() - began)
 
 
-Measured = dict[tuple[str, str], float]
+def p99_ms(writers: list[Writer]) -> float:
+    times_s = sorted(value for writer in writers for value in writer.times_s)
+    return times_s[int(len(times_s) * 0.99)] * 1000
 
 
-def measure(make: Callable[[int], Any], appends: int) -> Measured:
-    """Every workload once; each number of writers has a store of its own."""
-    found: Measured = {}
-    for place, writers in enumerate(WRITERS):
-        with make(place) as side:
-            rate, times = write(side, writers, appends * min(writers, 8))
-            found["append", f"{writers} writers"] = rate
-            found["append p99", f"{writers} writers"] = times[int(len(times) * 0.99)] * 1000
-            if writers == 1:
-                found["read", "streams"] = reads(side, appends // 2)
-                found["catch-up", "all events"] = catching_up(side, 20)
-    return found
+def compared(where: str, hop: str, case: str, unit: str, ours: list[float], theirs: list[float]) -> Figure:
+    is_time = unit == "ms"
+    return Figure(
+        hop=f"{where} {hop}",
+        case=f"{where}: {hop}, {case}",
+        unit=unit,
+        ours=ours,
+        peers=theirs,
+        peer=PEER,
+        higher_is_better=not is_time,
+        goal=1.0,
+    )
 
 
-def compared(where: str, our: list[Measured], their: list[Measured]) -> list[Figure]:
-    figures = []
-    for hop, case in our[0]:
-        is_time = hop.endswith("p99")
-        unit = "ms" if is_time else "appends/s" if hop == "append" else "events/s"
-        figures.append(
-            Figure(
-                hop=f"{where} {hop}",
-                case=case,
-                unit=unit,
-                ours=[each[hop, case] for each in our],
-                peers=[each[hop, case] for each in their],
-                peer=PEER,
-                higher_is_better=not is_time,
-                goal=1.0,
-            )
+Make = Callable[[str], Any]
+
+
+def measure(where: str, our: Make, their: Make, bursts: int, appends: int) -> list[Figure]:
+    """Both stores are open, and take turns in short bursts: a disk that is busy for a second is so for both."""
+    figures: list[Figure] = []
+    for count in WRITERS:
+        with our(f"ours_{count}") as first, their(f"theirs_{count}") as second:
+            sides: list[Side] = [first, second]
+            writers = [[Writer(number) for number in range(count)] for _ in sides]
+            rates: list[list[float]] = [[], []]
+            for _ in range(bursts):
+                for side, mine, found in zip(sides, writers, rates, strict=True):
+                    found.append(burst(side, mine, appends * min(count, 8)))
+            case = f"{count} writer{'s' if count > 1 else ''}"
+            figures.append(compared(where, "append", case, "appends/s", *rates))
+            figures.append(compared(where, "append p99", case, "ms", *([p99_ms(mine)] for mine in writers)))
+            if isinstance(first, Ours):
+                figures.append(_sharing(where, case, first))
+            if count == 1:
+                taken = [[reads(side, 100) for side in sides] for _ in range(bursts)]
+                figures.append(compared(where, "read", "streams", "events/s", *map(list, zip(*taken, strict=True))))
+                taken = [[catching_up(side) for side in sides] for _ in range(bursts)]
+                figures.append(compared(where, "catch-up", "all", "events/s", *map(list, zip(*taken, strict=True))))
+    return figures
+
+
+def _sharing(where: str, case: str, side: Ours) -> Figure:
+    return Figure(
+        hop=f"{where} append",
+        case=f"{where}: appends per commit, {case}",
+        unit="appends",
+        ours=[side.appends_per_commit],
+        peers=[1.0],
+        peer=PEER,
+        note="counted: does not depend on the machine's load",
+    )
+
+
+def run(*, quick: bool = False) -> list[Figure]:
+    bursts, appends = (3, 20) if quick else (15, 40)
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as temporary:
+        folder = Path(temporary)
+        figures = measure(
+            "SQLite",
+            lambda name: ours(f"sqlite:///{folder}/{name}.db"),
+            lambda name: theirs(_sqlite(folder, name)),
+            bursts,
+            appends,
+        )
+    with postgres({"fsync": "on", "wal_level": "replica", "max_wal_senders": "0"}) as server:
+        figures += measure(
+            "PostgreSQL",
+            lambda name: ours(_database(server, name)),
+            lambda name: theirs(_postgres(server, name)),
+            bursts,
+            appends,
         )
     return figures
 
 
-def run(*, quick: bool = False) -> list[Figure]:
-    rounds, appends = (1, 100) if quick else (ROUNDS, 400)
-    figures: list[Figure] = []
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as temporary:
-        folder = Path(temporary)
-        our, their = [], []
-        for turn in range(rounds):
-            our.append(measure(lambda place, turn=turn: ours(f"sqlite:///{folder}/ours-{turn}-{place}.db"), appends))
-            their.append(measure(lambda place, turn=turn: theirs(_sqlite(folder, turn, place)), appends))
-        figures += compared("SQLite", our, their)
-    with postgres({"fsync": "on", "wal_level": "replica", "max_wal_senders": "0"}) as server:
-        our, their = [], []
-        for turn in range(rounds):
-            our.append(measure(lambda place, turn=turn: ours(_database(server, f"ours_{turn}_{place}")), appends))
-            their.append(measure(lambda place, turn=turn: theirs(_postgres(server, turn, place)), appends))
-        figures += compared("PostgreSQL", our, their)
-    return figures
-
-
-def _sqlite(folder: Path, turn: int, place: int) -> dict[str, str]:
+def _sqlite(folder: Path, name: str) -> dict[str, str]:
     return {
         "PERSISTENCE_MODULE": "eventsourcing.sqlite",
-        "SQLITE_DBNAME": f"{folder}/theirs-{turn}-{place}.db",
+        "SQLITE_DBNAME": f"{folder}/{name}.db",
         "SQLITE_LOCK_TIMEOUT": "60",
     }
 
@@ -220,8 +249,7 @@ def _database(server: Any, name: str) -> str:
     return url
 
 
-def _postgres(server: Any, turn: int, place: int) -> dict[str, str]:
-    name = f"theirs_{turn}_{place}"
+def _postgres(server: Any, name: str) -> dict[str, str]:
     _database(server, name)
     return {
         "PERSISTENCE_MODULE": "eventsourcing.postgres",

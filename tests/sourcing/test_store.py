@@ -416,6 +416,7 @@ def test_appends_of_many_threads_share_commits_and_a_conflict_is_only_its_own(st
     assert outcomes.count("conflict") == 15
     assert [outcome for number, outcome in enumerate(outcomes) if number % 4] == ["done"] * 48
     assert store.head() == 49
+    assert (store.appends, store.commits < 64) == (64, True)
     check_gapless(store)
 
 

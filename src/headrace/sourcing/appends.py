@@ -98,6 +98,8 @@ class GroupCommit:
         self._lock = threading.Lock()
         self._queue: list[Request] = []
         self._is_led = False
+        self.requests = 0
+        self.batches = 0
 
     def submit(self, request: Request) -> Appended:
         with self._lock:
@@ -117,6 +119,8 @@ class GroupCommit:
     def _lead(self, own: Request) -> None:
         with self._lock:
             batch, self._queue = self._queue[:BATCH_REQUESTS_MAX], self._queue[BATCH_REQUESTS_MAX:]
+            self.requests += len(batch)
+            self.batches += 1
         try:
             self._write(batch)
         except BaseException as error:

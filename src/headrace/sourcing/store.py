@@ -159,6 +159,16 @@ class EventStore(ABC):
 
     # ---- append -----------------------------------------------------------------------------------------------------
 
+    @property
+    def appends(self) -> int:
+        """How many this process has asked for since the store was opened, successful or not."""
+        return self._group.requests
+
+    @property
+    def commits(self) -> int:
+        """In how many transactions they were written."""
+        return self._group.batches
+
     def append(
         self,
         stream: str | None,
