@@ -34,7 +34,7 @@ from tests.capture.world import Event, events, topics
 __all__ = ["Outcome", "Session", "attempt", "main"]
 
 COMMAND = Path(sys.executable).with_name("headrace")
-SETTLE_S = 15.0
+SETTLE_S = 45.0
 STOP_S = 30.0
 ALTERED = Tolerance(added=("c1", "c2"))
 BROKEN = re.compile(r"Traceback|internal error|please file a bug", re.IGNORECASE)

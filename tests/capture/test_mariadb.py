@@ -18,7 +18,7 @@ from headrace.capture.mariadb import source as mariadb_source
 from headrace.capture.mariadb.catalogue import Catalogue, gtid_text
 from headrace.capture.mariadb.tables import is_reached
 from headrace.capture.run import COMMIT_AGE_S
-from headrace.capture.source import PositionLost, Progress, open_source
+from headrace.capture.source import DatabaseGone, PositionLost, Progress, open_source
 from headrace.capture.writer import Writer
 from headrace.client import Client
 from headrace.errors import UsageError
@@ -491,6 +491,44 @@ def test_a_transaction_too_large_for_one_write_is_cut_and_resumed_inside(
     check_numbering(found)
     told = [each.value["status"] for each in events(log, f"{shop.name}.transaction")]
     assert told == ["BEGIN", "END"]
+
+
+def test_a_new_snapshot_that_is_interrupted_is_not_begun_again(
+    log: str, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first session has committed its truncations when the database is away for a moment."""
+    shop.run("create table t (id int primary key)", "insert into t values (1)")
+    catch_up(log, shop.options())
+    read, turn = mariadb_source.MariadbSource.read, itertools.count(1)
+
+    def interrupted(source: Any, wait_s: float) -> bool:
+        if next(turn) == 1:
+            raise DatabaseGone("away for a moment")
+        return read(source, wait_s)
+
+    monkeypatch.setattr(mariadb_source.MariadbSource, "read", interrupted)
+    catch_up(log, shop.options(), resnapshot=True)
+    assert [each.op for each in events(log, shop.topic("t"))] == ["r", "t", "r"]
+
+
+def test_a_transaction_becomes_visible_as_a_whole(log: str, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is read from in between, and however old what was read is."""
+    shop.run("create table t (id int primary key)")
+    catch_up(log, shop.options())
+    monkeypatch.setattr("headrace.capture.mariadb.source.READ_BYTES", 10_000)
+    monkeypatch.setattr("headrace.capture.mariadb.source.READ_BYTES_MAX", 20_000)
+    monkeypatch.setattr("headrace.capture.run.COMMIT_AGE_S", 0.0)
+    shop.run("insert into t select seq from seq_1_to_3000")
+    commit, reads = Capture._commit, []
+
+    def noted(capture: Capture, source: Any, writer: Writer) -> None:
+        if writer.events_pending:
+            reads.append(writer.events_pending)
+        commit(capture, source, writer)
+
+    monkeypatch.setattr(Capture, "_commit", noted)
+    catch_up(log, shop.options())
+    assert reads == [3000]
 
 
 def test_no_chunk_is_read_before_the_stream_has_passed_a_transaction_that_the_log_has_in_part(

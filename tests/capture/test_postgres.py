@@ -510,6 +510,7 @@ def test_a_capture_that_fails_inside_a_transaction_takes_back_what_it_had_sent(
         with pytest.raises(Died):
             Capture(log, options(database)).run(DiesInside(), until_current=True)
         assert not is_open()
+        assert committed(log, f"{database.name}.public.t") == []
 
 
 def test_a_transaction_too_large_for_one_write_is_cut_and_resumed_inside(
