@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from headrace.broker.queues.journal import QueueJournal
@@ -20,6 +21,7 @@ from headrace.broker.queues.lane import Lane
 from headrace.broker.queues.message import Message
 from headrace.broker.queues.policy import QueuePolicy
 from headrace.broker.queues.turn import Turn
+from headrace.log.errors import LogError
 from headrace.ports import TimerHandle
 from headrace.vocabulary import Offset
 from headrace.wire.amqp.properties import summary_of
@@ -310,7 +312,8 @@ class Queue:
     def get(self, *, no_ack: bool) -> tuple[Delivery, Message, bool] | None:
         """The next message for somebody who asks for one."""
         self.used()
-        self.append_waiting()
+        with suppress(LogError):  # what the disk does not take waits; the turn says so
+            self.append_waiting()
         place = self._head()
         if place is None:
             return None

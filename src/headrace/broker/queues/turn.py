@@ -105,13 +105,13 @@ class Turn:
             self._set()
 
     def _settle(self, queue: Queue) -> None:
-        try:
-            queue.append_waiting()
-            queue.deliver()
-        except LogError as error:
-            self._refuse(queue, error)
-        except Exception:
-            LOG.exception("queue %s: an internal error; please file a bug", queue.name)
+        for step in (queue.append_waiting, queue.deliver):  # consumers go on when nothing can be appended
+            try:
+                step()
+            except LogError as error:
+                self._refuse(queue, error)
+            except Exception:
+                LOG.exception("queue %s: an internal error; please file a bug", queue.name)
 
     def _note(self, queue: Queue) -> None:
         try:
