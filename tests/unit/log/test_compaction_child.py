@@ -136,6 +136,15 @@ def test_a_child_whose_owner_has_gone_stops_and_leaves_nothing(tmp_path: Path) -
     assert left_over(log) == []
 
 
+@pytest.mark.parametrize("part", [0.0, 0.5])
+def test_a_child_whose_owner_dies_while_it_writes_the_job_says_nothing(tmp_path: Path, part: float) -> None:
+    log, _, _ = on_disk(tmp_path)
+    line = job_to_json(job_for(log))
+    answer = io.StringIO()
+    assert main(io.StringIO(line[: int(len(line) * part)]), answer) == 2
+    assert answer.getvalue() == ""
+
+
 def test_a_child_that_is_not_its_owners_does_nothing(tmp_path: Path) -> None:
     somebody_else = [*command()[:-1], "1"]
     child = subprocess.run(somebody_else, input="", capture_output=True, text=True, check=False, timeout=PATIENCE_S)

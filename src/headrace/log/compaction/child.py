@@ -56,7 +56,10 @@ def job_from_json(line: str) -> CleaningJob:
 
 def main(source: TextIO, target: TextIO) -> int:
     """Run one job: a line in, a line out. Returns the exit status."""
-    job = job_from_json(source.readline())
+    line = source.readline()
+    if not line.endswith("\n"):  # the owner died before it had written the job
+        return _EXIT_NOT_WANTED
+    job = job_from_json(line)
     try:
         disk = SyncGuard(OsDisk(), on_failure=lambda _: None)
         result = clean(disk, job, check_wanted=lambda: _check_input_is_open(source))
