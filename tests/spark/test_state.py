@@ -7,7 +7,7 @@ import os
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,30 @@ MORE: list[list[Event]] = [
 ]
 LAST: Event = ("last", 10_000, 0)
 """Its time moves the watermark past everything else."""
+
+
+def visited(key: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], state: Any, now: datetime) -> hr.Answer:
+    """A session, written by hand: given out by a timer."""
+    if not rows:
+        return hr.Answer([{"user": key["user"], "until": now, "spent": state["spent"]}])
+    spent = (state["spent"] if state else 0) + sum(row["amount"] for row in rows)
+    return hr.Answer(state={"spent": spent}, timer=now + timedelta(seconds=10))
+
+
+def test_a_function_per_key_with_timers_gives_the_sessions_of_sparks_own_also_after_a_restart(lane: Lane) -> None:
+    def per_user(rows: DataFrame) -> DataFrame:
+        output = "user string, until timestamp, spent long"
+        return hr.per_key(rows, "user", visited, event_time="at", state="spent long", output=output, buckets=BUCKETS)
+
+    lane.add(*FILES)
+    streamed = lane.run(per_user)
+    lane.add(*MORE, [LAST])
+    streamed += lane.run(per_user)
+    window = F.session_window("at", "10 seconds")
+    own = lane.bounded(lambda rows: rows.groupBy("user", window).agg(F.sum("amount").alias("spent")))
+    theirs = Counter((row.user, row.session_window.end, row.spent) for row in own if row.user != "last")
+    assert Counter(tuple(row) for row in streamed if row.user != "last") == theirs
+    assert Counter(tuple(row) for row in lane.bounded(per_user) if row.user != "last") == theirs
 
 
 def test_sessions_of_a_restarted_stream_are_those_of_the_bounded_frame_and_of_sparks_own(lane: Lane) -> None:

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from headrace.spark.source.reading import batch, stream, table
     from headrace.spark.source.registration import register
     from headrace.spark.state.dedup import FOREVER, dedup
+    from headrace.spark.state.in_order import InOrder, Settled, SettledStep
     from headrace.spark.state.inspection import state_of, state_totals
+    from headrace.spark.state.kernel import apply_operator
+    from headrace.spark.state.operator import Operator, Step, Touched
+    from headrace.spark.state.per_key import per_key
+    from headrace.spark.state.per_key_operator import Answer
     from headrace.spark.tables.changelog import as_records, as_rows, changes
     from headrace.spark.tables.joins import join_as_of, join_latest, join_within
     from headrace.spark.tables.views import deltas, join_tables, view
@@ -39,8 +44,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FOREVER",
+    "Answer",
     "HeadraceDataSource",
+    "InOrder",
+    "Operator",
     "Pattern",
+    "Settled",
+    "SettledStep",
+    "Step",
+    "Touched",
+    "apply_operator",
     "as_records",
     "as_rows",
     "batch",
@@ -62,6 +75,7 @@ __all__ = [
     "match_recognize",
     "null_future_times",
     "pattern",
+    "per_key",
     "percentiles",
     "pipeline",
     "rate",
@@ -85,9 +99,17 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Answer": "state.per_key_operator",
     "FOREVER": "state.dedup",
     "HeadraceDataSource": "source.data_source",
+    "InOrder": "state.in_order",
+    "Operator": "state.operator",
     "Pattern": "patterns.fluent",
+    "Settled": "state.in_order",
+    "SettledStep": "state.in_order",
+    "Step": "state.operator",
+    "Touched": "state.operator",
+    "apply_operator": "state.kernel",
     "as_records": "tables.changelog",
     "as_rows": "tables.changelog",
     "batch": "source.reading",
@@ -109,6 +131,7 @@ _HOMES = {
     "match_recognize": "patterns.recognize",
     "null_future_times": "windowing.windows",
     "pattern": "patterns.fluent",
+    "per_key": "state.per_key",
     "percentiles": "windowing.analytics",
     "pipeline": "run.pipelines",
     "rate": "windowing.analytics",

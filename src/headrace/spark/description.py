@@ -64,6 +64,8 @@ def _text(value: Any, *, is_duration: bool = False) -> str | None:
         return f"{value / 1_000_000:g} s"
     if dataclasses.is_dataclass(value):
         return f"{type(value).__name__}({', '.join(text for _, text in _fields(value))})"
+    if callable(value):  # without its address, which is another one in every run
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(text for text in map(_text, value) if text is not None)}]"
     return str(value)

@@ -37,6 +37,7 @@ from headrace.spark.description import Description
 from headrace.spark.shape import Column, Operator, Parameter, Shape, Source
 
 __all__ = [
+    "CLASSIC",
     "DESCRIPTION",
     "METRIC",
     "WATERMARK",
@@ -53,6 +54,7 @@ __all__ = [
     "keeps_state",
     "observed_names",
     "query_sources",
+    "refuse_connect",
     "session_id",
     "shape_of",
     "streaming_sources",
@@ -87,7 +89,7 @@ DESCRIPTION = "operator"
 """The metric among them that is the operator's description."""
 RELATIONS = ("StreamingRelation", "StreamingRelationV2")
 """What a streaming source is in an analysed plan."""
-CLASSIC = "run the program on the driver: hr.session(), without a remote address"
+CLASSIC = "run the program on the driver: hr.session(master=…), without SPARK_REMOTE or spark.remote"
 SOURCE_OPTIONS = ("subscribe", "subscribePattern", "assign", "path")
 
 # ---- plans ---------------------------------------------------------------------------------------------------------
@@ -479,6 +481,12 @@ class _AsJson(JStreamingQueryListener):
 
     def onQueryProgress(self, jevent: Any) -> None:
         self._listener.progressed(str(jevent.progress().json()))
+
+
+def refuse_connect(spark: SparkSession) -> None:
+    """A session of Spark Connect is a client of a Spark elsewhere, without a JVM to ask. Said before anything else."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise UsageError("headrace needs Spark's JVM beside this process, and Spark Connect has none", CLASSIC)
 
 
 def session_id(spark: SparkSession) -> str:

@@ -10,7 +10,8 @@ import pytest
 
 from headrace.errors import UsageError
 from headrace.spark.run.java import find_java, java_version, wrong_version
-from headrace.spark.run.session import _cores, _given, _profile
+from headrace.spark.run.session import _cores, _given, _profile, session
+from headrace.spark.source.registration import register
 
 
 @pytest.mark.parametrize(
@@ -109,3 +110,18 @@ def test_what_spark_loads_into_its_many_processes_does_not_import_pandas() -> No
     loads = "import sys, headrace.spark.source.data_source, headrace.spark.topic_sink.sink, headrace.spark.testing"
     program = f"{loads}; sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=120, check=False).returncode == 0
+
+
+def test_spark_connect_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"Spark Connect has none.*without SPARK_REMOTE"):
+        session(conf={"spark.remote": "sc://127.0.0.1"})
+    monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1")
+    with pytest.raises(UsageError, match="Spark Connect has none"):
+        session()
+
+
+def test_a_session_of_spark_connect_that_was_made_elsewhere_is_refused() -> None:
+    """Its class is known by its module: the package that Connect needs is none of ours."""
+    remote = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    with pytest.raises(UsageError, match="Spark Connect has none"):
+        register(remote)

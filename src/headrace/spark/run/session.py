@@ -17,6 +17,7 @@ from pyspark.conf import SparkConf
 from pyspark.sql import SparkSession
 
 from headrace.errors import UsageError
+from headrace.spark.plan import CLASSIC
 from headrace.spark.run.java import find_java
 from headrace.spark.source.registration import register
 
@@ -86,6 +87,8 @@ def session(*, app_name: str = "headrace", master: str | None = None, **conf: An
     Further arguments are Spark's settings with underscores for dots, or a mapping ``conf={"spark.…": …}``.
     """
     wanted = _given(conf)
+    if os.environ.get("SPARK_REMOTE") or "spark.remote" in wanted:
+        raise UsageError("headrace needs Spark's JVM beside this process, and Spark Connect has none", CLASSIC)
     if master is not None:
         wanted["spark.master"] = master
     if SparkSession.getActiveSession() is None:

@@ -187,6 +187,10 @@ SOURCE: tuple[Option, ...] = (
 )
 
 
+OF_A_TABLE = "provider"
+"""What Spark's catalog adds to the options of a table."""
+
+
 def parse(
     given: Mapping[str, str], declared: Iterable[Option], *, what: str, also: Iterable[str] = KAFKA_OPTIONS
 ) -> tuple[dict[str, Any], dict[str, str]]:
@@ -195,6 +199,11 @@ def parse(
     kafka_names = {name.lower() for name in also}
     values = {option.name: option.default for option in by_key.values()}
     kafka: dict[str, str] = {}
+    if OF_A_TABLE in given:
+        raise UsageError(
+            "a topic cannot be a table of Spark's catalog: Spark does not pass a table's options on when it is read",
+            "CREATE TEMPORARY VIEW … USING headrace OPTIONS (…)",
+        )
     for key, text in given.items():
         option = by_key.get(key.lower())
         if option is not None:

@@ -47,6 +47,7 @@ from pyspark.sql.types import (
 from pyspark.sql.types import AtomicType as Atomic
 
 from headrace.errors import UsageError
+from headrace.spark.arguments import plain_columns
 from headrace.spark.description import Description
 from headrace.spark.plan import DESCRIPTION, METRIC, WATERMARK, event_times, keeps_state, observed_names
 from headrace.spark.state.bucket import NEVER, Bucket, Manifest, StateMismatch
@@ -64,6 +65,7 @@ __all__ = [
     "bucket_of",
     "free_name",
     "key_type",
+    "united",
     "watermarked",
 ]
 
@@ -107,7 +109,7 @@ class Plan:
 
 
 def apply_operator(
-    rows: DataFrame,
+    rows: DataFrame | Mapping[str, DataFrame],
     operator: Operator,
     *,
     keys: Sequence[str],
@@ -118,11 +120,14 @@ def apply_operator(
 ) -> DataFrame:
     """The operator's results on a bounded frame, or, as they come, on a stream.
 
-    ``event_time``: the column by which rows can be late. ``buckets`` (or the setting
-    ``spark.headrace.state.buckets``) is fixed by the first run of a checkpoint. Under
-    ``name`` the progress of a stream shows what is held: ``observedMetrics["state <name>"]``. ``also`` is added to the
-    operator's description: how the rows were made ready for it.
+    ``rows`` may be several inputs by name: the operator then sees the keys, ``event_time``, and a column per input, a
+    struct of its other columns that is null in rows of the others (``united``). ``event_time``: the column by which
+    rows can be late. ``buckets`` (or the setting ``spark.headrace.state.buckets``) is fixed by the first run of a
+    checkpoint. Under ``name`` the progress of a stream shows what is held: ``observedMetrics["state <name>"]``.
+    ``also`` is added to the operator's description: how the rows were made ready for it.
     """
+    if isinstance(rows, Mapping):
+        rows = united(rows, [*keys, *([event_time] if event_time and event_time not in keys else [])])
     if buckets is None:
         buckets = _setting(rows, BUCKETS_CONF, BUCKETS)
     if not 1 <= buckets <= 4096:
@@ -142,6 +147,27 @@ def apply_operator(
     shown = name or free_name(f"{operator.name}({', '.join(keys)})", rows)
     description = operator.describe(plan.keys, buckets, also)
     return _observed(kept, shown, description).mapInArrow(_unpacking(plan), output)
+
+
+def united(inputs: Mapping[str, DataFrame], shared: Sequence[str]) -> DataFrame:
+    """Several inputs as one, since Spark's state takes one: the columns that all have, and a struct for each input."""
+    parts = {
+        name: rows.select(
+            *plain_columns(shared),
+            F.struct(*plain_columns(each for each in rows.columns if each not in shared)).alias(name),
+        )
+        for name, rows in inputs.items()
+    }
+    filled = [
+        part.withColumns({other: _nothing_like(parts[other], other) for other in parts if other != name})
+        for name, part in parts.items()
+    ]
+    return functools.reduce(DataFrame.unionByName, filled)
+
+
+def _nothing_like(frame: DataFrame, column: str) -> Column:
+    """A null of the column's type, every part of which may be null: so its union with the column is the same type."""
+    return F.lit(None).cast(all_nullable(frame.schema[column].dataType))
 
 
 def _setting(rows: DataFrame, name: str, default: int) -> int:

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType, TimestampType
 
 from headrace.errors import UsageError
 from headrace.spark.arguments import micros_of, without_weights
-from headrace.spark.state.kernel import all_nullable, apply_operator, arrow_schema, free_name, watermarked
+from headrace.spark.state.kernel import apply_operator, arrow_schema, free_name, united, watermarked
 from headrace.spark.tables.changelog import PLACE, is_truncation, key_names, lane, row_type
 from headrace.spark.tables.join_operators import CHANGE, EVENT, TRUNCATES, AsOf, How, Latest, Matched
 
@@ -35,7 +35,6 @@ __all__ = [
     "join_latest",
     "join_within",
     "no_doubles",
-    "nothing_like",
     "pairs_of",
     "same_types",
 ]
@@ -116,24 +115,25 @@ def _tagged(
     no_doubles([*stream.columns, version, *(name for _, name in taken)])
 
     moment = F.unix_micros(time).alias("at")
-    event = F.struct(moment, F.struct(*[F.col(f"`{each}`") for each in stream.columns]).alias("row"))
-    place = [F.unix_micros("at").alias("at"), F.col("position"), lane(table).alias("lane"), F.col("version")]
-    change = F.struct(*place, F.col("after").isNotNull().alias("live"), F.col("after").alias("row"))
     events = stream.select(
         *[F.col(f"`{each}`") for each in pairs],
         F.lit(False).alias(TRUNCATES),
         time.alias(TIME),
-        event.alias(EVENT),
+        moment,
+        F.struct(*[F.col(f"`{each}`") for each in stream.columns]).alias("row"),
     )
     changed = table.select(
         *[F.col(f"key.`{right}`").alias(left) for left, right in pairs.items()],
         is_truncation().alias(TRUNCATES),
         F.col("at").alias(TIME),
-        change.alias(CHANGE),
+        F.unix_micros("at").alias("at"),
+        F.col("position"),
+        lane(table).alias("lane"),
+        F.col("version"),
+        F.col("after").isNotNull().alias("live"),
+        F.col("after").alias("row"),
     )
-    tagged = events.withColumn(CHANGE, nothing_like(changed, CHANGE)).unionByName(
-        changed.withColumn(EVENT, nothing_like(events, EVENT))
-    )
+    tagged = united({EVENT: events, CHANGE: changed}, [*pairs, TRUNCATES, TIME])
     types = arrow_schema(tagged.schema)
     matched = Matched(_row_of(types, EVENT), _row_of(types, CHANGE), version, taken, how)
     return matched, tagged, list(pairs)
@@ -158,11 +158,6 @@ def _key_schema(table: DataFrame) -> StructType:
 def _row_of(types: pa.Schema, column: str) -> pa.StructType:
     kind: pa.StructType = types.field(column).type.field("row").type
     return kind
-
-
-def nothing_like(frame: DataFrame, column: str) -> Column:
-    """A null of the column's type, every part of which may be null: so its union with the column is the same type."""
-    return F.lit(None).cast(all_nullable(frame.schema[column].dataType))
 
 
 # ---- two streams ---------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from headrace.errors import UsageError
 from headrace.spark.aggregates.expressions import requested
 from headrace.spark.aggregates.retracting import Average, Count, Distinct, Least, Most, Sum, Top, Value
 from headrace.spark.arguments import names_of
-from headrace.spark.state.kernel import all_nullable, apply_operator, arrow_schema, free_name, key_type
+from headrace.spark.state.kernel import all_nullable, apply_operator, arrow_schema, free_name, key_type, united
 from headrace.spark.tables.changelog import (
     CHANGE,
     is_exact,
@@ -37,7 +37,7 @@ from headrace.spark.tables.changelog import (
     without_truncations,
 )
 from headrace.spark.tables.grouped import Grouped
-from headrace.spark.tables.joins import On, both_alike, no_doubles, nothing_like, pairs_of, same_types
+from headrace.spark.tables.joins import On, both_alike, no_doubles, pairs_of, same_types
 from headrace.spark.tables.view_operators import Consolidated, JoinHow, Side, Table, TableJoin
 
 __all__ = ["deltas", "join_tables", "view"]
@@ -233,25 +233,20 @@ def _side(name: str, types: pa.Schema, key: Mapping[str, str], row: Mapping[str,
 
 def _union(left: DataFrame, right: DataFrame, pairs: Mapping[str, str]) -> DataFrame:
     """Both tables' rows with their weights, under the columns of the join."""
-    parts = []
+    parts = {}
     for side, changes, columns in (("_left", left, pairs.keys()), ("_right", right, pairs.values())):
         weighed = [
             F.struct(F.lit(weight).cast("long").alias("weight"), F.col(when).alias("row"))
             for when, weight in (("before", -1), ("after", 1))
         ]
         exploded = changes.select("key", F.explode(F.array(*weighed)).alias("part")).where("part.row is not null")
-        parts.append(
-            exploded.select(
-                *[F.col(f"part.row.`{column}`").alias(mine) for column, mine in zip(columns, pairs, strict=True)],
-                F.struct(F.col("key"), F.col("part.row").alias("row")).alias(side),
-                F.col("part.weight").alias(WEIGHT),
-            )
+        parts[side] = exploded.select(
+            *[F.col(f"part.row.`{column}`").alias(mine) for column, mine in zip(columns, pairs, strict=True)],
+            F.col("part.weight").alias(WEIGHT),
+            F.col("key"),
+            F.col("part.row").alias("row"),
         )
-    return (
-        parts[0]
-        .withColumn("_right", nothing_like(parts[1], "_right"))
-        .unionByName(parts[1].withColumn("_left", nothing_like(parts[0], "_left")))
-    )
+    return united(parts, [*pairs, WEIGHT])
 
 
 def _field(name: str) -> Column:

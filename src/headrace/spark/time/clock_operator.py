@@ -21,19 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.spark.state.bucket import NEVER, Flags, Ints
-from headrace.spark.state.operator import (
-    BEGINNING,
-    Operator,
-    Step,
-    Touched,
-    as_lists,
-    earliest,
-    flatten,
-    latest,
-    micros,
-    whole,
-)
+from headrace.spark.state.bucket import NEVER, Ints
+from headrace.spark.state.in_order import InOrder, Settled, SettledStep
+from headrace.spark.state.operator import BEGINNING, as_lists, flatten, latest, micros
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -45,7 +35,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class SmoothClock(Operator):
+class SmoothClock(InOrder):
     rows: pa.Schema
     occurred: str
     sent: str
@@ -62,10 +52,13 @@ class SmoothClock(Operator):
         return pa.struct([("received", pa.int64()), ("offset", pa.int64())])
 
     @property
-    def state(self) -> pa.StructType:
-        """Rows that wait for the watermark, and the last samples in order."""
-        waiting = pa.list_(pa.struct(list(self.rows)))
-        return pa.struct([("waiting", waiting), ("recent", pa.list_(self.sample))])
+    def order_time(self) -> str:
+        return self.received
+
+    @property
+    def own(self) -> pa.StructType:
+        """The last samples, in order."""
+        return pa.struct([("recent", pa.list_(self.sample))])
 
     @property
     def output(self) -> pa.Schema:
@@ -77,35 +70,19 @@ class SmoothClock(Operator):
         """Rows are given out when the watermark has come to them."""
         return self.received
 
-    def step(self, touched: Touched) -> Step:
-        codes, rows = self._all_rows(touched)
-        received = micros(rows.column(self.received))
-        ready: Flags = received < touched.now_us
-        recent, last_sample, given_out = self._corrected(touched, codes[ready], rows.filter(pa.array(ready)))
-
-        count = len(touched.keys)
-        codes, received, rows = codes[~ready], received[~ready], rows.filter(pa.array(~ready))
-        order = np.argsort(codes, kind="stable")
-        columns = [whole(each) for each in rows.take(pa.array(order)).columns]
-        waiting = as_lists(codes[order], pa.StructArray.from_arrays(columns, fields=list(self.rows)), count)
-        waits = np.bincount(codes, minlength=count) > 0
+    def settle(self, settled: Settled) -> SettledStep:
+        recent, last_sample, given_out = self._corrected(settled, settled.codes, settled.rows)
         sampled = last_sample > BEGINNING
-        return Step(
+        return SettledStep(
             output=given_out,
-            states=pa.StructArray.from_arrays([waiting, recent], fields=list(self.state)),
-            keep=waits | sampled,
-            wake_us=earliest(codes, received + 1, count),
-            expire_us=np.where(sampled & ~waits, np.where(sampled, last_sample, 0) + self.forget_us, NEVER),
+            states=pa.StructArray.from_arrays([recent], fields=list(self.own)),
+            keep=sampled,
+            expire_us=np.where(sampled, np.where(sampled, last_sample, 0) + self.forget_us, NEVER),
         )
 
-    def _all_rows(self, touched: Touched) -> tuple[Ints, pa.Table]:
-        held_codes, held = flatten(touched.held.field("waiting"))
-        waiting = pa.Table.from_arrays(held.flatten(), schema=self.rows)
-        return np.r_[held_codes, touched.codes], pa.concat_tables([waiting, touched.rows])
-
-    def _corrected(self, touched: Touched, codes: Ints, rows: pa.Table) -> tuple[pa.ListArray, Ints, pa.Table]:
+    def _corrected(self, settled: Settled, codes: Ints, rows: pa.Table) -> tuple[pa.ListArray, Ints, pa.Table]:
         """The samples to remember, the time of each device's last one, and the rows with their corrected times."""
-        old_codes, old = flatten(touched.held.field("recent"))
+        old_codes, old = flatten(settled.held.field("recent"))
         received = micros(rows.column(self.received))
         offsets = self._samples(rows, received)
         order = np.lexsort((offsets, received, codes))  # rows that share time and offset may change places
@@ -124,7 +101,7 @@ class SmoothClock(Operator):
             }
         )
         smooth = self._smooth(frame)[is_new[at]]
-        recent, last_sample = self._remembered(frame, len(touched.keys))
+        recent, last_sample = self._remembered(frame, len(settled.keys))
         return recent, last_sample, self._results(rows, offsets, smooth)
 
     def _samples(self, rows: pa.Table, received: Ints) -> Floats:
