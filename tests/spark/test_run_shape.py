@@ -291,3 +291,15 @@ def test_a_changed_argument_of_any_function_with_state_is_refused(
     assert changes(before, shape(build(spark))) == []
     found = changes(before, shape(build(spark, **given)))
     assert refuse("orders", "checkpoints/orders", found, "headrace run shop.py") is not None, found
+
+
+def test_the_number_of_buckets_is_a_setting_of_the_session(spark: SparkSession) -> None:
+    spark.conf.set("spark.headrace.state.buckets", "3")
+    try:
+        assert "in 3 buckets" in shape(in_windows(orders(spark))).operators[0].values[0].type
+        assert "in 5 buckets" in shape(in_windows(orders(spark), buckets=5)).operators[0].values[0].type
+        spark.conf.set("spark.headrace.state.buckets", "some")
+        with pytest.raises(UsageError, match=r"spark.headrace.state.buckets='some' is no number above 0"):
+            in_windows(orders(spark))
+    finally:
+        spark.conf.unset("spark.headrace.state.buckets")

@@ -8,10 +8,13 @@ import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -128,6 +131,44 @@ def test_a_function_per_key_with_timers_gives_the_sessions_of_sparks_own_also_af
     theirs = Counter((row.user, row.session_window.end, row.spent) for row in own if row.user != "last")
     assert Counter(tuple(row) for row in streamed if row.user != "last") == theirs
     assert Counter(tuple(row) for row in lane.bounded(per_user) if row.user != "last") == theirs
+
+
+@dataclass(frozen=True, slots=True)
+class Both(hr.Operator):
+    """How many rows of two inputs a key has."""
+
+    name: ClassVar[str] = "both"
+    clock: ClassVar[Any] = "none"
+
+    @property
+    def state(self) -> pa.StructType:
+        return pa.struct([("seen", pa.bool_())])
+
+    @property
+    def output(self) -> pa.Schema:
+        return pa.schema([("user", pa.string()), ("orders", pa.int64()), ("clicks", pa.int64())])
+
+    def step(self, touched: hr.Touched) -> hr.Step:
+        count = len(touched.keys)
+        there = [np.asarray(touched.rows.column(each).is_valid()) for each in ("orders", "clicks")]
+        counts = [pa.array(np.bincount(touched.codes[each], minlength=count)) for each in there]
+        seen = pa.array(np.ones(count, np.bool_))
+        return hr.Step(
+            output=pa.Table.from_arrays([touched.keys.field("user"), *counts], schema=self.output),
+            states=pa.StructArray.from_arrays([seen], fields=list(self.state)),
+            keep=np.ones(count, np.bool_),
+        )
+
+
+def test_an_operator_of_the_users_sees_several_inputs_as_a_struct_each(spark: SparkSession) -> None:
+    orders = spark.createDataFrame([("anna", 1), ("ben", 2), ("anna", 3)], "user string, amount long")
+    clicks = spark.createDataFrame([("anna", "/a"), (None, "/b")], "user string, page string")
+    found = hr.apply_operator({"orders": orders, "clicks": clicks}, Both(), keys=["user"], buckets=1)
+    assert Counter(tuple(row) for row in found.collect()) == {
+        ("anna", 2, 1): 1,
+        ("ben", 1, 0): 1,
+        (None, 0, 1): 1,
+    }
 
 
 def test_sessions_of_a_restarted_stream_are_those_of_the_bounded_frame_and_of_sparks_own(lane: Lane) -> None:
