@@ -4,6 +4,7 @@
     virtual_host.py the exchanges and queues of one name space, and what is durable of them
     queue.py        who gets the next message, and what a queue's policy does to the others
     lane.py         the messages of a queue in a log: which are ready, taken and gone
+    encoding.py     messages as the records of a batch, and back
     journal.py      what makes that survive a crash
     channel.py      what one client does: publishing, consuming, acknowledging
     admin.py        requests about queues on the Kafka port: look, move, redrive, restore
