@@ -473,6 +473,23 @@ def delete(
     say(f"deleted; {count} messages were ready")
 
 
+@command.command("bridge")
+@click.argument("url", metavar="AMQP_URL")
+@click.argument("name", metavar="QUEUE")
+@click.argument("topic")
+@click.option(
+    "--until-idle", type=click.FloatRange(min=0.1), metavar="SECONDS", help="End when nothing comes for so long."
+)
+@bootstrap_option
+@timeout_option
+def bridge(url: str, name: str, topic: str, until_idle: float | None, bootstrap: str, timeout: float) -> None:
+    """Move the messages of any AMQP broker's queue into a topic: written, then acknowledged."""
+    from headrace.client.bridge import bridge as run
+
+    with connect(bootstrap, timeout) as client:
+        say(f"bridged {run(url, name, client, topic, idle_s=until_idle)} messages")
+
+
 def _plain(value: Any) -> Any:
     """What of AMQP's values JSON has, and the others as text."""
     if isinstance(value, bytes):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.spark.run.pipelines import pipeline
     from headrace.spark.run.session import session
     from headrace.spark.source.data_source import HeadraceDataSource
+    from headrace.spark.source.queue_source import queue
     from headrace.spark.source.reading import batch, stream, table
     from headrace.spark.source.registration import register
     from headrace.spark.state.dedup import FOREVER, dedup
@@ -78,6 +79,7 @@ __all__ = [
     "per_key",
     "percentiles",
     "pipeline",
+    "queue",
     "rate",
     "read_end_offsets",
     "register",
@@ -134,6 +136,7 @@ _HOMES = {
     "per_key": "state.per_key",
     "percentiles": "windowing.analytics",
     "pipeline": "run.pipelines",
+    "queue": "source.queue_source",
     "rate": "windowing.analytics",
     "read_end_offsets": "topic_sink.checkpoint",
     "register": "source.registration",

@@ -8,6 +8,7 @@ means and how a batch counts once, the modules named ``to_…`` each know one ki
 from __future__ import annotations
 
 from headrace.spark.sinks.derived import delta, email, find, opensearch, redis, search, sql, webhook
+from headrace.spark.sinks.exchange import exchange
 from headrace.spark.sinks.plain import Sink, as_sink, console, parquet, topic
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "console",
     "delta",
     "email",
+    "exchange",
     "find",
     "opensearch",
     "parquet",
