@@ -29,7 +29,7 @@ from headrace.spark.patterns.conditions import Expression, reach_of
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.measures import Atom
 from headrace.spark.patterns.operator import EVENTS, MASK, MatchPatterns, PatternPlan
-from headrace.spark.patterns.recognize import PARTIALS_MAX, PLACE, match_id, prepare
+from headrace.spark.patterns.recognize import PARTIALS_MAX, PLACE, match_id, prepare, refuse_odd_totals
 from headrace.spark.patterns.skipping import Skip
 from headrace.spark.patterns.syntax import Absence, Contiguity, Node, Repeat, Variable
 from headrace.spark.patterns.syntax import Sequence as InOrder
@@ -277,8 +277,11 @@ def match(
     if all(_ignores_others(plan) for plan, _ in plans.values()):
         # Part of the condition is the time, so that Spark does not filter before the watermark is taken.
         prepared = prepared.where(F.when(F.col(f"`{time}`").isNotNull(), F.col(MASK) != 0).otherwise(False))
+    schema = arrow_schema(prepared.schema)
+    for plan, _ in plans.values():
+        refuse_odd_totals(plan, schema)
     matching = MatchPatterns(
-        rows=arrow_schema(prepared.schema),
+        rows=schema,
         keys=key_type(prepared, names),
         event_time=time,
         order=(*((each, "ascending") for each in order), (PLACE, "ascending")),

@@ -216,6 +216,8 @@ class _Search:
         self.accepted: list[tuple[Ints, Ints, Ints, Ints]] = []
         self.over: list[tuple[Ints, Ints]] = []
         self.next_rows: dict[str, Ints] = {}
+        self.valid: dict[str, Flags] = {}
+        self.numbers: dict[str, npt.NDArray[np.float64]] = {}
 
     def run(self) -> dict[str, Ints]:
         runs = self._first()
@@ -416,15 +418,26 @@ class _Search:
     def _aggregated(self, register: Register, values: Memory, takes: Flags, places: Ints) -> Memory:
         if register.column is None:
             return values + takes
-        column = self.rows.columns[register.column]
-        takes = takes & np.asarray(column.is_valid(), np.bool_)[places]
+        takes = takes & self._valid(register.column)[places]
         if register.kind == "count":
             return values + takes
-        numbers = np.asarray(column.cast(pa.float64()).fill_null(0.0))[places]
+        numbers = self._numbers(register.column)[places]
         if register.kind == "sum":
             return np.where(takes, values + numbers, values)
         better = np.minimum if register.kind == "min" else np.maximum
         return np.where(takes, better(values, numbers), values)
+
+    def _valid(self, name: str) -> Flags:
+        """Where a column has values."""
+        if name not in self.valid:
+            self.valid[name] = np.asarray(self.rows.columns[name].is_valid(), np.bool_)
+        return self.valid[name]
+
+    def _numbers(self, name: str) -> npt.NDArray[np.float64]:
+        """A column as doubles, 0 where it has no value."""
+        if name not in self.numbers:
+            self.numbers[name] = np.asarray(self.rows.columns[name].cast(pa.float64()).fill_null(0.0))
+        return self.numbers[name]
 
     def _tested(self, runs: _Runs, remembered: dict[Register, Memory]) -> Flags:
         """Which runs may take the row that they are at."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 from pyspark.sql.types import MapType
@@ -12,14 +13,14 @@ from headrace.errors import UsageError
 from headrace.spark.arguments import plain_columns, time_column, without_weights
 from headrace.spark.patterns.automaton import Automaton, compile_pattern
 from headrace.spark.patterns.clauses import Clauses, parse_clauses
-from headrace.spark.patterns.conditions import Expression, reach_of
+from headrace.spark.patterns.conditions import Expression, reach_of, registers_of
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.measures import Atom
 from headrace.spark.patterns.operator import MASK, MatchPatterns, PatternPlan
 from headrace.spark.patterns.syntax import PatternSyntaxError, variables_of
 from headrace.spark.state.kernel import BUCKETS, apply_operator, arrow_schema, key_type
 
-__all__ = ["PARTIALS_MAX", "PLACE", "match_id", "match_recognize", "prepare", "sql_plan"]
+__all__ = ["PARTIALS_MAX", "PLACE", "match_id", "match_recognize", "prepare", "refuse_odd_totals", "sql_plan"]
 
 PARTIALS_MAX = 100_000
 """Partial matches of a key at one time."""
@@ -57,6 +58,7 @@ def match_recognize(
         rows if clauses.partition else rows.withColumn(NO_KEY, F.lit(0)), keys, clauses.order, columns, shown
     )
     schema = arrow_schema(prepared.schema)
+    refuse_odd_totals(plan, schema)
     operator = MatchPatterns(
         rows=schema,
         keys=key_type(prepared, keys),
@@ -108,6 +110,20 @@ def prepare(
     values = [F.expr(sql).alias(name) for sql, name in columns.values.items()]
     place = F.xxhash64(*plain_columns(hashable))
     return rows.select(*plain_columns(chosen), *values, mask.alias(MASK), place.alias(PLACE))
+
+
+def refuse_odd_totals(plan: PatternPlan, schema: pa.Schema) -> None:
+    """Conditions compute totals as doubles, so what they add up or compare has to be numbers."""
+    for name, condition in plan.conditions.items():
+        for register in registers_of(condition):
+            if register.column is None or register.kind in ("first", "last", "count"):
+                continue
+            kind = schema.field(register.column).type
+            if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+                raise UsageError(
+                    f"the condition of {plan.labels.get(name, name)} has an aggregate of values of type {kind}",
+                    "SUM, AVG, MIN and MAX in a condition take numbers; UNIX_MICROS(at) makes one of a time",
+                )
 
 
 def _decidable(rows: DataFrame, clauses: Clauses, automaton: Automaton, unbounded: bool) -> None:

@@ -1,0 +1,132 @@
+"""Patterns on Spark: a stream in micro-batches gives the matches of the bounded frame, with the same ids."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
+
+import headrace.spark as hr
+from headrace.errors import UsageError
+from headrace.spark.testing import run_pipeline
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(1200)]
+
+SCHEMA = "user string, at timestamp, amount long, kind string"
+COLUMNS = ("user", "at", "amount", "kind")
+START = datetime(2026, 1, 31, 10, 0, tzinfo=UTC)
+BUCKETS = 2
+Event = tuple[str, int, int | None, str]
+"""(user, seconds after the start, amount, kind)"""
+Operator = Callable[[DataFrame], DataFrame]
+
+EVENTS: list[Event] = [
+    ("anna", 0, 10, "pay"),
+    ("ben", 1, 3, "pay"),
+    ("anna", 2, 8, "pay"),
+    ("anna", 1, 9, "pay"),
+    ("anna", 5, 12, "pay"),
+    ("ben", 6, None, "login"),
+    ("anna", 7, 15, "logout"),
+    ("ben", 8, 40, "pay"),
+    ("anna", 30, 1, "login"),
+    ("ben", 31, 50, "pay"),
+    ("ben", 32, 2, "pay"),
+]
+LAST: Event = ("last", 100_000, 0, "none")
+V_SHAPE = """
+    PARTITION BY user ORDER BY at
+    MEASURES FIRST(A.amount) AS top, LAST(D.amount) AS bottom, LAST(U.amount) AS after, COUNT(*) AS n,
+             upper(CLASSIFIER()) AS last_of, round(AVG(D.amount) / 2, 3) AS half
+    PATTERN (A D+ U+) WITHIN INTERVAL '20' SECONDS
+    DEFINE D AS D.amount < PREV(D.amount), U AS U.amount > PREV(U.amount)
+"""
+
+
+def by_text(rows: DataFrame) -> DataFrame:
+    return hr.match_recognize(rows, V_SHAPE, buckets=BUCKETS)
+
+
+def by_functions(rows: DataFrame) -> DataFrame:
+    big = (
+        hr.pattern("a")
+        .where(F.col("kind") == "pay")
+        .followed_by_any("b")
+        .where("kind = 'pay'")
+        .where("amount > a.amount")
+    )
+    quiet = hr.pattern("a").where("kind = 'login'").not_followed_by("p").where("kind = 'pay'").within("10 seconds")
+    patterns = {"bigger": big.within("20 seconds"), "quiet": quiet}
+    return hr.match(rows, patterns, keys="user", event_time="at", timeouts=True, buckets=BUCKETS)
+
+
+def plain(rows: Sequence[Row]) -> Counter[str]:
+    return Counter(str(sorted(row.asDict(recursive=True).items(), key=str)) for row in rows)
+
+
+def bounded(spark: SparkSession, operator: Operator, events: Sequence[Event]) -> list[Row]:
+    rows = [(user, START + timedelta(seconds=second), amount, kind) for user, second, amount, kind in events]
+    return operator(spark.createDataFrame(rows, SCHEMA)).collect()
+
+
+def streamed(spark: SparkSession, operator: Operator, *batches: Sequence[Event]) -> list[Row]:
+    def build(spark: SparkSession) -> DataFrame:
+        rows = hr.stream(spark, "rows", schema=SCHEMA).select(*COLUMNS)
+        return operator(rows.withWatermark("at", "20 seconds"))
+
+    def value(event: Event) -> dict[str, Any]:
+        return dict(
+            zip(COLUMNS, (event[0], (START + timedelta(seconds=event[1])).isoformat(), *event[2:]), strict=True)
+        )
+
+    given = [[value(event) for event in batch] for batch in batches]
+    return list(run_pipeline(build, {"rows": given}, spark=spark, timeout_s=400))
+
+
+@pytest.mark.parametrize("operator", [by_text, by_functions])
+def test_a_stream_gives_the_matches_of_the_bounded_frame_with_the_same_ids(
+    spark: SparkSession, operator: Operator
+) -> None:
+    wanted = bounded(spark, operator, [*EVENTS, LAST])
+    found = streamed(spark, operator, EVENTS[:4], EVENTS[4:7], EVENTS[7:], [LAST])
+    assert plain(found) == plain(wanted)
+    assert len({row.match_id for row in found}) == len(found) > 0
+
+
+def test_the_matches_are_those_one_sees(spark: SparkSession) -> None:
+    rows = bounded(spark, by_text, EVENTS)
+    assert [(row.user, row.top, row.bottom, row.after, row.n, row.last_of, row.half) for row in rows] == [
+        ("anna", 10, 8, 15, 5, "U", 4.25)
+    ]
+    found = bounded(spark, by_functions, EVENTS)
+    names = Counter((row.user, row.pattern, row.timed_out, len(row.events)) for row in found)
+    assert names[("anna", "bigger", False, 2)] == 3
+    assert names[("ben", "bigger", False, 2)] == 1
+    assert names[("anna", "quiet", False, 1)] == 1
+    assert names[("ben", "quiet", False, 1)] == 0
+
+
+def test_why_rows_do_not_match_is_said_row_by_row(spark: SparkSession) -> None:
+    rows = [(event[0], START + timedelta(seconds=event[1]), *event[2:]) for event in EVENTS if event[0] == "ben"]
+    said = hr.why_not(spark.createDataFrame(rows, SCHEMA), V_SHAPE).splitlines()
+    assert len(said) == 5
+    assert "is no D (D.amount < PREV(D.amount))" in said[0]
+
+
+def test_what_a_stream_cannot_decide_is_refused_before_it_starts(spark: SparkSession) -> None:
+    rows = spark.readStream.format("rate").load().withWatermark("timestamp", "1 minute")
+    text = "ORDER BY timestamp PATTERN ({}) DEFINE A AS value > 1"
+    for pattern, said in [("A $", "no last row"), ("A+", "greedy loop"), ("A B", "without WITHIN")]:
+        with pytest.raises(UsageError, match=said):
+            hr.match_recognize(rows, text.format(pattern))
+    with pytest.raises(UsageError, match="without within"):
+        hr.match(rows, hr.pattern("a").next("b"), keys="value", event_time="timestamp")
+    with pytest.raises(UsageError, match="aggregate of values of type timestamp"):
+        hr.match_recognize(
+            rows, "ORDER BY timestamp PATTERN (A B) WITHIN '1 minute' DEFINE B AS MAX(A.timestamp) > timestamp"
+        )
