@@ -199,11 +199,15 @@ class TopicStore(SqliteStore):
                 lease["owner"],
             )
 
-    def _lost(self) -> WriterBusy:
-        """Somebody has taken the id over; the state says who."""
+    def _lost(self) -> SourcingError:
+        """Somebody has taken the id over; the state says who. Nobody has: the transaction took too long."""
         self._producer = None
         with suppress(HeadraceError):
             owner = read_state(self._client, state_topic(self._topic)).get("lease", {}).get("owner", "unknown")
+            if owner == self._owner:
+                return StoreUnavailable(
+                    f"{self.shown}: the broker has ended a transaction that took too long; try again"
+                )
             return WriterBusy(f"{self.shown} was taken over by {owner}: this process cannot append any more", owner)
         return WriterBusy(f"{self.shown} was taken over by another writer", "unknown")
 
