@@ -229,8 +229,8 @@ def kill_in_turn(world: World, kills: int, seed: int) -> Seen:
     children = {name: subprocess.Popen(command) for name, command in world.commands.items()}
     try:
         for _ in range(kills):
-            time.sleep(chosen.uniform(0.05, 0.6))
             name = chosen.choice(list(children))
+            _wait_for_progress(world, name, chosen)
             children[name].send_signal(signal.SIGKILL)
             children[name].wait()
             children[name] = subprocess.Popen(world.commands[name])
@@ -240,6 +240,18 @@ def kill_in_turn(world: World, kills: int, seed: int) -> Seen:
             child.kill()
             child.wait()
     return world.seen()
+
+
+def _wait_for_progress(world: World, name: str, chosen: random.Random) -> None:
+    """A writer is killed in the middle of its work, however long it took to start; the others at any moment."""
+    time.sleep(chosen.uniform(0.05, 0.5))
+    if not name.startswith("writer-"):
+        return
+    log = Path(world.log(int(name.removeprefix("writer-"))))
+    wanted = len(_acknowledged(log)) + chosen.randint(1, 20)
+    deadline = time.monotonic() + 20
+    while len(_acknowledged(log)) < wanted and time.monotonic() < deadline:
+        time.sleep(chosen.uniform(0.001, 0.02))
 
 
 def _wait_for_work(world: World, children: dict[str, subprocess.Popen[bytes]]) -> None:

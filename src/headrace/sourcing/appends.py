@@ -73,6 +73,7 @@ class Request:
     checks_ids: bool = False
     """Whether event ids were given by the caller, so that they may be there already."""
     outcome: Appended | BaseException | None = None
+    leads: bool = False
     wake: Any = field(default_factory=lambda: _locked())
 
     @property
@@ -107,7 +108,7 @@ class GroupCommit:
             leads = not self._is_led
             self._is_led = True
         if not leads:
-            request.wake.acquire()
+            self._wait(request)
         if request.outcome is None:
             self._lead(request)
         outcome = request.outcome
@@ -115,6 +116,25 @@ class GroupCommit:
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
+
+    def _wait(self, request: Request) -> None:
+        try:
+            request.wake.acquire()
+        except BaseException:  # Ctrl-C: nobody may wait for a leader that is gone
+            with self._lock:
+                if request in self._queue:
+                    self._queue.remove(request)
+                    if request.leads:
+                        self._promote()
+            raise
+
+    def _promote(self) -> None:
+        """The first of the queue leads: it wakes without an outcome. With the lock."""
+        if self._queue:
+            self._queue[0].leads = True
+            self._queue[0].wake.release()
+        else:
+            self._is_led = False
 
     def _lead(self, own: Request) -> None:
         with self._lock:
@@ -128,10 +148,7 @@ class GroupCommit:
                 each.outcome = error if each is own else _for_another_thread(error)
         finally:
             with self._lock:
-                if self._queue:
-                    self._queue[0].wake.release()  # without an outcome: it leads
-                else:
-                    self._is_led = False
+                self._promote()
             for each in batch:
                 if each is not own:
                     each.wake.release()

@@ -1,0 +1,107 @@
+"""Appends of many threads share one write, each with its own outcome; who is interrupted holds nobody up."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from headrace.sourcing.appends import Appended, GroupCommit, Request
+from headrace.sourcing.errors import StoreUnavailable
+from tests.waiting import eventually
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Slow:
+    """A store whose first write takes until it is allowed to end."""
+
+    def __init__(self) -> None:
+        self.began, self.may_end = threading.Event(), threading.Event()
+        self.sizes: list[int] = []
+        self.fails: BaseException | None = None
+        self.group = GroupCommit(self.write)
+
+    def write(self, batch: Sequence[Request]) -> None:
+        self.sizes.append(len(batch))
+        self.began.set()
+        self.may_end.wait()
+        if self.fails is not None:
+            raise self.fails
+        for number, each in enumerate(batch):
+            each.outcome = Appended(number, number, {})
+
+    def submit_many(self, count: int) -> list[Any]:
+        """The outcomes of threads that append while the first one writes, which comes first."""
+        found: list[Any] = [None] * (count + 1)
+
+        def submit(number: int) -> None:
+            try:
+                found[number] = self.group.submit(Request([]))
+            except BaseException as error:
+                found[number] = error
+
+        threads = [threading.Thread(target=submit, args=(number,)) for number in range(count + 1)]
+        threads[0].start()
+        self.began.wait()
+        for each in threads[1:]:
+            each.start()
+        eventually(lambda: len(self.group._queue), lambda waiting: waiting == count)
+        self.may_end.set()
+        for each in threads:
+            each.join()
+        return found
+
+
+def test_those_who_wait_are_written_together() -> None:
+    slow = Slow()
+    outcomes = slow.submit_many(5)
+    assert slow.sizes == [1, 5]
+    assert sorted(each.position for each in outcomes[1:]) == [0, 1, 2, 3, 4]
+    assert slow.group.submit(Request([])).position == 0
+
+
+def test_an_error_of_the_store_is_everybodys_and_the_next_append_goes_on() -> None:
+    slow = Slow()
+    slow.fails = StoreUnavailable("the disk is full")
+    outcomes = slow.submit_many(3)
+    assert [str(each) for each in outcomes] == ["the disk is full"] * 4
+    assert len({id(each) for each in outcomes[1:]}) == 3
+    slow.fails = None
+    assert slow.group.submit(Request([])).position == 0
+
+
+def test_who_is_interrupted_while_writing_is_not_mistaken_for_an_interrupt_of_the_others() -> None:
+    slow = Slow()
+    slow.fails = KeyboardInterrupt()
+    outcomes = slow.submit_many(3)
+    assert sorted(type(each).__name__ for each in outcomes[1:]) == ["KeyboardInterrupt", *["StoreUnavailable"] * 2]
+    slow.fails = None
+    assert slow.group.submit(Request([])).position == 0
+
+
+def test_one_who_is_interrupted_while_waiting_holds_nobody_up() -> None:
+    slow = Slow()
+    writer = threading.Thread(target=slow.group.submit, args=(Request([]),))
+    writer.start()
+    slow.began.wait()
+
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(Interrupted):
+            slow.group.submit(Request([]))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    slow.may_end.set()
+    writer.join()
+    assert slow.group.submit(Request([])).position == 0
+    assert slow.sizes == [1, 1]
