@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.broker.limits import PATTERN_CHARS_MAX
+from headrace.broker.request import Peer, Request
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.messages import transactions as messages
 from tests.unit.broker.test_transactions import started
@@ -68,4 +69,23 @@ def test_a_bad_pattern_writes_nothing_to_the_operators_log(
 def test_a_pattern_may_be_so_long_and_no_longer(world: World) -> None:
     for length, code in ((PATTERN_CHARS_MAX, ErrorCode.NONE), (PATTERN_CHARS_MAX + 1, INVALID_PATTERN)):
         body = messages.ListTransactionsRequest(transactional_id_pattern="x" * length)
+        assert world.ask("list_transactions", 2, body).error_code == code
+
+
+def test_a_pattern_is_matched_with_long_ids_in_many_steps(world: World) -> None:
+    for number in range(5):
+        world.ready(f"{number}".ljust(10_000, "a"))
+    request = Request(api_key=0, version=2, body=messages.ListTransactionsRequest(), peer=Peer(id=1))
+    request.body.transactional_id_pattern = ".*b"
+    request.access = world.gate.access(request.peer.principal)
+    steps = [units for units in world.coordinator.list_transactions(request) if isinstance(units, int)]
+    assert len([units for units in steps if units >= 500]) == 5, "each is worth a turn of the loop"
+
+
+def test_a_pattern_that_becomes_large_when_it_is_compiled_is_refused(world: World) -> None:
+    for pattern, code in (
+        (".{1000}" * 6, INVALID_PATTERN),
+        ("|".join(f"topic-{n}" for n in range(190)), ErrorCode.NONE),
+    ):
+        body = messages.ListTransactionsRequest(transactional_id_pattern=pattern)
         assert world.ask("list_transactions", 2, body).error_code == code

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.broker.access import Access, AccessDenied, Operation, ResourceType
 from headrace.broker.elements import AnswerTooLarge, Elements
-from headrace.broker.patterns import compile_pattern
+from headrace.broker.patterns import MATCHED_CHARS_PER_UNIT, compile_pattern
 from headrace.broker.request import Request
 from headrace.broker.slices import Steps, in_steps
 from headrace.broker.transactions.states import State, Transaction
@@ -27,6 +27,7 @@ __all__ = ["describe", "list_matching"]
 
 TRANSACTIONS_PER_STEP = 50
 PARTITIONS_PER_UNIT = 20
+MATCH_UNITS_PER_STEP = 100
 
 _STATE_NAMES = frozenset(state.value for state in State)
 
@@ -89,8 +90,14 @@ def list_matching(
             return ListTransactionsResponse(error_code=error.code)
     states, producer_ids = set(body.state_filters), set(body.producer_id_filters)
     found = Elements(ListTransactionsResponse, request.version, settings)
+    units = 0
     for some in in_steps(request.access.visible_transactions(), TRANSACTIONS_PER_STEP):
         for each in some:
+            if pattern is not None:
+                units += len(each.transactional_id) // MATCHED_CHARS_PER_UNIT
+                if units >= MATCH_UNITS_PER_STEP:
+                    yield units
+                    units = 0
             passes = (
                 (not states or each.state.value in states)
                 and (not producer_ids or each.producer_id in producer_ids)
