@@ -198,7 +198,7 @@ def test_a_watermark_is_of_a_time_and_silence_can_only_be_told_of_one_topic_sour
     rows = spark.readStream.format("rate").load()
     with pytest.raises(UsageError, match=r"idle_after needs rows of exactly one source 'headrace'; here there is rate"):
         hr.watermark(rows, "timestamp", "1 minute", idle_after="1 minute")
-    with pytest.raises(UsageError, match=r"the column of a watermark.*timestamp"):
+    with pytest.raises(UsageError, match=r"event_time: 'value' is no column with a timestamp.*: timestamp"):
         hr.watermark(rows, "value", "1 minute")
     with pytest.raises(UsageError, match=r"lateness='soon' is no duration.*10 minutes"):
         hr.watermark(rows, "timestamp", "soon")
