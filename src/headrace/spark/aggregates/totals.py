@@ -458,7 +458,7 @@ NUMBERS = ("sum", "avg", "percentile")
 
 
 def aggregate_of(name: str, given: Sequence[Any], columns: pa.Schema) -> Aggregate:
-    """The aggregate that a user wrote as ("sum", "amount") or ("percentile", "latency", 0.99)."""
+    """The aggregate of a request (``expressions``): ("sum", "amount") or ("percentile", "latency", 0.99)."""
     if isinstance(given, str) or not 1 <= len(given) <= 3:
         raise UsageError(f"{name}: {given!r} is not a function and a column", f'{{"{name}": ("sum", "amount")}}')
     function, column, *details = (*given, None) if len(given) == 1 else given
