@@ -14,18 +14,25 @@ from headrace.errors import BadArgument
 from headrace.server.amqp_users import AmqpUsers
 from tests.amqp.raw import Basic, Channel, RawPeer
 from tests.servers.headrace import headrace_server, listener_address
+from tests.servers.process import RunningServer
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.servers
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     users = tmp_path_factory.mktemp("users") / "users"
     users.write_text("# who may come\nann:secret\nbob:other:shop,tests\n")
     users.chmod(0o600)
     settings = {"amqp.vhosts": "shop,tests", "amqp.users.file": str(users), "amqp.consumer.timeout.ms": "300"}
-    with headrace_server(arguments=["--amqp", "127.0.0.1:0"], settings=settings) as server:
-        yield int(listener_address(server.log, "amqp").rpartition(":")[2])
+    with headrace_server(arguments=["--amqp", "127.0.0.1:0"], settings=settings) as running:
+        yield running
+
+
+@pytest.fixture
+def port(server: RunningServer) -> int:
+    return int(listener_address(server.log, "amqp").rpartition(":")[2])
 
 
 def connect(port: int, user: str, password: str, host: str) -> pika.BlockingConnection:
@@ -90,3 +97,15 @@ def test_a_message_that_is_kept_too_long_ends_its_channel_and_comes_back(port: i
     method, _, body = other.basic_get("stuck", auto_ack=True)
     assert (method.redelivered, body) == (True, b"hard")
     other.connection.close()
+
+
+def test_what_newer_versions_of_rabbitmq_refuse_is_served_with_one_warning(port: int, server: RunningServer) -> None:
+    connection = connect(port, "ann", "secret", "tests")
+    channel = connection.channel()
+    for name in ("transient-1", "transient-2"):
+        channel.queue_declare(name)
+    channel.basic_qos(prefetch_count=5, global_qos=True)
+    warned = "is neither durable nor exclusive: it is served, and RabbitMQ 4.3 and newer refuse it"
+    eventually(lambda: "basic.qos with global" in server.log.read_text())
+    assert server.log.read_text().count(warned) == 1
+    connection.close()

@@ -7,6 +7,9 @@
     encoding.py     messages as the records of a batch, and back
     journal.py      what makes that survive a crash
     channel.py      what one client does: publishing, consuming, acknowledging
+    topology.py     what a channel declares, binds and deletes
+    stream.py       a queue that is the log itself
+    reply_to.py     answers that need no queue
     admin.py        requests about queues on the Kafka port: look, move, redrive, restore
     retention.py    how long messages that are gone are kept
     feeds.py        records of topics that become messages, and messages that become records
