@@ -1,4 +1,4 @@
-"""The keys of subjects: one SQLite file beside the store, never inside it, and a master key in a file of its own.
+"""The keys of subjects: one SQLite file beside the store, never inside it, and a master key in a separate file.
 
     keys = KeyStore("customers.keys")              # the master key is in customers.keys.master
 

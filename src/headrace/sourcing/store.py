@@ -47,7 +47,7 @@ __all__ = ["Choices", "EventStore", "Page", "Snapshot", "StreamInfo", "retrying"
 
 PAGE_EVENTS = 1_000
 POLL_INTERVAL_S = 0.05
-"""How often a subscription looks for events of other processes. Those of its own process wake it."""
+"""How often a subscription looks for events of other processes. Those of the same process wake it."""
 BATCH_EVENTS_MAX = 10_000
 RETRY_PAUSE_S_MAX = 0.1
 

@@ -3,12 +3,12 @@
 The topic has one partition and one record per event (``records.py``). A Kafka offset cannot be the position, since
 transactions leave gaps in offsets; so each record has its position in it.
 
-**One writer at a time.** Whether an append fits is decided from what the topic has, so only one process may append. It
-holds a *lease*: a record in a second, compacted topic that says who writes and until when. A second process that wants
-to append is refused with the owner's name (``WriterBusy``) until the lease ends: the owner closes the store, or is dead
-and has not renewed it. The lease is a courtesy; what keeps two writers apart is the *fence*: appends are transactions
-under one transactional id, and whoever takes the lease takes the id over. A writer that was only slow can then commit
-nothing more, and its next append is refused with the name of its successor.
+**One writer at a time.** Whether an append fits is decided from what the topic has, so only one process may append.
+It holds a *lease*: a record in a second, compacted topic that says who writes and until when. A second process that
+wants to append is refused with the owner's name (``WriterBusy``) until the lease ends: the owner closes the store, or
+is dead and has not renewed it. The lease is a courtesy; what keeps two writers apart is the *fence*: appends are
+transactions under one transactional id, and a process that takes the lease takes the id over. A writer that was only
+slow can then commit nothing more, and its next append is refused with the name of its successor.
 
 **Reading needs an index**: versions of streams, tags, ids. It is a SQLite store that is filled from the topic, in a
 temporary file or in one that is kept (``?index=FILE``); losing it costs reading the topic again. Any number of
