@@ -4,7 +4,7 @@ Tables are made, swapped, dropped and made again, renamed, truncated, partitione
 are changed in transactions and savepoints, and the database is put back to an old copy, while ``headrace capture run``
 works, is killed, stopped and started. At quiet moments and in the end, each topic folds into its table, and a topic
 whose table is gone into nothing; or capture has ended with an error that says why. Such a stop must come again at the
-next start, and ``--resnapshot`` must cure it.
+next start, and ``--resnapshot`` must cure it; or it names a statement, which must cure it.
 
 A seed decides the steps; processes add what no seed decides. ``--shrink`` looks for the fewest steps that still fail.
 """
@@ -37,6 +37,8 @@ COMMAND = Path(sys.executable).with_name("headrace")
 SETTLE_S = 45.0
 STOP_S = 30.0
 ALTERED = Tolerance(added=("c1", "c2"))
+CURE = re.compile(r"\((ALTER TABLE \S+ ENGINE=InnoDB);")
+"""What a stop may ask for where a new snapshot would stop again."""
 BROKEN = re.compile(r"Traceback|internal error|please file a bug", re.IGNORECASE)
 
 
@@ -117,6 +119,8 @@ class Session:
         if status == 0 or not said.strip() or BROKEN.search(said):
             raise Fault(f"capture ended by itself with {status}, which is no answer:\n{said}")
         self.outcome.stops.append(said.strip().splitlines()[-1])
+        if cure := CURE.search(self.outcome.stops[-1]):
+            self.world.alone(cure[1])
         self.start()
         if not self._ends_within(STOP_S):
             self._judge_until_equal("a stop that the next start forgets")

@@ -160,7 +160,8 @@ class SnapshotReader:
             raise UsageError(
                 f"{table.full_name} has no primary key and its engine {table.engine} has no consistent reads: "
                 "its rows cannot be told apart while it changes",
-                f"ALTER TABLE {table.full_name} ENGINE=InnoDB, give it a primary key, or use --exclude-tables",
+                f"ALTER TABLE {quoted(table.schema)}.{quoted(table.name)} ENGINE=InnoDB; or give it a primary key, or "
+                "leave it out with --exclude-tables",
             )
         query = _select(table, [each.selected for each in table.columns])
         reader = self._catalogue.connect_for_rows()
