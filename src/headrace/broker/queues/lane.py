@@ -30,9 +30,13 @@ from headrace.log.log import PartitionLog
 from headrace.log.reader import checked_batches
 from headrace.vocabulary import Epoch, Offset
 
-__all__ = ["Lane", "State", "ranges_of"]
+__all__ = ["Lane", "State", "WindowBudget", "ranges_of"]
 
-WINDOW_BYTES = 256 << 10
+WINDOW_BYTES = 1 << 20
+WINDOWS_BYTES = 32 << 20
+"""Of all lanes together: above it, what is published is read from the log when its turn comes."""
+MESSAGE_OVERHEAD_BYTES = 250
+"""What a message takes in memory besides its bytes."""
 READ_BYTES = 256 << 10
 BATCH_BYTES = 256 << 10
 """A batch is read and decoded as a whole: large turns become several."""
@@ -41,10 +45,23 @@ LEADER_EPOCH = Epoch(0)
 State = Literal["ready", "unacknowledged", "moving", "gone"]
 
 
+class WindowBudget:
+    """How much the windows of all lanes may still hold."""
+
+    def __init__(self, bytes_max: int = WINDOWS_BYTES) -> None:
+        self.left = bytes_max
+
+
 class Lane:
     """One log of a queue; see the module."""
 
-    def __init__(self, log: PartitionLog, flusher: Flusher, retention: Retention | None = None) -> None:
+    def __init__(
+        self,
+        log: PartitionLog,
+        flusher: Flusher,
+        retention: Retention | None = None,
+        budget: WindowBudget | None = None,
+    ) -> None:
         self.log = log
         self.retention = retention or Retention(0, 0)
         self.floor: int = log.start_offset
@@ -59,6 +76,7 @@ class Lane:
         """Being moved to another queue, or may have been when the broker died: such a message comes marked."""
         self._taken = 0
         self._window: dict[int, Message] = {}
+        self._budget = budget or WindowBudget()
         self._window_bytes = 0
         self._recent: dict[int, Message] = {}
         """The batch that was read last for messages that have come back."""
@@ -99,7 +117,8 @@ class Lane:
         offset: int = log.end_offset
         log.append(batch_of(messages), leader_epoch=LEADER_EPOCH, now_ms=messages[-1].enqueued_ms)
         self._flusher.mark(log)
-        if self._window_bytes < WINDOW_BYTES and (offset == self.cursor or offset - 1 in self._window):
+        has_room = self._window_bytes < WINDOW_BYTES and self._budget.left > 0
+        if has_room and (offset == self.cursor or offset - 1 in self._window):
             self._keep(offset, messages)
 
     # ---- handing out ------------------------------------------------------------------------------------------------
@@ -122,7 +141,8 @@ class Lane:
         """The message at an offset. Raises LogError when it cannot be read."""
         message = self._window.get(offset) or self._recent.get(offset)
         if message is None:
-            message = self._read_ahead(offset) if offset == self.cursor else self._read_one(offset)
+            is_next = offset == self.cursor and self._budget.left > 0
+            message = self._read_ahead(offset) if is_next else self._read_one(offset)
         return message
 
     def take(self, offset: int) -> bool:
@@ -130,7 +150,7 @@ class Lane:
         self._taken += 1
         message = self._window.pop(offset, None)
         if message is not None:
-            self._window_bytes -= message.size
+            self._count(-message.size - MESSAGE_OVERHEAD_BYTES)
         if offset == self.cursor:
             self.cursor += 1
             return offset < self.delivered_before or (bool(self._doubtful) and offset in self._doubtful)
@@ -165,7 +185,7 @@ class Lane:
             offsets.append(offset)
             run.append(message)
             offset += 1
-        self._window_bytes -= sum([message.size for message in run])
+        self._count(-sum([message.size for message in run]) - MESSAGE_OVERHEAD_BYTES * len(run))
         self._taken += len(run)
         self.cursor = offset
         return offsets, run
@@ -226,7 +246,7 @@ class Lane:
                 self._settle_floor()
             self.cursor = end
         self._window.clear()
-        self._window_bytes = 0
+        self._count(-self._window_bytes)
         return count
 
     def release(self, now_ms: int) -> None:
@@ -246,7 +266,7 @@ class Lane:
         self._held.add(offset)
         message = self._window.pop(offset, None)
         if message is not None:
-            self._window_bytes -= message.size
+            self._count(-message.size - MESSAGE_OVERHEAD_BYTES)
         return True
 
     def let_go(self, offset: int) -> None:
@@ -308,7 +328,7 @@ class Lane:
         """Nobody takes messages out: this only appends, and others read the log."""
         self.floor = self.cursor = self.end
         self._window.clear()
-        self._window_bytes = 0
+        self._count(-self._window_bytes)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -326,22 +346,34 @@ class Lane:
 
     def _read_one(self, offset: int) -> Message:
         batch = self.log.reader.batch_holding(Offset(offset))
-        self._recent = {} if batch is None else dict(messages_of(batch))
-        assert offset in self._recent, f"{self.log.directory}: offset {offset} cannot be found"
-        return self._recent[offset]
+        found = {} if batch is None else dict(messages_of(batch))
+        assert offset in found, f"{self.log.directory}: offset {offset} cannot be found"
+        self._recent = found if self._budget.left > 0 else {offset: found[offset]}
+        return found[offset]
 
     def _keep(self, offset: int, messages: Sequence[Message]) -> None:
         """Put messages that follow each other into the window, but for those that are gone or held."""
         window, gone, held = self._window, self._gone, self._held
         properties = None
+        added = 0
         for message in messages:
             if message.properties is not properties:
                 properties = message.properties
                 self.has_expirations |= message.summary.expiration is not None
             if offset not in window and not (gone and offset in gone) and not (held and offset in held):
                 window[offset] = message
-                self._window_bytes += message.size
+                added += message.size + MESSAGE_OVERHEAD_BYTES
             offset += 1
+        self._count(added)
+
+    def _count(self, added: int) -> None:
+        self._window_bytes += added
+        self._budget.left -= added
+
+    def forget_window(self) -> None:
+        """Nobody will take what is near the cursor."""
+        self._window.clear()
+        self._count(-self._window_bytes)
 
     def messages(self, first: int, count_max: int) -> Iterator[tuple[int, Message]]:
         """Messages that are not gone, from an offset on, for those who only look."""

@@ -612,6 +612,7 @@ class Queue:
         self._rotation.clear()
         self._waiting.clear()
         for lane in self._lanes:
+            lane.forget_window()
             lane.log.is_retired = True
             lane.log.release_waiters()
         return count

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from headrace.broker.queues.journal import QueueJournal
-from headrace.broker.queues.lane import Lane
+from headrace.broker.queues.lane import Lane, WindowBudget
 from headrace.broker.queues.limits import QueueLimits
 from headrace.broker.queues.policy import QueuePolicy
 from headrace.broker.queues.queue import Queue
@@ -77,6 +77,7 @@ class Registry:
         self._space = store.space(QUEUES)
         self._state = state
         self._flusher = flusher
+        self._windows = WindowBudget()
         self._turn = turn
         self._remove_files = remove_files
         self._new_group = new_group
@@ -149,7 +150,7 @@ class Registry:
         owner: object | None = None,
     ) -> Queue:
         policy = QueuePolicy.of(arguments, f"queue '{name}' in vhost '{host.name}'")
-        lanes = [Lane(log, self._flusher, self._retention(policy)) for log in logs[1:]]
+        lanes = [Lane(log, self._flusher, self._retention(policy), self._windows) for log in logs[1:]]
         kind = StreamQueue if policy.queue_type == "stream" else Queue
         queue = kind(
             name,

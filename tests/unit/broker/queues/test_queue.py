@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.queues.journal import QueueJournal
-from headrace.broker.queues.lane import BATCH_BYTES, READ_BYTES, WINDOW_BYTES, Lane
+from headrace.broker.queues.lane import BATCH_BYTES, READ_BYTES, WINDOW_BYTES, Lane, WindowBudget
 from headrace.broker.queues.message import Message
 from headrace.broker.queues.policy import QueuePolicy
 from headrace.broker.queues.queue import Delivery, Queue
@@ -33,14 +33,14 @@ class NoFlusher:
 class Bench:
     """A queue on a simulated disk; ``run`` is a turn of the loop."""
 
-    def __init__(self, arguments: dict[str, Any] | None = None) -> None:
+    def __init__(self, arguments: dict[str, Any] | None = None, *, budget: WindowBudget | None = None) -> None:
         self.disk = SimulatedDisk()
         self.dead: list[bytes] = []
         self.now_ms = 1_000
         policy = QueuePolicy.of(arguments or {}, "queue 'q'")
         flusher: Any = NoFlusher()
         logs = [PartitionLog.open(self.disk, f"/data/{number}", CONFIG) for number in range(2 + policy.priority_max)]
-        self.lanes = [Lane(log, flusher) for log in logs[1:]]
+        self.lanes = [Lane(log, flusher, None, budget) for log in logs[1:]]
         turn = Turn(defer=lambda run: None, later=self._later, now_ms=lambda: self.now_ms)
         self.queue = Queue(
             "q",
@@ -145,12 +145,12 @@ def test_a_producer_that_nobody_follows_fills_the_disk_and_not_the_memory() -> N
         bench.run()
     (lane,) = bench.lanes
     assert lane.end == 4_000
-    assert lane._window_bytes <= WINDOW_BYTES + BATCH_BYTES
+    assert lane._window_bytes <= WINDOW_BYTES + 2 * BATCH_BYTES
     taker = Taker("c", 4_000)
     bench.queue.add_consumer(taker)
     while len(taker.got) < 4_000:
         bench.run()
-        assert lane._window_bytes <= WINDOW_BYTES + BATCH_BYTES + READ_BYTES
+        assert lane._window_bytes <= WINDOW_BYTES + 2 * BATCH_BYTES + READ_BYTES
     assert [offset for offset, _, _ in taker.got] == list(range(4_000))
     assert lane._window_bytes == 0
 
@@ -169,3 +169,18 @@ def test_what_a_full_disk_has_refused_is_written_once_when_there_is_room(priorit
     assert [lane.end for lane in bench.lanes] == [3] * (1 + priorities)
     bodies = [[message.body[:1] for _, message in lane.messages(0, 10)] for lane in bench.lanes]
     assert bodies == [[b"0", b"1", b"2"]] * (1 + priorities)
+
+
+def test_the_windows_of_all_queues_share_a_budget_and_a_queue_that_goes_gives_its_part_back() -> None:
+    budget = WindowBudget(1_000)
+    benches = [Bench(budget=budget) for _ in range(3)]
+    for bench in benches:
+        bench.publish(2, size=500)
+        bench.run()
+    assert [len(bench.lanes[0]._window) for bench in benches] == [2, 0, 0]
+    taker = Taker("c", 10)
+    benches[1].queue.add_consumer(taker)
+    benches[1].run()
+    assert [body[:1] for _, body, _ in taker.got] == [b"0", b"1"]  # from the log
+    benches[0].queue.delete()
+    assert budget.left == 1_000
