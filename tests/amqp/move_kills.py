@@ -36,7 +36,9 @@ from headrace.testing import ChildBroker
 
 WORK, SIDE, DEAD = "work", "side", "dead"
 AGAIN = "x-headrace-moved-again"
-BURST = 200
+BURST = 50
+PUBLISH_PAUSE_S = 0.005
+"""Moves and kills are the point, not how much is moved."""
 
 
 @dataclass
@@ -99,6 +101,7 @@ class Mover:
                 self.history.sent.add(name)
                 channel.basic_publish("", WORK, name.encode(), pika.BasicProperties(delivery_mode=2))
                 self.history.confirmed.add(name)
+                time.sleep(PUBLISH_PAUSE_S)
         finally:
             close(channel)
 

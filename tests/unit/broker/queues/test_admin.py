@@ -276,6 +276,35 @@ def test_what_was_restored_or_moved_is_so_after_a_restart(tmp_path: Path) -> Non
     play(tmp_path, second)
 
 
+def test_a_move_that_died_before_its_last_step_leaves_copies_that_say_so(tmp_path: Path) -> None:
+    moving = MoveMessagesRequest(queue="from", routing_key="to", places=places((0, 2)))
+
+    async def first(harness: Harness) -> None:
+        source = await make(harness, "from")
+        await make(harness, "to")
+        put(source, "a", "b")
+        source.settle_held = lambda moved: None  # the process dies before it
+        assert (await harness.ask(moving)).moved == 2
+
+    async def second(harness: Harness) -> None:
+        assert await bodies(harness, "to") == [("a", READY), ("b", READY)]
+        assert await bodies(harness, "from") == [("a", READY), ("b", READY)]
+        got = harness.broker.queues.virtual_host("/").queues["from"].get(no_ack=True)
+        assert got is not None
+        assert (got[1].body, got[2]) == (b"a", True)
+        assert (await harness.ask(moving)).moved == 1
+        copies = (await harness.ask(ReadQueueRequest(queue="to"))).messages
+        again = ["x-headrace-moved-again" in decode_properties(each.properties)["headers"] for each in copies]
+        assert [(each.body, said) for each, said in zip(copies, again, strict=True)] == [
+            (b"a", False),
+            (b"b", False),
+            (b"b", True),
+        ]
+
+    play(tmp_path, first)
+    play(tmp_path, second)
+
+
 def test_without_retention_nothing_can_be_restored(tmp_path: Path) -> None:
     async def scenario(harness: Harness) -> None:
         queue = await make(harness, "q")
