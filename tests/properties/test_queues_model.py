@@ -387,8 +387,11 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
+        returns = {each.body: each.returns for each in self.models["limited"].live}
         self.disk.kill()
         self.restart()
+        found = {each.body: each.returns for each in self.models["limited"].live}
+        assert found == returns, "how often messages came back is remembered"
         for model in self.models.values():
             model.held = []
         for name in QUEUES:
