@@ -43,6 +43,11 @@ node.serve(Settings.load(), node._say)
 """
 
 
+def _heed_hangups() -> None:
+    """Tests that are run by nohup ignore SIGHUP, and so would their children."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @contextmanager
 def child(data: Path, program: list[str], **settings: str) -> Iterator[subprocess.Popen[str]]:
     """A broker as a process of its own; its stderr goes to ``data / "stderr"``."""
@@ -60,6 +65,7 @@ def child(data: Path, program: list[str], **settings: str) -> Iterator[subproces
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
+            preexec_fn=_heed_hangups,
         )
     with running:
         try:
