@@ -208,6 +208,14 @@ def test_a_value_is_not_taken_from_a_row_that_was_truncated_or_deleted() -> None
         assert change["op"] == "delete"
 
 
+def test_of_two_truncations_in_one_batch_the_last_one_counts() -> None:
+    kept = Kept("left", LEFT_KEY, LEFT_ROW)
+    gone = ("left", -1, None)
+    assert kept.push([left(1, "x"), gone, left(1, "y"), gone]).num_rows == 0
+    (change,) = kept.push([gone, left(1, "z")]).to_pylist()
+    assert (change["op"], change["after"]["note"]) == ("insert", "z")
+
+
 def test_a_row_that_came_again_from_another_partition_goes_with_that_one() -> None:
     """The topic was given more partitions, so the key moved. The row stays the same."""
     query = Query(Table(LEFT_KEY, LEFT_ROW), table_rows(LEFT_KEY, LEFT_ROW), LEFT_KEY)
