@@ -16,7 +16,7 @@ from headrace.errors import UsageError
 if TYPE_CHECKING:
     from headrace.spark import sinks
     from headrace.spark.patterns.explanation import explain_pattern, why_not
-    from headrace.spark.patterns.fluent import Pattern, match, pattern
+    from headrace.spark.patterns.fluent import match, pattern
     from headrace.spark.patterns.recognize import match_recognize
     from headrace.spark.run.pipelines import pipeline
     from headrace.spark.run.session import session
@@ -49,7 +49,6 @@ __all__ = [
     "HeadraceDataSource",
     "InOrder",
     "Operator",
-    "Pattern",
     "Settled",
     "SettledStep",
     "Step",
@@ -106,7 +105,6 @@ _HOMES = {
     "HeadraceDataSource": "source.data_source",
     "InOrder": "state.in_order",
     "Operator": "state.operator",
-    "Pattern": "patterns.fluent",
     "Settled": "state.in_order",
     "SettledStep": "state.in_order",
     "Step": "state.operator",
