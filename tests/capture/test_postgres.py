@@ -261,7 +261,10 @@ def test_the_server_hears_of_capture_while_a_whole_table_or_a_streamed_transacti
         told.extend((each.transaction.id, each.transaction.index) for each in current)
         send(self)
 
-    database.run("create table bag (a int, body text)", "insert into bag select generate_series(1, 1500)")
+    database.run(
+        "create table bag (a int, body text)",
+        "insert into bag select i, repeat('b', 1000) from generate_series(1, 1500) i",
+    )
     monkeypatch.setattr(PostgresEvents, "begin", begun)
     monkeypatch.setattr(ReplicationStream, "send_status", noted)
     monkeypatch.setattr("headrace.capture.postgres.replication.STATUS_INTERVAL_S", 0.0)
