@@ -201,7 +201,15 @@ def mask_of(field: str) -> Mask | None:
 
 
 OUR_SETTINGS = frozenset(
-    {"advertised.kafka", "amqp", "auto.create.topics.per.request", "compaction.memory.bytes", "connection.handshake.ms"}
+    {"amqp.consumer.timeout.ms", "amqp.transaction.bytes.max", "amqp.users.file", "amqp.vhosts", "metrics.queues.max"}
+    | {"headrace.queue.feeds", "headrace.queue.retention.bytes", "headrace.queue.retention.ms", "headrace.topic.feeds"}
+    | {
+        "advertised.kafka",
+        "amqp",
+        "auto.create.topics.per.request",
+        "compaction.memory.bytes",
+        "connection.handshake.ms",
+    }
     | {"connection.requests.max", "connection.write.buffer.bytes", "data", "flush.interval.ms", "headrace.flush"}
     | {"headrace.overflow", "headrace.overflow.bytes", "headrace.overflow.group.timeout.ms", "headrace.overflow.groups"}
     | {"headrace.validate", "http", "insecure", "kafka", "log.file", "log.level", "max.batch.records", "metrics"}
