@@ -215,7 +215,7 @@ class Reader:
         running = per_row and mode != "FINAL"
         if isinstance(node, exp.AggFunc):
             kind, variables, column = self._aggregate(node, piece)
-            return Atom(kind, variables, column, running=running and kind not in ("array_agg", "count_distinct"))
+            return Atom(kind, variables, column, running=running)
         if isinstance(node, exp.Column):
             name_of = self._variable(node)
             return Atom(

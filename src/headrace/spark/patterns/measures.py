@@ -9,6 +9,7 @@ the rows up to one of them (RUNNING, with all rows per match).
 
 from __future__ import annotations
 
+import decimal
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.spark.state.bucket import Ints
+from headrace.spark.state.bucket import Flags, Ints
 
 __all__ = ["AGGREGATES", "Atom", "AtomKind", "MatchedRows", "compute"]
 
@@ -36,6 +37,8 @@ AGGREGATES: dict[str, str] = {
     "array_agg": "list",
 }
 """By our name, Arrow's."""
+DIGITS_MAX = 80
+"""Of a sum of decimals before it is cut to 38."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,8 @@ def _aggregated(atom: Atom, matched: MatchedRows) -> pa.Array:
     if atom.column is None:
         return pa.array(np.bincount(groups, minlength=matched.count))
     values = matched.columns[atom.column].take(pa.array(matched.rows[members]))
+    if atom.kind == "avg" and pa.types.is_decimal(values.type):
+        values = values.cast(_average_type(values.type))
     table = pa.table({"match": pa.array(groups, pa.int64()), "value": values})
     if atom.kind == "array_agg":
         table = table.filter(pc.is_valid(table.column("value")))
@@ -156,19 +161,61 @@ def _running(atom: Atom, matched: MatchedRows) -> pa.Array:
 
 
 def _cumulative(atom: Atom, values: pa.Array) -> pa.Array:
-    counts = np.cumsum(np.asarray(values.is_valid()))
+    """By row of a match: the aggregate of the values up to there. Rows of other variables have null as their value."""
+    valid = np.asarray(values.is_valid(), np.bool_)
+    counts = np.cumsum(valid)
     if atom.kind == "count":
         return pa.array(counts)
+    if atom.kind == "count_distinct":
+        fresh = np.zeros(len(values), np.bool_)
+        fresh[np.unique(np.asarray(values.dictionary_encode().indices.fill_null(-1)), return_index=True)[1]] = True
+        return pa.array(np.cumsum(fresh & valid))
+    if atom.kind == "array_agg":
+        chosen = np.concatenate([np.zeros(0, np.int64), *[np.arange(each) for each in counts.tolist()]])
+        offsets = pa.array(np.r_[0, np.cumsum(counts)], pa.int32())
+        return pa.ListArray.from_arrays(offsets, values.drop_null().take(pa.array(chosen)), mask=pa.array(counts == 0))
     if atom.kind in ("min", "max"):
-        function = pc.cumulative_min if atom.kind == "min" else pc.cumulative_max
-        found = function(values, skip_nulls=True)
+        return values.take(_extremes(atom, values, valid))
+    found = _sums(atom, values, counts)
+    # A row of another variable has the value of the last row that counted.
+    last = np.maximum.accumulate(np.where(valid, np.arange(len(values)), -1))
+    return found.take(pa.array(np.maximum(last, 0), mask=last < 0))
+
+
+def _extremes(atom: Atom, values: pa.Array, valid: Flags) -> pa.Array:
+    """By row: the place of the least or greatest value so far. Places in the order of the values, so of any type."""
+    order = np.asarray(pc.sort_indices(values), np.int64)  # nulls are last
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    if atom.kind == "min":
+        best = np.minimum.accumulate(np.where(valid, rank, len(order)))
+        found = best < len(order)
     else:
-        found = pc.cumulative_sum(values, skip_nulls=True)
+        best = np.maximum.accumulate(np.where(valid, rank, -1))
+        found = best >= 0
+    return pa.array(order[np.where(found, best, 0)], mask=~found)
+
+
+def _sums(atom: Atom, values: pa.Array, counts: Ints) -> pa.Array:
+    """Sums or averages up to each row, where the row has a value."""
+    if not pa.types.is_decimal(values.type):
+        wide = pa.float64() if pa.types.is_floating(values.type) else pa.int64()
+        found = pc.cumulative_sum(values.cast(wide), skip_nulls=True)
         if atom.kind == "avg":
             found = pc.divide(found.cast(pa.float64()), pa.array(np.maximum(counts, 1), pa.float64()))
-    # A row of another variable has the value of the last row that counted.
-    last = np.maximum.accumulate(np.where(np.asarray(values.is_valid()), np.arange(len(values)), -1))
-    return found.take(pa.array(np.maximum(last, 0), mask=last < 0))
+        return found
+    kind = _average_type(values.type) if atom.kind == "avg" else pa.decimal128(38, values.type.scale)
+    with decimal.localcontext(prec=DIGITS_MAX):
+        sums = itertools.accumulate(each or decimal.Decimal(0) for each in values.to_pylist())
+        divisors = np.maximum(counts, 1).tolist() if atom.kind == "avg" else [1] * len(counts)
+        unit = decimal.Decimal(1).scaleb(-kind.scale)
+        exact = [(each / by).quantize(unit, decimal.ROUND_HALF_UP) for each, by in zip(sums, divisors, strict=True)]
+    return pa.array(exact, kind)
+
+
+def _average_type(kind: pa.DataType) -> pa.DataType:
+    """As in Spark an average of decimals has four more digits, if there is room for them."""
+    return pa.decimal128(38, min(kind.scale + 4, 38 - (kind.precision - kind.scale)))
 
 
 def _nothing(matched: MatchedRows) -> MatchedRows:

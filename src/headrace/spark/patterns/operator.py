@@ -502,7 +502,7 @@ class _Output:
         fields = self._fields(places, np.full(len(places), -1), False)
         rows = [self.seen.columns[each].take(pa.array(places)) for each in self._shown()]
         values = []
-        for atom, of in zip(self.plan.atoms, list(schema)[-len(self.plan.atoms) :], strict=True):
+        for atom, of in zip(self.plan.atoms, list(schema)[len(schema) - len(self.plan.atoms) :], strict=True):
             if atom.kind == "match_number" and numbers is not None:
                 values.append(pa.array(numbers))
             elif atom.kind.startswith("count") and numbers is not None:
