@@ -72,6 +72,26 @@ class Automaton:
         return any(target.at_end for targets in (self.start, *self.after) for target in targets)
 
     @property
+    def depths(self) -> dict[str, int]:
+        """By variable: how many rows a match has at least before a row of it."""
+        found: dict[int, int] = {}
+        waiting, depth = {each.state for each in self.start} - {ACCEPT}, 0
+        while waiting:  # all states that a row number ``depth`` can be tested by
+            held = list(waiting)
+            for state in held:  # an absence takes no row
+                if self.states[state].kind.startswith("absent"):
+                    held += [each.state for each in self.after[state] if each.state not in (ACCEPT, *held)]
+            found |= {state: depth for state in held if state not in found}
+            taking = [each for each in held if not self.states[each].kind.startswith("absent")]
+            waiting = {each.state for state in taking for each in self.after[state]} - {ACCEPT} - set(found)
+            depth += 1
+        depths: dict[str, int] = {}
+        for state, rows in found.items():
+            name = self.states[state].variable
+            depths[name] = min(rows, depths.get(name, rows))
+        return depths
+
+    @property
     def open_ended(self) -> bool:
         """Whether a match can wait without end for a better one: after some row the pattern could be over, and a state
         that can come back to itself is preferred."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,6 +34,7 @@ __all__ = [
     "Here",
     "Lookup",
     "Register",
+    "offsets_of",
     "registers_of",
 ]
 
@@ -148,15 +149,43 @@ def registers_of(expression: Expression) -> set[Register]:
     return set()
 
 
-def reach_of(expression: Expression) -> tuple[int, int]:
-    """How many rows before and after the rows of a run the expression looks at."""
+def offsets_of(expression: Expression, name: str) -> Iterator[tuple[frozenset[str] | None, int]]:
+    """Which rows the condition of a variable looks at: how many after or, negative, before the rows of which variables;
+    None stands for all of them."""
     match expression:
-        case At(offset=offset) | Here(offset=offset):
-            return max(-offset, 0), max(offset, 0)
+        case Here(offset=offset):
+            yield frozenset({name}), offset
+        case At(register=register, offset=offset):
+            yield register.variables, offset
         case Call(arguments=arguments):
-            reaches = [reach_of(each) for each in arguments]
-            return max((each[0] for each in reaches), default=0), max((each[1] for each in reaches), default=0)
-    return 0, 0
+            for each in arguments:
+                yield from offsets_of(each, name)
+
+
+def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Decimals stay exact as long as the result has at most 38 digits; otherwise they are doubles."""
+
+    def computed(left: Any, right: Any) -> Any:
+        try:
+            return function(left, right)
+        except pa.ArrowInvalid:
+            if not (pa.types.is_decimal(left.type) or pa.types.is_decimal(right.type)):
+                raise
+            return function(pc.cast(left, pa.float64()), pc.cast(right, pa.float64()))
+
+    return computed
+
+
+def _extreme(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Of decimals with other numbers the greatest is a double."""
+
+    def computed(*values: Any) -> Any:
+        kinds = {each.type for each in values}
+        if len(kinds) > 1 and any(pa.types.is_decimal(each) for each in kinds):
+            values = tuple(pc.cast(each, pa.float64()) for each in values)
+        return function(*values)
+
+    return computed
 
 
 def _divide(left: Any, right: Any) -> Any:
@@ -183,9 +212,9 @@ def _case(*parts: Any) -> Any:
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add": pc.add,
-    "sub": pc.subtract,
-    "mul": pc.multiply,
+    "add": _arithmetic(pc.add),
+    "sub": _arithmetic(pc.subtract),
+    "mul": _arithmetic(pc.multiply),
     "div": _divide,
     "mod": _modulo,
     "neg": pc.negate,
@@ -218,8 +247,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "atan": pc.atan,
     "atan2": pc.atan2,
     "radians": lambda degrees: pc.multiply(pc.cast(degrees, pa.float64()), math.pi / 180),
-    "greatest": pc.max_element_wise,
-    "least": pc.min_element_wise,
+    "greatest": _extreme(pc.max_element_wise),
+    "least": _extreme(pc.min_element_wise),
     "lower": pc.utf8_lower,
     "upper": pc.utf8_upper,
     "length": pc.utf8_length,

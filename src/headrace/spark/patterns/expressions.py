@@ -202,6 +202,9 @@ class Reader:
         if special is not None:
             name, mode = special
             if name == "CLASSIFIER":
+                unknown = [each.name for each in node.expressions if each.name.upper() not in self.variables]
+                if unknown:
+                    self._fail(piece, f"{unknown[0]} is not in the pattern; {', '.join(self.variables)} are")
                 wanted = frozenset[str]().union(*[self.variables[each.name.upper()] for each in node.expressions])
                 return Atom("classifier", wanted or None, running=per_row and mode != "FINAL")
             if name == "MATCH_NUMBER":
@@ -263,7 +266,9 @@ class Reader:
             kind, argument = "count_distinct", argument.expressions[0]
         if isinstance(argument, exp.Star) or (isinstance(argument, exp.Column) and isinstance(argument.this, exp.Star)):
             name = argument.table.upper() if isinstance(argument, exp.Column) else ""
-            return kind, self.variables.get(name) if name else None, None
+            if kind != "count" or (name and name not in self.variables):
+                self._fail(piece, f"{node.sql('spark')}: * is for COUNT(*), and COUNT(A.*) of a variable")
+            return kind, self.variables[name] if name else None, None
         return kind, self._of_one(argument, piece), self.columns.value(self._plain(argument))
 
     # ---- conditions ------------------------------------------------------------------------------------------------
@@ -338,6 +343,8 @@ def _constant(node: exp.Expr) -> Constant | None:
             return Constant(int(number), pa.int64()) if number.isdigit() else Constant(float(number), pa.float64())
         case exp.Boolean():
             return Constant(bool(node.this), pa.bool_())
+        case exp.Null():
+            return Constant(None, pa.null())
         case exp.Interval():
             return _interval(node)
     return None
@@ -368,9 +375,12 @@ def _function(node: exp.Expr) -> tuple[str, list[exp.Expr]]:
             return "in", [node.this, *node.expressions]
         case exp.If():
             return "case", [node.this, node.args["true"], node.args.get("false") or exp.Null()]
-        case exp.Case() if node.this is None and node.args.get("default") is not None:
-            branches = [part for each in node.args["ifs"] for part in (each.this, each.args["true"])]
-            return "case", [*branches, node.args["default"]]
+        case exp.Case():
+            branches = []
+            for each in node.args["ifs"]:
+                asked = each.this if node.this is None else exp.EQ(this=node.this, expression=each.this)
+                branches += [asked, each.args["true"]]
+            return "case", [*branches, node.args.get("default") or exp.Null()]
         case exp.Anonymous():
             return str(node.this).lower(), list(node.expressions)
         case exp.Func():

@@ -23,9 +23,9 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 
 from headrace.errors import UsageError
 from headrace.spark.arguments import micros_of, names_of, plain_columns, time_column, without_weights
-from headrace.spark.patterns.automaton import Automaton, compile_pattern
+from headrace.spark.patterns.automaton import ACCEPT, Automaton, compile_pattern
 from headrace.spark.patterns.clauses import Piece
-from headrace.spark.patterns.conditions import Expression, reach_of
+from headrace.spark.patterns.conditions import Expression
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.measures import Atom
 from headrace.spark.patterns.operator import EVENTS, MASK, MatchPatterns, PatternPlan
@@ -134,6 +134,8 @@ class Pattern:
         """The loop takes no row from the first one on for which this holds."""
         if not self.parts[-1].loops:
             raise UsageError("until() is for loops", "say one_or_more() or times_or_more(n) first")
+        if self.parts[-1].group is not None:
+            raise UsageError("a loop of groups has no until()", "give it to a loop of one part")
         return self._last(until=condition)
 
     # ---- about the whole -------------------------------------------------------------------------------------------
@@ -161,6 +163,7 @@ class Pattern:
 
     def _then(self, part: str | Pattern, contiguity: Contiguity) -> Pattern:
         if isinstance(part, Pattern):
+            part.check_group()
             return self._add(_Part("group", group=part, contiguity=contiguity))
         return self._add(_Part(part, contiguity=contiguity))
 
@@ -188,9 +191,16 @@ class Pattern:
                 found[each.name.upper() + UNTIL] = (each.until,)
         return found
 
-    def node(self, first: Contiguity = "next") -> Node:
+    def check_group(self) -> None:
+        """Refuse what is said of a whole pattern, or waits for its end, in one that is a part of another."""
+        if self.within_us is not None or self.after.to != "none":
+            raise UsageError("a group has no within() and no after_match()", "say them of the whole pattern")
+        if self.parts[-1].absent and self.parts[-1].contiguity == "followed":
+            raise UsageError("a group cannot end with not_followed_by", "say it after the group")
+
+    def node(self, first: Contiguity = "next", forbidden: tuple[str, ...] = ()) -> Node:
+        """``forbidden``: what must not come before the first row."""
         nodes: list[Node] = []
-        forbidden: tuple[str, ...] = ()
         for number, part in enumerate(self.parts):
             name = part.name.upper()
             if part.absent and part.contiguity == "next":
@@ -212,11 +222,17 @@ def _node(part: _Part, contiguity: Contiguity, forbidden: tuple[str, ...]) -> No
 
     def one(how: Contiguity, no: tuple[str, ...], stop: tuple[str, ...]) -> Node:
         if part.group is not None:
-            return part.group.node(how)
+            return part.group.node(how, no)
         return Variable(part.name.upper(), how, no, stop)
 
     if forbidden and contiguity == "next":
         raise UsageError(f"between not_followed_by and next({part.name!r}) there is no row", "say not_next instead")
+    if forbidden and part.optional:
+        names = ", ".join(each.lower() for each in forbidden)
+        raise UsageError(
+            f"{names} must not come before a part that may be absent, so it is not clear until when",
+            "let a part follow not_followed_by that is not optional()",
+        )
     node = one(contiguity, forbidden, ())
     if part.loops:
         again = one(part.inner, (), until)
@@ -319,6 +335,10 @@ def fluent_plan(
     if unknown:
         raise UsageError(f"{name}: after_match speaks of {', '.join(unknown)}, which is not in the pattern")
     automaton = compile_pattern(pattern.node())
+    if any(each.state != ACCEPT and automaton.states[each.state].kind.startswith("absent") for each in automaton.start):
+        raise UsageError(
+            f"{name}: something must not come after parts that may all be absent", "leave out an optional()"
+        )
     variables = {each: frozenset({each}) for each in labels}
     bits: dict[str, int] = {}
     conditions: dict[str, Expression] = {}
@@ -332,8 +352,11 @@ def fluent_plan(
     texts = {
         each: Reader(sql, variables, columns).measure(Piece(sql, 0), atoms, False) for each, sql in measures.items()
     }
+    if any(each.kind == "match_number" for each in atoms):
+        raise UsageError(
+            "matches made by functions have no MATCH_NUMBER()", "they come in the order of their completion"
+        )
     _refuse_conditions(name, automaton, conditions)
-    reaches = [reach_of(each) for each in conditions.values()]
     plan = PatternPlan(
         name=name,
         text=repr(pattern),
@@ -344,8 +367,6 @@ def fluent_plan(
         one=False,
         within_us=pattern.within_us,
         atoms=tuple(atoms),
-        look_back=max([0, *(each[0] for each in reaches)]),
-        look_ahead=max([0, *(each[1] for each in reaches)]),
         runs_max=partials_max,
         timeouts=timeouts,
         labels=labels,
@@ -389,4 +410,4 @@ def _ignores_others(plan: PatternPlan) -> bool:
         for number, state in enumerate(plan.automaton.states)
     )
     asked = {name for each in plan.automaton.states for name in (each.variable, *each.forbidden, *each.until)}
-    return seeks and asked <= set(plan.bits) and not plan.look_back and not plan.look_ahead
+    return seeks and asked <= set(plan.bits) and not any(offset for _, offset in plan.offsets())

@@ -72,7 +72,9 @@ class Found:
     """After the last row of the match; equal to the start for an empty match."""
     nodes: Ints
     completed_us: Ints
-    """When each match was complete: the time of the row that decided it, or of the deadline that passed."""
+    """When each match was complete: the time of the row that decided it, or the last moment before its deadline."""
+    completed_rows: Ints
+    """The row that decided it, or -1 if the deadline did."""
     undecided: Ints
     """First rows that later rows may still make a match of, sorted."""
     timed_out: Ints
@@ -152,6 +154,7 @@ class Matcher:
         one: bool,
         within_us: int | None,
         runs_max: int,
+        look_ahead: int = 0,
         traced: bool = False,
     ) -> None:
         self.automaton = automaton
@@ -159,6 +162,8 @@ class Matcher:
         self.one = one
         self.within_us = within_us
         self.runs_max = runs_max
+        self.look_ahead = look_ahead
+        """How many rows after a row have to be known before it is tested."""
         self.traced = traced
         """Whether to say where runs ended, for explanations."""
         self.variables = [each.variable for each in automaton.states]
@@ -172,6 +177,10 @@ class Matcher:
         }
         kinds = np.array([each.kind for each in automaton.states])
         self.seeks = np.isin(kinds, ("seek", "seek_any"))
+        self.guarded = self.seeks | np.array(
+            [bool(each.forbidden or each.until) for each in automaton.states], np.bool_
+        )
+        """Which states pass over rows, or end at some."""
         self.stays = kinds == "seek_any"
         self.absent_next = kinds == "absent_next"
         self.absent_end = kinds == "absent_end"
@@ -190,7 +199,8 @@ class Matcher:
             _Search(self, rows, starts[at : at + STARTS_AT_ONCE], paths, stopped).run()
             for at in range(0, len(starts), STARTS_AT_ONCE)
         ]
-        names = ("starts", "ends", "nodes", "completed_us", "undecided", "timed_out", "timed_out_nodes")
+        matches = ("starts", "ends", "nodes", "completed_us", "completed_rows")
+        names = (*matches, "undecided", "timed_out", "timed_out_nodes")
         nothing = np.zeros(0, np.int64)
         merged = {name: np.concatenate([nothing, *[each[name] for each in pieces]]) for name in names}
         return Found(paths=paths, stopped=stopped, **merged)
@@ -213,7 +223,7 @@ class _Search:
             self.deadline = rows.times_us[starts] + matcher.within_us
         self.best_end = np.full(len(starts), -1)
         self.best_node = np.full(len(starts), -1)
-        self.accepted: list[tuple[Ints, Ints, Ints, Ints]] = []
+        self.accepted: list[tuple[Ints, ...]] = []
         self.over: list[tuple[Ints, Ints]] = []
         self.next_rows: dict[str, Ints] = {}
         self.valid: dict[str, Flags] = {}
@@ -230,19 +240,21 @@ class _Search:
             decided[undecided] = False
             chosen = np.flatnonzero(decided)
             starts, ends, nodes = self.first_rows[chosen], self.best_end[chosen], self.best_node[chosen]
-            completed = ends
+            completed_us, completed_rows = ends, ends - 1
         else:
-            starts, ends, nodes, completed = (
-                np.concatenate([np.zeros(0, np.int64), *[each[part] for each in self.accepted]]) for part in range(4)
+            starts, ends, nodes, completed_us, completed_rows = (
+                np.concatenate([np.zeros(0, np.int64), *[each[part] for each in self.accepted]]) for part in range(5)
             )
             order = np.lexsort((nodes, ends, starts))
-            starts, ends, nodes, completed = self.first_rows[starts[order]], ends[order], nodes[order], completed[order]
+            starts, ends, nodes = self.first_rows[starts[order]], ends[order], nodes[order]
+            completed_us, completed_rows = completed_us[order], completed_rows[order]
         late = [np.concatenate([np.zeros(0, np.int64), *[each[part] for each in self.over]]) for part in range(2)]
         return {
             "starts": starts,
             "ends": ends,
             "nodes": nodes,
-            "completed_us": completed,
+            "completed_us": completed_us,
+            "completed_rows": completed_rows,
             "undecided": self.first_rows[undecided],
             "timed_out": self.first_rows[late[0]],
             "timed_out_nodes": late[1],
@@ -327,22 +339,27 @@ class _Search:
 
     def _placed(self, runs: _Runs) -> _Runs:
         """Runs that seek a row go there, and end if a row that is forbidden comes first."""
-        seeking = self.matcher.seeks[runs.states] & ~runs.waiting
-        if not seeking.any():
+        guarded = self.matcher.guarded[runs.states] & ~runs.waiting
+        if not guarded.any():
             return runs
         places = runs.places.copy()
         alive = np.ones(len(places), np.bool_)
         for number, state in enumerate(self.matcher.automaton.states):
-            if not self.matcher.seeks[number]:
+            if not self.matcher.guarded[number]:
                 continue
-            chosen = np.flatnonzero(seeking & (runs.states == number))
+            chosen = np.flatnonzero(guarded & (runs.states == number))
             if not len(chosen):
                 continue
             end = self.end[runs.starts[chosen]]
-            wanted = np.minimum(self._next(state.variable)[places[chosen]], end)
+            wanted = places[chosen]
+            if self.matcher.seeks[number]:
+                wanted = np.minimum(self._next(state.variable)[wanted], end)
             for name in (*state.forbidden, *state.until):
                 stop = self._next(name)[places[chosen]]
-                alive[chosen] &= ~((stop <= wanted) & (stop < end))
+                ends = (stop <= wanted) & (stop < end)
+                if self.deadline is not None:  # a row after the deadline finds a run whose time was over
+                    ends &= np.r_[self.rows.times_us, END][stop] < self.deadline[runs.starts[chosen]]
+                alive[chosen] &= ~ends
             places[chosen] = wanted
         self._stop(runs, ~alive, "forbidden")
         runs.places = places
@@ -395,7 +412,9 @@ class _Search:
         for number in np.unique(runs.states[absences]).tolist():
             chosen = np.flatnonzero(absences & (runs.states == number))
             place = self._next(self.matcher.automaton.states[number].variable)[runs.places[chosen]]
-            came = (place < self.end[runs.starts[chosen]]) & (times[place] < deadline[chosen])
+            # What must not come is judged by the row alone, so a row counts before the one after it is known.
+            known = place < self.rows.known_end[self.first_rows[runs.starts[chosen]]]
+            came = known & (times[place] < deadline[chosen])
             passed = self.rows.closed | (deadline[chosen] <= self.rows.now_us)
             failed[chosen] = came
             true[chosen] = ~came & passed
@@ -473,7 +492,7 @@ class _Search:
             places = places[runs.nodes[places] >= 0]
             if came_from is not None and len(places):
                 completed = self._completed(runs.starts[places], runs.places[places], came_from[places])
-                self.accepted.append((runs.starts[places], runs.places[places], runs.nodes[places], completed))
+                self.accepted.append((runs.starts[places], runs.places[places], runs.nodes[places], *completed))
             return runs.pick(~accepted)
         starts, first = np.unique(runs.starts[places], return_index=True)
         best = places[first]
@@ -483,13 +502,17 @@ class _Search:
         cut[starts] = best
         return runs.pick(np.arange(len(accepted)) < cut[runs.starts])
 
-    def _completed(self, starts: Ints, ends: Ints, states: Ints) -> Ints:
-        times = np.r_[self.rows.times_us, END]
-        beyond = np.where(ends < self.end[starts], ends, len(times) - 1)
-        found = np.where(self.matcher.absent_next[states], times[beyond], times[ends - 1])
+    def _completed(self, starts: Ints, ends: Ints, states: Ints) -> tuple[Ints, Ints]:
+        """When matches were complete, and the rows that decided them."""
+        last = np.where(self.matcher.absent_next[states], ends, ends - 1)
+        decided = last + self.matcher.look_ahead
+        known = decided < self.rows.known_end[self.first_rows[starts]]
+        found = np.where(known, np.r_[self.rows.times_us, END][np.where(known, decided, -1)], END)
         if self.deadline is not None:
-            found = np.where(self.matcher.absent_end[states], self.deadline[starts], found)
-        return np.asarray(found, np.int64)
+            absences = self.matcher.absent_end[states]
+            found = np.where(absences, np.maximum(self.deadline[starts] - 1, found), found)
+            last = np.where(absences, -1, last)
+        return np.asarray(found, np.int64), np.asarray(last, np.int64)
 
     def _distinct(self, runs: _Runs) -> _Runs:
         """Without runs that have the future of a preferred one."""

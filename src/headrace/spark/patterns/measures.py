@@ -12,7 +12,7 @@ from __future__ import annotations
 import decimal
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -72,6 +72,8 @@ class MatchedRows:
     end: Ints
     numbers: Ints
     """By match: its number in the partition."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """By variable: its name as the user wrote it."""
 
     def members(self, variables: frozenset[str] | None) -> Ints:
         """Indexes of the matched rows that these variables took."""
@@ -110,7 +112,7 @@ def _at(atom: Atom, matched: MatchedRows, per_row: bool) -> pa.Array:
     valid = (place >= 0) & (place < known)
     index = np.where(valid, base + place, 0)
     if atom.kind == "classifier":
-        names = pa.array(matched.names, pa.string())
+        names = pa.array([matched.labels.get(each, each) for each in matched.names], pa.string())
         chosen = matched.variables[members[index]] if len(members) else np.zeros(len(index), np.int64)
         return names.take(pa.array(chosen, mask=~valid)) if len(names) else pa.nulls(len(index), pa.string())
     rows = matched.rows[members[index]] if len(members) else np.zeros(len(index), np.int64)
@@ -163,7 +165,7 @@ def _running(atom: Atom, matched: MatchedRows) -> pa.Array:
 def _cumulative(atom: Atom, values: pa.Array) -> pa.Array:
     """By row of a match: the aggregate of the values up to there. Rows of other variables have null as their value."""
     valid = np.asarray(values.is_valid(), np.bool_)
-    counts = np.cumsum(valid)
+    counts = np.cumsum(valid, dtype=np.int64)
     if atom.kind == "count":
         return pa.array(counts)
     if atom.kind == "count_distinct":

@@ -15,7 +15,8 @@ it: the state says how far the watermark had come before, so what was complete b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -24,10 +25,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.spark.patterns.automaton import Automaton
-from headrace.spark.patterns.conditions import Expression
+from headrace.spark.patterns.conditions import Expression, offsets_of
 from headrace.spark.patterns.matcher import Found, Matcher, Rows
 from headrace.spark.patterns.measures import Atom, MatchedRows, compute, type_of
-from headrace.spark.patterns.skipping import Skip, chosen_all, chosen_one
+from headrace.spark.patterns.skipping import Skip, chosen_all, chosen_one, ended
 from headrace.spark.state.bucket import NEVER, Flags, Ints
 from headrace.spark.state.operator import (
     BEGINNING,
@@ -59,7 +60,7 @@ MATCH_FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PatternPlan:
     """One pattern, ready to be sent to workers."""
 
@@ -74,8 +75,6 @@ class PatternPlan:
     one: bool
     within_us: int | None
     atoms: tuple[Atom, ...] = ()
-    look_back: int = 0
-    look_ahead: int = 0
     runs_max: int = 10_000
     timeouts: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -84,8 +83,37 @@ class PatternPlan:
     def __repr__(self) -> str:
         return f"{self.name}: {self.text}"
 
+    def offsets(self) -> Iterator[tuple[frozenset[str] | None, int]]:
+        """Rows that conditions and measures look at: how many after or before rows of which variables."""
+        for name, condition in self.conditions.items():
+            yield from offsets_of(condition, name)
+        yield from ((each.variables, each.offset) for each in self.atoms)
+
+    @functools.cached_property
+    def look_ahead(self) -> int:
+        """How many rows after a row have to be known before it is tested."""
+        return max([0, *(offset for _, offset in self.offsets())])
+
+    @functools.cached_property
+    def look_back(self) -> int:
+        """How many rows are kept before the first that may begin a match. A variable that comes later in the pattern
+        looks back at rows of the match itself."""
+        depths = self.automaton.depths
+        before = [
+            -offset - min((depths.get(each, 0) for each in variables or ()), default=0)
+            for variables, offset in self.offsets()
+        ]
+        return max([0, *before])
+
     def matcher(self) -> Matcher:
-        return Matcher(self.automaton, self.conditions, one=self.one, within_us=self.within_us, runs_max=self.runs_max)
+        return Matcher(
+            self.automaton,
+            self.conditions,
+            one=self.one,
+            within_us=self.within_us,
+            runs_max=self.runs_max,
+            look_ahead=self.look_ahead,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +170,13 @@ class MatchPatterns(Operator):
 
     @property
     def output_time(self) -> str | None:
-        """Without ``one`` matches come when their last row is settled; an absence comes later than its last row."""
+        """Without ``one`` matches come when their last row is settled; an absence comes later than its last row, and
+        so does a match whose conditions ask for the next row."""
         late = any(
-            each.one or each.timeouts or any(state.kind.startswith("absent") for state in each.automaton.states)
+            each.one
+            or each.timeouts
+            or each.look_ahead
+            or any(state.kind.startswith("absent") for state in each.automaton.states)
             for each in self.patterns
         )
         return None if late or self.given == "rows" else "match_end"
@@ -262,6 +294,17 @@ class _Sorted:
         waits = np.arange(len(self.codes)) - self.starts[self.codes] >= self.settled[self.codes]
         return self.codes[waits], self.times_us[waits]
 
+    def tested_us(self, starts: Ints, until_us: Ints, look_ahead: int) -> Ints:
+        """When all rows up to a time were tested, given the first rows of runs and that time: rows are tested when
+        some rows after them are known."""
+        found = until_us.copy()
+        for index, (start, until) in enumerate(zip(starts.tolist(), until_us.tolist(), strict=True)):
+            code = int(self.codes[start])
+            end = int(self.starts[code] + self.settled[code])
+            decides = start + int(np.searchsorted(self.times_us[start:end], until, "right")) - 1 + look_ahead
+            found[index] = max(until, int(self.times_us[decides])) if decides < end else END
+        return found
+
     def held(self, name: str, number: int) -> Ints:
         """What is held of each key for the n-th pattern; 0 without."""
         lists = self.touched.held.field(name)
@@ -297,8 +340,8 @@ class _Outcome:
             timed_out = np.zeros(0, np.int64)
         else:
             chosen, next_rows = chosen_all(found, plan.skip, plan.automaton, rows.codes, rows.starts + begins, end_rows)
+            timed_out = cls._timed_out(plan, found, rows, chosen)
             chosen = chosen[found.completed_us[chosen] >= rows.seen_us[rows.codes[found.starts[chosen]]]]
-            timed_out = cls._timed_out(plan, found, rows)
         matched, numbers_of = _matched(plan, found, chosen, rows, seen, numbers)
         output, covered = _Output(operator, plan, rows, found, chosen, matched, timed_out, seen).table(
             covered, begins, next_rows - rows.starts
@@ -332,12 +375,16 @@ class _Outcome:
         )
 
     @staticmethod
-    def _timed_out(plan: PatternPlan, found: Found, rows: _Sorted) -> Ints:
-        """Runs whose time was over since the key was last touched."""
+    def _timed_out(plan: PatternPlan, found: Found, rows: _Sorted, chosen: Ints) -> Ints:
+        """Runs whose time was over since the key was last touched, without those that a match ended before."""
         if not plan.timeouts or plan.within_us is None:
             return np.zeros(0, np.int64)
-        deadline = rows.times_us[found.timed_out] + plan.within_us
-        new = (deadline > rows.seen_us[rows.codes[found.timed_out]]) & (deadline <= rows.now_us)
+        decided_us = rows.times_us[found.timed_out] + plan.within_us - 1
+        if plan.look_ahead:
+            decided_us = rows.tested_us(found.timed_out, decided_us, plan.look_ahead)
+        new = decided_us >= rows.seen_us[rows.codes[found.timed_out]]
+        new &= (decided_us < rows.now_us) | rows.closed
+        new &= ~ended(found, chosen, plan.skip, plan.automaton, rows.codes, decided_us)
         return np.flatnonzero(new)
 
     @staticmethod
@@ -374,6 +421,7 @@ def _matched(
         first=seen.first,
         end=seen.known_end,
         numbers=numbers[codes] + rank + 1,
+        labels=plan.labels,
     )
     return matched, numbers + np.bincount(codes, minlength=rows.count)
 

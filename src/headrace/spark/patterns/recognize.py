@@ -13,7 +13,7 @@ from headrace.errors import UsageError
 from headrace.spark.arguments import plain_columns, time_column, without_weights
 from headrace.spark.patterns.automaton import Automaton, compile_pattern
 from headrace.spark.patterns.clauses import Clauses, parse_clauses
-from headrace.spark.patterns.conditions import Expression, reach_of, registers_of
+from headrace.spark.patterns.conditions import Expression, registers_of
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.measures import Atom
 from headrace.spark.patterns.operator import MASK, MatchPatterns, PatternPlan
@@ -164,8 +164,6 @@ def sql_plan(
     atoms: dict[Atom, int] = {}
     per_row = clauses.rows == "all"
     measures = {measure: reader.measure(piece, atoms, per_row) for measure, piece in clauses.measures}
-    reaches = [reach_of(each) for each in conditions.values()]
-    offsets = [each.offset for each in atoms]
     plan = PatternPlan(
         name=name,
         text=clauses.text,
@@ -176,8 +174,6 @@ def sql_plan(
         one=True,
         within_us=clauses.within_us,
         atoms=tuple(atoms),
-        look_back=max([0, *(each[0] for each in reaches), *(-each for each in offsets)]),
-        look_ahead=max([0, *(each[1] for each in reaches), *offsets]),
         runs_max=partials_max,
     )
     return plan, measures

@@ -8,6 +8,7 @@ a certain row.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,9 +16,9 @@ import numpy as np
 
 from headrace.spark.patterns.automaton import Automaton
 from headrace.spark.patterns.matcher import Found
-from headrace.spark.state.bucket import NEVER, Ints
+from headrace.spark.state.bucket import NEVER, Flags, Ints
 
-__all__ = ["Skip", "chosen_all", "chosen_one"]
+__all__ = ["Skip", "chosen_all", "chosen_one", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def chosen_all(
     if skip.to == "none":
         return np.arange(len(found.starts)), open_rows
     targets = _targets(found, skip, automaton).tolist()
-    order = np.lexsort((np.arange(len(found.starts)), found.starts, found.completed_us))
+    order = _by_completion(found)
     dead, used, chosen = begins.tolist(), set(), []
     starts, at_code = found.starts.tolist(), codes[found.starts].tolist()
     for index in order.tolist():
@@ -90,3 +91,35 @@ def chosen_all(
         else:
             dead[code] = max(dead[code], targets[index])
     return np.sort(np.array(chosen, np.int64)), np.maximum(open_rows, np.minimum(dead, ends))
+
+
+def _by_completion(found: Found) -> Ints:
+    """Of rows with equal times, the first in the order of rows completes its matches first."""
+    return np.lexsort((np.arange(len(found.starts)), found.starts, found.completed_rows, found.completed_us))
+
+
+def ended(found: Found, chosen: Ints, skip: Skip, automaton: Automaton, codes: Ints, over_us: Ints) -> Flags:
+    """Which of the runs that timed out were ended by a chosen match before their time was over."""
+    if skip.to == "none":
+        return np.zeros(len(over_us), np.bool_)
+    order = _by_completion(found)
+    order = order[np.isin(order, chosen)]
+    # By first row for ``next`` and by key otherwise: when matches came, and up to which row they ended others.
+    places = found.starts if skip.to == "next" else codes[found.starts]
+    targets = _targets(found, skip, automaton)
+    history: dict[int, tuple[list[int], list[int]]] = {}
+    for place, completed, target in zip(
+        places[order].tolist(), found.completed_us[order].tolist(), targets[order].tolist(), strict=True
+    ):
+        times, reach = history.setdefault(place, ([], []))
+        times.append(completed)
+        reach.append(max(target, reach[-1] if reach else target))
+    asked = found.timed_out if skip.to == "next" else codes[found.timed_out]
+    result = np.zeros(len(over_us), np.bool_)
+    for index, (place, start, over) in enumerate(
+        zip(asked.tolist(), found.timed_out.tolist(), over_us.tolist(), strict=True)
+    ):
+        times, reach = history.get(place, ([], []))
+        before = bisect_right(times, over)
+        result[index] = before > 0 and reach[before - 1] > start
+    return result

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import UsageError
 from headrace.spark.patterns.fluent import Pattern, pattern
-from tests.unit.spark.patterns.world import Matching
+from tests.unit.spark.patterns.world import Matching, place_of
 from tests.unit.spark.state_world import Event, arrivals
 
 KINDS = {"a": 1, "b": 2, "c": 3, "d": 4}
@@ -106,6 +106,49 @@ def test_a_loop_ends_at_its_stop_condition() -> None:
     loop = then(A, "followed_by", "b").one_or_more().until("amount = 3")
     assert found_in(loop, "a b1 b2 c b3") == ["a b1", "a b1 b2"]
 
+    strict = pattern("a").where("amount = 1").next("b").where("amount > 1").one_or_more().consecutive()
+    assert found_in(strict.until("amount = 3"), "a b1 b2 c b3") == ["a b1", "a b1 b2"]
+
+
+def test_what_must_not_come_before_a_group_ends_a_match() -> None:
+    absent = then(A, "not_followed_by", "d").followed_by(then(part("b"), "followed_by", "c"))
+    assert found_in(absent, "a d b c") == []
+    assert found_in(absent, "a b d c") == ["a b c"]
+
+
+def test_a_row_that_waits_for_the_next_one_is_not_lost() -> None:
+    """The row is behind the watermark before the row after it comes."""
+    rising = pattern("a").where("amount < NEXT(amount)").within("1 minute")
+    batches: list[list[Event]] = [[("u", 10, 1)], [("v", 60, 0)], [], [("u", 100, 2)]]
+    assert len(Matching(rising).streamed(batches, set())) == 1
+    late = rising.followed_by("b").where("amount = 4").within("5 seconds")
+    assert [row["timed_out"] for row in Matching(late, timeouts=True).streamed(batches, set())] == [True]
+    quiet = rising.not_followed_by("b").where("amount = 2").within("10 seconds")
+    given: list[list[Event]] = [[("u", 1, 0), ("u", 2, 1), ("u", 5, 2)], [("v", 60, 0)], [], [("u", 100, 2)]]
+    assert Matching(quiet).streamed(given, set()) == []
+
+
+def test_a_partial_match_that_a_match_ended_does_not_time_out() -> None:
+    two = then(A, "followed_by_any", "b").within("3 seconds")
+    assert found_in(two, "a b d d d", timeouts=True) == ["a b", "a!"]
+    assert found_in(two.after_match("past_last"), "a b d d d", timeouts=True) == ["a b"]
+    assert found_in(two.after_match("next"), "a b d d d", timeouts=True) == ["a b"]
+
+
+def test_what_must_not_come_does_not_end_a_partial_match_whose_time_was_over() -> None:
+    absent = then(then(A, "not_followed_by", "c"), "followed_by", "b").within("2 seconds")
+    assert found_in(absent, "a d c", timeouts=True) == ["a!"]
+    assert found_in(absent, "a c d", timeouts=True) == []
+
+
+def test_of_rows_with_equal_times_the_first_completes_its_matches_first() -> None:
+    wanted = part("a").followed_by("c").where("amount > a.amount + 1").within("1 minute").after_match("past_last")
+    for shift in range(20):
+        rows: list[Event] = [("u", 1, 1), ("u", 2 + shift, 3), ("u", 2 + shift, 4)]
+        first = min(rows[1:], key=place_of)
+        events = [row["events"] for row in Matching(wanted).bounded(rows)]
+        assert [each["amount"] for match in events for each in match] == [1, first[2]]
+
 
 def test_partial_matches_come_when_their_time_is_over() -> None:
     two = then(then(A, "followed_by", "b"), "followed_by", "c").within("2 seconds")
@@ -128,6 +171,16 @@ def test_conditions_may_speak_of_rows_before() -> None:
     assert found_in(rising, "b1 c1 b2 d") == ["b1 c1"]
 
 
+def test_measures_see_the_rows_around_a_match_and_the_names_as_they_were_written() -> None:
+    two = then(A, "next", "b").within("10 seconds")
+    said = {"before": "PREV(FIRST(amount), 2)", "after": "NEXT(LAST(b.amount))", "what": "CLASSIFIER()"}
+    batches = [[event] for event in [*events_of("d c a b c"), ("v", 100, 1), ("v", 200, 1)]]
+    rows = Matching(two, measures=said).streamed(batches, set())
+    assert [(row["before"], row["after"], row["what"]) for row in rows] == [(4, 3, "b")]
+    with pytest.raises(UsageError, match="MATCH_NUMBER"):
+        Matching(two, measures={"n": "MATCH_NUMBER()"})
+
+
 def test_mistakes_are_refused_with_a_cure() -> None:
     with pytest.raises(UsageError, match="needs within"):
         Matching(then(A, "not_followed_by", "b"))
@@ -137,6 +190,16 @@ def test_mistakes_are_refused_with_a_cure() -> None:
         A.until("amount = 1")
     with pytest.raises(UsageError, match="its own row only"):
         Matching(A.not_followed_by("b").where("amount > LAST(a.amount)").followed_by("c"))
+    with pytest.raises(UsageError, match="may be absent"):
+        Matching(A.not_followed_by("b").followed_by("c").optional().followed_by("d"))
+    with pytest.raises(UsageError, match="may all be absent"):
+        Matching(A.optional().not_next("b").followed_by("c"))
+    with pytest.raises(UsageError, match="within"):
+        A.followed_by(part("b").within("1 minute"))
+    with pytest.raises(UsageError, match="cannot end with not_followed_by"):
+        A.followed_by(part("b").not_followed_by("c"))
+    with pytest.raises(UsageError, match="loop of groups"):
+        A.followed_by(part("b").next("c")).one_or_more().until("amount = 1")
 
 
 CASES = [

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from headrace.spark.patterns.clauses import parse_clauses
 from tests.unit.spark.patterns.plain import Path, matches
 from tests.unit.spark.patterns.world import Matching, place_of
-from tests.unit.spark.state_world import Event, arrivals
+from tests.unit.spark.state_world import KEYS, Event, Stream, arrivals
 
 Partition = Sequence[Event]
 Condition = Callable[[Partition, int, Path], bool]
@@ -132,3 +133,27 @@ def found_by(case: Case, batches: list[list[Event]], restarts: set[int]) -> Coun
 def test_the_matches_are_those_of_plain_loops(case: Case, batches: list[list[Event]], restarts: set[int]) -> None:
     events = [event for batch in batches for event in batch]
     assert found_by(case, batches, restarts) == by_hand(case, events)
+
+
+FALL = "PARTITION BY user ORDER BY at MEASURES PREV(A.amount{}) AS m PATTERN (A D D) WITHIN '5 seconds' DEFINE {}"
+
+
+@pytest.mark.parametrize(
+    ("measured", "define", "kept"),
+    [
+        (", 0", "D AS D.amount < PREV(D.amount)", 0),
+        (", 0", "D AS D.amount < PREV(D.amount, 2)", 1),
+        (", 0", "A AS A.amount > PREV(A.amount)", 1),
+        (", 2", "D AS D.amount < PREV(A.amount)", 2),
+    ],
+)
+def test_of_a_key_without_a_partial_match_only_rows_are_kept_that_a_first_row_looks_back_at(
+    measured: str, define: str, kept: int
+) -> None:
+    matching = Matching(FALL.format(measured, define))
+    stream = Stream(matching.operator, matching.operator.rows, KEYS)
+    rows: list[Event] = [("a", second, second) for second in range(1, 9)]
+    for _ in stream.take(map(matching.prepared, [rows, [("b", 100, 1)], [("b", 101, 1)]]), set()):
+        pass
+    held = stream.bucket.gather(stream.bucket.find(stream.bucket.layout.python_keys(pa.array([{"user": "a"}], KEYS))))
+    assert len((held[0].as_py() or {"rows": []})["rows"]) == kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import duckdb
@@ -36,7 +36,9 @@ def duck(sql: str) -> str:
 class Matching:
     """A pattern, by its text or made by functions, over the columns user, at and amount."""
 
-    def __init__(self, wanted: str | Pattern, *, timeouts: bool = False) -> None:
+    def __init__(
+        self, wanted: str | Pattern, *, timeouts: bool = False, measures: Mapping[str, str] | None = None
+    ) -> None:
         columns = Columns()
         if isinstance(wanted, str):
             clauses = parse_clauses(wanted)
@@ -44,8 +46,8 @@ class Matching:
             given: Any = "rows" if clauses.rows == "all" else "atoms"
             empty, unmatched = clauses.empty, clauses.unmatched
         else:
-            plan, self.measures = fluent_plan("match", wanted, columns, 10**6, timeouts, {})
-            given, empty, unmatched = "events", True, False
+            plan, self.measures = fluent_plan("match", wanted, columns, 10**6, timeouts, measures or {})
+            given, empty, unmatched = "atoms" if measures else "events", True, False
         self.columns = columns
         self.operator = MatchPatterns(
             rows=self.prepared([]).schema,

@@ -1,0 +1,67 @@
+"""Conditions on matched rows: what SQL says, for every type and with nulls."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from headrace.spark.patterns.conditions import Call, Constant, Expression, Here, Lookup, holds
+from headrace.spark.patterns.syntax import PatternSyntaxError
+from tests.unit.spark.patterns.world import Matching
+
+PAIRS = "PARTITION BY user ORDER BY at MEASURES A.amount AS a, B.amount AS b PATTERN (A B) DEFINE B AS {}"
+ROWS = [("u", 1, 1), ("u", 2, 2), ("u", 3, 3), ("u", 4, 1), ("u", 60, None), ("u", 61, 5)]
+
+
+def pairs(condition: str) -> list[tuple[Any, Any]]:
+    text = PAIRS.format(condition).replace("PATTERN", "AFTER MATCH SKIP TO NEXT ROW PATTERN")
+    return [(row["a"], row["b"]) for row in Matching(text).bounded(ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("condition", "wanted"),
+    [
+        ("CASE WHEN A.amount = 1 THEN true WHEN A.amount = 2 THEN false END", [(1, 2), (1, None)]),
+        ("CASE A.amount WHEN 1 THEN true WHEN 3 THEN B.amount = 1 ELSE false END", [(1, 2), (3, 1), (1, None)]),
+        ("CASE A.amount WHEN 1 THEN false ELSE true END", [(2, 3), (3, 1), (None, 5)]),
+        ("COALESCE(IF(A.amount > 2, NULL, A.amount), 9) = 9", [(3, 1), (None, 5)]),
+        ("B.at - A.at < INTERVAL 5 SECONDS AND A.amount <> B.amount", [(1, 2), (2, 3), (3, 1)]),
+        ("B.at > A.at + INTERVAL '5' SECOND", [(1, None)]),
+        ("A.amount NOT IN (2, 3)", [(1, 2), (1, None)]),
+        ("A.amount IN (2, NULL)", [(2, 3)]),
+        ("A.amount NOT IN (2, NULL)", []),
+    ],
+)
+def test_a_condition_means_what_sql_says(condition: str, wanted: list[tuple[Any, Any]]) -> None:
+    assert pairs(condition) == wanted
+
+
+@pytest.mark.parametrize("text", ["COUNT(X.*) > 1", "SUM(*) > 1"])
+def test_a_star_is_refused_where_it_means_nothing(text: str) -> None:
+    with pytest.raises(PatternSyntaxError, match="is for COUNT"):
+        Matching(PAIRS.format(text))
+
+
+def test_a_classifier_of_an_unknown_variable_is_refused() -> None:
+    with pytest.raises(PatternSyntaxError, match="X is not in the pattern"):
+        Matching(PAIRS.format("B.amount > 1").replace("B.amount AS b", "CLASSIFIER(X) AS b"))
+
+
+@pytest.mark.parametrize("function", ["add", "sub", "mul", "greatest", "least"])
+@pytest.mark.parametrize("other", [Here("price"), Constant(2, pa.int64()), Constant(2.5, pa.float64())])
+def test_decimals_of_all_digits_can_be_computed_with(function: str, other: Expression) -> None:
+    """decimal(38, 18) is what Spark makes of Python's decimals."""
+    prices = pa.array([Decimal("1.5"), None, Decimal("3")], pa.decimal128(38, 18))
+    lookup = Lookup(
+        columns={"price": prices},
+        rows=np.arange(3),
+        first=np.zeros(3, np.int64),
+        end=np.full(3, 3),
+        registers={},
+    )
+    computed = Call(function, (Here("price"), other))
+    assert holds(Call("gt", (computed, Constant(-2, pa.int64()))), lookup).tolist()[0::2] == [True, True]
