@@ -42,7 +42,7 @@ from typing import Any, ClassVar
 from headrace.errors import UsageError
 from headrace.sourcing.databases import Database, Row, Transaction, open_database
 from headrace.sourcing.deciding import handlers_of
-from headrace.sourcing.errors import TakenOver
+from headrace.sourcing.errors import SourcingError, TakenOver
 from headrace.sourcing.events import EVERYTHING, Query, RecordedEvent
 from headrace.sourcing.privacy import FORGOTTEN_TYPE
 from headrace.sourcing.store import EventStore, Page
@@ -155,10 +155,19 @@ class ProjectionRunner:
             self._query, after=self._position, stop=stop, until_current=until_current, limit=BATCH_EVENTS
         )
         for page in pages:
-            self._apply(page)
-            if self.projection.is_rebuilt_to_forget and any(each.type == FORGOTTEN_TYPE for each in page.events):
+            if self._must_be_rebuilt(page, after=0):
+                # The position stays before the event: a process that dies in the rebuild meets it again.
+                with self._database.writing() as transaction:
+                    self._advance(transaction, self._position)
                 self.rebuild()
                 raise _Rebuilt  # it is further than the pages
+            self._apply(page)
+
+    def _must_be_rebuilt(self, page: Page, *, after: int) -> bool:
+        """Whether somebody was forgotten after a position, and only a rebuild removes the person's rows."""
+        return self.projection.is_rebuilt_to_forget and any(
+            event.type == FORGOTTEN_TYPE and event.position > after for event in page.events
+        )
 
     def _take_over(self) -> None:
         """Become the runner. What is there is of this version, or is made: the first time, or by a rebuild."""
@@ -175,6 +184,11 @@ class ProjectionRunner:
                 )
         if version != self.projection.version:
             self.rebuild()
+        elif self._position > (head := self._store.head()):
+            raise SourcingError(
+                f"projection {self.projection.name} is at position {self._position} and {self._store.shown} ends at "
+                f"{head}: it is another store, or an older copy of it. Rebuild the view"
+            )
 
     def _read_state(self, transaction: Transaction) -> int | None:
         """Where the view stands; gives the version of the projection that made it, or None where there is none."""
@@ -243,23 +257,39 @@ class ProjectionRunner:
     def rebuild(self, seen: Callable[[int], None] = lambda position: None) -> int:
         """Derive the view again beside the old one, then switch; gives the position that it has reached.
 
-        ``seen`` is called with each position on the way. Of two rebuilds at a time, the newer one goes on.
+        ``seen`` is called with each position on the way. Of two rebuilds at a time, the newer one goes on. When
+        somebody is forgotten meanwhile, it starts over: events that it has read before had the person's data in plain.
         """
+        while (position := self._filled(following := self._begin_rebuild(), seen)) is None:
+            pass
+        self._switch(following, position)
+        return position
+
+    def _begin_rebuild(self) -> int:
+        """Empty tables of the next generation; gives its number."""
         with self._database.writing() as transaction:
             self._read_state(transaction)
             following = self._generation + 1
-            self._drop(transaction, following)  # what a rebuild has left that died
+            self._drop_rebuild(transaction)  # what a rebuild has left that died
             self._make(transaction, following)
-            transaction.execute("delete from headrace_projections where name = ?", self._rebuild_name)
             self._insert_state(transaction, self._rebuild_name, following)
-        position = 0
+        return following
+
+    def _drop_rebuild(self, transaction: Transaction) -> None:
+        self._drop(transaction, self._generation + 1)
+        transaction.execute("delete from headrace_projections where name = ?", self._rebuild_name)
+
+    def _filled(self, following: int, seen: Callable[[int], None]) -> int | None:
+        """Apply all events to the next generation; gives the position, or None if somebody was forgotten meanwhile."""
+        begun, position = self._store.head(), 0
         while (page := self._store.page(self._query, after=position, limit=BATCH_EVENTS)).scanned_to > position:
+            if self._must_be_rebuilt(page, after=begun):
+                return None
             with self._database.writing() as transaction:
                 self._advance_rebuild(transaction, page.scanned_to)
                 self._apply_to(View(transaction, following), page)
             position = page.scanned_to
             seen(position)
-        self._switch(following, position)
         return position
 
     @property
@@ -326,5 +356,12 @@ class ProjectionRunner:
             time.sleep(WAIT_PAUSE_S)
 
     def purge(self) -> None:
-        """Remove deleted rows from the files of the database, also from those of its log."""
+        """Remove deleted rows from the files of the database, also from those of its log.
+
+        The tables of a rebuild that died go first: they may hold people who were forgotten later. A rebuild that is
+        going on ends with ``TakenOver``.
+        """
+        with self._database.writing() as transaction:
+            self._read_state(transaction)
+            self._drop_rebuild(transaction)
         self._database.purge()
