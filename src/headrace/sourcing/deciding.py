@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
@@ -52,6 +53,7 @@ C = TypeVar("C")
 A = TypeVar("A", bound="Aggregate")
 AnyEvent = Event | RecordedEvent
 CONFLICTS_MAX = 20
+_NOT_GIVEN: Any = object()
 
 
 class Rejection(SourcingError):
@@ -94,8 +96,9 @@ class Decider(Generic[S, C]):
     """What its snapshots are kept under."""
     snapshots: Snapshots | None = None
 
-    def fold(self, events: Iterable[AnyEvent], state: S | None = None) -> S:
-        return reduce(self.evolve, events, self.initial() if state is None else state)
+    def fold(self, events: Iterable[AnyEvent], state: S = _NOT_GIVEN) -> S:
+        """The state after these events, from ``state`` on; None is a state like any other."""
+        return reduce(self.evolve, events, self.initial() if state is _NOT_GIVEN else state)
 
     def decided(self, state: S, command: C) -> list[Event]:
         """The events that follow from a command; a rejection is raised."""
@@ -181,24 +184,26 @@ def handle(
         events = [event.caused_by(cause, actor) for event in decider.decided(loaded.state, command)]
         if not events:
             return Handled(loaded.state, [], loaded.version, store.head())
+        # Before the append: a state that cannot be made, or is no JSON, must not be found out when all is done.
+        state = decider.fold(events, loaded.state)
+        snapshot = _snapshot_of(decider, Loaded(state, loaded.version + len(events)), loaded.version)
         done = store.append(stream, events, expected=loaded.version, command_id=command_id)
         if done.repeated:
-            return Handled(loaded.state, [], done.versions.get(stream, 0), done.position, repeated=True)
-        state = decider.fold(events, loaded.state)
-        _keep_snapshot(store, stream, decider, Loaded(state, done.version), loaded.version, forgotten)
+            state = load(store, stream, decider).state
+            return Handled(state, [], done.versions.get(stream, 0), done.position, repeated=True)
+        if snapshot is not None:
+            with suppress(SourcingError):  # a cache: the command is done, whatever becomes of it
+                store.save_snapshot(stream, decider.name, snapshot, forgotten=forgotten)
         return Handled(state, events, done.version, done.position)
 
     return retrying(once, attempts=conflicts_max)
 
 
-def _keep_snapshot(
-    store: EventStore, stream: str, decider: Decider[S, Any], now: Loaded[S], before: int, forgotten: int
-) -> None:
+def _snapshot_of(decider: Decider[S, Any], now: Loaded[S], before: int) -> Snapshot | None:
     options = decider.snapshots
-    if options and now.version // options.every > before // options.every:
-        text = as_json(options.encode(now.state))
-        snapshot = Snapshot(now.version, options.schema, text)
-        store.save_snapshot(stream, decider.name, snapshot, forgotten=forgotten)
+    if options is None or now.version // options.every == before // options.every:
+        return None
+    return Snapshot(now.version, options.schema, as_json(options.encode(now.state)))
 
 
 def check(

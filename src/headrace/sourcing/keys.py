@@ -184,6 +184,11 @@ class KeyStore:
             ask = self._connection.execute
             return bool(ask("select 1 from forgotten_subjects where subject = ?", (subject,)).fetchone())
 
+    def forgotten(self) -> list[str]:
+        """All subjects whose keys were destroyed."""
+        with self._lock:
+            return [row[0] for row in self._connection.execute("select subject from forgotten_subjects").fetchall()]
+
     def destroy(self, subject: str) -> None:
         """Remove all keys of a subject, for good. Also for one that has none: it will get none."""
         with self._writing() as connection:

@@ -327,15 +327,17 @@ class PostgresStore(EventStore):
         return self._reads.snapshot(stream, kind)
 
     def save_snapshot(self, stream: str, kind: str, snapshot: Snapshot, *, forgotten: int) -> None:
-        # The row of the head is locked: a subject that is being forgotten is forgotten before this, or after it.
-        self._run(
-            "with locked as (select 1 from headrace_head for share) "
-            "insert into headrace_snapshots select %s, %s, %s, %s, %s from locked "
-            "where (select coalesce(max(version), 0) from headrace_events where stream = %s) = %s "
-            "on conflict (stream, kind) do update set version = excluded.version, "
-            "schema_version = excluded.schema_version, state = excluded.state",
-            (stream, kind, snapshot.version, snapshot.schema, snapshot.state, FORGOTTEN_STREAM, forgotten),
-        )
+        # The row of the head is locked first, by a statement of its own: the second one sees all that was committed
+        # until then. In one statement, it would see the store as it was before it waited for the lock.
+        with self._connection() as connection, connection.transaction():
+            connection.execute("select 1 from headrace_head for share")
+            connection.execute(
+                "insert into headrace_snapshots select %s, %s, %s, %s, %s "
+                "where (select coalesce(max(version), 0) from headrace_events where stream = %s) = %s "
+                "on conflict (stream, kind) do update set version = excluded.version, "
+                "schema_version = excluded.schema_version, state = excluded.state",
+                (stream, kind, snapshot.version, snapshot.schema, snapshot.state, FORGOTTEN_STREAM, forgotten),
+            )
 
     def delete_snapshots(self, streams: Iterable[str] | None = None) -> int:
         if streams is None:

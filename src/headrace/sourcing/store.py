@@ -388,15 +388,26 @@ class EventStore(ABC):
         return appended
 
     def _finish_forgetting(self) -> None:
-        """What a process has left that died inside of ``forget``; and keys that an older copy has brought back."""
+        """What a process has left that died inside of ``forget``, and what older copies have brought back.
+
+        An older copy of the key file has keys of people whom the store knows to be forgotten: they are destroyed again.
+        An older copy of the store has events of people whom only the key file knows to be forgotten, and snapshots and
+        views of that time may have their data in plain: ``SubjectForgotten`` is appended again, and all follow it.
+        """
         if not self.privacy.is_used:
             return
-        for subject in self.privacy.unannounced():
-            self._announce(subject)
-        for subject in self.forgotten():
+        known = set(self.forgotten())
+        for subject in known:
             if not self.privacy.keys.is_forgotten(subject):
                 self.privacy.destroy(subject)
                 self.privacy.announced(subject)
+        unannounced = set(self.privacy.unannounced())
+        for subject in self.privacy.keys.forgotten():
+            if subject in unannounced or (subject not in known and self._has_events_of(subject)):
+                self._announce(subject)
+
+    def _has_events_of(self, subject: str) -> bool:
+        return any(self.read_all(Query.of(tags=[self.privacy.tag(subject)]), limit=1))
 
     def forgotten_count(self) -> int:
         """How many subjects have been forgotten."""

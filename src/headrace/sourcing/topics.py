@@ -48,6 +48,7 @@ from headrace.errors import HeadraceError, KafkaError, UsageError
 from headrace.sourcing.appends import Appended, Request
 from headrace.sourcing.errors import SourcingError, StoreUnavailable, WriterBusy
 from headrace.sourcing.events import Query, Row
+from headrace.sourcing.privacy import FORGOTTEN_STREAM
 from headrace.sourcing.publishing import EVENTS_CONFIG, state_topic
 from headrace.sourcing.records import record_of, row_of
 from headrace.sourcing.sqlite import INSERT, SqliteStore
@@ -148,6 +149,8 @@ class TopicStore(SqliteStore):
                     "it is not the topic of an event store"
                 )
             self._insert(row)
+            if row[1] == FORGOTTEN_STREAM:  # forgotten by another process, which cannot see the snapshots here
+                self._writer.execute("delete from headrace_snapshots")
             head = row[0]
         self._writer.execute("update headrace_index set next_offset = ?", (self._consumer.positions[self._place],))
         self._writer.execute("commit")
