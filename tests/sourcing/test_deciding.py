@@ -12,6 +12,7 @@ import pytest
 
 from headrace.sourcing import (
     AppendConflict,
+    Decider,
     Event,
     EventStore,
     Rejection,
@@ -202,3 +203,26 @@ def test_a_second_runner_of_a_process_stops_and_nothing_happens_twice(store: Eve
         each.join()
     assert load(store, "account-2", account).state["cents"] == 20
     assert len(taken) <= 1
+
+
+def test_none_is_a_state_like_any_other(here: EventStore) -> None:
+    """A stream whose state has become None goes on from None, and not from the beginning."""
+    seen: list[object] = []
+
+    def evolve(state: object, event: object) -> object:
+        seen.append(state)
+        return None
+
+    closed: Decider[object, Event] = Decider(decide=lambda state, event: event, evolve=evolve, initial=lambda: "new")
+    handle(here, "a-1", closed, Event("Closed"))
+    handle(here, "a-1", closed, Event("Noticed"))
+    assert seen == ["new", "new", None]
+
+
+def test_a_command_that_another_process_does_meanwhile_gives_the_state_after_it(here: EventStore) -> None:
+    def decide(state: State, command: Deposit) -> Event:
+        handle(here, "account-1", account, command, command_id="c-1")  # the other process is faster
+        return deposited(command.cents)
+
+    done = handle(here, "account-1", replace(account, decide=decide), Deposit(5), command_id="c-1")
+    assert (done.repeated, done.version, done.state["cents"]) == (True, 1, 5)
