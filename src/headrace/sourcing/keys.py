@@ -21,8 +21,9 @@ import threading
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from headrace.errors import UsageError
 from headrace.sourcing.errors import SourcingError, SubjectIsForgotten
@@ -44,7 +45,12 @@ _TABLES = """
 create table if not exists subject_keys (
     subject text not null, number integer not null, wrapped blob not null, primary key (subject, number));
 create table if not exists forgotten_subjects (subject text primary key, announced integer not null default 0);
+create table if not exists master_check (only_row integer primary key check (only_row = 1), sealed blob not null);
 """
+_CHECKED = b"master"
+"""Sealed with the master key, in master_check: whoever adds a key first looks whether its master key is the right one.
+A process that runs on after ``rotate_master`` in another one would else wrap new keys with the old master key, and they
+are lost with it."""
 
 
 class Cipher:
@@ -71,24 +77,52 @@ class KeyStore:
     def __init__(self, path: str | Path, *, master_file: str | Path | None = None) -> None:
         self.path = Path(path)
         self.master_file = Path(master_file) if master_file else self.path.with_name(self.path.name + ".master")
-        is_new = not self.path.exists()
-        if is_new:
+        if not self.path.parent.is_dir():
+            raise UsageError(f"there is no folder {self.path.parent}", f"mkdir -p {self.path.parent}")
+        if not self.path.exists():
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
         self._lock = threading.RLock()
-        self._connection = sqlite3.connect(
-            self.path, isolation_level=None, timeout=LOCK_TIMEOUT_S, check_same_thread=False
-        )
-        self._connection.execute("pragma secure_delete = on")
-        self._connection.execute("pragma journal_mode = delete")
-        self._connection.execute("pragma synchronous = extra")
-        self._connection.executescript(_TABLES)
-        self._master = Cipher(_master_key(self.master_file, may_create=not self._has_keys()))
         self._newest: dict[str, tuple[int, Cipher]] = {}
         self._opened: dict[tuple[str, int], Cipher | None] = {}
         self._seen = -1
+        self._connection = sqlite3.connect(
+            self.path, isolation_level=None, timeout=LOCK_TIMEOUT_S, check_same_thread=False
+        )
+        try:
+            self._connection.execute("pragma secure_delete = on")
+            self._connection.execute("pragma journal_mode = delete")
+            self._connection.execute("pragma synchronous = extra")
+            self._connection.executescript(_TABLES)
+            self._master = Cipher(_master_key(self.master_file, may_create=not self._has_keys()))
+            if not self._ask("select 1 from master_check"):
+                with self._writing() as connection:
+                    self._check_master(connection)
+        except sqlite3.DatabaseError as error:
+            self._connection.close()
+            raise SourcingError(f"{self.path} is no key store, or cannot be used: {error}") from error
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _ask(self, statement: str) -> list[tuple[Any, ...]]:
+        return self._connection.execute(statement).fetchall()
 
     def _has_keys(self) -> bool:
-        return bool(self._connection.execute("select 1 from subject_keys limit 1").fetchall())
+        return bool(self._ask("select 1 from subject_keys limit 1") or self._ask("select 1 from master_check"))
+
+    def _check_master(self, connection: sqlite3.Connection) -> None:
+        """In a transaction that adds a key; the first one says which master key is the right one."""
+        found = connection.execute("select sealed from master_check").fetchone()
+        if found is None:
+            for row in connection.execute("select subject, number, wrapped from subject_keys limit 1").fetchall():
+                self._unwrapped(*row)
+            sealed = self._master.seal(_CHECKED, _CHECKED)
+            connection.execute("insert into master_check values (1, ?)", (sealed,))
+        elif self._master.open(found[0], _CHECKED) != _CHECKED:
+            raise SourcingError(
+                f"{self.master_file} is not the master key of {self.path}, or no longer: open the key store again with "
+                "the right one"
+            )
 
     def close(self) -> None:
         with self._lock:
@@ -100,10 +134,10 @@ class KeyStore:
             self._connection.execute("begin immediate")
             try:
                 yield self._connection
+                self._connection.execute("commit")
             except BaseException:
-                self._connection.execute("rollback")
+                self._connection.rollback()
                 raise
-            self._connection.execute("commit")
             self._forget_cached()
 
     def _forget_cached(self) -> None:
@@ -146,6 +180,7 @@ class KeyStore:
             return found or self._added(connection, subject, 1)
 
     def _added(self, connection: sqlite3.Connection, subject: str, number: int) -> tuple[int, Cipher]:
+        self._check_master(connection)
         key = os.urandom(KEY_BYTES)
         wrapped = self._master.seal(key, _bound(subject, number))
         connection.execute("insert into subject_keys values (?, ?, ?)", (subject, number, wrapped))
@@ -216,7 +251,8 @@ class KeyStore:
     def rotate_master(self, new_file: str | Path) -> int:
         """Wrap all keys with the master key in another file, which is made if it is not there; gives their number.
 
-        Keep the old file until this returns, then destroy it. Other processes open the key store again.
+        Keep the old file until this returns, then destroy it. Other processes open the key store again; until then they
+        add no key.
         """
         master = Cipher(_master_key(Path(new_file), may_create=True))
         with self._writing() as connection:
@@ -229,6 +265,8 @@ class KeyStore:
                 connection.execute(
                     "update subject_keys set wrapped = ? where subject = ? and number = ?", (again, subject, number)
                 )
+            self._check_master(connection)
+            connection.execute("update master_check set sealed = ?", (master.seal(_CHECKED, _CHECKED),))
         self._master, self.master_file = master, Path(new_file)
         return len(rows)
 
@@ -242,10 +280,7 @@ def _master_key(path: Path, *, may_create: bool) -> bytes:
     if not path.exists():
         if not may_create:
             raise UsageError(f"the master key {path} is missing", "bring the file back, or say where: master_file=…")
-        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(b64encode(os.urandom(KEY_BYTES)))
-            file.flush()
-            os.fsync(file.fileno())
+        _make_master_key(path)
     try:
         key = b64decode(path.read_bytes(), validate=True)
     except Base64Error:
@@ -253,3 +288,22 @@ def _master_key(path: Path, *, may_create: bool) -> bytes:
     if len(key) != KEY_BYTES:
         raise UsageError(f"{path} is no master key", f"it has {KEY_BYTES} bytes in base64")
     return key
+
+
+def _make_master_key(path: Path) -> None:
+    """Whole or not at all, and on disk with its name. Of two processes that make one, both use that of the first."""
+    made = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
+    with os.fdopen(os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+        file.write(b64encode(os.urandom(KEY_BYTES)))
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        with suppress(FileExistsError):
+            os.link(made, path)
+    finally:
+        made.unlink()
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
