@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
@@ -22,9 +22,12 @@ from headrace.sourcing import (
     Progress,
     Query,
     QueryItem,
+    SourcingError,
     Upcasters,
     retrying,
 )
+from headrace.sourcing.appends import Appended, Request
+from tests.waiting import eventually
 
 Open = Callable[..., EventStore]
 
@@ -153,8 +156,6 @@ def test_a_command_has_its_effect_once(store: EventStore) -> None:
 
 
 def test_the_same_id_twice_in_one_append_is_refused_whole(store: EventStore) -> None:
-    from headrace.sourcing import SourcingError
-
     with pytest.raises(SourcingError):
         store.append("account-1", [paid(1, event_id="a"), paid(2, event_id="a")])
     assert store.head() == 0
@@ -436,3 +437,49 @@ def test_old_events_are_read_in_their_newest_form_and_stay_as_they_are(store: Ev
     assert found[0].data == {"amount": 5, "currency": "EUR", "cents": 500}
     assert [event.schema_version for event in found] == [1, 1, 3]
     assert [event.data for event in open_().read("account-1")][:1] == [{"amount": 5}]
+
+
+def together(store: EventStore, appends: list[Callable[[], Appended]]) -> list[Appended | BaseException]:
+    """What becomes of appends that one leader writes in one batch: they come while another append is being written."""
+    write, begun, may_write = store._group._write, threading.Event(), threading.Event()
+
+    def slow(batch: Sequence[Request]) -> None:
+        begun.set()
+        may_write.wait(10)
+        write(batch)
+
+    def outcome(append: Callable[[], Appended]) -> Appended | BaseException:
+        try:
+            return append()
+        except BaseException as error:
+            return error
+
+    store._group._write = slow
+    with ThreadPoolExecutor(len(appends) + 1) as pool:
+        first = pool.submit(store.append, "first-1", Event("A"))
+        begun.wait(10)
+        others = [pool.submit(outcome, append) for append in appends]
+        eventually(lambda: len(store._group._queue) == len(appends))
+        may_write.set()
+        first.result()
+        store._group._write = write
+        return [each.result() for each in others]
+
+
+def test_an_append_that_the_database_does_not_take_fails_alone_and_those_beside_it_are_written(
+    store: EventStore,
+) -> None:
+    twice = [Event("A", event_id="e-1"), Event("A", event_id="e-1")]
+    one, bad, two = together(
+        store,
+        [
+            lambda: store.append("a-1", Event("A")),
+            lambda: store.append("b-1", twice),
+            lambda: store.append("c-1", Event("A")),
+        ],
+    )
+    assert isinstance(one, Appended)
+    assert isinstance(two, Appended)
+    assert isinstance(bad, SourcingError)
+    assert sorted(info.stream for info in store.streams()) == ["a-1", "c-1", "first-1"]
+    assert [event.position for event in store.read_all()] == [1, 2, 3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from headrace.errors import UsageError
 from headrace.sourcing import Event, EventStore, SourcingError, StoreUnavailable, WriterBusy, open_store, retrying
 from headrace.sourcing.keys import KeyStore
 from headrace.sourcing.publishing import publish, published_position
+from headrace.sourcing.sqlite import SqliteStore
 from headrace.testing.broker import TestBroker
 from tests.waiting import eventually
 
@@ -93,6 +95,25 @@ def test_a_kept_index_goes_on_where_it_was_and_one_of_another_topic_is_made_agai
     with open_store(topic + where) as store:
         assert [event.version for event in store.read("a-1")] == [1, 2, 3]
         assert [event.version for event in store.read_all()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("failure", [sqlite3.OperationalError("database or disk is full"), KeyboardInterrupt()])
+def test_an_index_that_fails_after_the_log_has_the_events_gives_no_position_out_twice(
+    topic: str, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    def fail(*_: object) -> None:
+        raise failure
+
+    with open_store(topic) as store:
+        store.append("a-1", paid(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(SqliteStore, "_commit", fail)
+            with pytest.raises((SourcingError, KeyboardInterrupt)):
+                store.append("a-1", paid(2))
+        assert store.append("a-1", paid(3)).position == 3
+        assert [event.data["amount"] for event in store.read("a-1")] == [1, 2, 3]
+    with open_store(topic) as store:
+        assert [event.data["amount"] for event in store.read("a-1")] == [1, 2, 3]
 
 
 def test_a_topic_that_is_no_store_is_refused(log_broker: TestBroker) -> None:

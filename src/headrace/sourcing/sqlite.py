@@ -135,14 +135,32 @@ class SqliteStore(EventStore):
             time.sleep(TURN_PAUSE_S * random.uniform(0.5, 1.5))
 
     def _write(self, batch: Sequence[Request]) -> None:
+        if self._write_together(batch):
+            return
+        # One of them is not taken by the database: alone, it gets its own error, and the others are written.
+        for request in batch:
+            try:
+                self._write_together([request])
+            except Exception as own:
+                request.outcome = own
+
+    def _write_together(self, batch: Sequence[Request]) -> bool:
+        """In one transaction. False: nothing was written, since one of several failed with more than a conflict."""
         with self._explained():
             self._begin()
             try:
-                self._write_all(batch)
+                try:
+                    self._write_all(batch)
+                except Exception:
+                    if len(batch) == 1:
+                        raise
+                    self._writer.rollback()
+                    return False
                 self._commit(batch)
             except BaseException:
                 self._writer.rollback()
                 raise
+        return True
 
     def _commit(self, batch: Sequence[Request]) -> None:
         self._writer.execute("commit")

@@ -164,10 +164,13 @@ class TopicStore(SqliteStore):
 
     def _write(self, batch: Sequence[Request]) -> None:
         with self._log:
-            if self._producer is None:
-                self._become_writer()
-            self._fresh, self._fresh_progress = [], {}
             super()._write(batch)
+
+    def _write_together(self, batch: Sequence[Request]) -> bool:
+        if self._producer is None:
+            self._become_writer()
+        self._fresh, self._fresh_progress = [], {}
+        return super()._write_together(batch)
 
     def _become_writer(self) -> None:
         try:
@@ -244,6 +247,16 @@ class TopicStore(SqliteStore):
         return done
 
     def _commit(self, batch: Sequence[Request]) -> None:
+        try:
+            self._commit_log()
+            super()._commit(batch)
+        except BaseException:
+            # The log may have what the index has not: a writer with such an index would give positions out twice. The
+            # next append becomes the writer again, and reads to the end first.
+            self._producer = None
+            raise
+
+    def _commit_log(self) -> None:
         producer = self._producer
         assert producer is not None, "only the writer commits"
         try:
@@ -254,9 +267,7 @@ class TopicStore(SqliteStore):
         except TransactionLost as error:
             raise self._lost() from error
         except KafkaError as error:
-            self._producer = None  # the next append reads what has come of this one
             raise _unavailable(self.shown, error) from error
-        super()._commit(batch)
 
     # ---- read -------------------------------------------------------------------------------------------------------
 
