@@ -6,7 +6,8 @@ take either.
 
 A ``Query`` selects events for reads, subscriptions and conditional appends. It is a list of items; an event matches if
 it matches one of them. An item names types, tags, streams and categories: the type, stream and category must be among
-those named, and all of the tags must be there. An empty query matches every event.
+those named, and all of the tags must be there. An empty query matches every event. The type is the one that the event
+was stored with: where an upcaster gives old events another type, name both.
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ TYPE_LENGTH_MAX = 200
 STREAM_LENGTH_MAX = 500
 TAG_LENGTH_MAX = 500
 TAGS_MAX = 100
+EVENT_ID_LENGTH_MAX = 200
+ID_LENGTH_MAX = 500
+"""Of other ids: that of a process manager's command has an event's id in it."""
+SUBJECT_LENGTH_MAX = 490
+"""Each subject is a tag, with a prefix."""
+SCHEMA_VERSION_MAX = 2**31 - 1
 EVENT_BYTES_MAX = 1_000_000
 """Of an event's data as JSON. A topic takes a megabyte by default, and large facts belong beside the log."""
 
@@ -58,6 +65,26 @@ def new_id() -> str:
     digits = f"{time.time_ns() // 1_000_000:012x}" + os.urandom(10).hex()
     variant = "89ab"[int(digits[16], 16) & 3]
     return f"{digits[:8]}-{digits[8:12]}-7{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
+
+
+def check_text(value: object, what: str, length_max: int) -> None:
+    """Raise unless it is a text that every store can keep. ``value`` comes from users: it may be anything."""
+    if isinstance(value, str) and 0 < len(value) <= length_max:
+        if value.isascii():
+            return
+        try:
+            value.encode()
+            return
+        except UnicodeEncodeError:
+            pass
+    shown = repr(value)[:40]
+    raise UsageError(f"{shown} is no {what}", f"use 1 to {length_max} characters")
+
+
+def _names(values: Iterable[str], what: str) -> tuple[str, ...]:
+    if isinstance(values, str):
+        raise UsageError(f"{values!r} is no list of {what}", f"use [{values!r}]: a text is a list of its letters")
+    return tuple(values)
 
 
 def category_of(stream: str) -> str:
@@ -92,8 +119,11 @@ _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=_p
 def as_json(value: Any) -> str:
     """JSON without spaces; a forgotten field is an object with the key $forgotten."""
     try:
-        return _encode(value)
-    except (TypeError, ValueError) as error:
+        text = _encode(value)
+        if not text.isascii():
+            text.encode()  # half of a surrogate pair is refused here, and not by the database
+        return text
+    except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"the data of an event is no JSON: {error}", "use texts, numbers, lists and objects") from None
 
 
@@ -117,16 +147,34 @@ class Event:
     personal: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.type) <= TYPE_LENGTH_MAX:
-            raise UsageError(f"{self.type[:40]!r} is no type of an event", f"use 1 to {TYPE_LENGTH_MAX} characters")
-        if isinstance(self.tags, str) or len(self.tags) > TAGS_MAX:
+        """What is no event is refused here: in a store it would fail together with the appends of others."""
+        check_text(self.type, "type of an event", TYPE_LENGTH_MAX)
+        if not isinstance(self.data, Mapping):
+            raise UsageError(f"the data of {self.type} is no object", 'for example {"amount": 5}')
+        given: object = self.tags
+        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) > TAGS_MAX:
             raise UsageError(f"the tags of {self.type} are no list of at most {TAGS_MAX}", "give a list of texts")
         for tag in self.tags:
-            if not 0 < len(tag) <= TAG_LENGTH_MAX:
-                raise UsageError(f"{tag[:40]!r} is no tag", f"use 1 to {TAG_LENGTH_MAX} characters")
-        unknown = [name for name in self.personal if name not in self.data]
+            check_text(tag, "tag", TAG_LENGTH_MAX)
+        if self.event_id is not None:
+            check_text(self.event_id, "id of an event", EVENT_ID_LENGTH_MAX)
+        for each in (self.correlation_id, self.causation_id, self.actor):
+            if each is not None:
+                check_text(each, "correlation, causation or actor", ID_LENGTH_MAX)
+        schema = self.schema_version
+        if schema is not None and (type(schema) is not int or not 0 < schema <= SCHEMA_VERSION_MAX):
+            raise UsageError(f"{schema!r} is no schema version", "use 1, 2, 3 …")
+        if self.personal:
+            self._check_personal()
+
+    def _check_personal(self) -> None:
+        if not isinstance(self.personal, Mapping):
+            raise UsageError(f"{self.type} does not say which field belongs to whom", 'use {"email": "customer-7"}')
+        unknown = [str(name) for name in self.personal if name not in self.data]
         if unknown:
             raise UsageError(f"{self.type} has no field {', '.join(unknown)} to keep for a subject", "name its fields")
+        for subject in self.personal.values():
+            check_text(subject, "name of a subject", SUBJECT_LENGTH_MAX)
 
     def caused_by(self, cause: RecordedEvent | None = None, actor: str | None = None) -> Event:
         """With the metadata that it lacks: who did it, and what led to it."""
@@ -148,11 +196,12 @@ command_id, recorded_us: the columns of the table of events, data and tags as JS
 class RecordedEvent:
     """A stored event. ``data`` is decoded, decrypted and brought to its newest form when it is first looked at."""
 
-    __slots__ = ("_data", "_opened", "_row")
+    __slots__ = ("_data", "_kind", "_opened", "_row")
 
     def __init__(self, row: Row, opened: Callable[[Row], tuple[str, dict[str, Any]]] | None = None) -> None:
         self._row = row
         self._opened = opened
+        self._kind: str = row[4]
         self._data: dict[str, Any] | None = None
 
     position = property(lambda self: self._row[0], doc="Its place among all events of the store, from 1 without gaps.")
@@ -168,11 +217,11 @@ class RecordedEvent:
     def type(self) -> str:
         if self._opened is not None:
             self._open()
-        kind: str = self._row[4]
-        return kind
+        return self._kind
 
     @property
     def stored_type(self) -> str:
+        """Before upcasting."""
         kind: str = self._row[4]
         return kind
 
@@ -204,9 +253,7 @@ class RecordedEvent:
             if self._opened is None:
                 self._data = json.loads(self._row[6])
             else:
-                kind, self._data = self._opened(self._row)
-                if kind != self._row[4]:
-                    self._row = (*self._row[:4], kind, *self._row[5:])
+                self._kind, self._data = self._opened(self._row)
         found: dict[str, Any] = self._data
         return found
 
@@ -247,9 +294,16 @@ class QueryItem:
     streams: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
 
-    def matches(self, event: Event | RecordedEvent, stream: str | None) -> bool:
+    def __post_init__(self) -> None:
+        for values in (self.types, self.tags, self.streams, self.categories):
+            _names(values, "names")
+        for name in self.categories:
+            if "-" in name:
+                raise UsageError(f"{name!r} is no category: it has a dash", "a category ends before the first dash")
+
+    def matches(self, event: RecordedEvent, stream: str | None) -> bool:
         return (
-            (not self.types or event.type in self.types)
+            (not self.types or event.stored_type in self.types)
             and (not self.streams or stream in self.streams)
             and (not self.categories or (stream is not None and category_of(stream) in self.categories))
             and set(self.tags) <= set(event.tags)
@@ -272,7 +326,9 @@ class Query:
         categories: Iterable[str] = (),
     ) -> Query:
         """A query of one item; without arguments it matches everything."""
-        item = QueryItem(tuple(types), tuple(tags), tuple(streams), tuple(categories))
+        item = QueryItem(
+            _names(types, "types"), _names(tags, "tags"), _names(streams, "streams"), _names(categories, "categories")
+        )
         return cls(() if item == QueryItem() else (item,))
 
     def __or__(self, other: Query) -> Query:
@@ -292,3 +348,9 @@ class Condition:
 
     fail_if_events_match: Query
     after: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.fail_if_events_match, Query):
+            raise UsageError("a condition has no query", "use Condition(Query.of(tags=[…]))")
+        if type(self.after) is not int or not 0 <= self.after < 2**62:
+            raise UsageError(f"{self.after!r} is no position", "use 0 for the beginning of the store")

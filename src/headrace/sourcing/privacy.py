@@ -24,7 +24,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from headrace.errors import UsageError
 from headrace.sourcing.errors import SourcingError
-from headrace.sourcing.events import Event, Forgotten, as_json
+from headrace.sourcing.events import SUBJECT_LENGTH_MAX, Event, Forgotten, as_json
 
 if TYPE_CHECKING:
     from headrace.sourcing.keys import KeyStore
@@ -42,6 +42,11 @@ class PersonalData:
 
     subject_field: str
     fields: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        given: object = self.fields
+        if isinstance(given, str):
+            raise UsageError(f"the fields {given!r} are no list", f"use ({given!r},): mind the comma")
 
 
 def forgotten_event(subject: str, actor: str | None) -> Event:
@@ -86,19 +91,22 @@ class Privacy:
         return data, [self.tag(subject) for subject in dict.fromkeys(owners.values())]
 
     def _owners(self, event: Event) -> Mapping[str, str]:
+        """By field: those of the rule, and those that the event names itself, which go before the rule."""
         rule = self.rules.get(event.type)
-        if event.personal or rule is None:
+        if rule is None:
             return event.personal
+        left = [name for name in rule.fields if event.data.get(name) is not None and name not in event.personal]
         subject = event.data.get(rule.subject_field)
-        if not isinstance(subject, str) or not subject:
+        is_needed = left or not event.personal
+        if is_needed and (not isinstance(subject, str) or not 0 < len(subject) <= SUBJECT_LENGTH_MAX):
             raise UsageError(
                 f"{event.type} has no subject in its field {rule.subject_field}", "its personal fields need one"
             )
-        return {name: subject for name in rule.fields if event.data.get(name) is not None}
+        return {**dict.fromkeys(left, str(subject)), **event.personal}
 
     def opened(self, data: dict[str, Any], event_id: str) -> dict[str, Any]:
         for name, value in data.items():
-            if isinstance(value, dict) and SEALED in value:
+            if isinstance(value, dict) and value.keys() == {SEALED, SUBJECT, KEY}:
                 data[name] = self._opened_field(value, event_id, name)
         return data
 

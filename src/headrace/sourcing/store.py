@@ -30,6 +30,9 @@ from headrace.sourcing.events import (
     ANY,
     EVENT_BYTES_MAX,
     EVERYTHING,
+    EXISTS,
+    ID_LENGTH_MAX,
+    NONE,
     STREAM_LENGTH_MAX,
     Condition,
     Event,
@@ -38,6 +41,7 @@ from headrace.sourcing.events import (
     RecordedEvent,
     Row,
     as_json,
+    check_text,
     new_id,
 )
 from headrace.sourcing.privacy import FORGOTTEN_STREAM, PersonalData, Privacy, forgotten_event
@@ -100,7 +104,7 @@ class EventStore(ABC):
         self._group = GroupCommit(self._write)
         self._appends = Appends()
         self._opened: Callable[[Row], tuple[str, dict[str, Any]]] | None = None
-        if self.privacy.is_used or self._upcasters.is_used:
+        if self.privacy.is_used or choices.upcasters is not None:  # some may be registered later
             self._opened = self._open_row
 
     # ---- what a backend does ----------------------------------------------------------------------------------------
@@ -199,7 +203,9 @@ class EventStore(ABC):
         progress: Progress | None = None,
     ) -> Appended:
         """Append to several streams at once: (stream, events, expected) of each. A stream may come without events."""
-        parts = list(parts)
+        parts = [(stream, list(events), expected) for stream, events, expected in parts]
+        if command_id is not None:
+            check_text(command_id, "id of a command", ID_LENGTH_MAX)
         given = [self._prepared(*part) for part in parts]
         names = [part.stream for part in given if part.stream is not None]
         if len(set(names)) < len(names):
@@ -212,12 +218,13 @@ class EventStore(ABC):
         return appended
 
     def _prepared(self, stream: str | None, events: Sequence[Event], expected: Expected) -> Part:
-        if stream is not None and not 0 < len(stream) <= STREAM_LENGTH_MAX:
-            raise UsageError(f"{stream[:40]!r} is no name of a stream", f"use 1 to {STREAM_LENGTH_MAX} characters")
+        if stream is not None:
+            check_text(stream, "name of a stream", STREAM_LENGTH_MAX)
         if stream is None and expected != ANY:
             raise UsageError("events without a stream have no version to expect", "use a condition")
-        if isinstance(expected, int) and expected < 0:
-            raise UsageError(f"no stream has the version {expected}", "expect 0 or more, ANY, NONE or EXISTS")
+        is_version = type(expected) is int and 0 <= expected < 2**62
+        if not is_version and expected not in (ANY, NONE, EXISTS):
+            raise UsageError(f"no stream has the version {expected!r}", "expect 0 or more, ANY, NONE or EXISTS")
         rows: list[EventRow] = []
         tags: list[tuple[str, ...]] = []
         for event in events:

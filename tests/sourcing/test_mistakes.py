@@ -1,0 +1,193 @@
+"""Mistakes in calls are refused in words, before they lose an event, break a rule or store a person's data in plain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from headrace.errors import UsageError
+from headrace.sourcing import (
+    Condition,
+    Event,
+    EventStore,
+    PersonalData,
+    Projection,
+    ProjectionRunner,
+    Query,
+    QueryItem,
+    Upcasters,
+    open_store,
+)
+from headrace.sourcing.events import RecordedEvent
+from headrace.sourcing.keys import KeyStore
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[EventStore]:
+    with open_store(tmp_path / "events.db") as store:
+        yield store
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": ""},
+        {"type": 5},
+        {"type": "\ud800"},
+        {"data": [1]},
+        {"data": None},
+        {"tags": None},
+        {"tags": "abc"},
+        {"tags": [1]},
+        {"tags": ["\udc00"]},
+        {"event_id": ""},
+        {"event_id": UUID(int=7)},
+        {"event_id": "x" * 201},
+        {"actor": 7},
+        {"correlation_id": "x" * 501},
+        {"schema_version": 0},
+        {"schema_version": 2**70},
+        {"data": {"name": "Ada"}, "personal": ["name"]},
+        {"data": {"name": "Ada"}, "personal": {"name": None}},
+        {"data": {"name": "Ada"}, "personal": {"name": ""}},
+    ],
+    ids=lambda fields: str(fields)[:30],
+)
+def test_what_is_no_event_is_refused_before_it_meets_the_appends_of_others(fields: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Event(**{"type": "Paid", **fields})
+
+
+@pytest.mark.parametrize("data", [{"name": "\ud800"}, {"\ud800": 1}], ids=["value", "name"])
+def test_half_of_a_surrogate_pair_is_no_json(here: EventStore, data: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="no JSON"):
+        here.append("a-1", Event("Paid", data))
+
+
+@pytest.mark.parametrize("expected", [None, "3", -1, True, 2**70], ids=str)
+def test_an_expected_version_that_is_none_is_refused(store: EventStore, expected: Any) -> None:
+    with pytest.raises(UsageError, match="no stream has the version"):
+        store.append("a-1", Event("Paid"), expected=expected)
+
+
+@pytest.mark.parametrize("command_id", ["", 7, "x" * 501], ids=["empty", "a number", "long"])
+def test_an_empty_id_of_a_command_is_refused(here: EventStore, command_id: Any) -> None:
+    """Else the second command of a script with an unset variable would be taken for the first one."""
+    with pytest.raises(UsageError, match="id of a command"):
+        here.append("a-1", Event("Paid"), command_id=command_id)
+
+
+@pytest.mark.parametrize("name", ["types", "tags", "streams", "categories"])
+def test_a_text_in_the_place_of_a_list_is_refused(name: str) -> None:
+    """A condition over the letters of a tag would never fail."""
+    with pytest.raises(UsageError, match="no list"):
+        Query.of(**{name: "ada"})
+    with pytest.raises(UsageError, match="no list"):
+        QueryItem(**{name: "ada"})
+
+
+def test_a_condition_without_a_position_or_a_query_is_refused() -> None:
+    query = Query.of(tags=["name:ada"])
+    for after in (None, -1, "5"):
+        with pytest.raises(UsageError, match="is no position"):
+            Condition(query, after=after)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no query"):
+        Condition(QueryItem(tags=("name:ada",)))  # type: ignore[arg-type]
+
+
+def test_a_category_with_a_dash_is_refused() -> None:
+    with pytest.raises(UsageError, match="before the first dash"):
+        Query.of(categories=["account-1"])
+
+
+def test_events_from_a_generator_with_ids_are_appended_once(store: EventStore) -> None:
+    def events() -> Any:
+        return (Event("Paid", event_id=each) for each in ("e-1", "e-2"))
+
+    assert not store.append("a-1", events()).repeated
+    assert store.append("a-1", events()).repeated
+    assert store.head() == 2
+
+
+# ---- personal data --------------------------------------------------------------------------------------------------
+
+
+def test_a_rule_whose_fields_are_a_text_is_refused() -> None:
+    with pytest.raises(UsageError, match="mind the comma"):
+        PersonalData("owner", ("name"))  # type: ignore[arg-type]
+
+
+def test_an_event_that_names_personal_fields_keeps_those_of_its_rule_secret_too(tmp_path: Path) -> None:
+    keys = KeyStore(tmp_path / "keys")
+    rules = {"Opened": PersonalData("owner", ("name", "mail"))}
+    with open_store(tmp_path / "events.db", keys=keys, personal=rules) as store:
+        data = {"owner": "u1", "name": "Ada", "partner": "Charles", "mail": "a@x"}
+        store.append("a-1", Event("Opened", data, personal={"partner": "u2", "mail": "u3"}))
+        (event,) = store.read("a-1")
+        assert event.data == data
+        assert set(event.tags) == {"subject:u1", "subject:u2", "subject:u3"}
+        assert not any(word in event.row[6] for word in ("Ada", "Charles", "a@x"))
+    keys.close()
+
+
+def test_data_that_only_looks_encrypted_is_read_as_it_is(tmp_path: Path) -> None:
+    keys = KeyStore(tmp_path / "keys")
+    with open_store(tmp_path / "events.db", keys=keys) as store:
+        store.append("a-1", Event("Noted", {"note": {"$sealed": 1}}))
+        assert next(store.read("a-1")).data == {"note": {"$sealed": 1}}
+    keys.close()
+
+
+# ---- upcasting ------------------------------------------------------------------------------------------------------
+
+
+def renaming() -> Upcasters:
+    upcasters = Upcasters()
+
+    @upcasters.register("Old", from_version=1)
+    def rename(data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        return "New", data
+
+    return upcasters
+
+
+def test_an_event_keeps_its_stored_type_and_row_when_its_data_was_looked_at(tmp_path: Path) -> None:
+    with open_store(tmp_path / "events.db", upcasters=renaming()) as store:
+        store.append("a-1", Event("Old", schema_version=1))
+        (event,) = store.read("a-1")
+        before = event.row
+        assert (event.data, event.type) == ({}, "New")
+        assert (event.stored_type, event.row) == ("Old", before)
+
+
+def test_a_view_that_asks_for_an_old_type_gets_its_events_under_their_new_type(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Seen(Projection):
+        query = Query.of(types=["Old"])
+
+        def apply(self, view: object, event: RecordedEvent) -> None:
+            seen.append(event.type)
+
+    with open_store(tmp_path / "events.db", upcasters=renaming()) as store:
+        store.append("a-1", Event("Old", schema_version=1))
+        runner = ProjectionRunner(store, tmp_path / "views.db", Seen())
+        runner.run(until_current=True)
+        runner.close()
+    assert seen == ["New"]
+
+
+def test_an_upcaster_that_is_registered_after_the_store_was_opened_is_used(tmp_path: Path) -> None:
+    upcasters = Upcasters()
+    with open_store(tmp_path / "events.db", upcasters=upcasters) as store:
+        store.append("a-1", Event("Paid"))
+
+        @upcasters.register("Paid", from_version=1)
+        def add_currency(data: dict[str, Any]) -> dict[str, Any]:
+            return {**data, "currency": "EUR"}
+
+        assert next(store.read("a-1")).data == {"currency": "EUR"}
