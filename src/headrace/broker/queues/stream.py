@@ -172,6 +172,9 @@ class StreamQueue(Queue):
 
     # ---- settling: only room for the next ---------------------------------------------------------------------------
 
+    def acknowledge_all(self, lane: int, offsets: list[int]) -> None:
+        self.wake()
+
     def acknowledge(self, delivery: Delivery) -> None:
         self.wake()
 
@@ -181,8 +184,22 @@ class StreamQueue(Queue):
     def reject(self, delivery: Delivery, reason: str = "rejected") -> None:
         self.wake()
 
+    def restore(self, number: int, first: int, end: int) -> int:
+        raise _not_supported("restoring", self.where)
+
     def write_journal(self) -> None:
         """There is none."""
+
+    @property
+    def keeps_what_is_gone(self) -> bool:
+        """Nothing is gone before its segment is: age and size alone remove it."""
+        return False
+
+    def release(self) -> None:
+        """The log removes by itself what is too old or too much."""
+
+    def _enforce_length(self) -> None:
+        """The log does it, in whole segments."""
 
     def purge(self) -> int:
         raise _not_supported("queue.purge", self.where)

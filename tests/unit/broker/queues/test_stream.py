@@ -12,6 +12,7 @@ from headrace.broker.queues.lane import Lane
 from headrace.broker.queues.message import Message
 from headrace.broker.queues.policy import QueuePolicy
 from headrace.broker.queues.queue import Delivery
+from headrace.broker.queues.retention import Retention
 from headrace.broker.queues.stream import StreamQueue, stream_config
 from headrace.broker.queues.turn import Turn
 from headrace.log.config import LogConfig
@@ -62,7 +63,7 @@ class World:
     def open(self) -> None:
         policy = QueuePolicy.of(self.arguments, "queue 's' in vhost '/'")
         self.log = PartitionLog.open(self.disk, "/data/1", stream_config(LogConfig(), policy))
-        lanes = [Lane(self.log, self.flusher)]
+        lanes = [Lane(self.log, self.flusher, Retention(MINUTE_MS, -1))]
         journal = QueueJournal(PartitionLog.open(self.disk, "/data/0", LogConfig()), self.flusher, lanes)
         self.turn = Turn(defer=lambda _: None, later=self.clock.call_later, now_ms=self.clock.wall_ms)
         self.stream = StreamQueue(
@@ -170,3 +171,36 @@ def test_what_is_too_old_or_too_much_goes_in_whole_segments() -> None:
         kept = world.read("first")
         assert 9 <= len(kept) <= 14
         assert kept == [str(number) for number in range(30 - len(kept), 30)]
+
+
+def test_acknowledgements_of_a_stream_take_no_memory() -> None:
+    world = World()
+    world.publish(5)
+    world.stream.acknowledge_all(0, [0, 1, 2])
+    world.stream.acknowledge_all(0, [3, 4])
+    (lane,) = world.stream.lanes
+    assert (len(lane._gone), lane.taken, world.stream._journal._gone) == (0, 0, [[]])
+
+
+def test_the_retention_of_queues_removes_nothing_of_a_stream() -> None:
+    world = World()
+    world.publish(5)
+    assert not world.stream.keeps_what_is_gone
+    world.stream.release()
+    world.clock.advance(2 * MINUTE_MS)
+    world.stream.release()
+    assert world.read("first") == ["0", "1", "2", "3", "4"]
+
+
+def test_a_limit_of_bytes_is_for_the_log_of_a_stream_and_drops_no_message() -> None:
+    world = World({"x-max-length-bytes": 10})
+    world.publish(5, size=100)
+    assert world.read("first") == ["0", "1", "2", "3", "4"]
+    assert world.stream._journal._gone == [[]]
+
+
+def test_nothing_of_a_stream_can_be_restored() -> None:
+    world = World()
+    world.publish(1)
+    with pytest.raises(AmqpError, match="not supported by stream queues"):
+        world.stream.restore(0, 0, 1)
