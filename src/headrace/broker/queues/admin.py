@@ -231,8 +231,7 @@ class QueueAdmin:
         answer: MoveMessagesResponse,
     ) -> Steps[None]:
         """Steps 2 to 4 for messages that are held; those that cannot go are ready again."""
-        goes: list[tuple[Place, Message]] = []
-        published: list[tuple[Queue, Message]] = []
+        ways: list[tuple[Place, Message, list[tuple[Queue, Message]]]] = []
         planned: dict[Queue, tuple[int, int]] = {}
         try:
             for place, message in found:
@@ -242,12 +241,15 @@ class QueueAdmin:
                 elif not all(_has_room(target, each, planned) for target, each in targets):
                     answer.refused += 1
                 else:
-                    goes.append((place, message))
-                    published += targets
+                    ways.append((place, message, targets))
                     for target, each in targets:
                         count, size = planned.get(target, (0, 0))
                         planned[target] = count + 1, size + len(each.body)
                 yield 1
+            open_ways = [way for way in ways if not any(target.is_deleted for target, _ in way[2])]
+            answer.unroutable += len(ways) - len(open_ways)
+            goes = [(place, message) for place, message, _ in open_ways]
+            published = [each for _, _, targets in open_ways for each in targets]
             moving = [place for place, _ in goes]
             stays = set(moving)
             queue.let_go([place for place, _ in found if place not in stays])
@@ -612,8 +614,7 @@ def _flushed(published: Sequence[tuple[Queue, Message]]) -> Steps[None]:
     """Publish, and wait until everything is flushed."""
     flush = _Flush()
     for target, message in published:
-        if not target.is_deleted:
-            target.publish(message, flush)
+        target.publish(message, flush)
     flush.one_done()
     yield flush
 

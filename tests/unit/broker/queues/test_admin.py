@@ -444,3 +444,18 @@ def test_a_queue_that_is_deleted_during_a_move_ends_it(tmp_path: Path, way: int)
         assert (await settled(reply)).error_code == 0
 
     play(tmp_path, scenario)
+
+
+def test_messages_stay_when_the_queue_they_go_to_is_deleted_during_the_move(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        source = await make(harness, "from")
+        target = await make(harness, "to")
+        put(source, *("x" for _ in range(1_000)))
+        reply = harness.start(MoveMessagesRequest(queue="from", routing_key="to", places=places((0, 1_000))))
+        assert not target.ready, "it takes more than one turn"
+        await harness.ask(DeleteQueueRequest(queue="to"))
+        answer = await settled(reply)
+        assert (answer.error_code, answer.moved, answer.unroutable) == (0, 0, 1_000)
+        assert source.ready == 1_000
+
+    play(tmp_path, scenario)
