@@ -47,10 +47,8 @@ class ChannelConsumer:
         )
 
     def credit(self) -> int:
-        if not self.has_credit():
+        if self._channel.limits_together or not self.has_credit():
             return 0
-        if self._channel.limits_together:
-            return 1
         return self._prefetch - self.unacknowledged if self._prefetch and not self.no_ack else UNLIMITED
 
     def deliver(self, delivery: Delivery, message: Message, *, is_redelivered: bool) -> None:

@@ -159,15 +159,19 @@ class Lane:
             self._recent = {}
         return True
 
-    def take_run(self, count_max: int, is_expired: Callable[[Message], bool] | None) -> tuple[list[int], list[Message]]:
+    def take_run(
+        self, count_max: int, is_expired: Callable[[Message], bool], *, may_expire: bool
+    ) -> tuple[list[int], list[Message]]:
         """Hand out messages from the cursor on, as many as are at hand, up to one that has expired; their offsets, and
         the messages. All were handed out before, or none. Nothing if some have come back, which go first, or if it is
-        not known of each whether it was handed out before."""
-        if self._back or self._doubtful or self.head() != self.cursor:
+        not known of each whether it was handed out before. Without ``may_expire`` only messages with a time limit of
+        their own expire."""
+        if not count_max or self._back or self._doubtful or self.head() != self.cursor:
             return [], []
         offset = self.cursor
         if offset not in self._window:
             self._read_ahead(offset)
+        may_expire = may_expire or self.has_expirations  # which reading may have found
         end = self.delivered_before if offset < self.delivered_before else self.end
         window, gone = self._window, self._gone
         offsets: list[int] = []
@@ -179,7 +183,7 @@ class Lane:
                     offset += 1
                     continue
                 break
-            if is_expired is not None and is_expired(message):
+            if may_expire and is_expired(message):
                 break
             del window[offset]
             offsets.append(offset)
@@ -269,6 +273,10 @@ class Lane:
             self._count(-message.size - MESSAGE_OVERHEAD_BYTES)
         return True
 
+    @property
+    def held(self) -> Iterator[int]:
+        return iter(self._held)
+
     def let_go(self, offset: int) -> None:
         """A message that was held is ready again, at its old place."""
         self._held.discard(offset)
@@ -349,6 +357,7 @@ class Lane:
         found = {} if batch is None else dict(messages_of(batch))
         assert offset in found, f"{self.log.directory}: offset {offset} cannot be found"
         self._recent = found if self._budget.left > 0 else {offset: found[offset]}
+        self.has_expirations |= found[offset].summary.expiration is not None
         return found[offset]
 
     def _keep(self, offset: int, messages: Sequence[Message]) -> None:
@@ -389,8 +398,9 @@ class Lane:
     # ---- recovering -------------------------------------------------------------------------------------------------
 
     def recover(self, gone: Iterator[tuple[int, int]] | list[tuple[int, int]]) -> None:
-        """The journal says that these ranges are gone."""
+        """The journal says that these ranges are gone, also those that were restored before."""
         for first, end in gone:
+            self._back.discard_range(first, end)
             if first <= self.floor:
                 self.floor = max(self.floor, end)
             else:

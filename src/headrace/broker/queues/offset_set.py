@@ -73,6 +73,15 @@ class OffsetSet:
             self._count -= 1
             self._keep(number, after)
 
+    def discard_range(self, first: int, end: int) -> None:
+        for number in [each for each in self._chunks if first // CHUNK <= each <= end // CHUNK]:
+            base = number * CHUNK
+            low, high = max(first - base, 0), min(end - base, CHUNK)
+            before = self._chunks[number]
+            after = before & ~((1 << high) - (1 << low)) if low < high else before
+            self._count -= before.bit_count() - after.bit_count()
+            self._keep(number, after)
+
     def discard_below(self, offset: int) -> None:
         if not self._chunks:
             return

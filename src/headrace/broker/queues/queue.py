@@ -35,6 +35,8 @@ DELIVERIES_PER_TURN = 1_000
 """So many, and then others have their turn."""
 
 DROPS_PER_TURN = 10_000
+EXPIRY_LOOK_MS = 3_600_000
+"""After so long the next message to expire is looked for again."""
 
 
 class Published(Protocol):
@@ -64,7 +66,7 @@ class Consumer(Protocol):
     def has_credit(self) -> bool: ...
 
     def credit(self) -> int:
-        """How many messages may be delivered before it has to be asked again; one if others share its limit."""
+        """How many messages it takes at once; 0 if others share its limit, so that it has to be asked for each."""
 
     def deliver(self, delivery: Delivery, message: Message, *, is_redelivered: bool) -> None: ...
 
@@ -132,6 +134,7 @@ class Queue:
         """Messages that wait before they are delivered again, by when that is over; a heap."""
         self._delay: TimerHandle | None = None
         self._expiry: TimerHandle | None = None
+        self._expiry_at_ms = 0
 
     def recover(self) -> None:
         """Fold the journal of a queue that was there before the start. Raises LogError."""
@@ -209,6 +212,7 @@ class Queue:
     def append_waiting(self) -> None:
         """Write what was published. Raises LogError; what is not written then waits."""
         if not self._waiting:
+            self._enforce_length()  # the last turn may have left some of it to this one, and messages come back
             return
         waiting, self._waiting = self._by_lane(self._waiting), []
         for place, (number, messages) in enumerate(waiting):
@@ -259,13 +263,14 @@ class Queue:
 
     def deliver(self) -> None:
         """Hand out what is ready to those who have credit, some at a time."""
-        left = DELIVERIES_PER_TURN
+        left = 0 if self.is_deleted else DELIVERIES_PER_TURN
         while left > 0:
             delivered = self._deliver_run(left) or self._deliver_one()
             if not delivered:
                 return
             left -= delivered
-        self._turn.touch(self)
+        if not self.is_deleted:
+            self._turn.touch(self)
 
     def _deliver_run(self, count_max: int) -> int:
         """Hand out messages that follow each other, dealt to consumers as they would get them one by one; how many.
@@ -276,9 +281,9 @@ class Queue:
             return 0
         number, _ = place
         lane = self._lanes[number]
-        may_expire = lane.has_expirations or self.policy.message_ttl_ms is not None
         count_max = min(count_max, len(takers) * min(taker.credit() for taker in takers))
-        offsets, messages = lane.take_run(count_max, self._is_expired if may_expire else None)
+        may_expire = self.policy.message_ttl_ms is not None
+        offsets, messages = lane.take_run(count_max, self._is_expired, may_expire=may_expire)
         if not messages:
             return 0
         if self.policy.bytes_max is not None:
@@ -381,16 +386,21 @@ class Queue:
         return max(0, message.enqueued_ms + min(limits) - self._turn.now_ms())
 
     def _watch_expiry(self, wait_ms: int) -> None:
-        """The head will expire although nothing else happens."""
-        if self._expiry is None:
+        """The head will expire although nothing else happens. It may do so before what was the head until now."""
+        wait_ms = min(wait_ms, EXPIRY_LOOK_MS)
+        at_ms = self._turn.now_ms() + wait_ms
+        if self._expiry is not None:
+            if self._expiry_at_ms <= at_ms:
+                return
+            self._expiry.cancel()
 
-            def due() -> None:
-                self._expiry = None
-                if not self.is_deleted:
-                    self._turn.touch(self)
-                    self._head()
+        def due() -> None:
+            self._expiry = None
+            if not self.is_deleted:
+                self._turn.touch(self)
+                self._head()
 
-            self._expiry = self._turn.later(min(wait_ms / 1000, 3600.0), due)
+        self._expiry, self._expiry_at_ms = self._turn.later(wait_ms / 1000, due), at_ms
 
     def _drop(self, number: int, offset: int, reason: str) -> None:
         """The message is not delivered; whoever wants dead letters gets it."""
@@ -477,6 +487,8 @@ class Queue:
         self.append_waiting()
         count = sum(lane.purge() for lane in self._lanes)
         self.ready_bytes = 0
+        if self.policy.bytes_max is not None:  # what is held to be moved stays
+            self.ready_bytes = sum(len(lane.peek(offset).body) for lane in self._lanes for offset in lane.held)
         self._journal.snapshot(self._turn.now_ms())
         self.release()
         return count
@@ -611,6 +623,10 @@ class Queue:
         self.consumers.clear()
         self._rotation.clear()
         self._waiting.clear()
+        self._written.clear()
+        published, self._published = self._published, {}
+        for each in published:  # as if it had been written, and deleted then
+            each.one_done()
         for lane in self._lanes:
             lane.forget_window()
             lane.log.is_retired = True

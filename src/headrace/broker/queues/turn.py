@@ -105,13 +105,23 @@ class Turn:
             self._set()
 
     def _settle(self, queue: Queue) -> None:
-        for step in (queue.append_waiting, queue.deliver):  # consumers go on when nothing can be appended
-            try:
-                step()
-            except LogError as error:
-                self._refuse(queue, error)
-            except Exception:
-                LOG.exception("queue %s: an internal error; please file a bug", queue.name)
+        try:
+            queue.append_waiting()
+        except LogError as error:
+            self._refuse(queue, error)
+        except Exception:
+            LOG.exception("queue %s: an internal error; please file a bug", queue.name)
+        try:
+            queue.deliver()  # consumers go on when nothing can be appended
+        except LogError as error:
+            self._unreadable(queue, error)
+        except Exception:
+            LOG.exception("queue %s: an internal error; please file a bug", queue.name)
+
+    def _unreadable(self, queue: Queue, error: LogError) -> None:
+        """The consumers of this queue wait; nobody else does."""
+        LOG.error("queue %s: its messages cannot be read: %s", queue.name, error)
+        self.later(RETRY_S, lambda: None if queue.is_deleted else self.touch(queue))
 
     def _note(self, queue: Queue) -> None:
         try:

@@ -62,7 +62,7 @@ class LaneMachine(RuleBasedStateMachine):
             offset = self.lane.head()
             assert offset == min(self.ready, default=None)
             if offset is None:
-                return
+                break
             assert self.lane.peek(offset).body == self.ready[offset]
             assert self.lane.take(offset) == (offset in self.handed_out)
             self.taken[offset] = self.ready.pop(offset)
@@ -74,7 +74,7 @@ class LaneMachine(RuleBasedStateMachine):
         """Messages that follow each other; one of them may have expired."""
         expired = None if stop is None else self.ready.get(stop)
         was_handed_out = min(self.ready, default=-1) in self.handed_out
-        offsets, run = self.lane.take_run(count, lambda message: message.body == expired)
+        offsets, run = self.lane.take_run(count, lambda message: message.body == expired, may_expire=True)
         assert offsets == sorted(self.ready)[: len(run)]
         for offset, message in zip(offsets, run, strict=True):
             assert message.body == self.ready[offset] != expired
@@ -243,7 +243,7 @@ def test_a_run_is_all_that_follows_each_other_also_where_every_second_message_is
     machine.journal.write(1_000)
     machine.disk.kill()
     machine.open()
-    offsets, _ = machine.lane.take_run(100, None)
+    offsets, _ = machine.lane.take_run(100, lambda _: False, may_expire=False)
     assert offsets == list(range(1, 20, 2))  # up to what was not handed out before
-    offsets, _ = machine.lane.take_run(100, None)
+    offsets, _ = machine.lane.take_run(100, lambda _: False, may_expire=False)
     assert offsets == list(range(20, 40))

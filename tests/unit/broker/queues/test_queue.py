@@ -14,6 +14,7 @@ from headrace.broker.queues.lane import BATCH_BYTES, READ_BYTES, WINDOW_BYTES, L
 from headrace.broker.queues.message import Message
 from headrace.broker.queues.policy import QueuePolicy
 from headrace.broker.queues.queue import Delivery, Queue
+from headrace.broker.queues.retention import Retention
 from headrace.broker.queues.turn import Turn
 from headrace.log.config import FlushMode, LogConfig
 from headrace.log.errors import LogError
@@ -33,22 +34,36 @@ class NoFlusher:
 class Bench:
     """A queue on a simulated disk; ``run`` is a turn of the loop."""
 
-    def __init__(self, arguments: dict[str, Any] | None = None, *, budget: WindowBudget | None = None) -> None:
+    def __init__(
+        self,
+        arguments: dict[str, Any] | None = None,
+        *,
+        budget: WindowBudget | None = None,
+        retention_ms: int = 0,
+    ) -> None:
         self.disk = SimulatedDisk()
         self.dead: list[bytes] = []
+        self.delays: list[float] = []
+        self.cancelled = 0
         self.now_ms = 1_000
-        policy = QueuePolicy.of(arguments or {}, "queue 'q'")
+        self.policy = QueuePolicy.of(arguments or {}, "queue 'q'")
+        self.budget = budget
+        self.retention_ms = retention_ms
+        self.open()
+
+    def open(self) -> None:
         flusher: Any = NoFlusher()
-        logs = [PartitionLog.open(self.disk, f"/data/{number}", CONFIG) for number in range(2 + policy.priority_max)]
-        self.lanes = [Lane(log, flusher, None, budget) for log in logs[1:]]
-        turn = Turn(defer=lambda run: None, later=self._later, now_ms=lambda: self.now_ms)
+        numbers = range(2 + self.policy.priority_max)
+        logs = [PartitionLog.open(self.disk, f"/data/{number}", CONFIG) for number in numbers]
+        self.lanes = [Lane(log, flusher, Retention(self.retention_ms, -1), self.budget) for log in logs[1:]]
+        self.turn = Turn(defer=lambda run: None, later=self._later, now_ms=lambda: self.now_ms)
         self.queue = Queue(
             "q",
             arguments={},
-            policy=policy,
+            policy=self.policy,
             lanes=self.lanes,
             journal=QueueJournal(logs[0], flusher, self.lanes),
-            turn=turn,
+            turn=self.turn,
             dead_letters=self,
             group="g",
             where="queue 'q'",
@@ -56,7 +71,12 @@ class Bench:
         )
 
     def _later(self, delay_s: float, function: Any) -> Any:
-        return None
+        self.delays.append(delay_s)
+        return self
+
+    def cancel(self) -> None:
+        """Of a timer."""
+        self.cancelled += 1
 
     def dead_letter(self, queue: Queue, message: Message, reason: str) -> None:
         self.dead.append(message.body)
@@ -184,3 +204,122 @@ def test_the_windows_of_all_queues_share_a_budget_and_a_queue_that_goes_gives_it
     assert [body[:1] for _, body, _ in taker.got] == [b"0", b"1"]  # from the log
     benches[0].queue.delete()
     assert budget.left == 1_000
+
+
+def test_messages_that_were_restored_and_acknowledged_do_not_come_back_after_a_kill() -> None:
+    bench = Bench(retention_ms=1_000_000)
+    bench.publish(5)
+    bench.run()
+    for count in (5, 3):
+        for _ in range(count):
+            found = bench.queue.get(no_ack=False)
+            assert found is not None
+            bench.queue.acknowledge(found[0])
+        bench.queue.write_journal()
+        if count == 5:
+            assert bench.queue.restore(0, 0, 3) == 3
+    bench.disk.kill()
+    bench.open()
+    bench.queue.recover()
+    assert bench.queue.get(no_ack=True) is None
+
+
+def test_messages_expire_although_the_windows_of_other_queues_take_all_memory() -> None:
+    bench = Bench(budget=WindowBudget(0))
+    bench.publish(2)
+    bench.publish(2, expiration="10")
+    bench.run()
+    bench.now_ms += 10
+    taker = Taker("c", 100)
+    bench.queue.add_consumer(taker)
+    bench.run()
+    assert [offset for offset, _, _ in taker.got] == [0, 1]
+    assert bench.dead == [b"0", b"1"]
+
+
+def test_an_expired_head_is_dropped_although_the_windows_of_other_queues_take_all_memory() -> None:
+    bench = Bench(budget=WindowBudget(0))
+    bench.publish(1, expiration="10")
+    bench.run()
+    bench.now_ms += 10
+    assert bench.queue.get(no_ack=True) is None
+    assert bench.dead == [b"0"]
+
+
+def test_a_limit_holds_after_a_turn_that_brought_more_than_it_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.broker.queues.queue.DROPS_PER_TURN", 10)
+    bench = Bench({"x-max-length": 5})
+    bench.publish(30)
+    for _ in range(3):
+        bench.run()
+    assert bench.queue.ready == 5
+    assert bench.dead == [b"%d" % number for number in range(25)]
+
+
+class Waits:
+    """Counts what it waits for."""
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    def add_waits(self, count: int) -> None:
+        self.left += count
+
+    def one_done(self) -> None:
+        self.left -= 1
+
+
+def test_nobody_waits_for_messages_of_a_queue_that_was_deleted_before_they_were_written() -> None:
+    bench = Bench()
+    waits = Waits()
+    bench.queue.publish(Message(b"", b"q", NO_PROPERTIES, b"x", 1_000), waits)
+    assert waits.left == 1
+    bench.queue.delete()
+    assert waits.left == 0
+    bench.run()
+
+
+def test_a_deleted_queue_hands_out_nothing_and_has_no_dead_letters() -> None:
+    bench = Bench()
+    bench.publish(1, expiration="0")
+    bench.queue.append_waiting()
+    bench.queue.delete()
+    bench.run()
+    assert bench.dead == []
+
+
+def test_a_purge_counts_the_bytes_of_what_is_being_moved() -> None:
+    bench = Bench({"x-max-length-bytes": 1_000})
+    bench.publish(3)
+    assert bench.queue.hold([(0, 1)]) == [(0, 1)]
+    assert bench.queue.purge() == 2
+    assert bench.queue.ready_bytes == 1
+    bench.queue.let_go([(0, 1)])
+    found = bench.queue.get(no_ack=True)
+    assert found is not None
+    assert found[1].body == b"1"
+    assert bench.queue.ready_bytes == 0
+
+
+def test_the_publishers_of_a_broker_are_not_held_because_one_queue_cannot_be_read() -> None:
+    bench = Bench(budget=WindowBudget(0))
+    troubles: list[LogError | None] = []
+    bench.turn.on_trouble = troubles.append
+    bench.publish(1)
+    bench.turn.run()
+    bench.queue.add_consumer(Taker("c", 1))
+    bench.disk.damage("/data/1/00000000000000000000.log", lambda data: data.__setitem__(slice(70, 74), b"\xff" * 4))
+    bench.turn.run()
+    assert troubles == []
+    assert bench.delays == [1.0], "it is tried again"
+
+
+def test_a_timer_is_set_again_for_a_message_that_expires_before_the_last_head_would() -> None:
+    bench = Bench()
+    bench.publish(1, expiration="60000")
+    bench.run()
+    assert bench.queue.get(no_ack=True) is not None
+    bench.publish(1, expiration="20")
+    bench.run()
+    assert bench.delays == [60.0, 0.02]
+    assert bench.cancelled == 1
