@@ -48,6 +48,8 @@ MESSAGE_BYTES_MAX: Final = 16 << 20
 HEARTBEAT_S: Final = 60
 WRITE_BYTES_MAX: Final = 1 << 20
 EVENTS_WAITING_MAX: Final = 1_000
+UNREAD_BYTES_MAX: Final = 64 << 20
+"""A peer that has not read so much is not read either."""
 CLOSE_S: Final = 2.0
 """How long a peer has to answer ``connection.close``, and to finish the handshake twice that."""
 
@@ -115,6 +117,7 @@ class AmqpSession(Session, asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._client_capabilities: dict[str, Any] = {}
         self._is_paused = False
+        self._has_read = asyncio.Event()
         self._has_published = False
         self._is_blocked = False
         self._is_reading = True
@@ -165,7 +168,9 @@ class AmqpSession(Session, asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_paused = False
+        self._set_reading()
         self._wake()
+        self._has_read.set()
 
     # ---- what the listener asks -------------------------------------------------------------------------------------
 
@@ -184,12 +189,20 @@ class AmqpSession(Session, asyncio.Protocol):
     def is_writable(self) -> bool:
         return not self._is_paused and self.wire.bytes_to_send < WRITE_BYTES_MAX
 
+    @property
+    def _is_unread(self) -> bool:
+        """Whether the peer asks for more and more and reads nothing of it: what is returned or fetched with
+        ``basic.get`` has no prefetch. Deliveries stop far below this."""
+        return self.wire.bytes_to_send + self._transport.get_write_buffer_size() > UNREAD_BYTES_MAX
+
     def flush(self) -> None:
         was_full = not self.is_writable
         data = self.wire.data_to_send()
         if data and not self._transport.is_closing():
             self._transport.write(data)
             self._sent_at = self._now()
+        if not self._is_reading:
+            self._set_reading()
         if was_full and self.is_writable:
             self._wake()
 
@@ -211,7 +224,8 @@ class AmqpSession(Session, asyncio.Protocol):
         self._set_reading()
 
     def _set_reading(self) -> None:
-        wanted = not (self._is_blocked and self._has_published) and len(self._events) < EVENTS_WAITING_MAX
+        is_held = self._is_blocked and self._has_published
+        wanted = not is_held and not self._is_unread and len(self._events) < EVENTS_WAITING_MAX
         if wanted != self._is_reading and not self._transport.is_closing():
             self._is_reading = wanted
             if wanted:
@@ -236,11 +250,18 @@ class AmqpSession(Session, asyncio.Protocol):
     async def _work_slowly(self) -> None:
         events = self._events
         while events:
+            await self._read_enough()
             event = events.popleft()
             if isinstance(event, MethodReceived):
                 await self._method(event)
             else:
                 self._handle(event)
+
+    async def _read_enough(self) -> None:
+        """Wait until the peer has read most of what it was sent. The turn sends it, when the journals are written."""
+        while self._is_unread:
+            self._has_read.clear()
+            await (self._has_read.wait() if self._is_paused else asyncio.sleep(0))
 
     def _worked(self, task: asyncio.Task[None]) -> None:
         self._task = None
@@ -485,6 +506,8 @@ class AmqpSession(Session, asyncio.Protocol):
 
     def _beat(self) -> None:
         now = self._now()
+        if not self._is_reading:  # its heartbeats wait with everything else that it has sent
+            self._received_at = now
         if now - self._received_at > 2 * self._heartbeat_s:
             LOG.info("%s: missed heartbeats, timeout: %ds", self.address, self._heartbeat_s)
             self.abort()

@@ -78,6 +78,8 @@ class Channel:
         self._transaction: Transaction | None = None
         self._reply_name: bytes | None = None
         self._reply_tag = ""
+        self._is_closed = False
+        """Nothing is sent any more: the next channel may have the same number."""
         self._handlers: dict[str, Callable[[dict[str, Any]], Awaitable[None]]] = {
             "channel.flow": self._flow,
             "basic.qos": self._qos,
@@ -112,6 +114,7 @@ class Channel:
 
     def close(self) -> None:
         """The channel ends: its consumers go, and what they have not acknowledged comes back."""
+        self._is_closed = True
         for consumer in list(self._consumers.values()):
             self._remove_consumer(consumer)
         self._stop_replies()
@@ -190,8 +193,9 @@ class Channel:
         self._send("basic.cancel", {"consumer_tag": consumer.tag, "no_wait": True})
 
     def _send(self, name: str, arguments: dict[str, Any] | None = None) -> None:
-        self._wire.send(self.number, name, arguments)
-        self._turn.send(self._client)
+        if not self._is_closed:
+            self._wire.send(self.number, name, arguments)
+            self._turn.send(self._client)
 
     def _answer(self, asked: dict[str, Any], name: str, arguments: dict[str, Any] | None = None) -> None:
         if not asked.get("no_wait"):
@@ -308,6 +312,8 @@ class Channel:
         self._answer(asked, "confirm.select-ok")
 
     def _send_confirm(self, number: int, is_multiple: bool, is_ack: bool) -> None:
+        if self._is_closed:
+            return
         if is_ack:
             self._wire.send_ack(self.number, number, is_multiple=is_multiple)
         else:
@@ -546,7 +552,7 @@ class Channel:
         while self._tag_notes and now_ms - self._tag_notes[0][0] >= timeout_ms:
             overdue = self._tag_notes.popleft()[1]
         self._tag_notes.append((now_ms, self._last_tag))
-        if next(iter(self._deliveries), overdue + 1) <= overdue:
+        if self._is_overdue(overdue):
             self._client.refuse(
                 self.number,
                 AmqpError(
@@ -557,6 +563,15 @@ class Channel:
             )
         elif self._consumers or self._deliveries:
             self._watch_timeout()
+
+    def _is_overdue(self, latest: int) -> bool:
+        """Whether a delivery up to this tag is neither acknowledged nor given back; streams have no time limit."""
+        for tag, (delivery, _) in self._deliveries.items():
+            if tag > latest:
+                return False
+            if delivery.queue.policy.queue_type != "stream":
+                return True
+        return False
 
     async def _flow(self, asked: dict[str, Any]) -> None:
         if not asked["active"]:

@@ -64,6 +64,8 @@ LOOK_AGAIN_S = 1.0
 HOPS_MAX = 8
 HOPS = "x-headrace-hops"
 MESSAGE_ID = "headrace.message"
+ROUTED_BY = ("CC", "BCC")
+"""Headers by which exchanges route: the records of a feed go where its configuration says, and nowhere else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,11 +269,11 @@ class Feeds:
             await self._pause(RETRY_S)
 
     async def _publish(self, feed: TopicFeed, partition: Partition, records: Sequence[Record]) -> None:
-        if feed.exchange == "":
-            self._host.served_queue(feed.key)
         waiting = deque(records)
         while waiting:
-            flushed = Flushed()
+            if feed.exchange == "":
+                self._host.served_queue(feed.key)
+            flushed, before = Flushed(), len(waiting)
             for _ in range(min(MESSAGES_PER_STEP, len(waiting))):
                 message = _message(feed, partition, waiting[0], self._turn.now_ms())
                 targets = () if message is None else self._host.route(message)
@@ -283,7 +285,7 @@ class Feeds:
                     target.publish(message, flushed)
             await flushed.wait()
             if waiting:
-                await self._pause(0 if len(waiting) < len(records) else RETRY_S)
+                await self._pause(0 if len(waiting) < before else RETRY_S)
 
     # ---- to a topic -------------------------------------------------------------------------------------------------
 
@@ -405,7 +407,9 @@ def _committed(partition: Partition, position: int, end: int) -> tuple[list[Reco
 def _message(feed: TopicFeed, partition: Partition, record: Record, now_ms: int) -> Message | None:
     """None for a record that has gone through too many feeds."""
     headers: dict[str, Any] = {
-        name: (value or b"").decode("utf-8", "backslashreplace") for name, value in record.headers
+        name: (value or b"").decode("utf-8", "backslashreplace")
+        for name, value in record.headers
+        if name not in ROUTED_BY
     }
     hops = int(headers.get(HOPS, "0")) if str(headers.get(HOPS, "0")).isdecimal() else 0
     if hops >= HOPS_MAX:

@@ -110,9 +110,12 @@ class Registry:
             self._load_binding(*json.loads(key))
 
     def start(self) -> None:
-        """Remove the files of queues that were being deleted when the broker stopped."""
+        """Begin to look at the time, and remove the files of queues that were being deleted when the broker stopped."""
         for group in list(self._state.table(DELETED)):
             self._remove(group)
+        for host in self.hosts.values():
+            for queue in host.queues.values():
+                queue.wake()  # messages expire although nobody uses the queue
 
     def _host(self, name: str) -> VirtualHost:
         return self.hosts.setdefault(name, VirtualHost(name))
@@ -259,6 +262,8 @@ class Registry:
 
     async def remove_queue(self, host: VirtualHost, queue: Queue) -> int:
         """Delete a queue, at once for everybody and durably when this returns; the messages that were ready."""
+        if queue.is_deleted:  # a consumer, the end of a connection and a time limit may each ask for it
+            return 0
         gone = host.remove_queue(queue)
         count = queue.delete()
         changes: list[Change] = [(DELETED, queue.group, {})]

@@ -48,13 +48,18 @@ class Transaction:
         self._steps.append(step)
 
     def settle(self, taken: dict[int, Held], settle: Callable[[dict[int, Held]], None]) -> None:
+        def step(_: Published) -> None:
+            for tag in taken:
+                del self._settled[tag]
+            settle(taken)
+
         self._settled.update(taken)
-        self._steps.append(lambda _: settle(taken))
+        self._steps.append(step)
 
     def take_steps(self) -> list[Step]:
-        """For the commit; the next transaction begins."""
+        """For the commit; the next transaction begins. What has been settled is so when its step is done: if one before
+        it fails, ``undo`` still gives it."""
         steps, self._steps = self._steps, []
-        self._settled.clear()
         self._bytes = 0
         return steps
 

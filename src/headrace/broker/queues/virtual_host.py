@@ -291,7 +291,8 @@ class VirtualHost:
             return
         key = queue.policy.dead_letter_routing_key
         headers = message.headers
-        deaths = [each for each in headers.get("x-death", [])[:DEATHS_MAX] if isinstance(each, dict)]
+        known = headers.get("x-death")
+        deaths = [each for each in known[:DEATHS_MAX] if isinstance(each, dict)] if isinstance(known, list) else []
         letter = message.with_properties(
             headers=_with_death(headers, deaths, queue, message, reason),
             expiration=None,
@@ -331,7 +332,8 @@ def _with_death(
     others = [each for each in deaths if not (each.get("queue") == queue.name and each.get("reason") == reason)]
     exchange = message.exchange.decode("utf-8", "surrogateescape")
     if same:
-        death = {**same[0], "count": int(same[0].get("count", 1)) + 1}
+        count = same[0].get("count")
+        death = {**same[0], "count": (count if isinstance(count, int) else 1) + 1}
     else:
         death = {
             "count": 1,
