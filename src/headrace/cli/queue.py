@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -158,14 +159,7 @@ def _described(queue: QueueInfo) -> dict[str, Any]:
 @output_option
 def peek(
     name: str,
-    headers: tuple[str, ...],
-    key: str | None,
-    reason: str | None,
-    died_in: str | None,
-    since: str | None,
-    until: str | None,
-    offsets: str | None,
-    count: int | None,
+    wanted: MessageFilter,
     gone: bool,
     bootstrap: str,
     management: str | None,
@@ -174,7 +168,7 @@ def peek(
     output: str,
 ) -> None:
     """Look at the next messages without taking them."""
-    wanted = MessageFilter.of(headers, key, reason, died_in, since, until, offsets, count or PEEK_COUNT)
+    wanted = wanted if wanted.count is not None else replace(wanted, count=PEEK_COUNT)
     body_bytes = PREVIEW_BYTES if output == "table" else -1
     with _queues(bootstrap, management, vhost, timeout) as queues:
         if gone:
@@ -219,14 +213,7 @@ def _shown(message: QueuedMessage, now_ms: int, output: str) -> dict[str, Any]:
 @_source_options
 def purge(
     name: str,
-    headers: tuple[str, ...],
-    key: str | None,
-    reason: str | None,
-    died_in: str | None,
-    since: str | None,
-    until: str | None,
-    offsets: str | None,
-    count: int | None,
+    wanted: MessageFilter,
     dry_run: bool,
     yes: bool,
     bootstrap: str,
@@ -235,7 +222,6 @@ def purge(
     timeout: float,
 ) -> None:
     """Remove messages that are ready; with filters, only those that fit."""
-    wanted = MessageFilter.of(headers, key, reason, died_in, since, until, offsets, count)
     with _queues(bootstrap, management, vhost, timeout) as queues:
         if dry_run:
             _say_dry(queues, name, wanted, "remove")
@@ -292,14 +278,7 @@ def move(
     target: str | None,
     exchange: str | None,
     with_key: str | None,
-    headers: tuple[str, ...],
-    key: str | None,
-    reason: str | None,
-    died_in: str | None,
-    since: str | None,
-    until: str | None,
-    offsets: str | None,
-    count: int | None,
+    wanted: MessageFilter,
     dry_run: bool,
     yes: bool,
     bootstrap: str,
@@ -314,7 +293,6 @@ def move(
     """
     if (target is None) == (exchange is None):
         raise BadArgument("say where the messages go", "give a queue, or --exchange NAME")
-    wanted = MessageFilter.of(headers, key, reason, died_in, since, until, offsets, count)
     where = f"queue {target}" if target is not None else f"exchange {exchange}"
     with _queues(bootstrap, management, vhost, timeout) as queues:
         if dry_run:
@@ -336,14 +314,7 @@ def move(
 @_source_options
 def redrive(
     name: str,
-    headers: tuple[str, ...],
-    key: str | None,
-    reason: str | None,
-    died_in: str | None,
-    since: str | None,
-    until: str | None,
-    offsets: str | None,
-    count: int | None,
+    wanted: MessageFilter,
     dry_run: bool,
     yes: bool,
     bootstrap: str,
@@ -352,7 +323,6 @@ def redrive(
     timeout: float,
 ) -> None:
     """Bring dead letters back to the queues they came from."""
-    wanted = MessageFilter.of(headers, key, reason, died_in, since, until, offsets, count)
     with _queues(bootstrap, management, vhost, timeout) as queues:
         if dry_run:
             _say_origins(queues, name, wanted)
@@ -383,14 +353,7 @@ def _say_origins(queues: Any, name: str, wanted: MessageFilter) -> None:
 @_source_options
 def restore(
     name: str,
-    headers: tuple[str, ...],
-    key: str | None,
-    reason: str | None,
-    died_in: str | None,
-    since: str | None,
-    until: str | None,
-    offsets: str | None,
-    count: int | None,
+    wanted: MessageFilter,
     dry_run: bool,
     yes: bool,
     bootstrap: str,
@@ -403,7 +366,6 @@ def restore(
     A queue keeps them if headrace.queue.retention.ms, or its argument x-headrace-retention-ms, says so.
     """
     _headrace_only(management, "restore messages: it does not keep what was acknowledged")
-    wanted = MessageFilter.of(headers, key, reason, died_in, since, until, offsets, count)
     with _queues(bootstrap, None, vhost, timeout) as queues:
         gone = (each for each in queues.messages(name, body_bytes_max=0, with_gone=True) if _is_gone(each))
         chosen = wanted.chosen(gone)

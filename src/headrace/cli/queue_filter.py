@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -94,8 +95,17 @@ def _range(text: str) -> tuple[int, int]:
     return int(first), int(last if dash else first) + 1
 
 
+FILTERS = ("headers", "key", "reason", "died_in", "since", "until", "offsets", "count")
+
+
 def filter_options(command: F) -> F:
-    """The options that ``MessageFilter.of`` takes, by their names."""
+    """Options that choose messages; the command gets them as one argument, ``wanted``."""
+
+    @functools.wraps(command)
+    def filtered(*arguments: Any, **options: Any) -> Any:
+        wanted = MessageFilter.of(*[options.pop(name) for name in FILTERS])
+        return command(*arguments, wanted=wanted, **options)
+
     options = [
         click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="With this header."),
         click.option("-k", "--routing-key", "key", metavar="PATTERN", help="With such a routing key; * is anything."),
@@ -107,5 +117,5 @@ def filter_options(command: F) -> F:
         click.option("-n", "--count", type=click.IntRange(min=1), help="At most so many, the oldest first."),
     ]
     for option in reversed(options):
-        command = option(command)
-    return command
+        filtered = option(filtered)
+    return cast(F, filtered)
