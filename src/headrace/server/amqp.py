@@ -123,6 +123,8 @@ class AmqpSession(Session, asyncio.Protocol):
         self._is_reading = True
         self._heartbeat_s = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._unread_before = 0
+        """Bytes that waited for the peer when its heartbeats were looked at: one that reads is alive."""
         self._received_at = 0.0
         self._sent_at = 0.0
         self._handlers = {
@@ -506,8 +508,10 @@ class AmqpSession(Session, asyncio.Protocol):
 
     def _beat(self) -> None:
         now = self._now()
-        if not self._is_reading:  # its heartbeats wait with everything else that it has sent
-            self._received_at = now
+        unread = self._transport.get_write_buffer_size()
+        if not self._is_reading and (not self._is_unread or unread < self._unread_before):
+            self._received_at = now  # its heartbeats wait with everything else that it has sent
+        self._unread_before = unread
         if now - self._received_at > 2 * self._heartbeat_s:
             LOG.info("%s: missed heartbeats, timeout: %ds", self.address, self._heartbeat_s)
             self.abort()

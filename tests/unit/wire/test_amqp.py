@@ -411,3 +411,23 @@ def test_a_delivery_is_read_by_pamqp(body: bytes, frame_max: int) -> None:
     assert frames[0].delivery_tag == 5
     assert frames[1].properties.message_id == "m"
     assert b"".join(each.value for each in frames[2:]) == body
+
+
+def test_messages_that_differ_in_their_properties_alone_keep_them() -> None:
+    connection = opened()
+    frames = b""
+    for name in ("one", "two", "two"):
+        properties = pamqp.commands.Basic.Properties(message_id=name)
+        header = pamqp.header.ContentHeader(body_size=1, properties=properties)
+        parts = [pamqp.commands.Basic.Publish(routing_key="q"), header, pamqp.body.ContentBody(b"x")]
+        frames += b"".join(bytes(pamqp.frame.marshal(part, 1)) for part in parts)
+    events = [event for event in connection.receive_data(frames) if isinstance(event, PublishReceived)]
+    found = [(decode_properties(event.properties)["message_id"], len(event.bodies)) for event in events]
+    assert found == [("one", 1), ("two", 2)]
+
+
+def test_a_body_that_looks_like_the_end_of_a_shorter_one_is_read_as_a_whole() -> None:
+    connection = opened()
+    bodies = [b"x", b"yyy", b"a\xceb", b"a\xceb"]
+    events = connection.receive_data(b"".join(published(1, body, routing_key="q") for body in bodies))
+    assert [body for event in events if isinstance(event, PublishReceived) for body in event.bodies] == bodies
