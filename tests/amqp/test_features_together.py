@@ -306,3 +306,23 @@ def test_a_feed_waits_for_room_in_a_full_queue_without_looking_all_the_time(monk
             return found == [b"0", b"1", b"2"]
 
         eventually(take)
+
+
+def test_acknowledgements_that_come_together_make_room_and_count_up_to_a_wrong_one() -> None:
+    with served() as (broker, connection):
+        channel = connection.channel()
+        channel.queue_declare("work", durable=True)
+        for number in range(6):
+            channel.basic_publish("", "work", b"%d" % number)
+        peer = RawPeer(port_of(broker)).opened(1)
+        peer.method(1, Basic.Qos(0, 2, False))
+        peer.method(1, Basic.Consume(queue="work"))
+        assert [peer.expect(Basic.Deliver).delivery_tag for _ in range(2)] == [1, 2]
+        peer.send(b"".join(pamqp.frame.marshal(Basic.Ack(tag), 1) for tag in (1, 2)))
+        assert [peer.expect(Basic.Deliver).delivery_tag for _ in range(2)] == [3, 4]
+        peer.send(b"".join(pamqp.frame.marshal(Basic.Ack(tag), 1) for tag in (3, 99)))
+        assert peer.closed_with()[:2] == ["channel", 406]
+        assert unacknowledged(broker, "work") == 0
+        rest = [channel.basic_get("work", auto_ack=True)[2] for _ in range(4)]
+        assert rest == [b"3", b"4", b"5", None]
+        peer.close()
