@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from headrace.errors import UsageError
@@ -18,6 +19,7 @@ from headrace.spark.patterns.clauses import parse_clauses
 from headrace.spark.patterns.expressions import Columns
 from headrace.spark.patterns.fluent import UNTIL, Pattern, fluent_plan
 from headrace.spark.patterns.matcher import Matcher, Rows
+from headrace.spark.patterns.names import resolved
 from headrace.spark.patterns.operator import MASK, PatternPlan
 from headrace.spark.patterns.recognize import PARTIALS_MAX, PLACE, prepare, sql_plan
 from headrace.spark.state.operator import END, micros, whole
@@ -150,6 +152,7 @@ def why_not(
         raise UsageError("why_not looks at rows that are there, not at a stream", "read them with hr.batch(…)")
     known, columns = _Wanted.of(wanted), Columns()
     plan, order = _plan_of(wanted, columns, event_time)
+    order = [(resolved(each, rows.columns, "to order by"), way) for each, way in order]
     time = time_column(rows, order[0][0], "the event time")
     prepared = prepare(rows, names_of(keys), order, columns, rows.columns)
     table = prepared.limit(ROWS_MAX + 1).toArrow()
@@ -173,6 +176,7 @@ def _plan_of(
 
 
 def _report(known: _Wanted, plan: PatternPlan, table: pa.Table, time: str) -> str:
+    table = table.filter(pc.is_valid(table.column(time)))  # a row without a time is late
     count = table.num_rows
     columns = {name: whole(column) for name, column in zip(table.column_names, table.columns, strict=True)}
     mask = np.asarray(columns[MASK], np.int64)
@@ -192,12 +196,13 @@ def _report(known: _Wanted, plan: PatternPlan, table: pa.Table, time: str) -> st
         plan.automaton, plan.conditions, one=plan.one, within_us=plan.within_us, runs_max=PARTIALS_MAX, traced=True
     )
     found = matcher.find(rows, np.arange(count))
-    matched = dict(zip(found.starts.tolist(), found.ends.tolist(), strict=True))
+    lengths = np.bincount(found.paths.flattened(found.nodes)[0], minlength=len(found.starts))
+    matched = dict(zip(found.starts.tolist(), lengths.tolist(), strict=True))
     texts = [str(each) for each in table.column(time).to_pylist()]
     lines = []
     for start in range(count):
         if start in matched:
-            lines.append(f"row {start + 1} ({texts[start]}): a match of {matched[start] - start} rows")
+            lines.append(f"row {start + 1} ({texts[start]}): a match of {matched[start]} rows")
             continue
         stopped = [each for each in found.stopped if each[0] == start]
         furthest = max((each[1] for each in stopped), default=start)

@@ -354,15 +354,17 @@ class _Search:
             wanted = places[chosen]
             if self.matcher.seeks[number]:
                 wanted = np.minimum(self._next(state.variable)[wanted], end)
+            place = wanted
             for name in (*state.forbidden, *state.until):
                 stop = self._next(name)[places[chosen]]
                 ends = (stop <= wanted) & (stop < end)
                 if self.deadline is not None:  # a row after the deadline finds a run whose time was over
                     ends &= np.r_[self.rows.times_us, END][stop] < self.deadline[runs.starts[chosen]]
                 alive[chosen] &= ~ends
-            places[chosen] = wanted
-        self._stop(runs, ~alive, "forbidden")
+                place = np.where(ends, np.minimum(stop, place), place)
+            places[chosen] = place
         runs.places = places
+        self._stop(runs, ~alive, "forbidden")
         return runs.pick(alive) if not alive.all() else runs
 
     def _next(self, variable: str) -> Ints:
