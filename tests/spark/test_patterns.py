@@ -98,6 +98,28 @@ def test_a_stream_gives_the_matches_of_the_bounded_frame_with_the_same_ids(
     assert len({row.match_id for row in found}) == len(found) > 0
 
 
+def test_ids_do_not_depend_on_the_time_zone_of_the_session(spark: SparkSession) -> None:
+    zone, found = str(spark.conf.get("spark.sql.session.timeZone")), []
+    try:
+        for each in ("UTC", "Asia/Tokyo"):
+            spark.conf.set("spark.sql.session.timeZone", each)
+            found.append({row.match_id for row in bounded(spark, by_functions, EVENTS)})
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    assert found[0] == found[1]
+
+
+def test_names_in_another_case_are_found_and_names_that_collide_are_refused(spark: SparkSession) -> None:
+    rows = [("anna", START + timedelta(seconds=second), second, "pay") for second in range(3)]
+    frame = spark.createDataFrame(rows, SCHEMA)
+    text = "PARTITION BY USER ORDER BY AT MEASURES COUNT(*) AS {} ALL ROWS PER MATCH PATTERN (A+)"
+    assert [row.n for row in hr.match_recognize(frame, text.format("n")).orderBy("at").collect()] == [1, 2, 3]
+    with pytest.raises(UsageError, match="two columns called 'amount'"):
+        hr.match_recognize(frame, text.format("amount"))
+    with pytest.raises(UsageError, match="mixed up"):
+        hr.match(frame.withColumnRenamed("kind", "variable"), hr.pattern("a"), keys="user", event_time="at")
+
+
 def test_the_matches_are_those_one_sees(spark: SparkSession) -> None:
     rows = bounded(spark, by_text, EVENTS)
     assert [(row.user, row.top, row.bottom, row.after, row.n, row.last_of, row.half) for row in rows] == [

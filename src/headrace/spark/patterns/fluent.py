@@ -28,7 +28,8 @@ from headrace.spark.patterns.clauses import Piece
 from headrace.spark.patterns.conditions import Expression
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.measures import Atom
-from headrace.spark.patterns.operator import EVENTS, MASK, MatchPatterns, PatternPlan
+from headrace.spark.patterns.names import refuse_reserved, refuse_twice, resolved
+from headrace.spark.patterns.operator import EVENTS, MASK, MATCH_FIELDS, MatchPatterns, PatternPlan
 from headrace.spark.patterns.recognize import PARTIALS_MAX, PLACE, match_id, prepare, refuse_odd_totals
 from headrace.spark.patterns.skipping import Skip
 from headrace.spark.patterns.syntax import Absence, Contiguity, Node, Repeat, Variable
@@ -39,6 +40,8 @@ __all__ = ["UNTIL", "Pattern", "fluent_plan", "match", "pattern"]
 
 AfterMatch = Literal["none", "past_last", "next"]
 UNTIL = "__UNTIL"
+RESULT = ("pattern", "match_id", "match_start", "match_end")
+"""What the result says of every match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +277,8 @@ def match(
         raise UsageError("there is no pattern to match", 'hr.pattern("a").where(…).followed_by("b")')
     if measures is not None and (len(several) > 1 or timeouts):
         raise UsageError("measures are for one pattern without timeouts", "read events instead")
+    names = [resolved(each, rows.columns, "among keys=") for each in names_of(keys)]
+    event_time, *order = [resolved(each, rows.columns, "to order by") for each in (event_time, *order)]
     time = time_column(rows, event_time, "event_time")
     columns = Columns()
     plans = {
@@ -286,9 +291,9 @@ def match(
                 f"are kept",
                 'within("10 minutes"), or unbounded=True',
             )
-    names = names_of(keys)
     places = [(each, "ascending") for each in (event_time, *order)]
     shown = [] if measures is not None else rows.columns
+    _refuse_names(names, [event_time, *order], shown, measures or {})
     prepared = prepare(rows, names, places, columns, shown)
     if all(_ignores_others(plan) for plan, _ in plans.values()):
         # Part of the condition is the time, so that Spark does not filter before the watermark is taken.
@@ -313,6 +318,13 @@ def match(
     unique = match_id(names, ["_end_place", "match_end"] + (["timed_out"] if timeouts else []))
     identity = _with_events(unique, measures).alias("match_id")
     return found.select(*plain_columns(names), "pattern", identity, *said, *values)
+
+
+def _refuse_names(keys: Sequence[str], order: Sequence[str], shown: Sequence[str], measures: Mapping[str, str]) -> None:
+    refuse_reserved([*keys, *order, *shown], [])
+    refuse_reserved(keys, [*(each.name for each in MATCH_FIELDS), EVENTS, "match_id"])
+    refuse_reserved(shown, ["variable"])
+    refuse_twice([*dict.fromkeys(keys), *RESULT, *measures])
 
 
 def _with_events(unique: Column, measures: Mapping[str, str] | None) -> Column:

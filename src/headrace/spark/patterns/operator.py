@@ -43,7 +43,7 @@ from headrace.spark.state.operator import (
     whole,
 )
 
-__all__ = ["EVENTS", "MASK", "TIME", "MatchPatterns", "PatternPlan"]
+__all__ = ["EVENTS", "MASK", "MATCH_FIELDS", "TIME", "MatchPatterns", "PatternPlan"]
 
 TIME = pa.timestamp("us", "UTC")
 MASK = "_matches"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
-from pyspark.sql.types import MapType
 
 from headrace.errors import UsageError
 from headrace.spark.arguments import plain_columns, time_column, without_weights
@@ -16,7 +16,8 @@ from headrace.spark.patterns.clauses import Clauses, parse_clauses
 from headrace.spark.patterns.conditions import Expression, registers_of
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.measures import Atom
-from headrace.spark.patterns.operator import MASK, MatchPatterns, PatternPlan
+from headrace.spark.patterns.names import hashable, refuse_reserved, refuse_twice, resolved
+from headrace.spark.patterns.operator import MASK, MATCH_FIELDS, MatchPatterns, PatternPlan
 from headrace.spark.patterns.syntax import PatternSyntaxError, variables_of
 from headrace.spark.state.kernel import BUCKETS, apply_operator, arrow_schema, key_type
 
@@ -47,6 +48,7 @@ def match_recognize(
     """
     clauses = parse_clauses(text)
     without_weights(rows, MatchPatterns.name)
+    clauses = _resolved(clauses, rows.columns)
     automaton = compile_pattern(clauses.pattern)
     _decidable(rows, clauses, automaton, unbounded)
     columns = Columns()
@@ -54,6 +56,9 @@ def match_recognize(
     time = time_column(rows, clauses.order[0][0], "ORDER BY")
     keys = list(clauses.partition) or [NO_KEY]
     shown = rows.columns if clauses.rows == "all" else []
+    refuse_reserved([*clauses.partition, *(each for each, _ in clauses.order)], [])
+    refuse_reserved([*clauses.partition, *shown], [each.name for each in MATCH_FIELDS])
+    refuse_twice([*dict.fromkeys([*clauses.partition, *shown]), *(each for each, _ in clauses.measures), "match_id"])
     prepared = prepare(
         rows if clauses.partition else rows.withColumn(NO_KEY, F.lit(0)), keys, clauses.order, columns, shown
     )
@@ -81,9 +86,20 @@ def match_recognize(
     return matches.select(*partition, *others, *values, match_id(keys).alias("match_id"))
 
 
+def _resolved(clauses: Clauses, columns: Sequence[str]) -> Clauses:
+    return replace(
+        clauses,
+        partition=tuple(resolved(each, columns, "to partition by") for each in clauses.partition),
+        order=tuple((resolved(each, columns, "to order by"), way) for each, way in clauses.order),
+    )
+
+
 def match_id(keys: Sequence[str], also: Sequence[str] = ()) -> Column:
     """A text that is different for different matches of a pattern, and the same whenever a match is found again."""
-    parts = [F.col("pattern"), *plain_columns(keys), F.col("match_start"), F.col("_start_place"), *plain_columns(also)]
+    # Times as numbers: as text they would depend on the time zone of the session.
+    start = F.unix_micros(F.col("match_start"))
+    others = [F.unix_micros(F.col(each)) if each == "match_end" else F.col(each) for each in also]
+    parts = [F.col("pattern"), *plain_columns(keys), start, F.col("_start_place"), *others]
     texts = [F.coalesce(each.cast("string"), F.lit("\u0000")) for each in parts]
     return F.when(F.col("pattern").isNotNull(), F.md5(F.concat_ws("\u0001", *texts)))
 
@@ -98,17 +114,14 @@ def prepare(
     """The rows with what conditions and measures ask of them, and nothing else."""
     if len(columns.conditions) > CONDITIONS_MAX:
         raise UsageError(f"{len(columns.conditions)} conditions are too many; at most {CONDITIONS_MAX} at once")
-    for column, _ in order:
-        if column not in rows.columns:
-            raise UsageError(f"there is no column {column!r} to order by", f"the columns are {', '.join(rows.columns)}")
-    hashable = [each.name for each in rows.schema if not isinstance(each.dataType, MapType)]
+    hashed = [each.name for each in rows.schema if hashable(each.dataType)]
     chosen = dict.fromkeys([*keys, *(name for name, _ in order), *shown])
     mask = F.lit(0).cast("long")
     for sql, bit in columns.conditions.items():
         condition = columns.given[sql] if sql in columns.given else F.expr(sql)
         mask = mask + F.when(condition, F.lit(1 << bit)).otherwise(F.lit(0)).cast("long")
     values = [F.expr(sql).alias(name) for sql, name in columns.values.items()]
-    place = F.xxhash64(*plain_columns(hashable))
+    place = F.xxhash64(*plain_columns(hashed))
     return rows.select(*plain_columns(chosen), *values, mask.alias(MASK), place.alias(PLACE))
 
 
