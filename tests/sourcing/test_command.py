@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,10 @@ def test_events_are_appended_and_read_back(events: Events) -> None:
         (("append", "bank.db", "a", "--type", "T", "--expected", "3"), "has no event"),
         (("append", "bank.db", "a", "--type", "T", "--personal", "name=u1"), "no field name"),
         (("read", "missing.db"), "there is no store missing.db"),
+        (("read", "bank.db", "--keys", "typo.keys"), "there is no key file typo.keys"),
+        (("read", "bank.db", "--follow", "--limit", "1"), "--follow has no end"),
+        (("read", "kafka://127.0.0.1:1/t?lease=soon"), "?lease=soon is no number of seconds"),
+        (("read", "kafka://127.0.0.1:1/t?lease=nan"), "?lease=nan is no number of seconds"),
         (("streams", "ftp://x/y"), "is no address of an event store"),
         (("replay", "bank.db", "bank.py", "nothing"), "has no nothing"),
         (("replay", "bank.db", "bank.py", "account"), "is replayed over a stream"),
@@ -116,10 +122,55 @@ def test_lines_that_are_no_events_are_refused_whole(events: Events) -> None:
         ("nothing", "line 2 is no JSON"),
         ('{"data": {}}', "line 2 has no type"),
         ('{"typ": 1}', "unknown"),
+        ('{"type": 5}', "line 2: 5 is no type"),
+        ('{"type": "T", "tags": null}', "line 2: the tags"),
+        ('{"type": "T", "data": ' + "[" * 100_000, "line 2 is no JSON"),
     ):
         done = events("append", "bank.db", "a", fails=True, lines='{"type": "T"}\n' + line)
         assert says in str(done.exception)
     assert not Path("bank.db").exists()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "kafka://ada:s3cret@127.0.0.1:1/t",
+        "kafka://ada:s3cret@127.0.0.1:1/",
+        "postgresql://ada:s3cret@127.0.0.1:1/db",
+        "postgresql://ada:s3cret@127.0.0.1:port/db",
+        "postgres//ada:s3cret@127.0.0.1/db",
+        "mysql://ada:s3cret@127.0.0.1/db",
+    ],
+)
+def test_no_message_has_the_password_of_an_address(events: Events, address: str) -> None:
+    done = events("read", address, fails=True)
+    assert "ada" in str(done.exception)
+    assert "s3cret" not in f"{done.exception} {done.output}"
+
+
+def test_the_limit_counts_what_is_printed(events: Events) -> None:
+    deposit(events, 1)
+    time.sleep(0.01)
+    between = datetime.now(UTC).isoformat()
+    time.sleep(0.01)
+    deposit(events, 2)
+    events("append", "bank.db", "account-1", "--type", "Closed")
+    assert "Closed" in events("read", "bank.db", "account-1", "--type", "Closed", "--limit", "1").output
+    for arguments in (("bank.db",), ("bank.db", "account-1")):
+        shown = events("read", *arguments, "--at", between, "--backwards", "--limit", "1").output
+        assert shown.startswith("1 ")
+
+
+def test_a_number_that_no_store_reaches_is_refused_by_the_option(events: Events) -> None:
+    deposit(events, 1)
+    assert "is not in the range" in events("read", "bank.db", "--after", "9" * 30, fails=True).output
+
+
+def test_a_name_that_the_store_does_not_know_is_pointed_out(events: Events) -> None:
+    append = ("append", "bank.db", "a-1", "--type", "Opened", "--data", '{"name": "Ada"}')
+    events(*append, "--personal", "name=u1", "--keys", "k.keys")
+    assert "is that the right name?" in events("forget", "bank.db", "u11", "--keys", "k.keys", "--yes").output
+    assert "is that the right name?" not in events("forget", "bank.db", "u1", "--keys", "k.keys", "--yes").output
 
 
 def test_a_replay_shows_the_state_after_each_event(events: Events) -> None:

@@ -135,6 +135,34 @@ def test_a_topic_that_is_no_store_is_refused(log_broker: TestBroker) -> None:
         open_store(f"kafka://{log_broker.bootstrap}/short")
 
 
+@pytest.mark.parametrize("value", [b"hello", b'{"id": 1}', b"[]", b"\xff"], ids=["text", "object", "list", "bytes"])
+def test_records_that_are_no_events_are_refused_in_words(topic: str, log_broker: TestBroker, value: bytes) -> None:
+    from headrace.client import Producer
+
+    with Client(log_broker.bootstrap) as client, Producer(client) as producer:
+        producer.send(topic.rpartition("/")[2], value)
+    with pytest.raises(SourcingError, match="is not the topic of an event store"):
+        open_store(topic)
+
+
+def test_a_topic_has_either_a_writer_of_its_own_or_a_store_that_is_published_to_it(
+    topic: str, log_broker: TestBroker, tmp_path: Path
+) -> None:
+    """Both would give the same positions to different events, and readers would pass over the second ones."""
+    name = topic.rpartition("/")[2]
+    with open_store(tmp_path / "events.db") as store:
+        store.append("a-1", paid(1))
+        publish(store, log_broker.bootstrap, name, until_current=True)
+        with open_store(topic) as copy:
+            assert [event.data["amount"] for event in copy.read("a-1")] == [1]
+            with pytest.raises(SourcingError, match="follows another store"):
+                copy.append("a-1", paid(2))
+        with open_store(f"{topic}-own") as own:
+            own.append("b-1", paid(3))
+        with pytest.raises(UsageError, match="is itself an event store"):
+            publish(store, log_broker.bootstrap, f"{name}-own", until_current=True)
+
+
 WRITER = """
 import sys
 from headrace.sourcing import Event, open_store

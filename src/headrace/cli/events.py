@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from headrace.address import Address
 from headrace.cli.shared import bootstrap_option, confirm, output_option, say, settings_of, show, stopping_on_signals
 from headrace.cli.when import parse_time_ms
 from headrace.errors import BadArgument, UsageError
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+NUMBER = click.IntRange(min=0, max=2**62)
 FIELDS = ("type", "data", "tags", "event_id", "correlation_id", "causation_id", "actor", "schema_version", "personal")
 
 
@@ -46,7 +49,10 @@ def opened(store: str, keys: Path | None, master: Path | None, *, must_exist: bo
 
     is_file = "://" not in store or store.startswith("sqlite:")
     if must_exist and is_file and not (path := sqlite_path(store if "://" in store else f"sqlite:///{store}")).exists():
-        raise UsageError(f"there is no store {path}", "headrace events append makes one")
+        shown = Address(store).shown if "@" in store else path  # somebody may have meant an address with a password
+        raise UsageError(f"there is no store {shown}", "headrace events append makes one")
+    if must_exist and keys is not None and not keys.exists():
+        raise UsageError(f"there is no key file {keys}", "headrace events append --personal … --keys FILE makes one")
     found = None
     if keys is not None:
         from headrace.sourcing.keys import KeyStore
@@ -99,7 +105,7 @@ def append(
 def _object(text: str, where: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadArgument(f"{where} is no JSON: {error}", """for example '{"amount": 5}'""") from None
     if not isinstance(found, dict):
         raise BadArgument(f"{where} is no object", """for example '{"amount": 5}'""")
@@ -117,7 +123,10 @@ def _made(fields: dict[str, Any], where: str) -> Event:
     if unknown or "type" not in fields:
         what = f"has unknown fields: {', '.join(unknown)}" if unknown else "has no type"
         raise BadArgument(f"{where} {what}", f"an event has {', '.join(FIELDS)}")
-    return Event(**fields)
+    try:
+        return Event(**fields)
+    except UsageError as error:
+        raise BadArgument(f"{where}: {error.message}", error.hint) from None
 
 
 def _expected(text: str) -> Any:
@@ -137,8 +146,8 @@ def _expected(text: str) -> Any:
 @click.option("--category", "categories", multiple=True, metavar="NAME", help="Streams whose names begin with NAME-.")
 @click.option("--type", "types", multiple=True, metavar="TYPE", help="Only these types.")
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="Only events with all of these tags.")
-@click.option("--after", type=click.IntRange(min=0), default=0, help="Begin after this version, or position.")
-@click.option("--until", type=click.IntRange(min=0), help="End with this version, or position.")
+@click.option("--after", type=NUMBER, default=0, help="Begin after this version, or position.")
+@click.option("--until", type=NUMBER, help="End with this version, or position.")
 @click.option("--at", metavar="TIME", help="Only what was recorded until then: 2026-01-31T12:00Z, -15m.")
 @click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
 @click.option("--backwards", is_flag=True, help="The newest first.")
@@ -150,8 +159,7 @@ def read(store: str, stream: str | None, at: str | None, output: str, follow: bo
     query = _query(given, stream)
     with opened(store, given["keys"], given["master"]) as found:
         if follow:
-            if stream is not None and given["after"]:
-                raise BadArgument("--follow goes by positions of the whole store", "leave --after out, or the stream")
+            _check_follow(stream, at, given)
             with stopping_on_signals() as stop:
                 _print(found.subscribe(query, after=given["after"], stop=stop), output)
             return
@@ -168,13 +176,22 @@ def _query(given: dict[str, Any], stream: str | None) -> Query:
 def _selected(
     store: EventStore, stream: str | None, query: Query, at: str | None, given: dict[str, Any]
 ) -> Iterator[RecordedEvent]:
-    """By version where a stream is named, and by position where it is not."""
+    """By version where a stream is named, and by position where it is not. The limit counts what is printed."""
     last = None if at is None else store.position_at(_moment(at))
-    bounds = {name: given[name] for name in ("after", "until", "limit", "backwards")}
+    after, until, limit, backwards = (given[name] for name in ("after", "until", "limit", "backwards"))
     if stream is None:
-        return (event for event in store.read_all(query, **bounds) if last is None or event.position <= last)
-    found = store.read(stream, **bounds)
-    return (event for event in found if query.matches(event) and (last is None or event.position <= last))
+        ends = [each for each in (until, last) if each is not None]
+        return store.read_all(query, after=after, until=min(ends, default=None), limit=limit, backwards=backwards)
+    found = store.read(stream, after=after, until=until, backwards=backwards)
+    matching = (event for event in found if query.matches(event) and (last is None or event.position <= last))
+    return islice(matching, limit)
+
+
+def _check_follow(stream: str | None, at: str | None, given: dict[str, Any]) -> None:
+    if stream is not None and given["after"]:
+        raise BadArgument("--follow goes by positions of the whole store", "leave --after out, or the stream")
+    if at is not None or given["until"] is not None or given["limit"] is not None or given["backwards"]:
+        raise BadArgument("--follow has no end", "leave out --at, --until, --limit and --backwards")
 
 
 def _moment(text: str) -> datetime:
@@ -214,7 +231,7 @@ def streams(store: str, category: str | None, after: str, limit: int, output: st
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("name")
 @click.option("--stream", metavar="STREAM", help="The stream that a decider or an aggregate is replayed over.")
-@click.option("--until", type=click.IntRange(min=0), help="End with this version.")
+@click.option("--until", type=NUMBER, help="End with this version.")
 @click.option("--at", metavar="TIME", help="End with what was recorded until then: 2026-01-31T12:00Z, -15m.")
 @click.option("--view", metavar="URL", help="The database whose view a projection is rebuilt in.")
 @keys_options
@@ -314,10 +331,12 @@ def forget(
     confirm(f"Destroy the key of {subject} for good?", yes)
     with opened(store, keys, master) as found:
         done = found.forget(subject, actor=actor)
+        again = "was forgotten already" if done.repeated else "is forgotten"
+        click.echo(f"{subject} {again}; views follow the event at position {done.position}, then purge their files")
+        if not found.has_events_of(subject):
+            say(f"{found.shown} has no event of {subject}: is that the right name?")
         if not no_purge:
             found.purge()
-    again = "was forgotten already" if done.repeated else "is forgotten"
-    click.echo(f"{subject} {again}; views follow the event at position {done.position}, then purge their files")
 
 
 @command.command("publish")

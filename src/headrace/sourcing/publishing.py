@@ -99,6 +99,8 @@ class _Publisher:
             partitions=self._partitions,
             topic_config=EVENTS_CONFIG,
         )
+        if "lease" in read_state(client, state_topic(self._topic)):
+            raise UsageError(f"topic {self._topic} is itself an event store", "publish to a topic with another name")
         state = producer.start()
         self._go_on_after(state.get("position", {}))
         producer.ensure(self._topic)

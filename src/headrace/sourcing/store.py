@@ -410,10 +410,11 @@ class EventStore(ABC):
                 self.privacy.announced(subject)
         unannounced = set(self.privacy.unannounced())
         for subject in self.privacy.keys.forgotten():
-            if subject in unannounced or (subject not in known and self._has_events_of(subject)):
+            if subject in unannounced or (subject not in known and self.has_events_of(subject)):
                 self._announce(subject)
 
-    def _has_events_of(self, subject: str) -> bool:
+    def has_events_of(self, subject: str) -> bool:
+        """Whether an event has personal data of a subject, forgotten or not."""
         return any(self.read_all(Query.of(tags=[self.privacy.tag(subject)]), limit=1))
 
     def forgotten_count(self) -> int:

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from headrace.address import Address
 from headrace.client import (
     Client,
     ClientOptions,
@@ -57,6 +58,7 @@ from headrace.sourcing.store import Choices, StreamInfo
 __all__ = ["TopicStore"]
 
 LEASE_S = 10.0
+LEASE_S_MAX = 3600.0
 POLL_TIMEOUT_MS = 1_000
 PROGRESS = "progress:"
 
@@ -68,9 +70,11 @@ class TopicStore(SqliteStore):
         parts = urlsplit(url)
         given = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         self._topic = parts.path.strip("/")
-        if not parts.netloc or not self._topic or set(given) - {"index", "lease"}:
-            raise UsageError(f"{url} is no topic", "use kafka://HOST:PORT/TOPIC, with ?index=FILE or ?lease=SECONDS")
-        self._lease_s = float(given.get("lease", LEASE_S))
+        if not parts.netloc or "@" in url or not self._topic or set(given) - {"index", "lease"}:
+            raise UsageError(
+                f"{Address(url).shown} is no topic", "use kafka://HOST:PORT/TOPIC, with ?index=FILE or ?lease=SECONDS"
+            )
+        self._lease_s = _seconds(given.get("lease", str(LEASE_S)))
         self._owner = f"{socket.gethostname()} process {os.getpid()} {os.urandom(3).hex()}"
         self._temporary = None if "index" in given else tempfile.TemporaryDirectory(prefix="headrace-events-")
         index = Path(given["index"] if self._temporary is None else f"{self._temporary.name}/index.db")
@@ -136,10 +140,13 @@ class TopicStore(SqliteStore):
                 raise _unavailable(self.shown, error) from error
 
     def _index(self, values: Sequence[bytes]) -> None:
+        try:
+            rows = [row_of(value) for value in values]
+        except (ValueError, KeyError, TypeError) as error:
+            raise SourcingError(f"topic {self._topic} is not the topic of an event store: {error!r}") from error
         self._begin()
         (head,) = self._writer.execute("select coalesce(max(position), 0) from headrace_events").fetchone()
-        for value in values:
-            row = row_of(value)
+        for row in rows:
             if row[0] <= head:
                 continue  # written by this process before it had read that far
             if row[0] != head + 1:
@@ -196,6 +203,8 @@ class TopicStore(SqliteStore):
         return {"owner": self._owner, "until_ms": int((time.time() + seconds) * 1000)}
 
     def _check_lease(self, state: dict[str, Any]) -> None:
+        if "position" in state:
+            raise SourcingError(f"{self.shown} follows another store, which is published to it: append there")
         lease = state.get("lease", {})
         left_s = lease.get("until_ms", 0) / 1000 - time.time()
         if left_s > 0 and lease["owner"] != self._owner:
@@ -320,6 +329,16 @@ class TopicStore(SqliteStore):
         super().close()
         if self._temporary is not None:
             self._temporary.cleanup()
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= LEASE_S_MAX:
+        raise UsageError(f"?lease={text} is no number of seconds", f"use more than 0, and at most {LEASE_S_MAX:g}")
+    return seconds
 
 
 def _unavailable(shown: str, error: KafkaError) -> SourcingError:
