@@ -219,6 +219,19 @@ def test_a_topic_has_the_events_of_its_store_once_and_in_order_also_while_others
         assert published_position(client, name) == 40
 
 
+def test_the_largest_event_that_a_store_takes_fits_into_a_topic(
+    topic: str, log_broker: TestBroker, tmp_path: Path
+) -> None:
+    letters = [chr(0x10000 + (number * 7919) % 0xF0000) for number in range(999_990)]  # four bytes, hardly compressible
+    large = Event("Noted", {"x": "".join(letters)}, tags=[f"{number:0>500}" for number in range(100)])
+    with open_store(tmp_path / "events.db") as store, open_store(topic) as log:
+        for each in (store, log):
+            each.append("a-1", large)
+        assert publish(store, log_broker.bootstrap, f"{topic.rpartition('/')[2]}-copy", until_current=True) == 1
+    with open_store(topic) as log:
+        assert next(log.read("a-1")).data == large.data
+
+
 def test_another_store_or_an_older_copy_is_not_published_to_the_same_topic(
     log_broker: TestBroker, unique: Callable[[str], str], tmp_path: Path
 ) -> None:
