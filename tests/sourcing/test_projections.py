@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -183,3 +185,23 @@ def test_several_projections_share_a_database(events: EventStore, runner: Runner
     sums.run(until_current=True)
     assert dict(counts.ask("select * from counts")) == {"Deposited": 3, "Withdrawn": 3, "Other": 1}
     assert balances(sums) == {"account-0": 14, "account-1": 7}
+
+
+def test_runners_that_start_at_once_in_an_empty_database_do_not_fail(events: EventStore, runner: Runner) -> None:
+    fill(events)
+    together = threading.Barrier(4)
+
+    def start() -> None:
+        together.wait()
+        with contextlib.suppress(TakenOver):
+            runner().run(until_current=True)
+
+    with ThreadPoolExecutor(4) as pool:
+        for started in [pool.submit(start) for _ in range(4)]:
+            started.result()
+    assert balances(runner()) == {"account-0": 14, "account-1": 7}
+
+
+def test_a_statement_may_have_a_percent_sign_beside_values(runner: Runner) -> None:
+    view = runner()
+    assert view.ask("select 'abc' like 'a%' where 1 = ?", 1) in ([(1,)], [(True,)])

@@ -24,9 +24,11 @@ from headrace.sourcing import (
     QueryItem,
     SourcingError,
     Upcasters,
+    open_store,
     retrying,
 )
 from headrace.sourcing.appends import Appended, Request
+from headrace.sourcing.postgres import PostgresStore
 from tests.waiting import eventually
 
 Open = Callable[..., EventStore]
@@ -483,3 +485,11 @@ def test_an_append_that_the_database_does_not_take_fails_alone_and_those_beside_
     assert isinstance(bad, SourcingError)
     assert sorted(info.stream for info in store.streams()) == ["a-1", "c-1", "first-1"]
     assert [event.position for event in store.read_all()] == [1, 2, 3]
+
+
+@pytest.mark.servers
+def test_a_server_whose_default_is_another_isolation_changes_nothing(new_schema: Callable[[], str]) -> None:
+    """Under a stricter one, an append that waited for another process would fail."""
+    with open_store(f"{new_schema()}%20-cdefault_transaction_isolation%3Dserializable") as store:
+        assert isinstance(store, PostgresStore)
+        assert store._run("show transaction_isolation") == [("read committed",)]

@@ -22,6 +22,8 @@ from headrace.sourcing.sqlite import LOCK_TIMEOUT_S, purge_file, use_wal
 __all__ = ["Database", "Transaction", "open_database"]
 
 Row = tuple[Any, ...]
+MAKING_VIEWS = 0x76696577
+"""The advisory lock of those who make tables of views: two at once would fail, also with "if not exists"."""
 
 
 class Transaction(ABC):
@@ -30,6 +32,10 @@ class Transaction(ABC):
     @abstractmethod
     def execute(self, statement: str, *values: Any) -> list[Row]:
         """Run a statement with ``?`` for each value; gives the rows of a query."""
+
+    @abstractmethod
+    def alone(self) -> None:
+        """Wait for others who make tables, and let them wait until the end of this transaction."""
 
 
 class Database(ABC):
@@ -57,6 +63,9 @@ class _SqliteTransaction(Transaction):
 
     def execute(self, statement: str, *values: Any) -> list[Row]:
         return self._connection.execute(statement, values).fetchall()
+
+    def alone(self) -> None:
+        """It is: a file has one writer."""
 
 
 class SqliteDatabase(Database):
@@ -112,9 +121,14 @@ class _PostgresTransaction(Transaction):
         self._connection = connection
 
     def execute(self, statement: str, *values: Any) -> list[Row]:
-        cursor = self._connection.execute(statement.replace("?", "%s").encode(), values or None)
+        if values:  # then the driver looks for %s, and a % of the statement is written twice
+            statement = statement.replace("%", "%%").replace("?", "%s")
+        cursor = self._connection.execute(statement.encode(), values or None)
         rows: list[Row] = cursor.fetchall() if cursor.description else []
         return rows
+
+    def alone(self) -> None:
+        self.execute("select pg_advisory_xact_lock(?)", MAKING_VIEWS)
 
 
 class PostgresDatabase(Database):

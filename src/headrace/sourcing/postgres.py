@@ -46,6 +46,8 @@ __all__ = ["PostgresStore"]
 
 IDLE_CONNECTIONS_MAX = 8
 CONNECT_TIMEOUT_S = 10
+OPTIONS = "-c synchronous_commit=on -c client_min_messages=warning -c default_transaction_isolation=read\\ committed"
+"""Isolation: an append that waited for the lock must see what was committed meanwhile, whatever the default is."""
 MAKING_TABLES = 0x68656164
 """The advisory lock of those who make the tables: two at once would fail."""
 _EXPECTED = {ANY: -1, NONE: -2, EXISTS: -3}
@@ -147,7 +149,7 @@ class PostgresStore(EventStore):
 
     def _connected(self) -> psycopg.Connection[Row]:
         url = self._address.resolved()
-        options = f"{conninfo_to_dict(url).get('options', '')} -c synchronous_commit=on -c client_min_messages=warning"
+        options = f"{conninfo_to_dict(url).get('options', '')} {OPTIONS}"
         whole = make_conninfo(url, options=options, application_name="headrace-events")
         return psycopg.connect(whole, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S)
 

@@ -126,6 +126,7 @@ class ProjectionRunner:
         self._position = 0
         self._generation = 0
         with self._database.writing() as transaction:
+            transaction.alone()
             transaction.execute(_STATE)
         query = projection.query
         self._query = query | Query.of(types=[FORGOTTEN_TYPE]) if query.items and projection.personal else query
@@ -172,6 +173,7 @@ class ProjectionRunner:
     def _take_over(self) -> None:
         """Become the runner. What is there is of this version, or is made: the first time, or by a rebuild."""
         with self._database.writing() as transaction:
+            transaction.alone()
             version = self._read_state(transaction)
             if version is None:
                 self._make(transaction, 1)
@@ -268,6 +270,7 @@ class ProjectionRunner:
     def _begin_rebuild(self) -> int:
         """Empty tables of the next generation; gives its number."""
         with self._database.writing() as transaction:
+            transaction.alone()
             self._read_state(transaction)
             following = self._generation + 1
             self._drop_rebuild(transaction)  # what a rebuild has left that died

@@ -38,8 +38,8 @@ EVENTS_CONFIG = {
     "retention.bytes": "-1",
     "max.message.bytes": str(8 * 1024 * 1024),
 }
-"""Of topics that are made here: events are kept for ever, and the largest one fits. A character of its data may take four
-bytes, so Kafka's default of a megabyte would not do: the publisher would stop at such an event for good."""
+"""Of topics that are made here: events are kept for ever, and the largest one fits. A character of its data may take
+four bytes, so Kafka's default of a megabyte would not do: the publisher would stop at such an event for good."""
 BATCH_EVENTS = 2_000
 RETRY_PAUSE_S = 0.2
 RETRY_PAUSE_S_MAX = 10.0
