@@ -142,12 +142,22 @@ def test_what_must_not_come_does_not_end_a_partial_match_whose_time_was_over() -
 
 
 def test_of_rows_with_equal_times_the_first_completes_its_matches_first() -> None:
-    wanted = part("a").followed_by("c").where("amount > a.amount + 1").within("1 minute").after_match("past_last")
+    wanted = pattern("a").where("amount < 3").followed_by("b").where("amount = a.amount + 2").within("1 minute")
     for shift in range(20):
-        rows: list[Event] = [("u", 1, 1), ("u", 2 + shift, 3), ("u", 2 + shift, 4)]
-        first = min(rows[1:], key=place_of)
-        events = [row["events"] for row in Matching(wanted).bounded(rows)]
-        assert [each["amount"] for match in events for each in match] == [1, first[2]]
+        rows: list[Event] = [("u", 1, 1), ("u", 2, 2), ("u", 3 + shift, 3), ("u", 3 + shift, 4)]
+        first = min(rows[2:], key=place_of)
+        events = [row["events"] for row in Matching(wanted.after_match("past_last")).bounded(rows)]
+        assert [each[-1]["amount"] for each in events] == [first[2]]
+
+
+def test_a_partial_match_whose_time_was_over_before_the_match_times_out() -> None:
+    two = then(A, "followed_by", "b").within("4 seconds").after_match("past_last")
+    assert found_in(two, "a1 d a2 d d b", timeouts=True) == ["a1!", "a2 b"]
+
+
+def test_a_row_at_the_watermark_is_matched_when_the_watermark_has_passed_it() -> None:
+    batches: list[list[Event]] = [[("u", 10, 1)], [("v", 30, 0)], [("u", 12, 0)], [("v", 60, 0)], []]
+    assert len(Matching(A.within("1 minute")).streamed(batches, set())) == 1
 
 
 def test_partial_matches_come_when_their_time_is_over() -> None:

@@ -157,3 +157,15 @@ def test_of_a_key_without_a_partial_match_only_rows_are_kept_that_a_first_row_lo
         pass
     held = stream.bucket.gather(stream.bucket.find(stream.bucket.layout.python_keys(pa.array([{"user": "a"}], KEYS))))
     assert len((held[0].as_py() or {"rows": []})["rows"]) == kept
+
+
+def test_what_is_known_of_a_key_moves_with_the_rows_that_are_kept() -> None:
+    text = (
+        "PARTITION BY user ORDER BY at MEASURES MATCH_NUMBER() AS n ALL ROWS PER MATCH WITH UNMATCHED ROWS PATTERN ({})"
+    )
+    rows: list[Event] = [("a", 1, 1), ("a", 2, 1), ("a", 50, 1), ("a", 90, 9), ("b", 200, 9), ("b", 300, 9)]
+    batches = [[row] for row in rows]
+    for pattern, wanted in [("A A", [1, 1, None, None]), ("^ A", [1, None, None, None])]:
+        given = Matching(text.format(pattern) + " WITHIN '30 seconds' DEFINE A AS amount = 1").streamed(batches, set())
+        found = sorted((seconds(row["at"]), row["n"]) for row in given if row["user"] == "a")
+        assert [number for _, number in found] == wanted
