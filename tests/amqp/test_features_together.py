@@ -326,3 +326,15 @@ def test_acknowledgements_that_come_together_make_room_and_count_up_to_a_wrong_o
         rest = [channel.basic_get("work", auto_ack=True)[2] for _ in range(4)]
         assert rest == [b"3", b"4", b"5", None]
         peer.close()
+
+
+def test_of_messages_that_come_together_a_full_queue_takes_what_fits() -> None:
+    with served() as (broker, connection):
+        limited = {"x-max-length": 2, "x-overflow": "reject-publish"}
+        connection.channel().queue_declare("work", durable=True, arguments=limited)
+        peer = RawPeer(port_of(broker)).opened(1)
+        peer.method(1, Confirm.Select())
+        peer.expect(Confirm.SelectOk)
+        peer.send(published("work", b"x") * 3)
+        assert peer.expect(Basic.Nack).delivery_tag == 3
+        peer.close()

@@ -323,3 +323,52 @@ def test_a_timer_is_set_again_for_a_message_that_expires_before_the_last_head_wo
     bench.run()
     assert bench.delays == [60.0, 0.02]
     assert bench.cancelled == 1
+
+
+def test_the_bytes_of_messages_that_come_and_go_together_are_counted() -> None:
+    bench = Bench({"x-max-length-bytes": 1_000})
+    sizes = (5, 20, 300)
+    bench.queue.publish_all([Message(b"", b"q", NO_PROPERTIES, b"x" * size, 1_000) for size in sizes])
+    assert bench.queue.ready_bytes == 325
+    bench.queue.add_consumer(Taker("c", 3))
+    bench.run()
+    assert bench.queue.ready_bytes == 0
+
+
+def test_what_is_acknowledged_together_lets_the_log_go_also_where_some_was_gone_before() -> None:
+    bench = Bench()
+    bench.publish(6)
+    bench.queue.add_consumer(Taker("c", 6))
+    bench.run()
+    bench.queue.acknowledge_all(0, [2, 4])
+    bench.queue.acknowledge_all(0, [0, 3])
+    assert bench.lanes[0].floor == 1
+    bench.queue.acknowledge_all(0, [1, 5])
+    assert bench.lanes[0].floor == 6
+    bench.run()
+    assert bench.lanes[0].log.start_offset == 6
+
+
+def test_messages_for_a_consumer_that_does_not_acknowledge_are_gone_when_they_are_delivered() -> None:
+    bench = Bench()
+    bench.publish(4)
+    taker = Taker("c", 4)
+    taker.no_ack = True
+    bench.queue.add_consumer(taker)
+    bench.run()
+    assert (len(taker.got), bench.queue.unacknowledged, bench.lanes[0].floor) == (4, 0, 4)
+
+
+def test_a_message_that_is_restored_in_the_turn_of_its_acknowledgement_is_there_after_a_kill() -> None:
+    bench = Bench(retention_ms=1_000_000)
+    bench.publish(1)
+    bench.run()
+    found = bench.queue.get(no_ack=False)
+    assert found is not None
+    bench.queue.acknowledge(found[0])
+    assert bench.queue.restore(0, 0, 1) == 1
+    bench.queue.write_journal()
+    bench.disk.kill()
+    bench.open()
+    bench.queue.recover()
+    assert bench.queue.ready == 1
