@@ -372,3 +372,17 @@ def test_a_message_that_is_restored_in_the_turn_of_its_acknowledgement_is_there_
     bench.open()
     bench.queue.recover()
     assert bench.queue.ready == 1
+
+
+def test_only_what_was_handed_out_before_a_kill_is_marked_in_a_run() -> None:
+    bench = Bench()
+    bench.publish(4)
+    bench.queue.add_consumer(Taker("c", 2))
+    bench.run()
+    bench.disk.kill()
+    bench.open()
+    bench.queue.recover()
+    taker = Taker("d", 10)
+    bench.queue.add_consumer(taker)
+    bench.run()
+    assert [is_redelivered for _, _, is_redelivered in taker.got] == [True, True, False, False]
