@@ -313,7 +313,9 @@ class Mariadb:
             return _dicts(cursor)
 
     def place(self, transaction: str) -> int:
-        return int(transaction.rpartition("-")[2])
+        """A truncation that no statement in the binlog made stands between transactions: ``0-1-264/6``."""
+        number, _, later = transaction.rpartition("-")[2].partition("/")
+        return 2 * int(number) + bool(later)
 
 
 # ---- SQLite ---------------------------------------------------------------------------------------------------------

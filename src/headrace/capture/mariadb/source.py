@@ -186,15 +186,16 @@ class MariadbSource:
             self._compare()
             self._snapshot_step()
         chunk_to_read = self._chunk is None and bool(self._pending)
-        at_place = self._chunk is not None and is_reached(self._gtids, self._chunk.place)
-        waiting = 0.0 if writer.events_pending or chunk_to_read or at_place else wait_s
+        if self._begun is None and self._chunk is not None and is_reached(self._gtids, self._chunk.place):
+            return True  # its rows come before anything that the stream has next: they do not show it
+        waiting = 0.0 if writer.events_pending or chunk_to_read else wait_s
         while (item := reader.take(waiting)) is not None:
             self._take(item)
             if self._begun is None and (self._pending or self._tables.is_looking):
                 break
             if writer.bytes_pending >= enough and (self._begun is None or writer.bytes_pending >= most):
                 break
-        return item is not None or chunk_to_read or at_place
+        return item is not None or chunk_to_read
 
     def _take(self, item: Item) -> None:
         what = item.what
