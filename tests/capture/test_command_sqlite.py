@@ -138,7 +138,7 @@ def test_status_says_running_with_its_process_and_not_running_after_a_kill(
         while not committed(log, "mortal.main.t"):
             assert child.poll() is None
             time.sleep(0.05)
-        row = status(shell, "mortal", 0)
+        row = eventually(lambda: status(shell, "mortal", None), lambda row: row["state"] == "running")
         assert (row["state"], row["health"]) == ("running", "ok")
         assert row["process"].endswith(f":{child.pid}")
         child.send_signal(signal.SIGKILL)

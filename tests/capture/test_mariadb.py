@@ -485,6 +485,10 @@ def test_a_transaction_too_large_for_one_write_is_cut_and_resumed_inside(
     monkeypatch.setattr(stop, "is_set", lambda: capture.figures.commits > 4)
     capture.run(stop)
     assert 0 < len(committed(log, shop.topic("t"))) < 20_000
+    for _ in range(2):  # a session that commits its start and nothing else must not forget the part
+        short, begun = threading.Event(), Capture(log, options)
+        monkeypatch.setattr(short, "is_set", lambda begun=begun: begun.figures.commits > 0)
+        begun.run(short)
     catch_up(log, options)
     found = events(log, shop.topic("t"))
     assert [each.key["id"] for each in found] == [*range(1, 20_001)]

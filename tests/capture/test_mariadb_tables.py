@@ -12,8 +12,11 @@ import pytest
 
 from headrace.capture import Capture
 from headrace.capture.mariadb import source as mariadb_source
+from headrace.capture.mariadb.binlog import BinlogReader
+from headrace.capture.mariadb.events import Xid
 from headrace.capture.mariadb.snapshot import SnapshotReader
-from headrace.capture.source import PositionLost, TableReplaced
+from headrace.capture.mariadb.tables import is_reached
+from headrace.capture.source import PositionLost, Progress, TableReplaced
 from headrace.capture.state import read_state
 from headrace.client import Client
 from headrace.errors import UsageError
@@ -474,6 +477,41 @@ def test_changes_between_the_read_of_a_chunk_and_its_place_are_not_undone(
     assert is_consistent is not fault
     if not fault:
         shop.check(log, "t")
+
+
+def test_rows_read_exactly_where_the_stream_stands_come_before_what_it_has_next(
+    log: str, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not show it: after it, they would be older than the topic."""
+    shop.run("create table t (id int primary key, n int)", "insert into t select seq, 0 from seq_1_to_200")
+    read, take = SnapshotReader.read, BinlogReader.take
+    at_place: list[str] = []
+    unseen: list[str] = []
+
+    def change_after_reading(snapshots: Any, name: str, progress: Progress, reached: Any) -> Any:
+        chunk = read(snapshots, name, progress, reached)
+        if chunk is not None and is_reached(reached, chunk.place):
+            at_place.append(name)
+            if len(at_place) == 10:  # the stream has passed its first events: what it has next is this change
+                shop.run("update t set n = 1 where id = 95")
+                unseen.append(name)
+        return chunk
+
+    def take_patiently(reader: Any, wait_s: float) -> Any:
+        if not unseen:
+            return take(reader, wait_s)
+        item = take(reader, 5.0)
+        if item is None or isinstance(item.what, Xid):
+            unseen.clear()
+        return item
+
+    monkeypatch.setattr(SnapshotReader, "read", change_after_reading)
+    monkeypatch.setattr(BinlogReader, "take", take_patiently)
+    catch_up(log, shop.options(chunk_rows=10))
+    monkeypatch.undo()
+    catch_up(log, shop.options())
+    assert len(at_place) >= 10, "no chunk was read where the stream stood"
+    shop.check(log, "t")
 
 
 # ---- values that cannot be written ----------------------------------------------------------------------------------

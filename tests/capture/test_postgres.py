@@ -306,6 +306,25 @@ def test_an_outbox_is_routed_by_what_its_events_are_about(log: str, database: Da
     assert topics(log, f"{database.name}.public") == []
 
 
+def test_the_trace_context_of_an_outbox_row_becomes_headers(log: str, database: Database) -> None:
+    database.run(
+        "create table outbox (id int primary key, aggregatetype text, aggregateid text, payload text, traceparent text,"
+        " tracestate text)"
+    )
+    capture = options(database, outbox="outbox", tables=("outbox",))
+    catch_up(log, capture)
+    kind = f"order-{database.name}"
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    database.run(
+        f"insert into outbox values (1, '{kind}', '7', 'x', '{trace}', 'vendor=1')",
+        f"insert into outbox values (2, '{kind}', '7', 'y', '{trace}', null)",
+    )
+    catch_up(log, capture)
+    first, second = committed(log, f"outbox.event.{kind}")
+    assert dict(first.headers) == {"id": b"1", "traceparent": trace.encode(), "tracestate": b"vendor=1"}
+    assert dict(second.headers) == {"id": b"2", "traceparent": trace.encode()}
+
+
 def test_plain_rows_and_tombstones_instead_of_envelopes(log: str, database: Database) -> None:
     database.run("create table t (id int primary key, n numeric(5,2), d date)")
     capture = options(database, unwrap=True, decimals="string", times="strings")
@@ -535,6 +554,8 @@ def test_a_transaction_too_large_for_one_write_is_cut_and_resumed_inside(
         if (size := len(committed(log, topic))) > sizes[-1]:
             sizes.append(size)
     assert sizes[-1] < 5000
+    with pytest.raises(Died):  # a session that commits its start and nothing else must not forget the part
+        Capture(log, options(database)).run(AfterSome(2, Died()))
     catch_up(log, options(database))
     found = events(log, topic)
     assert [each.key["id"] for each in found] == [*range(1, 5001)]

@@ -7,7 +7,9 @@ A service writes its event into the outbox in the same transaction as its data; 
     value     payload, as it stands
     headers   id (to recognise an event seen before), and eventType when the table has a column ``type``
 
-as Debezium's outbox router does. Rows may be deleted at once: only insertions count.
+as Debezium's outbox router does. Rows may be deleted at once: only insertions count. If the table has columns
+traceparent and tracestate (W3C Trace Context, as OpenTelemetry writes it), they become headers too: the trace of the
+request that wrote the event goes on in its readers.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ __all__ = ["OutboxRouter"]
 
 NEEDED = ("id", "aggregatetype", "aggregateid", "payload")
 TOPIC = "outbox.event."
+TRACE = ("traceparent", "tracestate")
+"""Columns whose values become headers."""
 
 
 class OutboxRouter:
@@ -39,6 +43,7 @@ class OutboxRouter:
         self._name = table.full_name
         self._id, self._kind, self._key, self._payload = (places[name] for name in NEEDED)
         self._event_type = places.get("type")
+        self._trace = [(name, places[name]) for name in TRACE if name in places]
 
     def created(self, out: Out, transaction: Transaction, row: Sequence[Any]) -> None:
         transaction.index += 1
@@ -48,6 +53,7 @@ class OutboxRouter:
         headers = [("id", _bytes(row[self._id]))]
         if self._event_type is not None:
             headers.append(("eventType", _bytes(row[self._event_type])))
+        headers += [(name, _bytes(row[place])) for name, place in self._trace if row[place] is not None]
         kind = (_bytes(row[self._kind]) or b"").decode()
         out.add(topic_name(TOPIC + kind), _bytes(row[self._key]), _bytes(row[self._payload]), headers)
 

@@ -18,9 +18,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.capture.alive import SignOfLife
 from headrace.capture.hidden import HiddenColumns, check_columns
 from headrace.capture.options import CaptureOptions
+from headrace.capture.report import CaptureReport
 from headrace.capture.shapes import topic_name
 from headrace.capture.signals import Signals
 from headrace.capture.source import (
@@ -34,7 +34,7 @@ from headrace.capture.source import (
 )
 from headrace.capture.state import read_state
 from headrace.capture.writer import Writer
-from headrace.client import Client, ClientOptions, TopicPartition, TransactionLost, end_offsets
+from headrace.client import Client, ClientOptions, StatePublisher, TopicPartition, TransactionLost, end_offsets
 from headrace.errors import HeadraceError, KafkaError
 
 __all__ = ["Capture", "CaptureOptions", "Taken", "end_running"]
@@ -79,7 +79,9 @@ class Capture:
         *,
         client_options: ClientOptions | None = None,
         say: Callable[[str], None] = lambda line: None,
+        publisher: StatePublisher | None = None,
     ) -> None:
+        """``publisher``: where the state is shown to people; nothing is published without one."""
         self.options = options
         self.figures = Figures()
         self._bootstrap = bootstrap
@@ -92,7 +94,7 @@ class Capture:
         self._heartbeat_s = 0.0
         self._signals: Signals
         self._health = "ok"
-        self._sign = SignOfLife(options.heartbeat_ms)
+        self._report = CaptureReport(options, publisher)
 
     def run(self, stop: threading.Event, *, until_current: bool = False, resnapshot: bool = False) -> None:
         """Follow the database until ``stop``, or until what it has now is in the log."""
@@ -105,14 +107,19 @@ class Capture:
             before = self.figures.commits
             try:
                 self._session(stop, until_current, resnapshot)
+                self._report.stopped()
                 return
-            except (DatabaseGone, DatabaseMissing, KafkaError) as error:
+            except Taken:
+                raise  # the process that runs it now reports on it
+            except BaseException as error:
+                self._report.failed(self._reason(error), ended=not self._passes(error))
                 if not self._passes(error):
                     raise
                 self._say(f"{error}; trying again in {pause_s:g} s")
             resnapshot = resnapshot and self.figures.commits == 0
             pause_s = RETRY_PAUSE_S if self.figures.commits > before + 1 else min(pause_s * 2, RETRY_PAUSE_S_MAX)
             stop.wait(pause_s)
+        self._report.stopped()
 
     def snapshots(self) -> dict[str, Progress]:
         """How far the snapshots of tables are; may be asked by another thread, of the session under way."""
@@ -140,15 +147,14 @@ class Capture:
             self._signals = Signals(client, self.options.topic_prefix, state, self._say)
             resnapshot = resnapshot or self._meets_older_rows(client, state)
             try:
-                writer.commit({"owner": self._owner, "alive": self._sign.now()})
+                writer.commit({"owner": self._owner})
                 self.figures.sessions += 1
+                self._report.running()
                 self._with_source(client, writer, state, stop, until_current, resnapshot)
-                writer.commit({"alive": self._sign.now(stopped=True)})
-            except BaseException as error:
+            except BaseException:
                 # Left open, the transaction would hold back every reader of its topics until it times out.
                 with suppress(HeadraceError):
                     writer.abandon()
-                    writer.commit({"alive": self._sign.now(error=self._reason(error), stopped=not self._passes(error))})
                 raise
 
     def _with_source(
@@ -226,6 +232,8 @@ class Capture:
                 self._commit(source, writer)
             if source.at_boundary and self._heartbeat_is_due(now_s):
                 self._commit(source, writer)
+            if self._report.is_due(now_s):
+                self._tell(source, writer)
             if source.at_boundary and now_s - refreshed_s >= REFRESH_S:
                 if not writer.is_current():
                     self._check_owner(client)  # before anything is made again in the database
@@ -264,7 +272,8 @@ class Capture:
         return source.at_boundary and (not more or old or writer.bytes_pending >= COMMIT_BYTES)
 
     def _commit(self, source: Source, writer: Writer) -> None:
-        """Events and position; once per heartbeat also a sign of life, and a heartbeat where the position has moved."""
+        """Events and position; once per heartbeat also a look at the database, and a heartbeat where the position has
+        moved."""
         state: dict[str, Any] = source.position() | {"dead_letters": writer.dead_letters} | self._signals.state()
         if writer.hidden is not None:
             state["hidden"] = writer.hidden.state()
@@ -274,11 +283,22 @@ class Capture:
                 prefix = self.options.topic_prefix
                 value = b'{"ts_ms":%d}' % (time.time_ns() // 1_000_000)
                 writer.add(f"__debezium-heartbeat.{prefix}", b'{"serverName":"%b"}' % prefix.encode(), value)
-            state["alive"] = self._sign.now(source.snapshots(), self._watch(source))
+            self._tell(source, writer, self._watch(source))
         writer.commit(state)
         source.committed(state)
         self.figures.commits += 1
         self.figures.events = writer.events
+
+    def _tell(self, source: Source, writer: Writer, status: SourceStatus | None = None) -> None:
+        figures = self.figures
+        self._report.running(
+            source.snapshots(),
+            status,
+            dead_letters=dict(writer.dead_letters),
+            events=figures.events,
+            transactions=figures.commits,
+            sessions=figures.sessions,
+        )
 
 
 def _tables_read(source: Source) -> int:

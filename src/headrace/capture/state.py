@@ -14,7 +14,7 @@ import json
 from typing import Any
 
 from headrace.capture.options import CaptureOptions
-from headrace.client import Admin, Client, Producer, positioned
+from headrace.client import Admin, Client, Producer, positioned, remove_state_record
 from headrace.client.positioned import STATE_CONFIG, committed_records, ensure_topic, topic_exists
 from headrace.errors import UsageError
 
@@ -77,6 +77,7 @@ class Registry:
         self._write(name, None)
         if topic_exists(self._client, state_topic(name)):
             Admin(self._client).delete_topic(state_topic(name))
+        remove_state_record(self._client, "capture", name)
 
     def _write(self, name: str, value: bytes | None) -> None:
         ensure_topic(self._client, CAPTURES_TOPIC, partitions=1, config=STATE_CONFIG)

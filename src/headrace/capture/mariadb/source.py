@@ -505,7 +505,10 @@ class MariadbSource:
         if self._mark is not None:
             place["mark"] = list(self._mark)
         if self._begun is not None:
-            place |= {"transaction": self._begun.text, "index": self._transaction.index}
+            index = max(self._transaction.index, self._transaction.written_up_to)
+            place |= {"transaction": self._begun.text, "index": index}
+        elif self._is_partly_written():
+            place |= dict(zip(("transaction", "index"), self._partial, strict=True))
         snapshots = {name: each.as_json() for name, each in self._progress.items()}
         return {"position": place, "snapshots": snapshots, "shapes": self._shapes, "tables": self._tables.as_json()}
 

@@ -303,6 +303,7 @@ class PostgresSource:
             self._events.end(message.end_lsn)
             assert self._begun is not None, "a transaction ends that has begun"
             self._last = list(self._begun)
+            self._partial = (0, 0)
         self._lsn = max(self._lsn, message.end_lsn)
         self._begun = None
         self._skipping = False
@@ -441,14 +442,23 @@ class PostgresSource:
     def position(self) -> dict[str, Any]:
         place: dict[str, Any] = {"format": 1, "lsn": lsn_text(self._lsn), "last_commit": self._events.last_commit}
         place |= {"server": list(self._server), "last": self._last}
-        if self._begun is not None and not self._skipping:
-            place |= {"commit": self._begun.commit_lsn, "index": self._events.transaction.index}
+        commit, index = self._written_in_part()
+        if index:
+            place |= {"commit": commit, "index": index}
         snapshots = {name: each.as_json() for name, each in self._snapshots.progress.items()}
         state = {"position": place, "snapshots": snapshots, "shapes": self._events.shapes}
         if self._watch.version != self._version_committed:  # rarely, and there may be thousands
             self._version_given = self._watch.version
             state["tables"] = {name: each.as_json() for name, each in self._watch.known.items()}
         return state
+
+    def _written_in_part(self) -> tuple[int, int]:
+        """The transaction that the log has in part, and how many of its events. What an earlier session wrote of it
+        counts until the stream has passed it."""
+        if self._begun is None or self._skipping:
+            return self._partial
+        transaction = self._events.transaction
+        return self._begun.commit_lsn, max(transaction.index, transaction.written_up_to)
 
     def committed(self, state: Mapping[str, Any]) -> None:
         assert self._replication is not None

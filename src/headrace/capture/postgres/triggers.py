@@ -322,6 +322,7 @@ class TriggerSource:
             self._events.end(self._place["number"])
             self._place["after"] = change.last
             self._last = 0
+            self._partial = (0, 0)
 
     def _begin(self, change: Change) -> None:
         self._last = change.last
@@ -460,7 +461,10 @@ class TriggerSource:
         place = dict(self._place)
         if self._last:
             xid = int(self._events.transaction.id.partition(":")[0])
-            place |= {"xid": xid, "index": self._events.transaction.index, "number": place["number"] - 1}
+            index = max(self._events.transaction.index, self._events.transaction.written_up_to)
+            place |= {"xid": xid, "index": index, "number": place["number"] - 1}
+        elif self._partial[1]:
+            place |= dict(zip(("xid", "index"), self._partial, strict=True))
         snapshots = {name: each.as_json() for name, each in self._progress.items()}
         tables = {name: each.as_json() for name, each in self._known.items()}
         return {"position": place, "snapshots": snapshots, "shapes": self._events.shapes, "tables": tables}
