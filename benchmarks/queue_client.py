@@ -43,12 +43,12 @@ class PreparedClient:
     """One connection with one channel; every call waits for its answer."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port))
-        self._socket.settimeout(120)
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.settimeout(120)
         self._wire = AmqpConnection()
         self._wire.receive_data(b"AMQP\x00\x00\x09\x01")
         self._events: list[Any] = []
-        self._socket.sendall(b"AMQP\x00\x00\x09\x01")
+        self.socket.sendall(b"AMQP\x00\x00\x09\x01")
         self._await("connection.start")
         self._send(0, "connection.start-ok", mechanism="PLAIN", response=b"\0guest\0guest", locale="en_US")
         self._await("connection.tune")
@@ -58,15 +58,15 @@ class PreparedClient:
         self.call("channel.open")
 
     def close(self) -> None:
-        self._socket.close()
+        self.socket.close()
 
     def _send(self, channel: int, name: str, **arguments: Any) -> None:
         self._wire.send(channel, name, arguments)
-        self._socket.sendall(self._wire.data_to_send())
+        self.socket.sendall(self._wire.data_to_send())
 
     def _next(self) -> Any:
         while not self._events:
-            data = self._socket.recv(READ_BYTES)
+            data = self.socket.recv(READ_BYTES)
             if not data:
                 raise ConnectionError("the broker has closed the connection")
             self._events += self._wire.receive_data(data)
@@ -84,17 +84,32 @@ class PreparedClient:
         self._send(CHANNEL, name, **arguments)
         return self._await(f"{name}-ok")
 
+    @property
+    def has_events(self) -> bool:
+        """Whether something was received and not looked at."""
+        return bool(self._events)
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def next_confirm(self) -> tuple[list[int], bool]:
+        """The next confirm: the numbers of messages, and whether it is for all up to the last of them."""
+        while True:
+            event = self._next()
+            if isinstance(event, AckReceived):
+                return event.delivery_tags, event.is_multiple
+
     def publish(self, messages: bytes, count: int, *, times: int, in_flight: int = 4) -> None:
         """Send ``count`` messages so many times, with some of these groups in flight; returns when all are confirmed.
         The channel must be in confirm mode and have published nothing before."""
         confirmed = sent = 0
         while confirmed < count * times:
             while sent < times and sent * count - confirmed < in_flight * count:
-                self._socket.sendall(messages)
+                self.socket.sendall(messages)
                 sent += 1
             event = self._next()
             if isinstance(event, AckReceived):
-                confirmed = event.delivery_tags[-1]
+                confirmed = max(confirmed, event.delivery_tags[-1])  # RabbitMQ may confirm out of order
 
     def consume(self, queue: str, count: int, size: int, *, prefetch: int, every: int = 1) -> None:
         """Take so many messages, each ``size`` bytes with its frames, and acknowledge every ``every``-th of them."""
@@ -103,10 +118,10 @@ class PreparedClient:
         started = len(_frame(1, encode_method("basic.consume-ok", {"consumer_tag": "c"})))
         received, done = -started, 0
         while done < count:
-            received += len(self._socket.recv(READ_BYTES))
+            received += len(self.socket.recv(READ_BYTES))
             whole = received // size
             if whole > done:
-                self._socket.sendall(acks(tag for tag in range(done + 1, whole + 1) if tag % every == 0))
+                self.socket.sendall(acks(tag for tag in range(done + 1, whole + 1) if tag % every == 0))
                 done = whole
 
 

@@ -5,7 +5,7 @@ confirm of headrace follows a sync; RabbitMQ's classic queue syncs too, at inter
 the kernel's figures for it and its children.
 
 PerfTest is a Java process on the same two cores, so rates show broker and client together; CPU per message is the
-broker alone.
+broker alone. ``python -m benchmarks queues`` runs all cases in less than 15 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from benchmarks.brokers import unique
 from benchmarks.figures import Figure
 from benchmarks.perf_test import Outcome, run_perf_test
 from benchmarks.queue_backlog import backlog_figures
+from benchmarks.queue_confirms import RATE, at_a_rate, with_a_full_window
 from benchmarks.queue_neighbours import neighbour_figures
+from benchmarks.queue_pika import confirm_each, consume_backlog, fill
 from tests.servers.headrace import headrace_server, listener_address
 from tests.servers.process import CannotRun, RunningServer
 from tests.servers.rabbitmq import rabbitmq_server
@@ -34,6 +36,8 @@ PREFETCH = 200
 UNCONFIRMED_MAX = 500
 FAN_OUT = 50
 WARM_UP_S = 5
+WINDOW = 500
+"""Unconfirmed messages of the prepared client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +57,14 @@ class Sizes:
     seconds: int
     rounds: int
     backlog: int
+    pika: int
+    """Messages that pika publishes one by one; it consumes ten times as many."""
     bodies: tuple[int, ...]
     queues: tuple[int, ...]
 
 
-SIZES = Sizes(seconds=15, rounds=3, backlog=2_000_000, bodies=(12, 1000, 16_000), queues=(1, 4))
-SIZES_QUICK = Sizes(seconds=8, rounds=1, backlog=100_000, bodies=(12, 16_000), queues=(1,))
+SIZES = Sizes(seconds=10, rounds=1, backlog=2_000_000, pika=2_000, bodies=(12, 1000, 16_000), queues=(1, 4))
+SIZES_QUICK = Sizes(seconds=8, rounds=1, backlog=100_000, pika=300, bodies=(12, 16_000), queues=(1,))
 
 
 def run(*, quick: bool) -> list[Figure]:
@@ -75,6 +81,8 @@ def run(*, quick: bool) -> list[Figure]:
         figures += figures_of(f"fan-out to {FAN_OUT} queues, 12 B", in_turn(brokers, sizes.rounds, turn))
         drained = in_turn(brokers, 1, partial(fill_and_drain, count=sizes.backlog))
         figures += figures_of(f"drain {sizes.backlog:,} of 12 B", drained, has_latency=False)
+        figures += confirm_figures(brokers, sizes)
+        figures += pika_figures(brokers, sizes)
         assert brokers[0].server is not None
         figures += neighbour_figures(brokers[0].server, brokers[0].port, quick=quick)
     return [*figures, *backlog_figures(quick=quick)]
@@ -136,9 +144,10 @@ def fan_out(broker: Broker, seconds: int) -> Outcome:
 
 def fill_and_drain(broker: Broker, count: int) -> Outcome:
     """Publish first, then let one consumer take it all; only the second is the figure."""
-    queue = ["-u", unique("drain"), "-ad", "false"]
-    run_perf_test(broker.port, broker.pid, "-x", "1", "-y", "0", *queue, *load(12), "-C", str(count))
-    return run_perf_test(broker.port, broker.pid, "-x", "0", "-y", "1", *queue, *load(12), "-D", str(count))
+    queue = unique("drain")
+    fill(broker.port, queue, count, 12)
+    clients = ["-x", "0", "-y", "1", "-u", queue, "-ad", "false"]
+    return run_perf_test(broker.port, broker.pid, *clients, *load(12), "-D", str(count))
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------
@@ -165,6 +174,53 @@ def figures_of(case: str, outcomes: dict[str, list[Outcome]], *, has_latency: bo
     if has_latency:
         found.insert(1, figure("ms publish to consumer, p99", lambda each: each.consumer_p99_ms, 1.0))
         found.insert(2, figure("ms publish to confirm, p99", lambda each: each.confirm_p99_ms, 1.0))
+    return found
+
+
+def confirm_figures(brokers: list[Broker], sizes: Sizes) -> list[Figure]:
+    """A confirm at a fixed rate, and with a full window, from a client of prepared bytes."""
+    found = []
+    for size in sizes.bodies:
+        group = max(1, min(10, 80_000 // size))
+        window = partial(with_a_full_window, group=group, groups=WINDOW // group)
+        for case, turn in ((f"{RATE} msg/s", at_a_rate), ("full window", window)):
+            times = {each.name: turn(each.port, each.pid, size, sizes.seconds / 3) for each in brokers}
+            name = f"prepared client, {steady_name(size, 1)}, {case}"
+            if turn is not at_a_rate:
+                rates = {which: each.per_s for which, each in times.items()}
+                found.append(beside(name, "msg/s confirmed", rates, higher=True))
+            found.append(beside(name, "ms publish to confirm, p50", {w: each.p50_ms for w, each in times.items()}))
+            found.append(beside(name, "ms publish to confirm, p99", {w: each.p99_ms for w, each in times.items()}))
+            found.append(beside(name, "broker CPU µs per message", {w: each.cpu_us for w, each in times.items()}))
+    return found
+
+
+def beside(case: str, unit: str, values: dict[str, float], *, higher: bool = False) -> Figure:
+    """One value of each broker; the goal is to be no worse."""
+    return Figure(
+        hop="queues",
+        case=case,
+        unit=unit,
+        ours=[values["headrace"]],
+        peers=[values["rabbitmq"]] if "rabbitmq" in values else [],
+        peer=PEER,
+        higher_is_better=higher,
+        goal=1.0,
+    )
+
+
+def pika_figures(brokers: list[Broker], sizes: Sizes) -> list[Figure]:
+    found = []
+    for case, turn, count in (
+        ("a confirm for each message", confirm_each, sizes.pika),
+        ("prefetch 200", consume_backlog, 10 * sizes.pika),
+    ):
+        outcomes = {broker.name: turn(broker.port, broker.pid, count) for broker in brokers}
+        name = f"pika, {case}, 1 KB"
+        found.append(beside(name, "msg/s", {which: each.per_s for which, each in outcomes.items()}, higher=True))
+        if turn is confirm_each:
+            found.append(beside(name, "ms, p99", {which: each.p99_ms for which, each in outcomes.items()}))
+        found.append(beside(name, "broker CPU µs per message", {w: each.cpu_us for w, each in outcomes.items()}))
     return found
 
 

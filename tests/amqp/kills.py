@@ -8,19 +8,34 @@ acknowledgement was handled. The judge knows the wire only: what was sent, what 
     returned     settled, and delivered again
     unmarked     delivered a second time without ``redelivered``
     unexpected   delivered, and never sent
+    disordered   delivered after a younger message of the same publisher, and this consumer had not given it back
+
+Each publisher waits for a confirm before it sends the next message, so its numbers are the order of the queue. A
+consumer that begins gets the oldest message first, whatever was handed out before it.
+
+    python -m tests.amqp.kills --kills 50
 """
 
 from __future__ import annotations
 
+import argparse
 import random
+import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pika
 from pika.exceptions import AMQPError
+
+from headrace import testing
+from headrace.errors import HeadraceError
+from headrace.testing import ChildBroker
+from tests.waiting import PATIENCE_S
 
 QUEUE = "kills"
 PREFETCH = 50
@@ -36,8 +51,24 @@ class History:
     settled: set[str] = field(default_factory=set)
     delivered: Counter[str] = field(default_factory=Counter)
     faults: list[tuple[str, str]] = field(default_factory=list)
+    _youngest: dict[str, int] = field(default_factory=dict)
+    """By publisher, what this consumer got."""
+    _given_back: set[str] = field(default_factory=set)
+
+    def consumer_began(self) -> None:
+        """From here on another consumer receives; there is one at a time."""
+        self._youngest.clear()
+        self._given_back.clear()
+
+    def gave_back(self, name: str) -> None:
+        self._given_back.add(name)
 
     def received(self, name: str, *, is_redelivered: bool) -> None:
+        publisher, _, number = name.rpartition("-")
+        if int(number) < self._youngest.get(publisher, -1) and name not in self._given_back:
+            self.faults.append(("disordered", name))
+        self._given_back.discard(name)
+        self._youngest[publisher] = max(int(number), self._youngest.get(publisher, -1))
         if name not in self.sent:
             self.faults.append(("unexpected", name))
         if name in self.settled:
@@ -100,6 +131,7 @@ class Load:
         channel.queue_declare(QUEUE, durable=True)
         channel.basic_qos(prefetch_count=PREFETCH)
         acknowledged: list[str] = []
+        self.history.consumer_began()
         for method, _, body in channel.consume(QUEUE, inactivity_timeout=0.2):
             if self._stopping.is_set():
                 break
@@ -107,6 +139,7 @@ class Load:
                 continue
             self.history.received(body.decode(), is_redelivered=method.redelivered)
             if self._random.random() < 0.02:
+                self.history.gave_back(body.decode())
                 channel.basic_nack(method.delivery_tag, requeue=True)
                 continue
             channel.basic_ack(method.delivery_tag)
@@ -121,6 +154,7 @@ class Load:
 def drain(port: int, history: History) -> int:
     """Take what is left; how much it was."""
     channel = connected(port).channel()
+    history.consumer_began()
     count = 0
     for method, _, body in channel.consume(QUEUE, inactivity_timeout=1.0, auto_ack=True):
         if method is None:
@@ -130,3 +164,56 @@ def drain(port: int, history: History) -> int:
     channel.cancel()
     channel.connection.close()
     return count
+
+
+def start_again(broker: ChildBroker) -> None:
+    """On the ports that it had. Another process may have got one of them meanwhile, for a connection of its own."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            broker.start()
+            return
+        except HeadraceError as error:
+            if "is taken by" not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
+
+
+def run(broker: ChildBroker, kills: int, seed: int) -> History:
+    """Kill a broker so often under load, and take everything out of it at the end."""
+    chance = random.Random(seed)
+    load = Load(lambda: broker.amqp_port, seed)
+    load.start()
+    try:
+        for _ in range(kills):
+            time.sleep(chance.uniform(0.3, 1.5))
+            broker.kill()
+            start_again(broker)
+        time.sleep(0.5)
+    finally:
+        load.stop()
+    drain(broker.amqp_port, load.history)
+    return load.history
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        testing.broker(in_process=False, amqp=True, data=Path(folder)) as broker,
+    ):
+        history = run(broker, arguments.kills, arguments.seed)
+    sys.stdout.write(
+        f"{len(history.confirmed)} confirmed, {len(history.settled)} acknowledged, "
+        f"{sum(history.delivered.values())} deliveries\n"
+    )
+    for fault in history.judged():
+        sys.stdout.write(f"{fault}\n")
+    return 1 if history.judged() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

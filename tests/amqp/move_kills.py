@@ -33,6 +33,7 @@ from headrace import testing
 from headrace.client import Client, Queues
 from headrace.errors import HeadraceError
 from headrace.testing import ChildBroker
+from tests.amqp.kills import start_again
 
 WORK, SIDE, DEAD = "work", "side", "dead"
 AGAIN = "x-headrace-moved-again"
@@ -173,7 +174,7 @@ def restored(broker: ChildBroker, name: str, chance: random.Random) -> None:
     except (HeadraceError, OSError):
         pass
     killer.join()
-    broker.start()
+    start_again(broker)
     with Client(broker.bootstrap) as client:
         for _ in Queues(client).restore(name, gone(Queues(client), name)):
             pass
@@ -192,7 +193,7 @@ def run(data: Path, kills: int, seed: int) -> tuple[MoveHistory, Counter[str], l
         for _ in range(kills):
             time.sleep(chance.uniform(0.3, 1.2))
             broker.kill()
-            broker.start()
+            start_again(broker)
         time.sleep(0.3)
         mover.stop()
         history = mover.history

@@ -521,3 +521,52 @@ def test_a_limit_for_the_channel_counts_all_its_consumers(play_on: PlayOn) -> No
         s.note("five and no more", len(got))
 
     play_on(play)
+
+
+def test_what_is_fetched_does_not_count_for_the_limit_of_a_channel(play_on: PlayOn) -> None:
+    def play(s: AmqpScenario) -> None:
+        c = s.channel
+        got: list[list[object]] = []
+        for queue, count in (("fetched", 3), ("consumed", 4)):
+            c.queue_declare(queue, exclusive=True)
+            for number in range(count):
+                c.basic_publish("", queue, b"%d" % number)
+        c.basic_qos(prefetch_count=2, global_qos=True)
+        s.note("three fetched, with a limit of two", [s.get("fetched", auto_ack=False)[2] for _ in range(3)])
+        c.basic_consume("consumed", lambda _, m, p, b: got.append([m.delivery_tag, b]), consumer_tag="c")
+        s.until("two of the consumer", lambda: len(got) >= 2)
+        s.connection.process_data_events(0.3)
+        s.note("two of the consumer beside them", got)
+        c.basic_ack(1)
+        s.connection.process_data_events(0.3)
+        s.note("one fetched less makes no room", got)
+        c.basic_ack(4)
+        s.until("a third", lambda: len(got) >= 3)
+        s.connection.process_data_events(0.3)
+        s.note("one consumed less does", got)
+
+    play_on(play)
+
+
+def test_dead_letters_of_messages_with_copies(play_on: PlayOn) -> None:
+    """A routing key of the queue takes the place of all that a message was published with."""
+
+    def play(s: AmqpScenario) -> None:
+        c = s.channel
+        c.exchange_declare("cc-dlx", "direct")
+        for key in ("source", "copied", "renamed"):
+            c.queue_declare(f"cc-dead-{key}", exclusive=True)
+            c.queue_bind(f"cc-dead-{key}", "cc-dlx", key)
+        for place, more in enumerate(({}, {"x-dead-letter-routing-key": "renamed"})):
+            c.queue_declare("source", exclusive=True, arguments={"x-dead-letter-exchange": "cc-dlx", **more})
+            c.basic_publish("", "source", b"%d" % place, pika.BasicProperties(headers={"CC": ["copied"]}))
+            method = s.get("source", auto_ack=False)[0]
+            c.basic_reject(method.delivery_tag, requeue=False)
+            first = "renamed" if more else "source"
+            s.note(f"{more}", s.get(f"cc-dead-{first}"))
+            for key in ("source", "copied", "renamed"):
+                s.note(f"{more} {key}", s.get(f"cc-dead-{key}", wait_s=0.2))
+            c.queue_delete("source")
+        c.exchange_delete("cc-dlx")
+
+    play_on(play)

@@ -338,3 +338,26 @@ def test_of_messages_that_come_together_a_full_queue_takes_what_fits() -> None:
         peer.send(published("work", b"x") * 3)
         assert peer.expect(Basic.Nack).delivery_tag == 3
         peer.close()
+
+
+def test_a_connection_that_only_consumes_is_not_told_that_publishers_are_held() -> None:
+    """Many clients give up a connection that is blocked for long, and then nobody would drain the queue."""
+    disk = SimulatedDisk(capacity_bytes=16 << 20)
+    with served(disk=disk, settings={"amqp.disk.free.limit.bytes": 1 << 20}) as (broker, connection):
+        connection.channel().queue_declare("work", durable=True)
+        consumer, publisher = RawPeer(port_of(broker)).opened(1), RawPeer(port_of(broker)).opened(1)
+        publisher.send(published("work", b"before"))
+        disk.capacity_bytes = disk.used_bytes() + (1 << 19)
+        assert publisher.expect(Connection.Blocked).reason == "low on disk"
+        late = RawPeer(port_of(broker)).opened(1)
+        late.send(published("work", b"late"))
+        late.expect(Connection.Blocked)
+        consumer.method(1, Basic.Get(queue="work"))
+        answer = consumer.receive()
+        assert answer is not None
+        assert isinstance(answer[1], Basic.GetOk)
+        disk.capacity_bytes = 16 << 20
+        for peer in (publisher, late):
+            peer.expect(Connection.Unblocked)
+        for peer in (consumer, publisher, late):
+            peer.close()

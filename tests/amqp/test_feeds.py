@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import pytest
 
 from headrace import testing
 from headrace.broker.queues.feeds import ExchangeFeed, TopicFeed, exchange_feeds, refuse_circles, topic_feeds
+from headrace.broker.queues.message import Message
 from headrace.client import Admin, Client, Consumer, Producer, Queues, TopicPartition, TransactionalProducer
 from headrace.errors import BadArgument
 from headrace.testing import TestBroker
-from tests.waiting import eventually
+from headrace.wire.amqp.properties import encode_properties
+from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.servers
 
@@ -96,6 +99,61 @@ def test_messages_of_an_exchange_become_records_of_a_topic() -> None:
         assert Counter(each.value for each in found) == Counter(b"%d" % number for number in range(10))
         assert {each.key for each in found} == {b"audit.%d" % number for number in range(10)}
         eventually(lambda: [each.unacknowledged for each in Queues(client).list_all()], lambda seen: not any(seen))
+
+
+TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=1"}
+
+
+def test_a_trace_context_goes_from_a_record_through_a_queue_a_dead_letter_and_an_exchange_to_a_record() -> None:
+    settings = {
+        "headrace.queue.feeds": "orders -> :work",
+        "headrace.topic.feeds": "amq.topic:audit.# -> audit",
+    }
+    with testing.broker(amqp=True, settings=settings) as broker, Client(broker.bootstrap) as client:
+        Admin(client).create_topic("orders", partitions=1)
+        Admin(client).create_topic("audit", partitions=1)
+        dead = {"x-dead-letter-exchange": "amq.topic", "x-dead-letter-routing-key": "audit.dead"}
+        Queues(client).create_queue("work", dead)
+        eventually(lambda: any(each.name.startswith("headrace.feed") for each in Queues(client).list_all()), bool)
+        with Producer(client) as producer:
+            producer.send("orders", b"one", headers=[(name, value.encode()) for name, value in TRACE.items()])
+        eventually(lambda: ready(broker, "work"), lambda count: count == 1)
+        with channel_of(broker) as channel:
+            method, properties, _ = channel.basic_get("work")
+            assert {name: properties.headers[name] for name in TRACE} == TRACE
+            channel.basic_reject(method.delivery_tag, requeue=False)
+            (record,) = eventually(lambda: records_of(broker, "audit"), lambda seen: len(seen) == 1)
+        headers = dict(record.headers)
+        assert {name: headers[name].decode() for name in TRACE} == TRACE
+
+
+def test_headers_that_are_bytes_or_no_utf_8_become_headers_of_records_as_they_are() -> None:
+    with testing.broker(amqp=True, settings=FEEDS) as broker, Client(broker.bootstrap) as client:
+        Admin(client).create_topic("audit", partitions=1)
+        eventually(lambda: any(each.name.startswith("headrace.feed") for each in Queues(client).list_all()), bool)
+
+        def publish(node: Any) -> None:
+            table = {"traceparent": b"00-aa-bb-01", "latin": "caf\udce9", "count": 3}
+            properties = encode_properties({"headers": table})
+            host = node.broker.queues.virtual_host("/")
+            for queue in host.queues.values():
+                queue.publish(Message(b"amq.topic", b"audit.x", properties, b"body", 1_000))
+
+        on_loop(broker, publish)
+        (record,) = eventually(lambda: records_of(broker, "audit"), lambda seen: len(seen) == 1)
+    headers = dict(record.headers)
+    assert headers["traceparent"] == b"00-aa-bb-01"
+    assert headers["latin"] == b"caf\xe9"
+    assert headers["count"] == b"3"
+
+
+def on_loop(broker: Any, work: Callable[[Any], None]) -> None:
+    """Run ``work`` with the node, on its loop."""
+
+    async def run() -> None:
+        work(broker._node)
+
+    asyncio.run_coroutine_threadsafe(run(), broker._loop).result(PATIENCE_S)
 
 
 def test_a_feed_goes_on_after_kill_9_and_a_repeated_message_has_its_id(tmp_path: Path) -> None:

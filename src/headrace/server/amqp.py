@@ -4,8 +4,11 @@ The handshake is a table of what may come when. After it every channel has its `
 are handled as they come; the other methods may have to wait for the disk, and then everything after them on the
 connection waits too, since a client expects its methods to take effect in order.
 
-**Back-pressure.** While the disk takes no messages, connections that publish are not read, and are told so
-(``connection.blocked``) if they understand it; consumers go on. A consumer that does not read gets nothing more once
+**Half messages.** What was received of messages that are not whole is limited for all connections together
+(``amqp.unfinished.bytes.max``). Above it the connection that holds the most of it is closed.
+
+**Back-pressure.** While the disk takes no messages, or is almost full, connections that publish are not read, and get
+``connection.blocked`` if they understand it; consumers go on. A consumer that does not read gets nothing more once
 ``WRITE_BYTES_MAX`` wait for it.
 """
 
@@ -82,14 +85,29 @@ class State(Enum):
 class AmqpService:
     """What all AMQP connections share; ``session`` is the protocol factory of its listeners."""
 
-    def __init__(self, queues: QueueBroker, users: AmqpUsers) -> None:
+    def __init__(self, queues: QueueBroker, users: AmqpUsers, *, unfinished_bytes_max: int = 256 << 20) -> None:
         self.queues = queues
         self.users = users
         self.sessions: set[AmqpSession] = set()
-        queues.turn.on_trouble = lambda error: self._trouble(None if error is None else str(error))
+        self._unfinished_bytes = 0
+        self._unfinished_bytes_max = unfinished_bytes_max
+        queues.blocking.on_change = self._trouble
 
     def session(self, listener: Listener) -> AmqpSession:
         return AmqpSession(self, listener)
+
+    def unfinished(self, change: int) -> None:
+        """So many bytes more, or fewer, of messages are held that are not whole."""
+        self._unfinished_bytes += change
+        if change > 0 and self._unfinished_bytes > self._unfinished_bytes_max:
+            largest = max(self.sessions, key=lambda each: each.wire.unfinished_bytes)
+            largest.fail(
+                AmqpError(
+                    ReplyCode.RESOURCE_ERROR,
+                    f"all connections together hold more than {self._unfinished_bytes_max} bytes of messages that have "
+                    "begun and not ended (amqp.unfinished.bytes.max), and this one the most",
+                )
+            )
 
     def _trouble(self, reason: str | None) -> None:
         for session in list(self.sessions):
@@ -103,7 +121,12 @@ class AmqpSession(Session, asyncio.Protocol):
         self.host = ""
         self.address = ""
         self.user = ""
-        self.wire = AmqpConnection(frame_max=FRAME_MAX, channel_max=CHANNEL_MAX, message_bytes_max=MESSAGE_BYTES_MAX)
+        self.wire = AmqpConnection(
+            frame_max=FRAME_MAX,
+            channel_max=CHANNEL_MAX,
+            message_bytes_max=MESSAGE_BYTES_MAX,
+            accepts_messages=False,
+        )
         self.virtual_host: VirtualHost
         self._service = service
         self._queues = service.queues
@@ -113,13 +136,15 @@ class AmqpSession(Session, asyncio.Protocol):
         self._channels: dict[int, Channel] = {}
         self._closing: set[int] = set()
         """Channels that were closed with an error, until the peer has answered that."""
+        self._unfinished_bytes = 0
+        """What the service was told of."""
         self._events: deque[Event] = deque()
         self._task: asyncio.Task[None] | None = None
         self._client_capabilities: dict[str, Any] = {}
         self._is_paused = False
         self._has_read = asyncio.Event()
         self._has_published = False
-        self._is_blocked = False
+        self._is_held = False
         self._is_reading = True
         self._heartbeat_s = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -155,12 +180,20 @@ class AmqpSession(Session, asyncio.Protocol):
         if hasattr(self, "virtual_host"):
             self._queues.connection_closed(self.virtual_host, self)
         self._state = State.CLOSING
+        self._service.unfinished(-self._unfinished_bytes)
         self._listener.forget(self)
 
     def data_received(self, data: bytes) -> None:
         self._received_at = self._now()
         self._events.extend(self.wire.receive_data(data))
+        if self.wire.unfinished_bytes != self._unfinished_bytes:
+            self._count_unfinished()
         self._work()
+
+    def _count_unfinished(self) -> None:
+        change = self.wire.unfinished_bytes - self._unfinished_bytes
+        self._unfinished_bytes = self.wire.unfinished_bytes
+        self._service.unfinished(change)
 
     def eof_received(self) -> None:
         return None
@@ -177,13 +210,17 @@ class AmqpSession(Session, asyncio.Protocol):
     # ---- what the listener asks -------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        self._fail(AmqpError(ReplyCode.CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'"))
+        self.fail(AmqpError(ReplyCode.CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'"))
 
     def abort(self) -> None:
         self._transport.abort()
 
     def close_if_idle(self, idle_s: float) -> None:
         """Heartbeats decide."""
+
+    @property
+    def channel_count(self) -> int:
+        return len(self._channels)
 
     # ---- what channels ask ------------------------------------------------------------------------------------------
 
@@ -213,10 +250,11 @@ class AmqpSession(Session, asyncio.Protocol):
             channel.wake()
 
     def blocked(self, reason: str | None) -> None:
-        """The disk takes no messages, or (None) takes them again."""
-        if self._state is not State.OPEN:
+        """Publishers are held, or (None) go on. A connection that only consumes is neither held nor told: its client
+        may give it up after a time."""
+        if self._state is not State.OPEN or not self._has_published or (reason is not None) is self._is_held:
             return
-        self._is_blocked = reason is not None
+        self._is_held = reason is not None
         if self._client_capabilities.get("connection.blocked"):
             if reason is None:
                 self.wire.send(0, "connection.unblocked")
@@ -226,8 +264,7 @@ class AmqpSession(Session, asyncio.Protocol):
         self._set_reading()
 
     def _set_reading(self) -> None:
-        is_held = self._is_blocked and self._has_published
-        wanted = not is_held and not self._is_unread and len(self._events) < EVENTS_WAITING_MAX
+        wanted = not self._is_held and not self._is_unread and len(self._events) < EVENTS_WAITING_MAX
         if wanted != self._is_reading and not self._transport.is_closing():
             self._is_reading = wanted
             if wanted:
@@ -269,7 +306,7 @@ class AmqpSession(Session, asyncio.Protocol):
         self._task = None
         if not task.cancelled() and task.exception() is not None:
             LOG.error("%s: an internal error; please file a bug", self.address, exc_info=task.exception())
-            self._fail(AmqpError(ReplyCode.INTERNAL_ERROR, "an internal error of the broker"))
+            self.fail(AmqpError(ReplyCode.INTERNAL_ERROR, "an internal error of the broker"))
         self._work()
 
     def _end_turn(self) -> None:
@@ -283,7 +320,9 @@ class AmqpSession(Session, asyncio.Protocol):
             return
         try:
             if isinstance(event, PublishReceived):
-                self._has_published = True
+                if not self._has_published:
+                    self._has_published = True
+                    self.blocked(self._queues.blocking.reason)
                 self._channel(event.channel).publish(event)
             elif isinstance(event, AckReceived):
                 self._channel(event.channel).ack(event)
@@ -429,8 +468,6 @@ class AmqpSession(Session, asyncio.Protocol):
         if self._heartbeat_s:
             self._set_timer(self._heartbeat_s / 2, self._beat)
         self.wire.send(0, "connection.open-ok")
-        if self._queues.turn.is_refused:
-            self.blocked("the disk takes no messages")
 
     # ---- errors and ends --------------------------------------------------------------------------------------------
 
@@ -448,7 +485,7 @@ class AmqpSession(Session, asyncio.Protocol):
         """Close the channel with an error, or the connection, as the error asks."""
         LOG.info("%s: channel %d: %s", self.address, number, error)
         if error.code.is_hard or number == 0 or self._state is not State.OPEN:
-            self._fail(error)
+            self.fail(error)
         else:
             self._drop_channel(number)
             self._closing.add(number)
@@ -463,7 +500,7 @@ class AmqpSession(Session, asyncio.Protocol):
         if channel is not None:
             channel.close()
 
-    def _fail(self, error: AmqpError) -> None:
+    def fail(self, error: AmqpError) -> None:
         """Close the connection with an error; a peer that does not answer in time is cut off."""
         if self._state is State.CLOSING:
             return
@@ -473,6 +510,7 @@ class AmqpSession(Session, asyncio.Protocol):
         self._close_channels()
         if is_known and may_be_told:
             self.wire.close(error)
+            self._count_unfinished()
             self.flush()
             self._set_timer(CLOSE_S, self.abort)
         else:

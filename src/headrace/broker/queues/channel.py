@@ -4,26 +4,25 @@
 Errors are ``AmqpError``; the session closes the channel, or the connection, with them.
 
 **Consumer timeout.** A message that is neither acknowledged nor given back for ``amqp.consumer.timeout.ms`` ends its
-channel, as in RabbitMQ: the consumer is stuck, and somebody else may do better. The time of every single delivery is
-not kept. Delivery tags ascend, so it is enough to note the latest tag now and then: what was delivered before a note
-and is still here is at least as old as the note.
+channel, as in RabbitMQ: the consumer is stuck, and another one may do better.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from headrace.broker.queues.confirms import Confirms, Flushed
 from headrace.broker.queues.consumer import ChannelConsumer, deliver_method
+from headrace.broker.queues.deliveries import Deliveries, Held
 from headrace.broker.queues.message import Message
-from headrace.broker.queues.queue import Delivery, Published, Queue
+from headrace.broker.queues.queue import Published, Queue
 from headrace.broker.queues.registry import Registry
-from headrace.broker.queues.reply_to import REPLY_TO
+from headrace.broker.queues.reply_to import REPLY_TO, ReplyConsumer
+from headrace.broker.queues.rotation import Delivery
 from headrace.broker.queues.topology import Topology
-from headrace.broker.queues.transaction import Held, Transaction
+from headrace.broker.queues.transaction import Transaction
 from headrace.broker.queues.turn import Output, Turn
 from headrace.broker.queues.virtual_host import VirtualHost
 from headrace.log.errors import LogError
@@ -67,17 +66,13 @@ class Channel:
         self._turn = turn
         self._topology = Topology(self._host, registry, client)
         self._consumers: dict[str, ChannelConsumer] = {}
-        self._deliveries: dict[int, Held] = {}
-        self._last_tag = 0
-        self._tag_notes: deque[tuple[int, int]] = deque()
-        """(when, the latest tag then)."""
+        self._deliveries = Deliveries()
         self._timeout: TimerHandle | None = None
         self._prefetch = 0
         self._prefetch_together = 0
         self._confirms: Confirms | None = None
         self._transaction: Transaction | None = None
-        self._reply_name: bytes | None = None
-        self._reply_tag = ""
+        self._replies: ReplyConsumer | None = None
         self._is_closed = False
         """Nothing is sent any more: the next channel may have the same number."""
         self._handlers: dict[str, Callable[[dict[str, Any]], Awaitable[None]]] = {
@@ -121,10 +116,9 @@ class Channel:
         if self._timeout is not None:
             self._timeout.cancel()
         if self._transaction is not None:
-            self._undo(self._transaction)
-        for delivery, _ in self._deliveries.values():
+            self._deliveries.put_back(self._transaction.undo())
+        for delivery in self._deliveries.take_all():
             delivery.queue.give_back(delivery, is_failure=True)
-        self._deliveries.clear()
 
     # ---- what consumers ask -----------------------------------------------------------------------------------------
 
@@ -133,7 +127,7 @@ class Channel:
         if not self._prefetch_together:
             return True
         settled = 0 if self._transaction is None else self._transaction.settled_count
-        return len(self._deliveries) + settled < self._prefetch_together
+        return len(self._deliveries) + settled - self._deliveries.fetched < self._prefetch_together
 
     @property
     def is_writable(self) -> bool:
@@ -147,16 +141,13 @@ class Channel:
     def deliver(
         self, consumer: ChannelConsumer, method: bytes, delivery: Delivery, message: Message, is_redelivered: bool
     ) -> None:
-        self._last_tag += 1
-        if not consumer.no_ack:
-            self._deliveries[self._last_tag] = (delivery, consumer)
-            consumer.unacknowledged += 1
-        self._send_delivery(method, message, is_redelivered=is_redelivered)
+        tag = self._deliveries.next_tag() if consumer.no_ack else self._deliveries.hold(delivery, consumer)
+        self._send_delivery(method, tag, message, is_redelivered=is_redelivered)
 
-    def _send_delivery(self, method: bytes, message: Message, *, is_redelivered: bool) -> None:
+    def _send_delivery(self, method: bytes, tag: int, message: Message, *, is_redelivered: bool) -> None:
         head = b"%b%b%c%c%b%c%b" % (
             method,
-            self._last_tag.to_bytes(8, "big"),
+            tag.to_bytes(8, "big"),
             is_redelivered,
             len(message.exchange),
             message.exchange,
@@ -175,10 +166,7 @@ class Channel:
         is_redelivered: bool,
     ) -> None:
         """Messages for a consumer; ``deliveries`` unless it does not acknowledge."""
-        first = self._last_tag + 1
-        self._last_tag += len(messages)
-        if deliveries is not None:
-            self._deliveries.update(enumerate(deliveries, first))
+        first = self._deliveries.hold_run(deliveries, len(messages))
         self._wire.send_deliveries(self.number, consumer, first, messages, is_redelivered=is_redelivered)
         self._turn.send(self._client)
 
@@ -338,17 +326,13 @@ class Channel:
         self._send("tx.commit-ok")
 
     async def _rollback(self, asked: dict[str, Any]) -> None:
-        self._undo(self._selected())
+        self._deliveries.put_back(self._selected().undo())
         self._send("tx.rollback-ok")
 
     def _selected(self) -> Transaction:
         if self._transaction is None:
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, "channel is not transactional")
         return self._transaction
-
-    def _undo(self, transaction: Transaction) -> None:
-        """What it has settled is unacknowledged again, in the order of its delivery."""
-        self._deliveries = dict(sorted({**self._deliveries, **transaction.undo()}.items()))
 
     # ---- consuming --------------------------------------------------------------------------------------------------
 
@@ -369,7 +353,7 @@ class Channel:
 
     async def _consume(self, asked: dict[str, Any]) -> None:
         tag = asked["consumer_tag"] or f"amq.ctag-{os.urandom(12).hex()}"
-        if tag in self._consumers or (self._reply_name is not None and tag == self._reply_tag):
+        if tag in self._consumers or (self._replies is not None and tag == self._replies.tag):
             raise AmqpError(ReplyCode.NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
         if asked["queue"] == REPLY_TO:
             self._consume_replies(asked, tag)
@@ -394,7 +378,7 @@ class Channel:
         consumer = self._consumers.get(asked["consumer_tag"])
         if consumer is not None:
             self._remove_consumer(consumer)
-        elif self._reply_name is not None and asked["consumer_tag"] == self._reply_tag:
+        elif self._replies is not None and asked["consumer_tag"] == self._replies.tag:
             self._stop_replies()
         self._answer(asked, "basic.cancel-ok", {"consumer_tag": asked["consumer_tag"]})
 
@@ -414,14 +398,15 @@ class Channel:
             self._send("basic.get-empty")
             return
         delivery, message, is_redelivered = found
-        self._last_tag += 1
-        if not asked["no_ack"]:
-            self._deliveries[self._last_tag] = (delivery, None)
+        if asked["no_ack"]:
+            tag = self._deliveries.next_tag()
+        else:
+            tag = self._deliveries.hold(delivery, None)
             self._watch_timeout()
         method = encode_method(
             "basic.get-ok",
             {
-                "delivery_tag": self._last_tag,
+                "delivery_tag": tag,
                 "redelivered": is_redelivered,
                 "exchange": message.exchange.decode("utf-8", "surrogateescape"),
                 "routing_key": message.routing_key.decode("utf-8", "surrogateescape"),
@@ -436,81 +421,50 @@ class Channel:
     def _consume_replies(self, asked: dict[str, Any], tag: str) -> None:
         if not asked["no_ack"]:
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, "reply consumer cannot acknowledge")
-        if self._reply_name is not None:
+        if self._replies is not None:
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, "reply consumer already set")
         method = deliver_method(tag)
-        self._reply_tag = tag
-        self._reply_name = self._host.replies.add(lambda message: self._take_reply(method, message))
+        self._replies = ReplyConsumer(self._host.replies, tag, lambda message: self._take_reply(method, message))
         self._answer(asked, "basic.consume-ok", {"consumer_tag": tag})
 
     def _take_reply(self, method: bytes, message: Message) -> None:
         if self.is_writable:
-            self._last_tag += 1
-            self._send_delivery(method, message, is_redelivered=False)
+            self._send_delivery(method, self._deliveries.next_tag(), message, is_redelivered=False)
 
     def _stop_replies(self) -> None:
-        if self._reply_name is not None:
-            self._host.replies.discard(self._reply_name)
-            self._reply_name = None
+        if self._replies is not None:
+            self._replies.stop()
+            self._replies = None
 
     def _with_reply_name(self, message: Message) -> Message:
-        if self._reply_name is None:
+        if self._replies is None:
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, "fast reply consumer does not exist")
-        return message.with_properties(reply_to=self._reply_name.decode())
+        return message.with_properties(reply_to=self._replies.name.decode())
 
     # ---- settling ---------------------------------------------------------------------------------------------------
 
     def ack(self, event: AckReceived) -> None:
         if event.is_multiple or self._transaction is not None:
             for tag in event.delivery_tags:
-                taken = self._take(tag, event.is_multiple, "basic.ack")
+                taken = self._deliveries.take(tag, event.is_multiple, "basic.ack")
                 self._settle(taken, _acknowledge)
             return
         done: dict[tuple[Queue, int], list[int]] = {}
         try:
-            self._take_each(event.delivery_tags, done)
+            self._deliveries.take_each(event.delivery_tags, done)
         finally:
             for (queue, lane), offsets in done.items():
                 queue.acknowledge_all(lane, offsets)
         if self._prefetch_together:
             self.wake()
 
-    def _take_each(self, tags: list[int], done: dict[tuple[Queue, int], list[int]]) -> None:
-        """Take the deliveries of these tags, and put their offsets to the others of their lane."""
-        deliveries = self._deliveries
-        last: tuple[Queue | None, int] = (None, 0)
-        offsets: list[int] = []
-        for tag in tags:
-            held = deliveries.pop(tag, None)
-            if held is None:
-                raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"unknown delivery tag {tag}", IDS["basic.ack"])
-            (queue, lane, offset, _), consumer = held
-            if consumer is not None:
-                consumer.unacknowledged -= 1
-            if queue is not last[0] or lane != last[1]:
-                last = (queue, lane)
-                offsets = done.setdefault((queue, lane), [])
-            offsets.append(offset)
-
     async def _nack(self, asked: dict[str, Any]) -> None:
-        taken = self._take(asked["delivery_tag"], asked["multiple"], "basic.nack")
+        taken = self._deliveries.take(asked["delivery_tag"], asked["multiple"], "basic.nack")
         self._settle(taken, _give_back if asked["requeue"] else _reject)
 
     async def _reject(self, asked: dict[str, Any]) -> None:
-        taken = self._take(asked["delivery_tag"], False, "basic.reject")
+        taken = self._deliveries.take(asked["delivery_tag"], False, "basic.reject")
         self._settle(taken, _give_back if asked["requeue"] else _reject)
-
-    def _take(self, tag: int, is_multiple: bool, method: str) -> dict[int, Held]:
-        """The deliveries that a tag means."""
-        if not is_multiple:
-            held = self._deliveries.pop(tag, None)
-            if held is None:
-                raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"unknown delivery tag {tag}", IDS[method])
-            return {tag: held}
-        tags = list(self._deliveries) if tag == 0 else [each for each in self._deliveries if each <= tag]
-        if not tags and tag != 0:
-            raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"unknown delivery tag {tag}", IDS[method])
-        return {each: self._deliveries.pop(each) for each in tags}
 
     def _settle(self, taken: dict[int, Held], settle: Callable[[Delivery], None]) -> None:
         if self._transaction is None:
@@ -519,17 +473,14 @@ class Channel:
             self._transaction.settle(taken, lambda held: self._settle_now(held, settle))
 
     def _settle_now(self, taken: dict[int, Held], settle: Callable[[Delivery], None]) -> None:
-        for delivery, consumer in taken.values():
-            if consumer is not None:
-                consumer.unacknowledged -= 1
-            settle(delivery)
+        self._deliveries.settle(taken, settle)
         if self._prefetch_together:
             self.wake()
 
     async def _recover(self, asked: dict[str, Any]) -> None:
         if not asked["requeue"]:
             raise AmqpError(ReplyCode.NOT_IMPLEMENTED, "requeue=false")
-        self._settle_now(self._take(0, True, "basic.recover"), _give_back)
+        self._settle_now(self._deliveries.take(0, True, "basic.recover"), _give_back)
         self._send("basic.recover-ok")
 
     # ---- time -------------------------------------------------------------------------------------------------------
@@ -537,22 +488,18 @@ class Channel:
     def _watch_timeout(self) -> None:
         if self._timeout is None:
             every_s = self._timeout_ms() / TIMEOUT_NOTES / 1000
-            self._timeout = self._turn.later(every_s, self._note_tag)
+            self._timeout = self._turn.later(every_s, self._look_at_ages)
 
     def _timeout_ms(self) -> int:
         """The shortest that a queue of this channel has asked for, or the broker's."""
         wanted = [each.queue.policy.consumer_timeout_ms for each in self._consumers.values()]
         return min((each for each in wanted if each is not None), default=self._registry.limits.consumer_timeout_ms)
 
-    def _note_tag(self) -> None:
-        """Note the latest tag, and end the channel if a delivery is older than the oldest note that counts."""
+    def _look_at_ages(self) -> None:
+        """End the channel if a delivery is too old."""
         self._timeout = None
-        now_ms, timeout_ms = self._turn.now_ms(), self._timeout_ms()
-        overdue = -1
-        while self._tag_notes and now_ms - self._tag_notes[0][0] >= timeout_ms:
-            overdue = self._tag_notes.popleft()[1]
-        self._tag_notes.append((now_ms, self._last_tag))
-        if self._is_overdue(overdue):
+        timeout_ms = self._timeout_ms()
+        if self._deliveries.has_overdue(self._turn.now_ms(), timeout_ms):
             self._client.refuse(
                 self.number,
                 AmqpError(
@@ -561,17 +508,8 @@ class Channel:
                     "ms. This timeout value can be configured, see consumers doc guide to learn more",
                 ),
             )
-        elif self._consumers or self._deliveries:
+        elif self._consumers or len(self._deliveries):
             self._watch_timeout()
-
-    def _is_overdue(self, latest: int) -> bool:
-        """Whether a delivery up to this tag is neither acknowledged nor given back; streams have no time limit."""
-        for tag, (delivery, _) in self._deliveries.items():
-            if tag > latest:
-                return False
-            if delivery.queue.policy.queue_type != "stream":
-                return True
-        return False
 
     async def _flow(self, asked: dict[str, Any]) -> None:
         if not asked["active"]:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.broker.queues.message import Message
-from headrace.broker.queues.queue import Delivery, Queue
+from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.rotation import Delivery
 from headrace.wire.amqp.methods import short_string
 
 if TYPE_CHECKING:
     from headrace.broker.queues.channel import Channel
-    from headrace.broker.queues.transaction import Held
+    from headrace.broker.queues.deliveries import Held
 
 __all__ = ["ChannelConsumer", "deliver_method"]
 

@@ -23,6 +23,7 @@ through ``HOPS_MAX`` feeds goes no further.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import zlib
@@ -35,8 +36,9 @@ from headrace.batch import build_batch
 from headrace.broker.partition import Partition
 from headrace.broker.queues.confirms import Flushed
 from headrace.broker.queues.message import Message
-from headrace.broker.queues.queue import Delivery, Queue
+from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_broker import QueueBroker
+from headrace.broker.queues.rotation import Delivery
 from headrace.broker.queues.routing import Binding
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topic, Topics
@@ -46,7 +48,9 @@ from headrace.log.reader import checked_batches
 from headrace.record import Record, iter_records, records_of
 from headrace.vocabulary import Offset
 from headrace.wire.amqp.errors import AmqpError
+from headrace.wire.amqp.methods import is_short
 from headrace.wire.amqp.properties import encode_properties
+from headrace.wire.amqp.tables import header_of
 
 __all__ = ["ExchangeFeed", "Feeds", "TopicFeed", "exchange_feeds", "refuse_circles", "topic_feeds"]
 
@@ -107,6 +111,8 @@ def exchange_feeds(texts: Iterable[str]) -> list[ExchangeFeed]:
     for each in texts:
         place, topic = _halves(each)
         feed = ExchangeFeed(*_exchange_and_key(place, each), topic)
+        if not is_short(feed.queue):
+            raise BadArgument(f"feed {each!r} is too long", "it is the name of a queue, which has at most 255 bytes")
         if feed.exchange == "":
             raise BadArgument(f"feed {each!r}: the default exchange cannot feed a topic", "name another exchange")
         found.append(feed)
@@ -124,6 +130,8 @@ def _exchange_and_key(place: str, text: str) -> tuple[str, str]:
     exchange, colon, key = place.partition(":")
     if not colon or (not exchange and not key):
         raise BadArgument(f"feed {text!r}: {place!r} is not EXCHANGE:KEY", "for example amq.topic:orders.# or :QUEUE")
+    if not is_short(exchange) or not is_short(key):
+        raise BadArgument(f"feed {text!r}: {place!r} is too long", "exchanges and keys have at most 255 bytes")
     return exchange, key
 
 
@@ -166,6 +174,7 @@ class Feeds:
         self._registry = queues.registry
         self._host = queues.virtual_host("/")
         self._turn = queues.turn
+        self._blocking = queues.blocking
         self._topics = topics
         self._state = state
         self._tasks: set[asyncio.Task[None]] = set()
@@ -246,6 +255,9 @@ class Feeds:
             end = partition.last_stable_offset
             if position >= end:
                 await self._advanced(partition, position)
+                continue
+            if self._blocking.reason is not None:
+                await self._pause(LOOK_AGAIN_S)
                 continue
             try:
                 records, position = _committed(partition, position, end)
@@ -409,7 +421,7 @@ def _message(feed: TopicFeed, partition: Partition, record: Record, now_ms: int)
     headers: dict[str, Any] = {
         name: (value or b"").decode("utf-8", "backslashreplace")
         for name, value in record.headers
-        if name not in ROUTED_BY
+        if name not in ROUTED_BY and is_short(name)  # AMQP cannot say longer names
     }
     hops = int(headers.get(HOPS, "0")) if str(headers.get(HOPS, "0")).isdecimal() else 0
     if hops >= HOPS_MAX:
@@ -421,11 +433,17 @@ def _message(feed: TopicFeed, partition: Partition, record: Record, now_ms: int)
         headers["x-headrace-tombstone"] = True
     properties = {
         "delivery_mode": 2,
-        "message_id": f"{partition.topic}/{partition.index}/{record.offset}",
+        "message_id": _message_id(partition.topic, f"{partition.index}/{record.offset}"),
         "headers": headers,
     }
     exchange, key = feed.exchange.encode(), feed.key.encode()
     return Message(exchange, key, encode_properties(properties), record.value or b"", now_ms)
+
+
+def _message_id(topic: str, place: str) -> str:
+    """The topic and the place in it; of a topic with a very long name, a hash of the name."""
+    text = f"{topic}/{place}"
+    return text if is_short(text) else f"{hashlib.sha256(topic.encode()).hexdigest()}/{place}"
 
 
 def _record(feed: ExchangeFeed, delivery: Delivery, message: Message) -> Record | None:
@@ -434,7 +452,7 @@ def _record(feed: ExchangeFeed, delivery: Delivery, message: Message) -> Record 
     if isinstance(hops, int) and hops >= HOPS_MAX:
         return None
     given = message.headers
-    headers = [(name, str(value).encode()) for name, value in given.items() if name not in (HOPS, "x-death")]
+    headers = [header_of(name, value) for name, value in given.items() if name not in (HOPS, "x-death")]
     headers.append((HOPS, b"%d" % (hops if isinstance(hops, int) else 0)))
     headers.append((MESSAGE_ID, f"{delivery.queue.name}/{delivery.lane}/{delivery.offset}".encode()))
     return Record(message.routing_key, message.body, message.enqueued_ms, headers=tuple(headers))

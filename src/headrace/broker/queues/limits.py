@@ -15,6 +15,7 @@ class QueueLimits:
 
     consumer_timeout_ms: int = 1_800_000
     transaction_bytes_max: int = 128 << 20
+    disk_free_bytes_min: int = 50_000_000
     retention_ms: int = 0
     retention_bytes: int = -1
 
@@ -23,6 +24,7 @@ class QueueLimits:
         return cls(
             consumer_timeout_ms=settings.integer("amqp.consumer.timeout.ms"),
             transaction_bytes_max=settings.integer("amqp.transaction.bytes.max"),
+            disk_free_bytes_min=settings.integer("amqp.disk.free.limit.bytes"),
             retention_ms=settings.integer("headrace.queue.retention.ms"),
             retention_bytes=settings.integer("headrace.queue.retention.bytes"),
         )

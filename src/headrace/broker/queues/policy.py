@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
 from headrace.wire.amqp.errors import AmqpError, ReplyCode
+from headrace.wire.amqp.methods import SHORT_STRING_BYTES_MAX, is_short
 from headrace.wire.amqp.tables import type_name
 
 __all__ = ["AGE_UNITS_MS", "QueuePolicy", "QueueType"]
@@ -96,6 +97,8 @@ class QueuePolicy:
             limit = QUORUM_DELIVERY_LIMIT
         exchange = read.name("x-dead-letter-exchange")
         key = read.name("x-dead-letter-routing-key")
+        if key is not None and not is_short(key):
+            raise read.invalid("x-dead-letter-routing-key", f"{{value_too_long,{SHORT_STRING_BYTES_MAX}}}")
         if key is not None and exchange is None:
             raise read.invalid("x-dead-letter-routing-key", "routing_key_but_no_dlx_defined")
         retry_min_ms = read.number("x-delayed-retry-min", high=DURATION_MS_MAX)

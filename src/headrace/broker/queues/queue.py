@@ -1,8 +1,8 @@
 """A queue: who gets the next message, and what its policy does to the others.
 
 Messages keep the order in which they were published, within a priority. A message that comes back (its consumer died,
-or gave it back) is handed out again before younger ones: it stands at its old place. Consumers take turns; those with a
-higher priority go first while they have credit, and with a single active consumer the others wait for its end.
+or gave it back) is handed out again before younger ones: it stands at its old place. Which consumer gets it is a matter
+of ``rotation.py``.
 
 Time limits are looked at where they matter, at the head: an expired message behind one that is not expired leaves when
 it gets there. It is never delivered.
@@ -11,22 +11,21 @@ it gets there. It is never delivered.
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from headrace.broker.queues.journal import QueueJournal
 from headrace.broker.queues.lane import Lane
 from headrace.broker.queues.message import Message
 from headrace.broker.queues.policy import QueuePolicy
-from headrace.broker.queues.turn import Turn
+from headrace.broker.queues.rotation import Consumer, Delivery, Rotation
+from headrace.broker.queues.turn import Alarm, Turn
 from headrace.log.errors import LogError
-from headrace.ports import TimerHandle
 from headrace.vocabulary import Offset
 from headrace.wire.amqp.properties import summary_of
 
-__all__ = ["Consumer", "DeadLetters", "Delivery", "Place", "Published", "Queue"]
+__all__ = ["DeadLetters", "Place", "Published", "Queue"]
 
 Place = tuple[int, int]
 """The number of a lane, and an offset in it."""
@@ -45,38 +44,6 @@ class Published(Protocol):
     def add_waits(self, count: int) -> None: ...
 
     def one_done(self) -> None: ...
-
-
-class Delivery(NamedTuple):
-    """A message that was handed out: where it stands, and what it counts for."""
-
-    queue: Queue
-    lane: int
-    offset: int
-    size: int
-
-
-class Consumer(Protocol):
-    """Somebody who takes messages."""
-
-    tag: str
-    no_ack: bool
-    priority: int
-
-    def has_credit(self) -> bool: ...
-
-    def credit(self) -> int:
-        """How many messages it takes at once; 0 if others share its limit, so that it has to be asked for each."""
-
-    def deliver(self, delivery: Delivery, message: Message, *, is_redelivered: bool) -> None: ...
-
-    def deliver_run(
-        self, queue: Queue, lane: int, offsets: Sequence[int], messages: Sequence[Message], *, is_redelivered: bool
-    ) -> None:
-        """The same, for messages of one lane, in this order."""
-
-    def cancelled(self) -> None:
-        """The queue is gone."""
 
 
 class DeadLetters(Protocol):
@@ -115,7 +82,6 @@ class Queue:
         self.where = where
         """Its name and virtual host, in messages."""
         self.exclusive_consumer: Consumer | None = None
-        self.consumers: list[Consumer] = []
         self.had_consumers = False
         self.is_deleted = False
         self.used_at_ms = turn.now_ms()
@@ -129,12 +95,11 @@ class Queue:
         self._written: dict[Lane, int] = {}
         """The last offset in each lane of what was written and is not yet waited for: the disk may refuse the rest."""
         self._published: dict[Published, None] = {}
-        self._rotation: deque[Consumer] = deque()
+        self._rotation = Rotation(has_single_active=policy.has_single_active_consumer)
         self._delayed: list[tuple[int, Delivery]] = []
         """Messages that wait before they are delivered again, by when that is over; a heap."""
-        self._delay: TimerHandle | None = None
-        self._expiry: TimerHandle | None = None
-        self._expiry_at_ms = 0
+        self._delay = Alarm(turn, self._end_delays)
+        self._expiry = Alarm(turn, self._head_may_have_expired)
 
     def recover(self) -> None:
         """Fold the journal of a queue that was there before the start. Raises LogError."""
@@ -149,6 +114,10 @@ class Queue:
     @property
     def ready(self) -> int:
         return sum(lane.ready for lane in self._lanes) + len(self._waiting)
+
+    @property
+    def consumers(self) -> Sequence[Consumer]:
+        return self._rotation.consumers
 
     @property
     def has_waiting(self) -> bool:
@@ -276,7 +245,7 @@ class Queue:
         """Hand out messages that follow each other, dealt to consumers as they would get them one by one; how many.
         Nothing if messages have come back, which go first and differ in more than their bodies."""
         place = self._head()  # which drops what has expired, also when nobody is there to take the next
-        takers = self._takers()
+        takers = self._rotation.takers()
         if place is None or not takers or self.policy.delivery_limit is not None:
             return 0
         number, _ = place
@@ -294,13 +263,13 @@ class Queue:
             taker.deliver_run(self, number, offsets[mine], messages[mine], is_redelivered=is_redelivered)
             if taker.no_ack:
                 self._settle_all(number, offsets[mine])
-        self._rotate(takers, len(messages))
+        self._rotation.gave(takers, len(messages))
         return len(messages)
 
     def _deliver_one(self) -> int:
         """Hand out the next message; 0 if there is none, or nobody who takes it."""
         place = self._head()
-        consumer = None if place is None else self._next_consumer()
+        consumer = None if place is None else self._rotation.take_next()
         if place is None or consumer is None:
             return 0
         number, offset = place
@@ -349,7 +318,7 @@ class Queue:
             if wait_ms is None:
                 return place
             if wait_ms > 0:
-                self._watch_expiry(wait_ms)
+                self._expiry.set(min(wait_ms, EXPIRY_LOOK_MS))  # it will expire although nothing else happens
                 return place
             self._drop(*place, "expired")
         return None
@@ -385,22 +354,10 @@ class Queue:
             return None
         return max(0, message.enqueued_ms + min(limits) - self._turn.now_ms())
 
-    def _watch_expiry(self, wait_ms: int) -> None:
-        """The head will expire although nothing else happens. It may do so before what was the head until now."""
-        wait_ms = min(wait_ms, EXPIRY_LOOK_MS)
-        at_ms = self._turn.now_ms() + wait_ms
-        if self._expiry is not None:
-            if self._expiry_at_ms <= at_ms:
-                return
-            self._expiry.cancel()
-
-        def due() -> None:
-            self._expiry = None
-            if not self.is_deleted:
-                self._turn.touch(self)
-                self._head()
-
-        self._expiry, self._expiry_at_ms = self._turn.later(wait_ms / 1000, due), at_ms
+    def _head_may_have_expired(self) -> None:
+        if not self.is_deleted:
+            self._turn.touch(self)
+            self._head()
 
     def _drop(self, number: int, offset: int, reason: str) -> None:
         """The message is not delivered; whoever wants dead letters gets it."""
@@ -441,12 +398,15 @@ class Queue:
         if policy.delivery_limit is not None:
             returns = self._journal.note_returned(delivery.lane, delivery.offset)
             if returns > policy.delivery_limit:
-                self.reject(delivery, "delivery_limit")
+                try:
+                    self.reject(delivery, "delivery_limit")
+                except LogError:  # it cannot be read, so it stays at its place, where the next delivery says so
+                    self._put_back(delivery)
                 return
             delay_ms = policy.retry_delay_ms(returns, is_failure=is_failure)
             if delay_ms:
                 heapq.heappush(self._delayed, (self._turn.now_ms() + delay_ms, delivery))
-                self._watch_delays()
+                self._delay.set(delay_ms)
                 return
         self._put_back(delivery)
 
@@ -455,19 +415,16 @@ class Queue:
             self.ready_bytes += delivery.size
         self._lanes[delivery.lane].give_back(delivery.offset)
 
-    def _watch_delays(self) -> None:
+    def _end_delays(self) -> None:
         """What has waited long enough is ready again. A kill ends all delays."""
         if self.is_deleted:
             return
-        if self._delay is not None:
-            self._delay.cancel()
-            self._delay = None
         now_ms = self._turn.now_ms()
         while self._delayed and self._delayed[0][0] <= now_ms:
             self._put_back(heapq.heappop(self._delayed)[1])
             self._turn.touch(self)
         if self._delayed:
-            self._delay = self._turn.later((self._delayed[0][0] - now_ms) / 1000, self._watch_delays)
+            self._delay.set(self._delayed[0][0] - now_ms)
 
     def reject(self, delivery: Delivery, reason: str = "rejected") -> None:
         """It is not wanted: it becomes a dead letter."""
@@ -559,15 +516,13 @@ class Queue:
     def add_consumer(
         self, consumer: Consumer, *, is_exclusive: bool = False, arguments: Mapping[str, Any] | None = None
     ) -> None:
-        self.consumers.append(consumer)
-        self._rotation.append(consumer)
+        self._rotation.add(consumer)
         self.had_consumers = True
         if is_exclusive:
             self.exclusive_consumer = consumer
         self._turn.touch(self)
 
     def remove_consumer(self, consumer: Consumer) -> None:
-        self.consumers.remove(consumer)
         self._rotation.remove(consumer)
         if self.exclusive_consumer is consumer:
             self.exclusive_consumer = None
@@ -578,40 +533,6 @@ class Queue:
         """A consumer may have credit again."""
         self._turn.touch(self)
 
-    def _takers(self) -> list[Consumer]:
-        """Those who get the next messages in turn: of the highest priority that has credit."""
-        if self.policy.has_single_active_consumer:
-            first = self._next_consumer()
-            return [] if first is None else [first]
-        able = [consumer for consumer in self._rotation if consumer.has_credit()]
-        if len(able) < 2:
-            return able
-        highest = max(consumer.priority for consumer in able)
-        return [consumer for consumer in able if consumer.priority == highest]
-
-    def _rotate(self, takers: list[Consumer], count: int) -> None:
-        """Who got a message last is the last of all to get the next one."""
-        if len(self._rotation) < 2:
-            return
-        for place in range(max(0, count - len(takers)), count):
-            taker = takers[place % len(takers)]
-            self._rotation.remove(taker)
-            self._rotation.append(taker)
-
-    def _next_consumer(self) -> Consumer | None:
-        rotation = self._rotation
-        if self.policy.has_single_active_consumer:
-            first = self.consumers[0] if self.consumers else None
-            return first if first is not None and first.has_credit() else None
-        best: Consumer | None = None
-        for consumer in rotation:
-            if (best is None or consumer.priority > best.priority) and consumer.has_credit():
-                best = consumer
-        if best is not None:
-            rotation.remove(best)
-            rotation.append(best)
-        return best
-
     # ---- ending -----------------------------------------------------------------------------------------------------
 
     def delete(self) -> int:
@@ -620,7 +541,6 @@ class Queue:
         self.is_deleted = True
         for consumer in list(self.consumers):
             consumer.cancelled()
-        self.consumers.clear()
         self._rotation.clear()
         self._waiting.clear()
         self._written.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from headrace.broker.queues.blocking import Blocking, DiskReserve
 from headrace.broker.queues.limits import QueueLimits
 from headrace.broker.queues.registry import DEFAULT_HOST, Registry
 from headrace.broker.queues.turn import Turn
@@ -35,10 +36,19 @@ class QueueBroker:
         remove_files: Callable[[LogSpace, str, Callable[[], None]], None],
         settings: Settings,
     ) -> None:
+        self.blocking = Blocking()
+        limits = QueueLimits.of(settings)
+        self.reserve = DiskReserve(
+            limits.disk_free_bytes_min,
+            free_bytes=lambda: store.disk.free_bytes(store.directory),
+            blocking=self.blocking,
+            later=clock.call_later,
+        )
         self.turn = Turn(
             defer=lambda run: asyncio.get_running_loop().call_soon(run),
             later=clock.call_later,
             now_ms=clock.wall_ms,
+            on_trouble=lambda error: self.blocking.set("write", None if error is None else str(error)),
         )
         self.registry = Registry(
             store=store,
@@ -46,7 +56,7 @@ class QueueBroker:
             flusher=flusher,
             turn=self.turn,
             remove_files=remove_files,
-            limits=QueueLimits.of(settings),
+            limits=limits,
             hosts=settings.items("amqp.vhosts"),
         )
 
@@ -56,6 +66,7 @@ class QueueBroker:
 
     def start(self) -> None:
         self.registry.start()
+        self.reserve.start()
         self.turn.later(RELEASE_INTERVAL_S, self._release)
 
     def _release(self) -> None:

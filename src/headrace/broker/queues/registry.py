@@ -13,11 +13,11 @@ import base64
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.broker.queues.journal import QueueJournal
 from headrace.broker.queues.lane import Lane, WindowBudget
@@ -41,6 +41,8 @@ from headrace.wire.amqp.tables import decode_table, encode_table
 __all__ = ["Registry"]
 
 LOG = logging.getLogger("headrace.queues")
+
+T = TypeVar("T")
 
 EXCHANGES, QUEUE_ROWS, BINDINGS, DELETED = "amqp-exchanges", "amqp-queues", "amqp-bindings", "amqp-deleted"
 DEFAULT_HOST = "/"
@@ -82,7 +84,7 @@ class Registry:
         self._remove_files = remove_files
         self._new_group = new_group
         self.hosts = {name: VirtualHost(name) for name in (DEFAULT_HOST, *hosts)}
-        self._tasks: set[asyncio.Task[int]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._making: dict[tuple[str, str], asyncio.Event] = {}
         """Queues that are being made, each set when that has ended."""
 
@@ -128,7 +130,7 @@ class Registry:
             logs += [self._space.open_log(group, 1 + number, config, sync=False) for number in range(row["lanes"])]
             queue = self._queue(host, name, group, logs, arguments, is_auto_delete=row["auto_delete"])
             queue.recover()
-        except LogError as error:
+        except (LogError, AmqpError) as error:
             LOG.error("queue %s in vhost %s cannot be served: %s", name, host.name, error)
             host.damaged[name] = str(error)
             return
@@ -208,15 +210,36 @@ class Registry:
         is_auto_delete: bool,
         owner: object | None,
     ) -> Queue:
-        """A new queue, which exists when this returns. ``settled`` comes first, with nothing to wait for in between."""
+        """A new queue, which exists when this returns. ``settled`` comes first, with nothing to wait for in between. A
+        client that disconnects meanwhile gets its queue all the same, unless it would have had it for itself."""
         made = self._making[host.name, name] = asyncio.Event()
-        try:
-            return await self._make_queue(
-                host, name, arguments, is_durable=is_durable, is_auto_delete=is_auto_delete, owner=owner
-            )
-        finally:
+        making = self._make_queue(
+            host, name, arguments, is_durable=is_durable, is_auto_delete=is_auto_delete, owner=owner
+        )
+        task = self._begin(making)
+
+        def ended(_: object) -> None:
             del self._making[host.name, name]
             made.set()
+
+        task.add_done_callback(ended)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if owner is not None:
+                task.add_done_callback(lambda _: self._remove_orphan(host, task))
+            raise
+
+    def _remove_orphan(self, host: VirtualHost, task: asyncio.Task[Queue]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self.remove_queue_soon(host, task.result())
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run something to its end, although the client who has asked for it may go away."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _make_queue(
         self,
@@ -270,20 +293,20 @@ class Registry:
         changes.append((QUEUE_ROWS, _key(host.name, queue.name), None))
         changes += self._binding_removals(host, queue.name, lambda row: row[2:4] == ["queue", queue.name])
         changes += self._exchange_removals(host, gone)
-        await self.changed(changes)
-        self._remove(queue.group)
+        await asyncio.shield(self._begin(self._remove_durably(changes, queue.group)))
         return count
+
+    async def _remove_durably(self, changes: list[Change], group: str) -> None:
+        await self.changed(changes)
+        self._remove(group)
 
     def remove_queue_soon(self, host: VirtualHost, queue: Queue) -> None:
         """The same, where nobody waits for it."""
         if queue.is_deleted:
             return
-        task = asyncio.get_running_loop().create_task(self.remove_queue(host, queue))
-        self._tasks.add(task)
-        task.add_done_callback(self._removed)
+        self._begin(self.remove_queue(host, queue)).add_done_callback(self._removed)
 
     def _removed(self, task: asyncio.Task[int]) -> None:
-        self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             LOG.error("a queue could not be deleted: %s", task.exception())
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from headrace.broker.queues.message import Message
 from headrace.wire.amqp.errors import AmqpError, ReplyCode
 
-__all__ = ["REPLY_TO", "Replies"]
+__all__ = ["REPLY_TO", "Replies", "ReplyConsumer"]
 
 REPLY_TO = "amq.rabbitmq.reply-to"
 _PREFIX = REPLY_TO.encode() + b"."
@@ -50,3 +50,15 @@ class Replies:
         if name != REPLY_TO and name.encode("utf-8", "surrogateescape") not in self._takers:
             raise AmqpError(ReplyCode.NOT_FOUND, f"no queue '{name}' in vhost '{host}'")
         return {"message_count": 0, "consumer_count": 1}
+
+
+class ReplyConsumer:
+    """A channel that waits for answers, from its ``basic.consume`` until ``stop``."""
+
+    def __init__(self, replies: Replies, tag: str, take: Callable[[Message], None]) -> None:
+        self.tag = tag
+        self.name = replies.add(take)
+        self._replies = replies
+
+    def stop(self) -> None:
+        self._replies.discard(self.name)

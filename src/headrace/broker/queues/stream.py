@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from headrace.broker.queues.message import Message
 from headrace.broker.queues.policy import AGE_UNITS_MS, QueuePolicy
-from headrace.broker.queues.queue import Consumer, Delivery, Queue
+from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.rotation import Consumer, Delivery
 from headrace.log.config import LogConfig
 from headrace.record import decode_records
 from headrace.vocabulary import Offset

@@ -7,18 +7,16 @@ a rollback makes them unacknowledged again, and so does the end of the channel, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from headrace.broker.queues.queue import Delivery, Published
+from headrace.broker.queues.deliveries import Held
+from headrace.broker.queues.queue import Published
 from headrace.wire.amqp.errors import AmqpError, ReplyCode
 
-if TYPE_CHECKING:
-    from headrace.broker.queues.consumer import ChannelConsumer
+__all__ = ["Step", "Transaction"]
 
-__all__ = ["Held", "Step", "Transaction"]
-
-Held = tuple[Delivery, "ChannelConsumer | None"]
-"""A message that was delivered and is not settled, and who has it."""
+STEP_OVERHEAD_BYTES = 600
+"""What a message or an acknowledgement takes in memory besides its bytes: a client may collect millions of empty
+ones."""
 
 Step = Callable[[Published], object]
 """Something to do at the commit; messages of it report to what it is given."""
@@ -39,7 +37,10 @@ class Transaction:
 
     def publish(self, size: int, step: Step) -> None:
         """Raises AmqpError when the transaction holds more than it may."""
-        self._bytes += size
+        self._collect(size, step)
+
+    def _collect(self, size: int, step: Step) -> None:
+        self._bytes += size + STEP_OVERHEAD_BYTES
         if self._bytes > self._bytes_max:
             raise AmqpError(
                 ReplyCode.RESOURCE_ERROR,
@@ -54,7 +55,7 @@ class Transaction:
             settle(taken)
 
         self._settled.update(taken)
-        self._steps.append(step)
+        self._collect(0, step)
 
     def take_steps(self) -> list[Step]:
         """For the commit; the next transaction begins. What has been settled is so when its step is done: if one before

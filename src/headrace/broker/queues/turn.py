@@ -24,7 +24,7 @@ from headrace.ports import TimerHandle
 if TYPE_CHECKING:
     from headrace.broker.queues.queue import Queue
 
-__all__ = ["Output", "Turn"]
+__all__ = ["Alarm", "Output", "Turn"]
 
 LOG = logging.getLogger("headrace.queues")
 
@@ -143,3 +143,25 @@ class Turn:
         if not self._refused:
             LOG.info("the disk takes writes again")
             self.on_trouble(None)
+
+
+class Alarm:
+    """Calls a function at the earliest of the times that it was set to, once."""
+
+    def __init__(self, turn: Turn, due: Callable[[], None]) -> None:
+        self._turn = turn
+        self._due = due
+        self._timer: TimerHandle | None = None
+        self._at_ms = 0
+
+    def set(self, wait_ms: int) -> None:
+        at_ms = self._turn.now_ms() + wait_ms
+        if self._timer is not None:
+            if self._at_ms <= at_ms:
+                return
+            self._timer.cancel()
+        self._timer, self._at_ms = self._turn.later(wait_ms / 1000, self._ring), at_ms
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._due()

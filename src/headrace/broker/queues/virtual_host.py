@@ -291,10 +291,13 @@ class VirtualHost:
             return
         key = queue.policy.dead_letter_routing_key
         headers = message.headers
+        copies = _carbon_copies(headers)
+        if key is not None:  # which takes the place of all the routing keys that the message had
+            headers.pop("CC", None)
         known = headers.get("x-death")
         deaths = [each for each in known[:DEATHS_MAX] if isinstance(each, dict)] if isinstance(known, list) else []
         letter = message.with_properties(
-            headers=_with_death(headers, deaths, queue, message, reason),
+            headers=_with_death(headers, deaths, queue, message, reason, copies),
             expiration=None,
         )._replace(
             exchange=name.encode("utf-8", "surrogateescape"),
@@ -325,7 +328,12 @@ def _carbon_copies(headers: Mapping[str, Any]) -> list[bytes]:
 
 
 def _with_death(
-    headers: dict[str, Any], deaths: list[dict[str, Any]], queue: Queue, message: Message, reason: str
+    headers: dict[str, Any],
+    deaths: list[dict[str, Any]],
+    queue: Queue,
+    message: Message,
+    reason: str,
+    copies: list[bytes],
 ) -> dict[str, Any]:
     """RabbitMQ's history: one entry per queue and reason, the latest first, with how often it happened."""
     same = [each for each in deaths if each.get("queue") == queue.name and each.get("reason") == reason]
@@ -341,7 +349,7 @@ def _with_death(
             "queue": queue.name,
             "time": Timestamp(queue.now_ms() // 1000),
             "exchange": exchange,
-            "routing-keys": [message.routing_key.decode("utf-8", "surrogateescape")],
+            "routing-keys": [each.decode("utf-8", "surrogateescape") for each in (message.routing_key, *copies)],
         }
         expiration = message.summary.expiration
         if reason == "expired" and expiration is not None:

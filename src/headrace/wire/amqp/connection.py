@@ -7,10 +7,11 @@ frames as it takes. Frames of different channels may be mixed. An event is given
 network cut the bytes makes no difference.
 
 The peer is held to what was negotiated: frames of at most ``frame_max`` bytes, channels up to ``channel_max``, messages
-of at most ``message_bytes_max``, and at most ``content_bytes_max`` of messages that have begun and not ended. Anything
-else gives ``PeerErred``, after which nothing more is read.
+of at most ``message_bytes_max``, and at most ``content_bytes_max`` of messages that have begun and not ended. Before
+``connection.open`` it may send no message at all. Anything else gives ``PeerErred``, after which nothing more is read.
 
 After ``close_channel`` the peer may still have sent much on that channel. It is dropped until the peer has seen it.
+After ``close`` everything is dropped but the methods of the connection.
 
 **Speed.** A client that publishes sends nearly the same bytes again and again: the same method, the same properties,
 often the same size. So the bytes in front of the last whole message's body are kept (``_Alike``), and as long as the
@@ -152,6 +153,7 @@ class AmqpConnection:
         channel_max: int = 2047,
         message_bytes_max: int = 128 << 20,
         content_bytes_max: int = 256 << 20,
+        accepts_messages: bool = True,
     ) -> None:
         self.frame_max = frame_max
         self.channel_max = channel_max
@@ -167,6 +169,10 @@ class AmqpConnection:
         self._failed = False
         self._contents: dict[int, _Content] = {}
         self._content_bytes = 0
+        self.unfinished_bytes = 0
+        """Received of messages that have begun and not ended."""
+        self._accepts_messages = accepts_messages
+        self._is_closed = False
         self._closing: set[int] = set()
         self._out: list[bytes] = []
         self.bytes_to_send = 0
@@ -228,7 +234,12 @@ class AmqpConnection:
                 return position
             if data[end] != FRAME_END:
                 raise AmqpError(ReplyCode.FRAME_ERROR, "a frame does not end where it should")
-            if kind == METHOD and channel not in self._contents and channel not in self._closing:
+            if (
+                kind == METHOD
+                and channel not in self._contents
+                and channel not in self._closing
+                and not self._is_closed
+            ):
                 after = self._receive_together(data, position, end + 1, channel, events)
                 if after > position:
                     position = after
@@ -283,7 +294,7 @@ class AmqpConnection:
         number = data[position + 7 : position + 11]
         if channel > self.channel_max:
             return position
-        if number == _PUBLISH:
+        if number == _PUBLISH and self._accepts_messages:
             return self._receive_message(data, position, end, channel, events)
         if number == _ACK and end - position == _ACK_FRAME.size:
             return self._receive_acks(data, position, channel, events)
@@ -337,6 +348,8 @@ class AmqpConnection:
     def _frame(self, kind: int, channel: int, payload: bytes) -> Event | None:
         if channel > self.channel_max:
             raise AmqpError(ReplyCode.CHANNEL_ERROR, f"channel {channel} is above the negotiated {self.channel_max}")
+        if self._is_closed and (kind != METHOD or channel):
+            return None
         if channel in self._closing:
             if kind != METHOD or payload[:4] not in _CHANNEL_CLOSES:
                 return None
@@ -361,12 +374,16 @@ class AmqpConnection:
                 raise _unexpected(self._contents[channel])
             self._drop_content(channel)
         if number == _PUBLISH:
+            if not self._accepts_messages:
+                raise AmqpError(ReplyCode.CHANNEL_ERROR, "expected 'channel.open'", IDS["basic.publish"])
             self._contents[channel] = _Content(payload)
             return None
         if number == _ACK and len(payload) == _ACK_PAYLOAD_BYTES:
             tag, bits = _TAG.unpack_from(payload, 4)
             return AckReceived(channel, [tag], bool(bits & 1))
         name, arguments = decode_method(payload)
+        if name == "connection.open":  # whether it may come now, who handles it says, and closes
+            self._accepts_messages = True
         return MethodReceived(channel=channel, name=name, arguments=arguments)
 
     def _header(self, channel: int, payload: bytes) -> Event | None:
@@ -405,6 +422,7 @@ class AmqpConnection:
         if content.missing < 0:
             raise AmqpError(ReplyCode.FRAME_ERROR, f"a body is longer than the {content.size} bytes announced")
         content.parts.append(payload)
+        self.unfinished_bytes += len(payload)
         return self._complete(channel, content) if content.missing == 0 else None
 
     def _complete(self, channel: int, content: _Content) -> Event:
@@ -418,6 +436,7 @@ class AmqpConnection:
         content = self._contents.pop(channel)
         if content.parts is not None:
             self._content_bytes -= content.size
+            self.unfinished_bytes -= content.size - content.missing
 
     # ---- sending ----------------------------------------------------------------------------------------------------
 
@@ -506,6 +525,11 @@ class AmqpConnection:
         self.send(channel, "channel.close", _close_arguments(error))
 
     def close(self, error: AmqpError) -> None:
+        """Send ``connection.close``, and let go of what the peer has begun to send."""
+        self._is_closed = True
+        self._alike = None
+        for channel in list(self._contents):
+            self._drop_content(channel)
         self.send(0, "connection.close", _close_arguments(error))
 
     def data_to_send(self) -> bytes:

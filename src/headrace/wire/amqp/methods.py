@@ -16,7 +16,10 @@ from typing import Any, Final
 from headrace.wire.amqp.errors import AmqpError, ReplyCode
 from headrace.wire.amqp.tables import BadTable, decode_table, encode_table
 
-__all__ = ["IDS", "NAMES", "decode_method", "encode_method", "short_string"]
+__all__ = ["IDS", "NAMES", "SHORT_STRING_BYTES_MAX", "decode_method", "encode_method", "is_short", "short_string"]
+
+SHORT_STRING_BYTES_MAX: Final = 255
+"""Of names and routing keys: their length is one byte."""
 
 _DECLARED: Final = """
 10.10 connection.start version_major/o version_minor/o server_properties/t mechanisms/S locales/S
@@ -125,10 +128,15 @@ IDS: Final = {name: number for name, (number, _) in _METHODS.items()}
 NAMES: Final = {number: name for name, number in IDS.items()}
 
 
+def is_short(value: str) -> bool:
+    """Whether it may be a name or a routing key."""
+    return len(value.encode("utf-8", "surrogateescape")) <= SHORT_STRING_BYTES_MAX
+
+
 def short_string(value: str) -> bytes:
     raw = value.encode("utf-8", "surrogateescape")
-    if len(raw) > 255:
-        raise ValueError(f"{value[:40]!r}… is longer than 255 bytes")
+    if len(raw) > SHORT_STRING_BYTES_MAX:
+        raise ValueError(f"{value[:40]!r}… is longer than {SHORT_STRING_BYTES_MAX} bytes")
     return bytes((len(raw),)) + raw
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-__all__ = ["DEPTH_MAX", "BadTable", "Timestamp", "decode_table", "encode_table", "type_name"]
+__all__ = ["DEPTH_MAX", "BadTable", "Timestamp", "decode_table", "encode_table", "header_of", "type_name"]
 
 DEPTH_MAX = 32
 
@@ -156,6 +156,13 @@ def _encode_value(value: Any) -> bytes:
         body = b"".join(map(_encode_value, value))
         return b"A" + _UINT32.pack(len(body)) + body
     raise BadTable(f"{type(value).__name__} is no type of a value")
+
+
+def header_of(name: str, value: Any) -> tuple[str, bytes]:
+    """An entry of a table as the header of a record: texts and bytes as they are, so that trace contexts pass through;
+    everything else as Python writes it. A name that is not UTF-8 is escaped."""
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return text, value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")
 
 
 def type_name(value: Any) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headrace.broker.access import Operation, ResourceType
-from headrace.broker.queues.admin import MESSAGES_MAX, MOVE_BYTES_MAX, NOWHERE, TO_EXCHANGE, TO_ORIGIN
 from headrace.broker.queues.message import Message
+from headrace.broker.queues.moves import MESSAGES_MAX, MOVE_BYTES_MAX, NOWHERE, TO_EXCHANGE, TO_ORIGIN
 from headrace.broker.queues.queue import Queue
 from headrace.errors import ErrorCode
 from headrace.wire.amqp.properties import decode_properties, encode_properties
@@ -33,6 +33,7 @@ from headrace.wire.kafka.messages.queues import (
     ReadQueueRequest,
     RestoreMessagesRequest,
 )
+from headrace.wire.kafka.messages.snapshots import CreateSnapshotRequest
 from tests.unit.broker.harness import Harness, running, settled
 
 Scenario = Callable[[Harness], Awaitable[None]]
@@ -396,6 +397,7 @@ DENIED: list[Any] = [
     AlterBindingsRequest(changes=[BindingChange(source="amq.direct", destination="q")]),
     DescribeQueuesRequest(name="q"),
     DescribeExchangesRequest(name="amq.direct"),
+    CreateSnapshotRequest(),
 ]
 
 

@@ -13,8 +13,9 @@ from headrace.broker.queues.journal import QueueJournal
 from headrace.broker.queues.lane import BATCH_BYTES, READ_BYTES, WINDOW_BYTES, Lane, WindowBudget
 from headrace.broker.queues.message import Message
 from headrace.broker.queues.policy import QueuePolicy
-from headrace.broker.queues.queue import Delivery, Queue
+from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.retention import Retention
+from headrace.broker.queues.rotation import Delivery
 from headrace.broker.queues.turn import Turn
 from headrace.log.config import FlushMode, LogConfig
 from headrace.log.errors import LogError
@@ -386,3 +387,14 @@ def test_only_what_was_handed_out_before_a_kill_is_marked_in_a_run() -> None:
     bench.queue.add_consumer(taker)
     bench.run()
     assert [is_redelivered for _, _, is_redelivered in taker.got] == [True, True, False, False]
+
+
+def test_a_message_over_its_delivery_limit_that_cannot_be_read_stays() -> None:
+    bench = Bench({"x-queue-type": "quorum", "x-delivery-limit": 0, "x-dead-letter-exchange": ""})
+    bench.publish(1)
+    bench.run()
+    found = bench.queue.get(no_ack=False)
+    assert found is not None
+    bench.disk.damage("/data/1/00000000000000000000.log", lambda data: data.__setitem__(slice(70, 74), b"\xff" * 4))
+    bench.queue.give_back(found[0])
+    assert (bench.queue.ready, bench.queue.unacknowledged, bench.dead) == (1, 0, [])

@@ -11,8 +11,8 @@ from headrace.broker.queues.journal import QueueJournal
 from headrace.broker.queues.lane import Lane
 from headrace.broker.queues.message import Message
 from headrace.broker.queues.policy import QueuePolicy
-from headrace.broker.queues.queue import Delivery
 from headrace.broker.queues.retention import Retention
+from headrace.broker.queues.rotation import Delivery
 from headrace.broker.queues.stream import StreamQueue, stream_config
 from headrace.broker.queues.turn import Turn
 from headrace.log.config import LogConfig
