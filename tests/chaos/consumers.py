@@ -39,6 +39,8 @@ class Member(Worker):
         self.chance = random.Random(seed)
         self.lives = 0
         self.owned: set[tuple[str, int]] = set()
+        self.positions: dict[int, int] = {}
+        """Where it is in what it owns, and has not committed yet."""
 
     @property
     def member(self) -> str:
@@ -55,16 +57,16 @@ class Member(Worker):
             | {"auto.offset.reset": "earliest", "enable.auto.commit": False}
         )
         consumer.subscribe([self.topic], on_assign=self.gained, on_revoke=self.revoked, on_lost=self.lost)
-        positions: dict[int, int] = {}
+        self.positions.clear()
         commit_at = 0.0
         while not self.stopping.is_set() and time.monotonic() < until:
             for each in consumer.consume(500, 0.2):
                 if each.error() is None:
-                    positions[each.partition() or 0] = (each.offset() or 0) + 1
+                    self.positions[each.partition() or 0] = (each.offset() or 0) + 1
             if time.monotonic() > commit_at:
                 commit_at = time.monotonic() + COMMIT_EVERY_S
-                self.commit(consumer, positions)
-        self.commit(consumer, positions)
+                self.commit(consumer)
+        self.commit(consumer)
         with self.farewell():
             consumer.close()
         self.release(self.owned)
@@ -73,14 +75,14 @@ class Member(Worker):
         """Most members leave while the broker can hear it: one that it does not hear stays as a ghost for long."""
         return self.recorder.calm if self.chance.random() < CALM_FAREWELLS else nullcontext()
 
-    def commit(self, consumer: Consumer, positions: dict[int, int]) -> None:
+    def commit(self, consumer: Consumer) -> None:
         """Commit what is owned; the answer counts for each partition."""
         offsets = [
             TopicPartition(self.topic, partition, offset)
-            for partition, offset in positions.items()
+            for partition, offset in self.positions.items()
             if (self.topic, partition) in self.owned
         ]
-        positions.clear()
+        self.positions.clear()
         if not offsets:
             return
         began = self.recorder.now()
@@ -111,8 +113,12 @@ class Member(Worker):
     lost = revoked
 
     def release(self, places: Iterable[tuple[str, int]]) -> None:
+        """What was read of them is forgotten: given back at once, they are read again from the committed offset, and a
+        commit of the old position would be followed by lower ones."""
         gone = list(places)
         self.owned.difference_update(gone)
+        for _, partition in gone:
+            self.positions.pop(partition, None)
         if gone:
             self.recorder.write("release", group=self.group, member=self.member, partitions=gone)
 

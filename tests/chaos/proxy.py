@@ -31,7 +31,12 @@ class Link:
         """The directions in which nothing more will come."""
         for each in self.open.values():
             each.set()
-        for source, target, direction in ((client, broker, TO_BROKER), (broker, client, TO_CLIENT)):
+
+    def start(self) -> None:
+        for source, target, direction in (
+            (self.client, self.broker, TO_BROKER),
+            (self.broker, self.client, TO_CLIENT),
+        ):
             threading.Thread(target=self._pump, args=(source, target, direction), daemon=True).start()
 
     def _pump(self, source: socket.socket, target: socket.socket, direction: str) -> None:
@@ -45,6 +50,11 @@ class Link:
         if direction not in self.lossy:
             with suppress(OSError):
                 target.shutdown(socket.SHUT_WR)
+
+    @property
+    def is_over(self) -> bool:
+        """Both sides have ended it and know it. What was lost on the way may keep one side waiting."""
+        return len(self.ended) == 2 and not self.lossy
 
     def vanish(self) -> None:
         """The client is gone, and the broker is not told: nothing passes any more, in either direction."""
@@ -96,7 +106,17 @@ class Proxy:
             except OSError:
                 client.close()
                 continue
-            self.links.append(Link(client, broker))
+            self._close_ended()
+            link = Link(client, broker)
+            self.links.append(link)  # Before its first byte passes: faults of the moment must not miss it.
+            link.start()
+
+    def _close_ended(self) -> None:
+        """In a long run clients connect thousands of times."""
+        over = [link for link in self.links if link.is_over]
+        for link in over:
+            self.links.remove(link)
+            link.close()
 
     @contextmanager
     def held(self, *directions: str) -> Iterator[list[Link]]:

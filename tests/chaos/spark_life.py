@@ -24,6 +24,8 @@ CLUSTER = "local-cluster[2,1,1024]"
 """Two executors in processes of their own."""
 START_TIMEOUT_S = 240.0
 
+WORKERS = ("pyspark.daemon", "pyspark.worker", "headrace.spark.run.worker_daemon")
+
 
 class LifeEnded(Exception):
     """The driver ended by itself."""
@@ -78,7 +80,7 @@ class Life:
         alive = self.processes()
         java = [pid for pid, line in alive.items() if "PythonGatewayServer" in line or "SparkSubmit" in line]
         executors = [pid for pid, line in alive.items() if "CoarseGrainedExecutorBackend" in line]
-        workers = [pid for pid, line in alive.items() if "pyspark.daemon" in line or "pyspark.worker" in line]
+        workers = [pid for pid, line in alive.items() if any(each in line for each in WORKERS)]
         if part == "driver":
             return [*java, self.child.pid]
         if part == "driver-python":

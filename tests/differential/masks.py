@@ -201,7 +201,8 @@ def mask_of(field: str) -> Mask | None:
 
 
 OUR_SETTINGS = frozenset(
-    {"amqp.consumer.timeout.ms", "amqp.transaction.bytes.max", "amqp.users.file", "amqp.vhosts", "metrics.queues.max"}
+    {"amqp.disk.free.limit.bytes", "amqp.unfinished.bytes.max", "http.hosts", "http.read.only", "http.token.file"}
+    | {"amqp.consumer.timeout.ms", "amqp.transaction.bytes.max", "amqp.users.file", "amqp.vhosts", "metrics.queues.max"}
     | {"headrace.queue.feeds", "headrace.queue.retention.bytes", "headrace.queue.retention.ms", "headrace.topic.feeds"}
     | {
         "advertised.kafka",
@@ -212,8 +213,19 @@ OUR_SETTINGS = frozenset(
     }
     | {"connection.requests.max", "connection.write.buffer.bytes", "data", "flush.interval.ms", "headrace.flush"}
     | {"headrace.overflow", "headrace.overflow.bytes", "headrace.overflow.group.timeout.ms", "headrace.overflow.groups"}
-    | {"headrace.validate", "http", "insecure", "kafka", "log.file", "log.level", "max.batch.records", "metrics"}
-    | {"metrics.groups.max", "metrics.topics.max", "min.incremental.fetch.session.eviction.ms"}
+    | {
+        "headrace.validate",
+        "http",
+        "insecure",
+        "kafka",
+        "log.file",
+        "log.format",
+        "log.level",
+        "max.batch.records",
+        "metrics",
+    }
+    | {"metrics.groups.max", "metrics.partitions.max", "metrics.topics.max"}
+    | {"min.incremental.fetch.session.eviction.ms"}
     | {"records.decoded.bytes.max", "request.elements.max", "request.other.bytes.max", "response.bytes.max"}
     | {"shutdown.drain.ms", "slow.loop.ms", "slow.sync.ms"}
 )

@@ -14,7 +14,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from headrace.client import Admin, Client, ClientOptions
+from headrace.client import Admin, Client, ClientOptions, Groups, TopicPartition
 from tests.servers.process import RunningServer
 from tests.unit.client.reading import wait_until_complete
 from tests.waiting import PATIENCE_S, eventually
@@ -433,7 +433,7 @@ def test_a_second_broker_on_the_same_directory_is_refused_and_names_the_first(he
     [
         (("--kafka", "0.0.0.0:0"), b"--insecure"),
         (("--kafka", "nonsense"), b"HOST:PORT"),
-        (("--http", "127.0.0.1:0"), b"serves no http"),
+        (("--http", "127.0.0.1:0", "--kafka", "off"), b"a client of the Kafka listener"),
         (("--set", "num.partitons=3"), b"did you mean num.partitions"),
         (("--config", "/no/such/file.toml"), b"/no/such/file.toml"),
     ],
@@ -449,3 +449,19 @@ def test_up_refuses_a_port_that_is_taken(headrace_server: RunningServer, tmp_pat
     arguments = ["--data", str(tmp_path / "data"), "--kafka", headrace_server.bootstrap, "--amqp", "off"]
     told = Shell("")("up", *arguments, status=1)
     assert headrace_server.bootstrap.encode() in told
+
+
+def test_status_shows_the_lag_of_groups(shell: Shell, unique: Unique) -> None:
+    topic, group = unique("topic"), unique("group")
+    shell.topic(topic)
+    shell("produce", topic, stdin=b"a\nb\nc\n")
+    with Client(shell.bootstrap, PATIENCE) as client:
+        Groups(client).commit(group, {TopicPartition(topic, 0): 1})
+    done = subprocess.run(
+        [COMMAND, "status", "--output", "json"], env=shell.environment, capture_output=True, timeout=120, check=False
+    )
+    assert done.returncode in (0, 1), "other tests, and a full disk, may make something wrong"
+    found = json.loads(done.stdout)
+    assert {each["name"]: each["lag"] for each in found["groups"]}[group] == 2
+    assert found["disks"]
+    assert found["broker"]["cluster_id"]

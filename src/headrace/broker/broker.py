@@ -33,11 +33,13 @@ from headrace.broker.positions import OffsetLookup
 from headrace.broker.produce import ProduceHandler
 from headrace.broker.queues.admin import QueueAdmin
 from headrace.broker.queues.feeds import Feeds, exchange_feeds, topic_feeds
+from headrace.broker.queues.moves import Moves
 from headrace.broker.queues.queue_broker import QueueBroker
 from headrace.broker.replies import PendingReply, Reply
 from headrace.broker.request import Request
 from headrace.broker.security import SecurityHandler
 from headrace.broker.slices import Slices
+from headrace.broker.snapshots import Snapshots
 from headrace.broker.state import StateStore
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import TransactionCoordinator
@@ -122,12 +124,15 @@ class Broker:
             on_damaged=self._set_damaged,
         )
         self.state = StateStore(self._open_state(), flusher, clock, reclaim=self.maintenance.space_wanted)
+        self.state.has_lost_changes |= store.is_restored
         self._dynamic_settings = DynamicSettings(state=self.state, settings=settings)
         self._dynamic_settings.apply()
         cluster_id, leader_epoch = self._begin_run()
+        self.cluster_id = cluster_id
         self._identity = Identity(
             node_id=settings.integer("broker.id"), cluster_id=cluster_id, addresses=self.addresses
         )
+        self._snapshots = Snapshots(store=store, maintenance=self.maintenance, clock=clock, cluster_id=cluster_id)
         self.topics = Topics(
             state=self.state,
             store=store,
@@ -203,10 +208,14 @@ class Broker:
         self.maintenance.start()
         self.queues.start()
         self._feeds.start()
+        self._snapshots.start()
+        if self.store.is_restored:
+            self.state.when_flushed(self.state.end_offset - 1, self.store.forget_restored)
 
     async def stop(self) -> None:
         """Stop in good order. Afterwards the store may be closed."""
         await self._feeds.stop()
+        await self._snapshots.stop()
         await self.maintenance.stop()
         self.transaction_coordinator.close()
         self.group_coordinator.close()
@@ -235,6 +244,7 @@ class Broker:
             **self._admin_handlers(),
             **self._security_handlers(),
             **self._queue_handlers(),
+            ApiKey.CREATE_SNAPSHOT: self._snapshots.create_snapshot,
         }
 
     def _data_handlers(self) -> dict[ApiKey, Handler]:
@@ -346,12 +356,12 @@ class Broker:
         }
 
     def _queue_handlers(self) -> dict[ApiKey, Handler]:
-        queues = QueueAdmin(self.queues)
+        queues, moves = QueueAdmin(self.queues), Moves(self.queues)
         return {
             ApiKey.DESCRIBE_QUEUES: queues.describe_queues,
             ApiKey.READ_QUEUE: queues.read_queue,
-            ApiKey.MOVE_MESSAGES: queues.move_messages,
-            ApiKey.RESTORE_MESSAGES: queues.restore_messages,
+            ApiKey.MOVE_MESSAGES: moves.move_messages,
+            ApiKey.RESTORE_MESSAGES: moves.restore_messages,
             ApiKey.PURGE_QUEUE: queues.purge_queue,
             ApiKey.CREATE_QUEUE: queues.create_queue,
             ApiKey.DELETE_QUEUE: queues.delete_queue,

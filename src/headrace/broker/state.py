@@ -61,7 +61,8 @@ class StateStore:
         """The journal from its start offset on."""
         self.rewrites = 0
         self.has_lost_changes = False
-        """The journal was repaired and lacks changes. Counters must not go on from what is left of it."""
+        """The journal was repaired, or restored from a backup, and lacks changes. Counters must not go on from what is
+        left of it."""
         self._row_bytes: dict[tuple[str, str], int] = {}
         self._log = log
         self._flusher = flusher

@@ -21,6 +21,7 @@ from headrace.errors import HeadraceError
 from headrace.log.checkpoint import Checkpoint, LogMark, read_checkpoint
 from headrace.log.findings import Finding, Severity
 from headrace.log.flushed import decode_slots, name_digest
+from headrace.log.format import check_format
 from headrace.log.opening import Known
 from headrace.log.repair import survey
 from headrace.log.space import QUEUES, SPACES, STATE, TOPICS, log_name
@@ -41,6 +42,7 @@ class DataVerifier:
     """One check of one data directory."""
 
     def __init__(self, disk: Disk, directory: str, *, decompressed_bytes_max: int = 128 << 20) -> None:
+        check_format(disk, directory)
         self.disk = disk
         self.directory = directory
         self.decompressed_bytes_max = decompressed_bytes_max

@@ -1,4 +1,9 @@
-"""The real disk: thin calls into the operating system, with short writes and interruptions dealt with."""
+"""The real disk: thin calls into the operating system, with short writes and interruptions dealt with.
+
+Where the calls of Linux are missing (``headrace.linux``), others take their places: chunks are joined and written with
+``pwrite``, a sync is ``F_FULLFSYNC`` where that exists and ``fsync`` elsewhere, and instead of a filesystem every file
+that was written is synced (``unsynced_paths.py``).
+"""
 
 from __future__ import annotations
 
@@ -6,19 +11,45 @@ import ctypes
 import errno
 import fcntl
 import os
+import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
+from headrace.linux import HAS_LINUX_CALLS
+from headrace.log.unsynced_paths import UnsyncedPaths
 from headrace.ports import Disk, File
 
-__all__ = ["FileCache", "OsDisk", "OsFile", "OsLock", "replace_file"]
+__all__ = ["FileCache", "OsDisk", "OsFile", "OsLock", "replace_file", "sync_data"]
 
 _IOV_MAX = 1024
 _FILE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
+"""macOS: fsync leaves bytes in the disk's own cache, this does not."""
+
+
+def _portable_sync(fd: int) -> None:
+    if _FULL_SYNC is not None:
+        try:
+            fcntl.fcntl(fd, _FULL_SYNC)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+                raise
+    os.fsync(fd)  # filesystems that do not have it
+
+
+def _portable_writev(fd: int, chunks: Sequence[bytes], position: int) -> int:
+    return os.pwrite(fd, b"".join(chunks), position)
+
+
+sync_data = os.fdatasync if HAS_LINUX_CALLS else _portable_sync
+"""Return when the bytes of a descriptor are on the disk."""
+_sync_entries = os.fsync if HAS_LINUX_CALLS else _portable_sync
+_writev = os.pwritev if HAS_LINUX_CALLS else _portable_writev
 
 
 class OsFile:
@@ -43,7 +74,7 @@ class OsFile:
         total = sum(map(len, chunks))
         if len(chunks) > _IOV_MAX:
             chunks = [b"".join(chunks)]
-        written = os.pwritev(self._fd, chunks, position)
+        written = _writev(self._fd, chunks, position)
         if written < total:
             self._write_rest(b"".join(chunks), written, position)
         return total
@@ -72,12 +103,36 @@ class OsFile:
         os.ftruncate(self._fd, size)
 
     def datasync(self) -> None:
-        os.fdatasync(self._fd)
+        sync_data(self._fd)
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class _NotedFile(OsFile):
+    """A file whose writes are noted, for a disk that cannot sync its filesystem."""
+
+    __slots__ = ("_unsynced",)
+
+    def __init__(self, path: str, fd: int, unsynced: UnsyncedPaths) -> None:
+        super().__init__(path, fd)
+        self._unsynced = unsynced
+
+    def write(self, chunks: Sequence[bytes], position: int) -> int:
+        try:
+            return super().write(chunks, position)
+        finally:
+            self._unsynced.wrote(self.path)
+
+    def truncate(self, size: int) -> None:
+        super().truncate(size)
+        self._unsynced.wrote(self.path)
+
+    def datasync(self) -> None:
+        with self._unsynced.syncing_file(self.path):
+            super().datasync()
 
 
 class OsLock:
@@ -97,6 +152,8 @@ class OsDisk:
 
     def __init__(self) -> None:
         self._syncfs_fds: dict[int, int] = {}
+        self._unsynced = None if HAS_LINUX_CALLS else UnsyncedPaths()
+        self._spare = None if HAS_LINUX_CALLS else _SpareDescriptor()
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> OsFile:
         """Without the kernel's read-ahead: our readers know how much they want and ask for it in one piece.
@@ -106,9 +163,20 @@ class OsDisk:
         twice as fast without.
         """
         flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        if self._unsynced is not None:
+            return self._open_noted(self._unsynced, path, flags)
         fd = os.open(path, flags, _FILE_MODE)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         return OsFile(path, fd)
+
+    @staticmethod
+    def _open_noted(unsynced: UnsyncedPaths, path: str, flags: int) -> OsFile:
+        is_new = bool(flags & os.O_CREAT) and not os.path.lexists(path)
+        file = _NotedFile(path, os.open(path, flags, _FILE_MODE), unsynced)
+        if is_new:
+            unsynced.wrote(path)
+            unsynced.changed(path)
+        return file
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(path)
@@ -127,18 +195,42 @@ class OsDisk:
             return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
 
     def mkdir(self, path: str) -> None:
+        if self._unsynced is not None:
+            self._note_levels(self._unsynced, path)
         os.makedirs(path, mode=_DIRECTORY_MODE, exist_ok=True)
+
+    @staticmethod
+    def _note_levels(unsynced: UnsyncedPaths, path: str) -> None:
+        """Every level that is missing will be an entry of the one above it."""
+        while path and not os.path.isdir(path):
+            unsynced.changed(path)
+            path = os.path.dirname(path)
 
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)
+        if self._unsynced is not None:
+            self._unsynced.renamed(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        os.link(source, target)
+        if self._unsynced is not None:
+            self._unsynced.changed(target)
 
     def unlink(self, path: str) -> None:
         os.unlink(path)
+        if self._unsynced is not None:
+            self._unsynced.removed(path)
 
     def rmdir(self, path: str) -> None:
         os.rmdir(path)
+        if self._unsynced is not None:
+            self._unsynced.removed(path)
 
     def sync_dir(self, path: str) -> None:
+        if self._unsynced is not None:
+            with self._unsynced.syncing_directory(path):
+                self._sync_path(path)
+            return
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
@@ -154,11 +246,25 @@ class OsDisk:
     def syncfs(self, path: str) -> None:
         """The descriptor stays open: the kernel reports errors of write-back to descriptors that were open when they
         happened. There is one per filesystem."""
+        if self._unsynced is not None:
+            self._unsynced.sync_noted(self._sync_path, self._sync_path)
+            return
         device = os.stat(path).st_dev
         fd = self._syncfs_fds.get(device)
         if fd is None:
             fd = self._syncfs_fds[device] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         syncfs_fd(fd)
+
+    def _sync_path(self, path: str) -> None:
+        """A sync by any descriptor of a file is one of all that was written to it."""
+        assert self._spare is not None
+        try:
+            _sync_path(path)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            with self._spare.lent():
+                _sync_path(path)
 
     def __del__(self) -> None:
         for fd in self._syncfs_fds.values():
@@ -182,6 +288,35 @@ class OsDisk:
     def total_bytes(self, path: str) -> int:
         stat = os.statvfs(path)
         return stat.f_blocks * stat.f_frsize
+
+
+class _SpareDescriptor:
+    """One that is kept for the time when there are no others: a sync that needs one must not fail for want of it."""
+
+    def __init__(self) -> None:
+        self._fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        with self._lock:
+            os.close(self._fd)
+            try:
+                yield
+            finally:
+                self._fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        with suppress(OSError):
+            os.close(self._fd)
+
+
+def _sync_path(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _sync_entries(fd)
+    finally:
+        os.close(fd)
 
 
 def syncfs_fd(fd: int) -> None:

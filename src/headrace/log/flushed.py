@@ -29,7 +29,7 @@ from __future__ import annotations
 import logging
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -40,11 +40,12 @@ import google_crc32c
 from headrace.ports import Disk
 from headrace.vocabulary import Offset
 
-__all__ = ["SLOT_BYTES", "FlushedEnd", "FlushedEnds", "decode_slots", "name_digest"]
+__all__ = ["SLOT_BYTES", "FlushedEnd", "FlushedEnds", "decode_slots", "encode_slots", "name_digest"]
 
 LOG = logging.getLogger("headrace.recovery")
 
 _SLOT = struct.Struct("<II16sq")
+_CHECKSUM = struct.Struct("<II")
 _END = struct.Struct("<q")
 _CHECKED_FROM: Final = 8
 SLOT_BYTES: Final = _SLOT.size
@@ -70,6 +71,15 @@ def decode_slots(data: bytes) -> tuple[dict[int, tuple[bytes, Offset]], int]:
                 continue
         damaged += 1
     return found, damaged
+
+
+def encode_slots(ends: Mapping[str, Offset]) -> bytes:
+    """A table that says of these logs, by name, how far they were flushed."""
+    slots = []
+    for name, end_offset in ends.items():
+        checked = name_digest(name) + _END.pack(end_offset)
+        slots.append(_CHECKSUM.pack(google_crc32c.value(checked), 0) + checked)
+    return b"".join(slots)
 
 
 @dataclass(slots=True, eq=False)

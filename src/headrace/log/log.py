@@ -228,7 +228,11 @@ class PartitionLog:
     @property
     def mark(self) -> LogMark:
         """What a checkpoint written now may say of this log."""
-        return replace(self._mark, start_offset=self._start, epochs=self._epochs.since(self._start))
+        return self.mark_from(self._start)
+
+    def mark_from(self, start: Offset) -> LogMark:
+        """The same for a copy of this log that begins at ``start``."""
+        return replace(self._mark, start_offset=start, epochs=self._epochs.since(start))
 
     @property
     def producers(self) -> ProducerStates:

@@ -89,6 +89,8 @@ class Maintenance:
         self._to_move: dict[tuple[LogSpace, str], Callable[[], None]] = {}
         self._reported: dict[str, str] = {}
         self._stopping = False
+        self.files = asyncio.Lock()
+        """Held while files of logs are removed, renamed or replaced. A snapshot holds it to keep them in place."""
         self.checkpoints = 0
         self.compactions = 0
         self.compaction_saved_bytes = 0
@@ -213,8 +215,18 @@ class Maintenance:
         await _in_turns(store.collect(job))
         if not (self._is_checkpoint_wanted or job.shrunk or job.prepared or job.starts):
             return
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, job.sync)
+        async with self.files:
+            is_written = await self._carry_out(job)
+        if is_written and self._space_wanted_at is not None and self._space_wanted_at < number:
+            self._space_wanted_at = None
+        self._checkpoint_waiters.release_below(number)
+        if not is_written:
+            await self._pause(RETRY_S)
+
+    async def _carry_out(self, job: CheckpointJob) -> bool:
+        """Whether the checkpoint was written."""
+        store = self._store
+        await asyncio.get_running_loop().run_in_executor(None, job.sync)
         is_written = await self._written(job)
         await _in_turns(store.synced(job))
         for log, error in job.refused:
@@ -224,11 +236,7 @@ class Maintenance:
             self.checkpoints += 1
         refused = {log for log, _ in job.refused}
         await self._remove_dead_segments(job.shrunk, lambda log: not is_written or log in refused)
-        if is_written and self._space_wanted_at is not None and self._space_wanted_at < number:
-            self._space_wanted_at = None
-        self._checkpoint_waiters.release_below(number)
-        if not is_written:
-            await self._pause(RETRY_S)
+        return is_written
 
     async def _written(self, job: CheckpointJob) -> bool:
         try:
@@ -290,7 +298,8 @@ class Maintenance:
         loop = asyncio.get_running_loop()
         while self._to_move:
             space, group = next(iter(self._to_move))
-            await loop.run_in_executor(None, space.move_deleted, group)
+            async with self.files:
+                await loop.run_in_executor(None, space.move_deleted, group)
             self._to_move.pop((space, group))()
         more = True
         while more:
@@ -322,7 +331,8 @@ class Maintenance:
             if job is None:
                 return
             result = await self._clean(job, self._flusher.disk)
-            saved_bytes = await self._swap(log, result)
+            async with self.files:
+                saved_bytes = await self._swap(log, result)
         except _EXPECTED as error:
             if log.is_retired:
                 return

@@ -3,11 +3,14 @@
 ::
 
     <data>/lock                                   flock, with the owner's pid inside
+    <data>/format                                 see format.py
     <data>/checkpoint                             see checkpoint.py
     <data>/flushed                                see flushed.py
     <data>/topics/<name>~<topic id>/<partition>/  one PartitionLog each
     <data>/state/journal/0/                       what the broker remembers besides records
     <data>/deleted/…                              topics on their way out
+    <data>/snapshots/…                            see snapshot.py
+    <data>/restored                               a backup was restored here, and no broker has started since
 
 ``topics`` and ``state`` are spaces (``space.py``). Checkpoints and everything else here treats the logs of all spaces
 alike. A topic's directory carries its id, so a topic that is deleted and created again under its name never meets its
@@ -20,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from headrace.log.checkpoint import Checkpoint, LogMark, read_checkpoint, write_checkpoint
 from headrace.log.config import LogConfig
@@ -28,6 +31,8 @@ from headrace.log.disk import FileCache
 from headrace.log.errors import CorruptLog, DataDirectoryInUse
 from headrace.log.findings import Finding, Severity, StoreReport
 from headrace.log.flushed import FlushedEnds
+from headrace.log.format import NAME as FORMAT
+from headrace.log.format import check_format, write_format
 from headrace.log.log import PartitionLog, PreparedMark
 from headrace.log.opening import Known
 from headrace.log.space import SPACES, LogSpace
@@ -36,9 +41,13 @@ from headrace.log.unsynced import FlushMark
 from headrace.ports import Disk
 from headrace.vocabulary import Offset
 
-__all__ = ["CheckpointJob", "LogStore", "exhaust", "in_chunks"]
+__all__ = ["RESTORED", "CheckpointJob", "LogStore", "exhaust", "in_chunks"]
 
 LOGS_PER_STEP = 100
+RESTORED: Final = "restored"
+_OWN_NAMES: Final = frozenset(
+    {"lock", "format", "checkpoint", "checkpoint.tmp", "flushed", "deleted", "snapshots", RESTORED, *SPACES}
+)
 
 T = TypeVar("T")
 
@@ -146,10 +155,22 @@ class LogStore:
         for name in (*SPACES, "deleted"):
             disk.mkdir(f"{directory}/{name}")
         store._take_lock()
+        try:
+            store._check_format()
+        except BaseException:
+            store.abandon()
+            raise
         store._read_checkpoint()
         store._check_flushed()
         store._note_strangers()
         return store
+
+    def _check_format(self) -> None:
+        problem = check_format(self.disk, self.directory)
+        if problem:
+            self._add_warning(f"{self.directory}/{FORMAT}", problem)
+        if problem is not None:
+            write_format(self.disk, self.directory)
 
     def _read_checkpoint(self) -> None:
         path = f"{self.directory}/checkpoint"
@@ -187,9 +208,8 @@ class LogStore:
             raise DataDirectoryInUse(self.directory, file.pread(20, 0).decode().strip()) from None
 
     def _note_strangers(self) -> None:
-        known = {"lock", "checkpoint", "checkpoint.tmp", "flushed", "deleted", *SPACES}
         for name in self.disk.listdir(self.directory):
-            if name not in known:
+            if name not in _OWN_NAMES:
                 self._note_stranger(f"{self.directory}/{name}", "not headrace's; it is not changed")
         for space in self._spaces.values():
             for path in space.strangers():
@@ -241,6 +261,20 @@ class LogStore:
         for name in [name for name, other in self.logs.items() if other is log]:
             self._marks[name] = log.mark
             del self.logs[name]
+
+    def unserved(self) -> dict[str, tuple[LogMark, Offset]]:
+        """The logs that could not be opened: what is known of each, and how far it was flushed."""
+        names = self._marks.keys() - self.logs.keys()
+        return {name: (self._marks[name], self._flushed.claim(name).end_offset) for name in sorted(names)}
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether this is a backup, restored: what was done after the backup was made is missing."""
+        return self.disk.exists(f"{self.directory}/{RESTORED}")
+
+    def forget_restored(self) -> None:
+        """What follows from a restored backup is durable."""
+        self.disk.unlink(f"{self.directory}/{RESTORED}")
 
     def sync_recovered(self) -> None:
         """One sync for all that recovery accepted, before any of it is served. The report is complete after the

@@ -107,6 +107,10 @@ class SyncGuard:
         self.check()
         self._disk.rename(source, target)
 
+    def link(self, source: str, target: str) -> None:
+        self.check()
+        self._disk.link(source, target)
+
     def unlink(self, path: str) -> None:
         self.check()
         self._disk.unlink(path)

@@ -24,6 +24,9 @@ DESCRIPTORS_MIN = 128
 DESCRIPTORS_MAX = 1 << 20
 SEGMENT_FILES_MAX = 4096
 
+DESCRIPTORS_BY_MACOS = 10_240
+"""macOS says that there is no limit and then gives no more than this."""
+
 OTHERS = 64
 """The loop, the lock, listeners, directories being synced, a checkpoint, a compaction's files, the log of messages."""
 
@@ -63,9 +66,12 @@ def descriptors_for(connections: int) -> int:
 def raise_descriptor_limit() -> int:
     """Take what the system allows anyway, and return how many that is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
+    for wanted in (hard, DESCRIPTORS_BY_MACOS):
+        if soft == resource.RLIM_INFINITY or 0 <= wanted <= soft:
+            break
         with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            break
     return descriptor_limit()
 
 

@@ -24,6 +24,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Any, Protocol
 
+from headrace.linux import HAS_LINUX_CALLS
 from headrace.ports import File
 from headrace.server.descriptors import is_scarce
 from headrace.server.page_cache import has_descriptor, is_cached, read_at_once
@@ -332,6 +333,8 @@ class DirectSocket:
         return self._socket.send(data, _MORE if more else 0)
 
     def send_file(self, file: File, size: int, position: int) -> int:
+        if not HAS_LINUX_CALLS:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
         return os.sendfile(self._socket.fileno(), file.fileno(), position, size)
 
     def watch(self, wanted: bool) -> None:

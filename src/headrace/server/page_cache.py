@@ -2,7 +2,8 @@
 
 ``cachestat(2)`` counts the cached pages of a range in one call (Linux 6.5). Where the kernel does not have it, or a
 sandbox forbids it, single bytes of the range are read with RWF_NOWAIT: the page cache takes in and gives up pages in
-long runs, so samples tell. For 8 MB that is 132 calls.
+long runs, so samples tell. For 8 MB that is 132 calls. Elsewhere than on Linux nothing tells, and a thread reads
+everything.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import io
 import os
 from typing import Final
 
+from headrace.linux import HAS_LINUX_CALLS
 from headrace.ports import File
 
 __all__ = ["has_descriptor", "is_cached", "read_at_once"]
@@ -66,6 +68,8 @@ def is_cached(file: File, size: int, position: int) -> bool:
 
 def _cached_pages(file: File, size: int, position: int) -> int | None:
     """None where the kernel does not say."""
+    if not HAS_LINUX_CALLS:
+        return None
     counts = _Counts()
     if _syscall(_CACHESTAT, file.fileno(), ctypes.byref(_Range(position, size)), ctypes.byref(counts), 0) != 0:
         return None
@@ -73,6 +77,8 @@ def _cached_pages(file: File, size: int, position: int) -> int | None:
 
 
 def _read_cached(file: File, into: bytearray, position: int) -> int | None:
+    if not HAS_LINUX_CALLS:
+        return None
     try:
         return os.preadv(file.fileno(), [into], position, _NO_WAIT)
     except io.UnsupportedOperation:

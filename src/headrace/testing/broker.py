@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar, overload
+from urllib.parse import urlsplit
 
 from headrace.config import Settings
 from headrace.errors import HeadraceError
@@ -47,6 +48,8 @@ class TestBroker(ABC):
         """``HOST:PORT`` of each listener: ``kafka``, and ``amqp`` and ``metrics`` where they are set."""
         self.host = ""
         self.port = 0
+        self.console_url: str | None = None
+        """Of a broker that was started with the setting ``http``."""
 
     @property
     def bootstrap(self) -> str:
@@ -84,6 +87,9 @@ class TestBroker(ABC):
         self.start()
 
     def _reached(self, addresses: dict[str, str]) -> None:
+        self.console_url = addresses.pop("console", None)
+        if self.console_url is not None:
+            self.settings["http"] = urlsplit(self.console_url).netloc
         self.addresses = addresses
         self.host, _, port = addresses["kafka"].rpartition(":")
         self.port = int(port)
@@ -130,7 +136,8 @@ class InProcessBroker(TestBroker):
             self._node, self._loop = node, asyncio.get_running_loop()
             if self.clock is not None:
                 self.clock.attach(self._loop)
-            started.set_result({each.protocol: str(each) for each in node.addresses})
+            console = {} if node.console_url is None else {"console": node.console_url}
+            started.set_result({each.protocol: str(each) for each in node.addresses} | console)
             await node.run_until_stopped()
 
         try:

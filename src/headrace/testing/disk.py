@@ -264,6 +264,10 @@ class SimulatedDisk:
         self._set(target, node, number)
         self._set(source, None, number)
 
+    def link(self, source: str, target: str) -> None:
+        self.maybe_fail("link", source)
+        self._set(target, self._file(source), self._next_number())
+
     def unlink(self, path: str) -> None:
         self.maybe_fail("unlink", path)
         self._file(path)

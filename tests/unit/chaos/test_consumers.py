@@ -6,7 +6,7 @@ import asyncio
 import threading
 from pathlib import Path
 
-from tests.chaos.consumers import AioMember
+from tests.chaos.consumers import AioMember, Member
 from tests.chaos.history import Recorder
 
 
@@ -34,3 +34,14 @@ def test_a_member_heartbeats_while_it_waits_for_the_moment_to_leave(tmp_path: Pa
         recorder.close()
 
     asyncio.run(scenario())
+
+
+def test_a_member_forgets_where_it_was_in_a_partition_that_it_gave_up(tmp_path: Path) -> None:
+    """It may get it back at once, and reads it again from the committed offset."""
+    recorder = Recorder(tmp_path / "history.jsonl")
+    member = Member("eager0", "127.0.0.1:1", recorder, group="eager", topic="plain", protocol={}, seed=0)
+    member.owned = {("plain", 0), ("plain", 1)}
+    member.positions = {0: 10, 1: 20}
+    member.release([("plain", 1)])
+    assert (member.owned, member.positions) == ({("plain", 0)}, {0: 10})
+    recorder.close()

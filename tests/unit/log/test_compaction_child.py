@@ -145,6 +145,22 @@ def test_a_child_whose_owner_dies_while_it_writes_the_job_says_nothing(tmp_path:
     assert answer.getvalue() == ""
 
 
+def test_a_child_whose_owner_dies_before_it_has_the_result_says_nothing(tmp_path: Path) -> None:
+    log, _, _ = on_disk(tmp_path)
+    line = job_to_json(job_for(log))
+    with subprocess.Popen(
+        command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        child.stdin.write(line)
+        child.stdin.flush()
+        assert child.stderr.read() == ""
+        assert child.wait(PATIENCE_S) == 2
+
+
 def test_a_child_that_is_not_its_owners_does_nothing(tmp_path: Path) -> None:
     somebody_else = [*command()[:-1], "1"]
     child = subprocess.run(somebody_else, input="", capture_output=True, text=True, check=False, timeout=PATIENCE_S)

@@ -360,3 +360,43 @@ def test_what_is_being_swapped_is_served_from_the_old_files_and_not_removed() ->
     assert remove_dead_segments(log, regardless=True) == 0
     log.finish_swap(swap)
     assert values(log) == LAST_OF_EACH_KEY
+
+
+def test_while_a_snapshot_holds_the_files_nothing_is_removed_replaced_or_moved() -> None:
+    async def scenario(world: World) -> None:
+        shrinking, compacted, deleted = world.log("a", FOREVER), world.compacted_log(), world.log("gone", FOREVER)
+        for log in (shrinking, deleted):
+            fill(log, 50)
+            log.sync_all()
+        store, maintenance = world.store, world.maintenance
+
+        names = list(store.logs)
+
+        def files() -> list[str]:
+            return [f"{name}/{each}" for name in names for each in listed(world.disk, f"/data/{name}")]
+
+        store.checkpoint(everything=True)
+        moved: list[str] = []
+        async with maintenance.files:
+            before = files()
+            shrinking.delete_records(40)
+            maintenance.delete_group(store.space("topics"), group("gone", ID), lambda: moved.append("gone"))
+            waiting = maintenance.after_checkpoint()
+            compaction = asyncio.create_task(maintenance.compact())
+            for _ in range(200):
+                await asyncio.sleep(0.001)
+            # The child's own files may be there; nobody takes them for the log's.
+            assert [name for name in files() if ".cleaned-" not in name] == before
+            assert not waiting.done()
+            assert moved == []
+        await waiting
+        await compaction
+        await eventually_on_loop(lambda: moved, lambda seen: seen == ["gone"])
+        assert len(files()) < len(before)
+        assert values(compacted) == LAST_OF_EACH_KEY
+
+    run(scenario)
+
+
+def listed(disk: SimulatedDisk, path: str) -> list[str]:
+    return disk.listdir(path) if disk.exists(path) else []

@@ -39,6 +39,11 @@ def parse_key(key: str) -> tuple[str, str, int]:
     return rest[:size], topic, int(partition)
 
 
+def _existing(places: Iterable[tuple[str, str, int]], topic_exists: Callable[[str], bool]) -> set[str]:
+    """The topics of ``places`` that are there."""
+    return {topic for topic in {topic for _, topic, _ in places} if topic_exists(topic)}
+
+
 class Offsets:
     """Committed and pending offsets, found by group, topic and partition."""
 
@@ -115,20 +120,23 @@ class Offsets:
 
     def completion(self, producer_id: int, commit: bool, topic_exists: Callable[[str], bool]) -> list[Change]:
         """The changes that commit or drop the producer's pending offsets."""
+        pending = self._pending.get(producer_id, {})
+        wanted = _existing(pending, topic_exists) if commit else set()
         changes: list[Change] = []
-        for (group_id, topic, partition), row in self._pending.get(producer_id, {}).items():
+        for (group_id, topic, partition), row in pending.items():
             key = key_of(group_id, topic, partition)
-            if commit and topic_exists(topic) and self._is_newer(group_id, topic, partition, row):
+            if topic in wanted and self._is_newer(group_id, topic, partition, row):
                 changes.append(("offsets", key, row))
             changes.append(("txn_offsets", f"{producer_id}:{key}", None))
         return changes
 
     def apply_completion(self, producer_id: int, commit: bool, topic_exists: Callable[[str], bool]) -> set[str]:
         """Apply what ``completion`` wrote to the index; the ids of the groups that it changed."""
-        ended = dict(self._pending.get(producer_id, {}))
+        ended = self._pending.pop(producer_id, {})
+        wanted = _existing(ended, topic_exists) if commit else set()
         for (group_id, topic, partition), row in ended.items():
-            self._drop_pending(producer_id, group_id, topic, partition)
-            if commit and topic_exists(topic) and self._is_newer(group_id, topic, partition, row):
+            self._close(producer_id, group_id, topic, partition)
+            if topic in wanted and self._is_newer(group_id, topic, partition, row):
                 self._set(group_id, topic, partition, row)
         return {group_id for group_id, _, _ in ended}
 
@@ -233,6 +241,9 @@ class Offsets:
         del pending[group_id, topic, partition]
         if not pending:
             del self._pending[producer_id]
+        self._close(producer_id, group_id, topic, partition)
+
+    def _close(self, producer_id: int, group_id: str, topic: str, partition: int) -> None:
         places = self._open[group_id]
         producers = places[topic, partition]
         producers.discard(producer_id)

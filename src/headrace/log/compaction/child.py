@@ -7,7 +7,7 @@ JSON line on its output.
 It must not outlive its owner, whose successor would compact the same log. Three things see to that, and each of them
 suffices:
 
-* the kernel kills it when its owner dies (``PR_SET_PDEATHSIG``);
+* the kernel kills it when its owner dies (``PR_SET_PDEATHSIG``, which only Linux has);
 * its input stays open as long as its owner wants the result, and it looks before every batch;
 * its files carry the job's token in their names, so it shares none with another child, and only the owner renames
   them. What a dead one left is removed when the log is opened.
@@ -15,15 +15,14 @@ suffices:
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
-import signal
 import sys
 from dataclasses import fields
 from typing import TextIO
 
+from headrace.child_process import EXIT_NOT_WANTED, die_with
 from headrace.errors import HeadraceError
 from headrace.log.compaction.cleaner import CleaningJob, NotWanted, clean
 from headrace.log.disk import OsDisk
@@ -32,9 +31,7 @@ from headrace.log.sync_guard import SyncFailed, SyncGuard
 __all__ = ["command", "job_from_json", "job_to_json"]
 
 _NICE = 10
-_PR_SET_PDEATHSIG = 1
 _EXIT_FAILED = 1
-_EXIT_NOT_WANTED = 2
 
 
 def command() -> list[str]:
@@ -56,15 +53,24 @@ def job_from_json(line: str) -> CleaningJob:
 
 def main(source: TextIO, target: TextIO) -> int:
     """Run one job: a line in, a line out. Returns the exit status."""
+    try:
+        status = _run(source, target)
+        target.flush()
+        return status
+    except BrokenPipeError:  # the owner died while the result was on its way to it
+        return EXIT_NOT_WANTED
+
+
+def _run(source: TextIO, target: TextIO) -> int:
     line = source.readline()
     if not line.endswith("\n"):  # the owner died before it had written the job
-        return _EXIT_NOT_WANTED
+        return EXIT_NOT_WANTED
     job = job_from_json(line)
     try:
         disk = SyncGuard(OsDisk(), on_failure=lambda _: None)
         result = clean(disk, job, check_wanted=lambda: _check_input_is_open(source))
     except NotWanted:
-        return _EXIT_NOT_WANTED
+        return EXIT_NOT_WANTED
     except SyncFailed as error:
         target.write(json.dumps({"sync_failed": str(error)}) + "\n")
         return _EXIT_FAILED
@@ -81,14 +87,7 @@ def _check_input_is_open(source: TextIO) -> None:
         raise NotWanted
 
 
-def die_with(owner_pid: int) -> None:
-    """Let the kernel end this process with its owner. An owner that died before we asked is no longer our parent."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != owner_pid:
-        sys.exit(_EXIT_NOT_WANTED)
-
-
 if __name__ == "__main__":
     die_with(int(sys.argv[1]))
     os.nice(_NICE)
-    sys.exit(main(sys.stdin, sys.stdout))
+    os._exit(main(sys.stdin, sys.stdout))  # sys.exit would write again what nobody reads any more

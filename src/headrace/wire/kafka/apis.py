@@ -24,6 +24,7 @@ from headrace.wire.kafka.messages import (
     produce,
     queues,
     security,
+    snapshots,
     topics,
     transactions,
 )
@@ -252,6 +253,11 @@ _OFFERED = [
     _api(queues.CreateExchangeRequest, queues.CreateExchangeResponse, "As AMQP's exchange.declare."),
     _api(queues.DeleteExchangeRequest, queues.DeleteExchangeResponse, "As AMQP's exchange.delete."),
     _api(queues.AlterBindingsRequest, queues.AlterBindingsResponse, "As AMQP's bind and unbind."),
+    _api(
+        snapshots.CreateSnapshotRequest,
+        snapshots.CreateSnapshotResponse,
+        "The data directory as it is now, for a backup by a process on the same machine.",
+    ),
 ]
 
 APIS: dict[int, Api] = {each.key: each for each in sorted(_OFFERED, key=lambda each: each.key)}
@@ -294,7 +300,8 @@ def support_matrix() -> str:
         "",
         "## Only headrace's",
         "",
-        "Administration of queues and exchanges. ApiVersions shows these to clients that call themselves `headrace`.",
+        "Administration of queues and exchanges, and backups. ApiVersions shows these to clients that call themselves",
+        "`headrace`.",
         "",
         "| key | API | versions | what it does |",
         "|---:|---|---|---|",
