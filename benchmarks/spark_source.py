@@ -195,7 +195,7 @@ def worker_bytes() -> int:
     found = 0
     for each in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # workers come and go
-            if "pyspark.daemon" in " ".join(each.cmdline()):
+            if "worker_daemon" in " ".join(each.cmdline()):
                 found += each.memory_info().rss
     return found
 

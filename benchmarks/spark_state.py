@@ -6,6 +6,7 @@
 - held       10,000 keys touched of 10,000 held and of 1,000,000 held: how much longer the second takes
 - operators  rows a second through dedup and sessions, for information
 - files      what a batch of ten rows spends on the files of its checkpoint in ``hr.session`` and in ``headrace run``
+- growth     the files of a checkpoint after 10,000 micro-batches, and after half of them: they must not grow
 
 The rows are made by Spark's ``rate-micro-batch``, whose own cost is small beside either. A batch's time is what Spark
 reports for running it (``addBatch``); the first batches, in which workers start, state is filled and the JVM compiles
@@ -14,11 +15,13 @@ what it runs, do not count.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +29,7 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import headrace.spark as hr
@@ -40,10 +44,15 @@ KEYS = 10_000
 HELD = 1_000_000
 PATIENCE_S = 600
 TRANSFORM = "transformWithState by key"
-PARTS = ("keys", "large", "held", "operators", "files")
+PARTS = ("keys", "large", "held", "operators", "files", "growth")
+BY_DEFAULT = PARTS[:-1]
+"""10,000 micro-batches take about an hour, so they run only when asked for."""
+GROWTH_BATCHES = 10_000
 WARM_BATCHES = 60
 """Compiling is 40% of what the JVM does in the twentieth batch of a query; a stream runs for thousands of them."""
 FILES_WARM_BATCHES = 20
+LOOKING = 0.1
+"""The last part of the micro-batches, in which files are counted again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +257,74 @@ def files(spark: SparkSession, rounds: int) -> list[Figure]:
     return figures
 
 
-def run(*, quick: bool, parts: tuple[str, ...] = PARTS) -> list[Figure]:
+def folder_size(folder: Path) -> tuple[int, int]:
+    """Files and bytes. A file may go while they are counted."""
+    count = size = 0
+    for each in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if each.is_file():
+                count, size = count + 1, size + each.stat().st_size
+    return count, size
+
+
+def checkpoint_sizes(rows: DataFrame, folder: Path, marks: Sequence[int]) -> list[tuple[int, int]]:
+    """Files and bytes of the query's checkpoint when it has done so many micro-batches; the largest of a few looks.
+
+    Spark removes old files now and then, so a single look would find a point on a saw's edge.
+    """
+    writer = rows.writeStream.format("noop").outputMode("append").option("checkpointLocation", str(folder))
+    query = writer.start()
+    found = []
+    try:
+        for mark in marks:
+            looks: list[tuple[int, int]] = []
+            while _batches(query) < mark:
+                assert query.isActive, query.exception()
+                if _batches(query) >= mark * (1 - LOOKING):
+                    looks.append(folder_size(folder))
+                time.sleep(0.2)
+            looks.append(folder_size(folder))
+            found.append((max(count for count, _ in looks), max(size for _, size in looks)))
+    finally:
+        query.stop()
+    return found
+
+
+def _batches(query: StreamingQuery) -> int:
+    report = query.lastProgress
+    return 0 if report is None else int(report["batchId"]) + 1
+
+
+def growth(spark: SparkSession, batches: int) -> list[Figure]:
+    """State that comes and goes: keys are forgotten after ten seconds of event time, so ten batches are held."""
+    rows = rows_of(spark, F.col("value"), 20).withWatermark("at", "2 seconds")
+    held = hr.dedup(rows, ["key"], within="10 seconds", event_time="at")
+    figures = []
+    for way, named_once in (("headrace run", True), ("hr.session", False)):
+        with (
+            tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder,
+            state_in(spark, "disk", named_once=named_once),
+        ):
+            (files_then, bytes_then), (files_now, bytes_now) = checkpoint_sizes(
+                held, Path(folder), (batches // 2, batches)
+            )
+        for unit, now, then in (("files", files_now, files_then), ("bytes", bytes_now, bytes_then)):
+            figures.append(
+                Figure(
+                    hop="spark state",
+                    case=f"the checkpoint after {batches:,} micro-batches and after {batches // 2:,}, {way}",
+                    unit=unit,
+                    ours=[float(now)],
+                    peers=[float(then)],
+                    peer=f"after {batches // 2:,}",
+                    higher_is_better=False,
+                    goal=1.2,
+                )
+            )
+    return figures
+
+
+def run(*, quick: bool, parts: tuple[str, ...] = BY_DEFAULT) -> list[Figure]:
     rounds = 2 if quick else 8
     figures: list[Figure] = []
     with spark_session([]) as spark:
@@ -263,9 +339,11 @@ def run(*, quick: bool, parts: tuple[str, ...] = PARTS) -> list[Figure]:
             figures += operators(spark, rounds)
         if "files" in parts:
             figures += files(spark, rounds)
+        if "growth" in parts:
+            figures += growth(spark, GROWTH_BATCHES // 10 if quick else GROWTH_BATCHES)
     return figures
 
 
 if __name__ == "__main__":
     asked = tuple(each for each in sys.argv[1:] if each in PARTS)
-    print(table(run(quick="--quick" in sys.argv, parts=asked or PARTS)))
+    print(table(run(quick="--quick" in sys.argv, parts=asked or BY_DEFAULT)))

@@ -62,14 +62,16 @@ INT = pa.int64()
 KEY = pa.struct([("id", INT)])
 ROW = pa.struct([("id", INT), ("shop", INT), ("price", INT)])
 SHOP = pa.struct([("shop", INT)])
-TABLE_INPUT = pa.schema([*KEY, ("_position", INT), ("_row", ROW)])
+TABLE_INPUT = pa.schema([*KEY, ("_position", INT), ("_lane", INT), ("_truncates", pa.bool_()), ("_row", ROW)])
 GROUP_INPUT = pa.schema([*SHOP, ("price", INT), ("_weight", INT)])
 
 
 def some_orders(numbers: npt.NDArray[np.int64], shops: int, random: np.random.Generator) -> pa.Table:
     columns = [numbers, random.integers(0, shops, len(numbers)), random.integers(0, 97, len(numbers))]
     rows = pa.StructArray.from_arrays([pa.array(each) for each in columns], fields=list(ROW))
-    return pa.Table.from_arrays([pa.array(numbers), pa.array(np.arange(len(numbers))), rows], schema=TABLE_INPUT)
+    lanes, truncations = pa.repeat(0, len(numbers)), pa.repeat(False, len(numbers))
+    positions = pa.array(np.arange(len(numbers)))
+    return pa.Table.from_arrays([pa.array(numbers), positions, lanes, truncations, rows], schema=TABLE_INPUT)
 
 
 def weighed(changes: pa.Table) -> pa.Table:

@@ -98,17 +98,23 @@ class Flink:
         return answer
 
     def answer(self, name: str) -> pa.Table:
+        return self.answer_to(SQL[name])
+
+    def answer_to(self, sql: str) -> pa.Table:
         """The result of a query in the end, all columns as text."""
-        found = self.ask({"sql": SQL[name], "keep": True})
+        found = self.ask({"sql": sql, "keep": True})
         rows = [row[:-1] for row in found["rows"] for _ in range(row[-1])]
         columns = list(zip(*rows, strict=True)) or [()] * len(found["columns"])
         texts = [pa.array(each, pa.string()) for each in columns]
         return pa.Table.from_arrays(texts, names=found["columns"])
 
     def measure(self, name: str) -> tuple[float, float]:
+        return self.measure_of(SQL[name])
+
+    def measure_of(self, sql: str) -> tuple[float, float]:
         """(seconds from the start of the job to its end, processor seconds of all of Flink)."""
         before = cpu_seconds(self._child.pid)
-        found = self.ask({"sql": SQL[name], "keep": False})
+        found = self.ask({"sql": sql, "keep": False})
         return float(found["net_s"]), cpu_seconds(self._child.pid) - before
 
     def end(self) -> None:

@@ -20,7 +20,15 @@ from headrace.demo.display import Rate, bar
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(600)
-WHAT = ("orders", "products", "revenue per minute", "best sellers", "orders at the price of their time", "clicks")
+WHAT = (
+    "orders",
+    "products",
+    "revenue per minute",
+    "best sellers",
+    "fraud alerts",
+    "orders at the price of their time",
+    "clicks",
+)
 
 
 class Demo:

@@ -35,14 +35,14 @@ from tests.servers.postgres import postgres_server
 from tests.servers.process import log_tail
 from tests.servers.redis import redis_server
 from tests.sinks.restarts import Server, start_again
-from tests.sinks.spark_pipelines import TOPIC
+from tests.sinks.spark_pipelines import COPY, TOPIC
 from tests.sinks.world import Base
 
 __all__ = ["PIPELINES", "Unsound", "World", "kill_loop"]
 
 FILE = Path(__file__).with_name("spark_pipelines.py")
-PIPELINES = ("table", "events", "cache", "index", "warehouse", "ledger", "mirror")
-WITHOUT_KEY = ("events", "ledger")
+PIPELINES = ("table", "events", "cache", "index", "warehouse", "ledger", "mirror", "both")
+WITHOUT_KEY = ("events", "ledger", "both")
 PARTITIONS = 2
 KEYS = 400
 ROUND_ROWS = 20
@@ -265,9 +265,9 @@ class World:
         if "driver" in parts:
             self.begin()
 
-    def kill_between(self, name: str) -> None:
-        """The driver dies when the target of a pipeline has committed a batch, and Spark has not."""
-        (self.home / "doom" / name).touch()
+    def kill_between(self, name: str, target: str = "") -> None:
+        """The driver dies when a target of a pipeline has committed a batch, and Spark has not."""
+        (self.home / "doom" / (target or name)).touch()
         before, deadline_s = self.batches(), time.monotonic() + STILL_S_MAX
         while self.life.child.poll() is None:
             if (now := self.batches()) != before:
@@ -299,6 +299,8 @@ class World:
         """What a target really holds, by its own means."""
         if name == "events":
             return Counter(Base("postgresql", self.places["POSTGRES"]).rows("events", "part, place, op"))
+        if name == "both":
+            return self._in_all_three()
         if name in ("ledger", "warehouse"):
             found = DeltaTable(str(self.home / name)).to_pyarrow_table().to_pylist()
             return Counter(tuple(row.values()) for row in found) if name == "ledger" else by_id(found)
@@ -312,6 +314,15 @@ class World:
         columns = ("id", "kind", "text", "amount")
         rows = Base(kind, self.places[place]).rows("followed", ", ".join(columns))
         return by_id([dict(zip(columns, row, strict=True)) for row in rows])
+
+    def _in_all_three(self) -> dict[Any, Any]:
+        """A table, a topic and a Delta table that are filled from one read, and so have the same rows."""
+        table = Counter(Base("postgresql", self.places["POSTGRES"]).rows("both", "part, place, op"))
+        records = [json.loads(record.value or b"") for _, record in committed(self.client, COPY)]
+        delta = DeltaTable(str(self.home / "both")).to_pyarrow_table().to_pylist()
+        for what, found in (("topic", records), ("delta", delta)):
+            compare(f"both: the {what}", Counter((row["part"], row["place"], row["op"]) for row in found), table)
+        return table
 
     def _indexed(self) -> dict[Any, Any]:
         with closing(sqlite3.connect(self.home / "index.db", timeout=60)) as look:

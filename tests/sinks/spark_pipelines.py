@@ -25,6 +25,7 @@ MARIADB = os.environ.get("KILLS_MARIADB", "mysql://root@127.0.0.1/kills")
 REDIS = os.environ.get("KILLS_REDIS", "redis://127.0.0.1/0")
 BATCH_ROWS = int(os.environ.get("KILLS_BATCH_ROWS", "2000"))
 TOPIC = "changes"
+COPY = "places"
 ROW = "id long, kind string, text string, amount decimal(12,2)"
 
 
@@ -137,3 +138,14 @@ def ledger(spark: SparkSession) -> DataFrame:
 @hr.pipeline(sink=mortal("mirror", hr.sinks.sql(MARIADB, table="followed", key="id", create=True)))
 def mirror(spark: SparkSession) -> DataFrame:
     return changed(spark)
+
+
+@hr.pipeline(
+    sinks=[
+        mortal("both", hr.sinks.sql(POSTGRES, table="both", create=True)),
+        hr.sinks.topic(COPY, key=["part", "place"]),
+        mortal("both-last", hr.sinks.delta(str(HOME / "both"))),
+    ]
+)
+def both(spark: SparkSession) -> DataFrame:
+    return places(spark)

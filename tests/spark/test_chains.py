@@ -60,7 +60,7 @@ def near(rows: DataFrame, how: Any) -> DataFrame:
 
 def windows(rows: DataFrame, event_time: str, *, ours: bool = False, **more: Any) -> DataFrame:
     """Spark's own windows, or by a function that it does not have the operator's."""
-    values = {"kinds": ("distinct", "user") if ours else ("approx_distinct", "user")}
+    values = {"kinds": (F.count_distinct if ours else F.approx_count_distinct)("user")}
     values |= {"rows": F.sum("events")} if "events" in rows.columns else {}
     return hr.windows(
         rows, "user", event_time=event_time, window=hr.tumbling("10 seconds"), values=values, buckets=BUCKETS, **more

@@ -152,3 +152,36 @@ def test_what_a_stream_cannot_decide_is_refused_before_it_starts(spark: SparkSes
         hr.match_recognize(
             rows, "ORDER BY timestamp PATTERN (A B) WITHIN '1 minute' DEFINE B AS MAX(A.timestamp) > timestamp"
         )
+
+
+def test_late_rows_are_a_further_output_and_too_many_partial_matches_are_given_up_and_counted(
+    spark: SparkSession,
+) -> None:
+    """Seventy patterns have more conditions than a long has bits."""
+    wanted = {
+        f"p{number}": hr.pattern("a").where(f"amount = {number}").followed_by("b").where(f"amount = -{number}")
+        for number in range(1, 71)
+    }
+
+    def operator(rows: DataFrame) -> DataFrame:
+        return hr.match(
+            rows,
+            {name: each.within("1 hour") for name, each in wanted.items()},
+            keys="user",
+            event_time="at",
+            late="side",
+            partials_max=1,
+            overflow="drop_oldest",
+            buckets=BUCKETS,
+        )
+
+    first: list[Event] = [("anna", 100, 70, "x"), ("anna", 101, 70, "y"), ("anna", 102, -70, "x"), ("ben", 103, 5, "x")]
+    late: list[Event] = [("ben", 1, -5, "too late")]
+    found = streamed(spark, operator, first, [LAST], late)
+    matches = [row for row in found if row.late is None]
+    assert [(row.pattern, [each.kind for each in row.events]) for row in matches] == [("p70", ["y", "x"])]
+    assert [row.late.kind for row in found if row.late is not None] == ["too late"]
+    side, rest = hr.split_late(operator(spark.createDataFrame([], SCHEMA)))
+    assert ("late" in side.columns, rest.columns) == (False, list(COLUMNS))
+    with pytest.raises(UsageError, match="overflow='explode' is none of"):
+        hr.match(spark.createDataFrame([], SCHEMA), hr.pattern("a"), keys="user", event_time="at", overflow="explode")

@@ -1,8 +1,10 @@
-"""A queue through Spark over restarts: every message once, acknowledged when it is committed."""
+"""A queue through Spark over restarts: every message once, acknowledged when it is committed. Rows to a RabbitMQ."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pika
 import pytest
@@ -10,8 +12,10 @@ from pyspark.sql import SparkSession
 
 import headrace.spark as hr
 from headrace import testing
-from headrace.client import Client, Queues
+from headrace.client import Client, Producer, Queues
 from headrace.testing import TestBroker
+from tests.servers.rabbitmq import rabbitmq_server
+from tests.skips import or_skip
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -48,3 +52,38 @@ def test_a_queue_is_read_once_over_restarts_and_acknowledged_when_committed(
             eventually(lambda: ready(broker), lambda count: count == 0)
         found = [int(row.body) for row in spark.read.parquet(str(tmp_path / "out")).collect()]
     assert sorted(found) == list(range(20))
+
+
+def test_rows_reach_a_real_rabbitmq_and_a_repeated_batch_has_the_same_ids(spark: SparkSession, tmp_path: Path) -> None:
+    with or_skip(), rabbitmq_server() as rabbitmq, testing.broker() as broker:
+        with Client(broker.bootstrap) as client, Producer(client) as producer:
+            for number in range(20):
+                producer.send("numbers", b"%d" % number)
+        connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", rabbitmq.port))
+        channel = connection.channel()
+        channel.exchange_declare("results", "topic", durable=True)
+        channel.queue_declare("results", durable=True)
+        channel.queue_bind("results", "results", "numbers.#")
+        checkpoint = tmp_path / "checkpoint"
+        for _ in range(2):
+            rows = hr.stream(spark, "numbers", bootstrap=broker.bootstrap)
+            texts = rows.select(rows.value.cast("string").alias("body"))
+            url = f"amqp://guest:guest@127.0.0.1:{rabbitmq.port}/%2F"
+            sink = hr.sinks.exchange(url, "results", routing_key="numbers.all")
+            writer = sink.stream(texts, "append", str(checkpoint)).option("checkpointLocation", str(checkpoint))
+            writer.trigger(availableNow=True).start().awaitTermination()
+            for each in (checkpoint / "commits").iterdir():  # as a driver that died before it committed
+                if each.name.lstrip(".").partition(".")[0].isdecimal():
+                    each.unlink()
+        found = messages_of(channel, "results")
+        connection.close()
+    assert Counter(int(body) for _, body in found) == Counter(dict.fromkeys(range(20), 2))
+    assert len(set(found)) == 20, "a message that comes again has its id again"
+
+
+def messages_of(channel: Any, queue: str) -> list[tuple[str, bytes]]:
+    """The id and body of every message."""
+    found = []
+    while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
+        found.append((got[1].message_id, got[2]))
+    return found

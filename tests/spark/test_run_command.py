@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.client import Client, Groups, TopicPartition
+from headrace.client import Client, Groups, StateRecord, TopicPartition, read_state_records
 from headrace.testing import broker as start_broker
 from tests.servers.process import RunningServer
 from tests.spark.topics import create, eventually, send
@@ -286,16 +286,16 @@ def copy(spark):
     )
 
 
-def test_the_pipeline_of_the_readme_runs_and_the_terminal_stays_clean(
+def test_the_first_pipeline_of_the_documentation_runs_and_the_terminal_stays_clean(
     headrace_server: RunningServer, tmp_path: Path
 ) -> None:
-    page = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-    (program,) = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    page = (Path(__file__).resolve().parents[2] / "docs" / "pipelines.md").read_text()
+    program, *_ = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "shop.py").write_text(program)
     orders = [{"id": number, "amount": "1.50", "placed_at": f"2026-01-31T10:{number:02}:00Z"} for number in range(10)]
-    create(headrace_server.bootstrap, "shop.orders")
+    create(headrace_server.bootstrap, "orders")
     create(headrace_server.bootstrap, "revenue")
-    send(headrace_server.bootstrap, "shop.orders", [json.dumps(order).encode() for order in orders])
+    send(headrace_server.bootstrap, "orders", [json.dumps(order).encode() for order in orders])
     done = run(tmp_path, "shop.py", "--available-now", *options(headrace_server.bootstrap))
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("starting Spark; its messages go to headrace-run.log\n")
@@ -308,6 +308,26 @@ def test_the_pipeline_of_the_readme_runs_and_the_terminal_stays_clean(
     assert key == "2026-01-31 10:00:00"
     assert json.loads("{" + value) == {"minute": "2026-01-31T10:00:00.000Z", "revenue": 1.5}
     assert len(lines) == 7
+    with Client(headrace_server.bootstrap) as client:
+        check_published(read_state_records(client, "pipeline")["revenue_per_minute"])
+
+
+def check_published(record: StateRecord) -> None:
+    """What was published of the pipeline of the README when it was done."""
+    details = record.details
+    assert (record.state, record.ended, record.error) == ("done", True, "")
+    assert (details["rows"], details["lag"], details["restarts"], details["late_rows"]) == (10, 0, 0, 0)
+    assert details["results_topic"] == "revenue"
+    assert details["watermark_text"].startswith("the watermark is 2026-01-31 10:07:00")
+    first = details["batches"][0]
+    assert first["rows"] == 10
+    assert 0 < first["phases"]["addBatch"] <= first["ms"]
+    source, operator, sink = details["graph"]["nodes"]
+    assert [each["title"] for each in (source, operator, sink)] == ["orders", "aggregation", "topic revenue"]
+    ids = [each["id"] for each in (source, operator, sink)]
+    assert details["graph"]["edges"] == [[ids[0], ids[1]], [ids[1], ids[2]]]
+    assert details["nodes"][ids[0]]["lag"] == 0
+    assert details["nodes"][ids[1]]["dropped"] == 0
 
 
 @pytest.mark.slow

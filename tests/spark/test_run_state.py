@@ -11,14 +11,16 @@ from pyspark.sql import DataFrame, SparkSession
 import headrace.spark as hr
 from headrace.cli.run import show_state
 from headrace.errors import UsageError
+from headrace.spark.run.session import state_in
 from headrace.spark.state.inspection import key_of
 from tests.spark.test_state import Lane
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(900)]
 
 
+@pytest.mark.parametrize("named_once", [True, False], ids=["headrace run", "hr.session"])
 def test_the_state_of_pipelines_is_shown_in_all_and_by_key(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], named_once: bool
 ) -> None:
     def once(rows: DataFrame) -> DataFrame:
         return hr.dedup(rows, ["user", "amount"], within="1 hour", event_time="at", buckets=2)
@@ -26,7 +28,8 @@ def test_the_state_of_pipelines_is_shown_in_all_and_by_key(
     lane = Lane(spark, tmp_path)
     lane.checkpoint = tmp_path / "checkpoints" / "orders" / "spark"
     lane.add([("anna", 0, 1), ("anna", 1, 1), ("ben", 2, 7)])
-    lane.run(once)
+    with state_in(spark, "disk", named_once=named_once):
+        lane.run(once)
     folder = str(tmp_path / "checkpoints")
 
     show_state(spark, ["orders", "visits"], folder, "", "table")

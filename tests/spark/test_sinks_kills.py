@@ -27,3 +27,20 @@ def test_a_table_a_cache_and_a_warehouse_equal_the_topic_after_a_death_between_t
         world.kill("broker", "postgres", "redis")
         world.until_all_moved()
         assert world.finish() > 0
+
+
+def test_a_table_a_topic_and_a_warehouse_that_one_read_fills_are_equal_after_deaths_between_any_two_of_them(
+    tmp_path: Path,
+) -> None:
+    """After the first target's commit the others lack the batch; after the last one's only Spark does."""
+    with ExitStack() as stack:
+        with or_skip():
+            world = World(stack, tmp_path, seed=2, pipelines=["both"])
+        world.feeder.start()
+        world.begin()
+        world.kill_between("both")
+        world.kill_between("both", "both-last")
+        world.until_all_moved()
+        world.kill("broker")
+        world.until_all_moved()
+        assert world.finish() > 0

@@ -124,6 +124,13 @@ class Display:
         lines += [] if not sellers else ["  best sellers"]
         largest = max((sold for _, sold in sellers), default=1)
         lines += [f"    {name:<18} {int(sold):>6,}  {bar(float(sold / largest))}" for name, sold in sellers]
+        alerts = self._rows(
+            "select a.at, c.name, c.id, a.first_order, a.last_order, count(*) over () "
+            "from fraud_alerts a join customers c on c.id = a.customer_id order by a.at desc limit 2"
+        )
+        lines += [] if not alerts else [f"  fraud alerts, {alerts[0][5]:,}: four orders of a customer within a second"]
+        for at, name, customer, first, last, _ in alerts:
+            lines.append(f"    {at:%H:%M:%S}  {name} ({customer}), orders {first} to {last}")
         clocks = clock_errors(self._stage.client) if self._stage.progress else None
         if clocks is not None:
             lines.append(

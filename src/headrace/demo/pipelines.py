@@ -14,8 +14,17 @@ INDEX = os.environ.get("HEADRACE_DEMO_INDEX", "search.db")
 
 PRODUCT = "id long, name string, description string, price decimal(10,2), changed_at timestamp"
 ORDER = "id long, customer_id long, product_id long, quantity int, status string, placed_at timestamp"
-PAYMENT = "id long, amount decimal(10,2), paid_at timestamp"
+PAYMENT = "id long, customer_id long, amount decimal(10,2), paid_at timestamp"
 CLICK = "id long, device string, page string, occurred timestamp, sent timestamp, received timestamp, really timestamp"
+
+
+# Live charts in the console, of a captured table and of results.
+hr.dashboard("Payments", topic="shop.public.payments", x="paid_at", y="amount", last=200, unit="€")
+hr.dashboard("Orders at the price of their time", topic="orders-priced", x="id", y="amount", last=200, unit="€")
+hr.dashboard("The newest order", topic="orders-priced", kind="number", y="amount", last=100, unit="€")
+hr.dashboard(
+    "Clicks as they really happened", topic="clicks-corrected", columns=["device", "page", "corrected"], last=10
+)
 
 
 def captured(spark: SparkSession, table: str, schema: str) -> DataFrame:
@@ -51,6 +60,21 @@ def revenue_per_minute(spark: SparkSession) -> DataFrame:
         keep="1 hour",
     )
     return minutes.where("not is_retraction")  # a table takes the newest revision, whatever it replaces
+
+
+@hr.pipeline(sink=hr.sinks.sql(DATABASE, table="fraud_alerts", key="last_order", create=True))
+def fraud_alerts(spark: SparkSession) -> DataFrame:
+    """Four orders of one customer within a second: a stolen card is tried out."""
+    orders = inserted(spark, "orders", ORDER).withWatermark("placed_at", "2 seconds")
+    return hr.match_recognize(
+        orders,
+        """
+        PARTITION BY customer_id ORDER BY placed_at, id
+        MEASURES FIRST(A.id) AS first_order, LAST(A.id) AS last_order, LAST(A.placed_at) AS at
+        AFTER MATCH SKIP TO NEXT ROW
+        PATTERN (A{4}) WITHIN INTERVAL '1' SECOND
+        """,
+    )
 
 
 @hr.pipeline(sink=hr.sinks.search(f"sqlite:///{INDEX}", index="products", key="id", text=["name", "description"]))

@@ -2,7 +2,8 @@
 
 Every order is one transaction with its payment, at the price that is valid at that moment. Prices change all the time,
 some orders are cancelled, a few are deleted as mistakes, and a till without network hands in its payments later, with
-the time at which they were made.
+the time at which they were made. Now and then a stolen card is tried out: some orders of one customer in quick
+succession.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ create table orders (
     product_id bigint not null references products, quantity int not null, status text not null,
     placed_at timestamptz not null
 );
-create table payments (id bigint primary key, amount numeric(10,2) not null, paid_at timestamptz not null);
+create table payments (
+    id bigint primary key, customer_id bigint not null, amount numeric(10,2) not null, paid_at timestamptz not null
+);
 """
 ROASTS = ("light", "medium", "dark", "smoky", "floral", "nutty")
 ORIGINS = ("Ethiopia", "Colombia", "Kenya", "Sumatra", "Peru", "Rwanda", "Jamaica", "Yemen")
@@ -40,6 +43,8 @@ PRICE_EVERY_ORDERS = 3
 TILL_SHARE = 0.05
 TILL_WAIT_S = (4.0, 20.0)
 RECENT_MAX = 500
+THIEF_EVERY_ORDERS = 100
+THIEF_ORDERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class Sale:
 
     due_s: float
     order: int
+    customer: int
     amount: Decimal
     paid_at: datetime
 
@@ -64,6 +70,7 @@ class Shop:
         self._prices: dict[int, Decimal] = {}
         self._recent: list[int] = []
         self._held: list[Sale] = []
+        self._thief = 1
         self.orders = 0
         self.failed: BaseException | None = None
 
@@ -120,17 +127,26 @@ class Shop:
         quantity = self._chance.randrange(1, 5)
         number, placed_at = self.orders + 1, datetime.now(UTC)
         amount = self._prices[product] * quantity
-        customer = self._chance.randrange(1, CUSTOMERS + 1)
+        customer = self._customer()
         with connection.transaction():
             order = (number, customer, product, quantity, "placed", placed_at)
             connection.execute("insert into orders values (%s, %s, %s, %s, %s, %s)", order)
             if self._chance.random() < TILL_SHARE:
                 wait_s = self._chance.uniform(*TILL_WAIT_S)
-                self._held.append(Sale(time.monotonic() + wait_s, number, amount, placed_at))
+                self._held.append(Sale(time.monotonic() + wait_s, number, customer, amount, placed_at))
             else:
-                connection.execute("insert into payments values (%s, %s, %s)", (number, amount, placed_at))
+                payment = (number, customer, amount, placed_at)
+                connection.execute("insert into payments values (%s, %s, %s, %s)", payment)
         self.orders = number
         self._recent = [*self._recent[-RECENT_MAX:], number]
+
+    def _customer(self) -> int:
+        """Anybody; but every hundredth order is the first of several with a stolen card."""
+        place = self.orders % THIEF_EVERY_ORDERS
+        if 0 < place < THIEF_ORDERS:
+            return self._thief
+        self._thief = self._chance.randrange(1, CUSTOMERS + 1)
+        return self._thief
 
     def _sometimes(self, connection: Any) -> None:
         if self.orders % PRICE_EVERY_ORDERS == 0:
@@ -153,8 +169,8 @@ class Shop:
 
     def _hand_in(self, connection: Any, now_s: float) -> None:
         for sale in [each for each in self._held if each.due_s <= now_s]:
-            values = (sale.order, sale.amount, sale.paid_at)
-            connection.execute("insert into payments values (%s, %s, %s)", values)
+            values = (sale.order, sale.customer, sale.amount, sale.paid_at)
+            connection.execute("insert into payments values (%s, %s, %s, %s)", values)
             self._held.remove(sale)
 
     def close_the_books(self, ahead: timedelta) -> None:

@@ -34,6 +34,7 @@ CORRECTED = "clicks-corrected"
 PIPELINES = Path(__file__).with_name("pipelines.py")
 STOP_S_MAX = 60.0
 CAPTURE_S_MAX = 60.0
+CONSOLE_S_MAX = 60.0
 HEARTBEAT_MS = 1000
 LOG_LINES = 15
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -94,6 +95,8 @@ class Stage:
         self._seed = seed
         self._stack = ExitStack()
         self.parts: list[Part] = []
+        self.console = ""
+        """The address of the web console, with its token."""
         self.progress: dict[str, dict[str, Any]] = {}
         """The last report of each pipeline."""
 
@@ -139,6 +142,7 @@ class Stage:
             Admin(self.client).create_topic(topic, partitions=1)
         self.index = self.home / "search.db"
         self._stack.callback(self._stop_parts)
+        self._console()
         self._capture()
         self._pipelines()
         self.visitors = Visitors(self.bootstrap, rate=self._rates[1], seed=self._seed)
@@ -153,6 +157,25 @@ class Stage:
             part.ask_to_stop()
         for part in self.parts:
             part.stop()
+
+    def _console(self) -> None:
+        """In front of the broker, as ``headrace up --http`` would start it."""
+        shown = threading.Event()
+
+        def take(line: str) -> None:
+            word, _, address = line.partition(" ")
+            if word == "console":
+                self.console = address
+                shown.set()
+
+        part = self._part("console", ["console", "--bootstrap", self.bootstrap, "--http", "127.0.0.1:0"])
+        part.follow(take)
+        deadline_s = time.monotonic() + CONSOLE_S_MAX
+        while not shown.wait(0.1):
+            part.check()
+            if time.monotonic() > deadline_s:
+                raise HeadraceError(f"the console has not started within {CONSOLE_S_MAX:g} s")
+        self._say(f"console      {self.console}")
 
     def _capture(self) -> None:
         """Added and then run, as a user does, so that ``headrace capture status`` knows it."""

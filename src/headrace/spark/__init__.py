@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from headrace.spark.patterns.explanation import explain_pattern, why_not
     from headrace.spark.patterns.fluent import match, pattern
     from headrace.spark.patterns.recognize import match_recognize
+    from headrace.spark.run.dashboards import dashboard
     from headrace.spark.run.pipelines import pipeline
     from headrace.spark.run.session import session
+    from headrace.spark.searches.searches import check_search, match_searches
     from headrace.spark.source.data_source import HeadraceDataSource
     from headrace.spark.source.queue_source import queue
     from headrace.spark.source.reading import batch, stream, table
@@ -59,8 +61,10 @@ __all__ = [
     "batch",
     "calendar",
     "changes",
+    "check_search",
     "compare",
     "correct_clock",
+    "dashboard",
     "dedup",
     "deltas",
     "exactly_once_batch",
@@ -73,6 +77,7 @@ __all__ = [
     "join_within",
     "match",
     "match_recognize",
+    "match_searches",
     "null_future_times",
     "pattern",
     "per_key",
@@ -115,8 +120,10 @@ _HOMES = {
     "batch": "source.reading",
     "calendar": "windowing.assignment",
     "changes": "tables.changelog",
+    "check_search": "searches.searches",
     "compare": "windowing.analytics",
     "correct_clock": "time.clocks",
+    "dashboard": "run.dashboards",
     "dedup": "state.dedup",
     "deltas": "tables.views",
     "exactly_once_batch": "topic_sink.sink",
@@ -129,6 +136,7 @@ _HOMES = {
     "join_within": "tables.joins",
     "match": "patterns.fluent",
     "match_recognize": "patterns.recognize",
+    "match_searches": "searches.searches",
     "null_future_times": "windowing.windows",
     "pattern": "patterns.fluent",
     "per_key": "state.per_key",

@@ -12,7 +12,7 @@ from pyspark.sql.types import TimestampType
 from headrace.changes import WEIGHT
 from headrace.errors import UsageError
 
-__all__ = ["micros_of", "names_of", "plain_columns", "time_column", "without_weights"]
+__all__ = ["micros_of", "names_of", "no_doubles", "plain_columns", "time_column", "without_weights"]
 
 UNITS_US = {
     "microsecond": 1,
@@ -35,6 +35,13 @@ def names_of(keys: str | Sequence[str]) -> list[str]:
 def plain_columns(names: Iterable[str]) -> list[Column]:
     """Columns by name, each once; a dot in a name is part of the name."""
     return [F.col(f"`{name}`") for name in dict.fromkeys(names)]
+
+
+def no_doubles(names: Sequence[str], hint: str = "give one of them another name") -> None:
+    """Refuse a result with two columns of one name."""
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise UsageError(f"two columns of the result would be called {doubled[0]!r}", hint)
 
 
 def time_column(rows: DataFrame, column: str | None, argument: str) -> str:

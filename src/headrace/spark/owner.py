@@ -35,3 +35,5 @@ class PipelineRun:
     starts_over: bool = False
     owner: str = field(default_factory=owner_text)
     has_written: bool = False
+    dead_letters: int = 0
+    """Rows that the target refused since this process began."""

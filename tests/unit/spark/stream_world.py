@@ -54,12 +54,15 @@ class Query:
         self.store = MemoryStore()
         self.late_rows = 0
         self.bucket = Bucket(operator.layout(keys))
+        self.memory: dict[str, Any] = {}
+        self.counts: dict[str, int] = {}
         self.fails = False
 
     def restart(self) -> None:
         """Begin anew with what is in the store. And the batch that comes next fails once, after it was worked on: what
         it wrote is thrown away, as Spark does, but not what its process keeps in memory."""
         self.bucket = Bucket(self.operator.layout(self.keys))
+        self.memory = {}
         self.fails = True
 
     def push(self, rows: pa.Table, now_us: int = BEGINNING) -> pa.Table:
@@ -68,12 +71,15 @@ class Query:
             self.fails = False
         outcome = self._work(rows, now_us, self.store)
         self.late_rows += outcome.late_rows
+        self.counts = dict(outcome.counts)
         return outcome.output
 
     def _work(self, rows: pa.Table, now_us: int, store: MemoryStore) -> Outcome:
         before = store.manifest_value()
         self.bucket.refresh(before, store)
-        outcome = advance(self.bucket, self.operator, rows, now_us=now_us, event_time=self.event_time)
+        outcome = advance(
+            self.bucket, self.operator, rows, now_us=now_us, event_time=self.event_time, memory=self.memory
+        )
         self.bucket.save(before, 1, store)
         return outcome
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.spark.aggregates.totals import aggregate_of
+from headrace.spark.aggregates.requests import aggregate_of
 from headrace.spark.state.operator import run_bounded
 from headrace.spark.windowing.window_operator import WINDOW, Windows
 from tests.unit.spark.state_world import KEYS, SECOND, TIME, Event, Stream, arrivals, folded

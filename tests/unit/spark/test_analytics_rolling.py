@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError
-from headrace.spark.aggregates.totals import EVENTS, Aggregate, aggregate_of
+from headrace.spark.aggregates.requests import aggregate_of
+from headrace.spark.aggregates.totals import EVENTS, Aggregate
 from headrace.spark.state.bucket import Bucket
 from headrace.spark.state.operator import BEGINNING, advance, run_bounded
 from headrace.spark.windowing import rolling_operator

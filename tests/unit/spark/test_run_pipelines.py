@@ -35,7 +35,7 @@ def file(folder: Path, text: str, name: str = "shop.py") -> Path:
 
 def test_a_function_is_given_back_as_it_was_and_remembered_under_its_name(tmp_path: Path) -> None:
     text = HEAD + "@pipeline(sink=sinks.console())\ndef revenue(spark): return 7\n@pipeline\ndef bare(spark): ...\n"
-    found = load_file(file(tmp_path, text))
+    found = load_file(file(tmp_path, text)).pipelines
     assert [each.name for each in found] == ["revenue", "bare"]
     assert found[0].build(None) == 7  # type: ignore[arg-type, comparison-overlap]
     assert found[1].sink.describe() == "console"
@@ -97,13 +97,13 @@ def test_a_file_that_cannot_be_used_is_told_in_one_line_with_its_place(tmp_path:
 def test_a_file_may_import_what_lies_beside_it(tmp_path: Path) -> None:
     file(tmp_path, "NAME = 'from_beside'\n", "beside_of_shop.py")
     text = HEAD + "import beside_of_shop\n@pipeline(name=beside_of_shop.NAME)\ndef a(spark): ...\n"
-    assert [each.name for each in load_file(file(tmp_path, text))] == ["from_beside"]
+    assert [each.name for each in load_file(file(tmp_path, text)).pipelines] == ["from_beside"]
 
 
 def test_only_those_asked_for_are_chosen_and_unknown_ones_are_told(tmp_path: Path) -> None:
     found = load_file(file(tmp_path, HEAD + "@pipeline\ndef a(spark): ...\n@pipeline\ndef b(spark): ...\n"))
-    assert [each.name for each in choose(found, ("b",))] == ["b"]
-    assert [each.name for each in choose(found, ())] == ["a", "b"]
+    assert [each.name for each in choose(found, ("b",)).pipelines] == ["b"]
+    assert [each.name for each in choose(found, ()).pipelines] == ["a", "b"]
     with pytest.raises(UsageError, match=r"no pipeline 'c' \(there are: a, b\)"):
         choose(found, ("c",))
 
@@ -310,3 +310,17 @@ def test_events_come_in_one_micro_batch_or_in_those_given() -> None:
 def test_an_event_that_json_cannot_hold_is_told() -> None:
     with pytest.raises(UsageError, match="of type type, which JSON cannot hold"):
         _in_batches("t", [{"a": SparkSession}])
+
+
+def test_a_pipeline_has_one_sink_or_several_that_can_be_told_apart(tmp_path: Path) -> None:
+    text = HEAD + "@pipeline(sinks=[sinks.topic('a'), sinks.sql('sqlite:///x', table='b')])\ndef both(spark): ...\n"
+    (found,) = load_file(file(tmp_path, text)).pipelines
+    assert found.sink.describe() == "topic a, table b at sqlite:///x"
+    with pytest.raises(UsageError, match="either sink= or sinks="):
+        pipeline(sink=sinks.console(), sinks=[sinks.console()])
+    with pytest.raises(UsageError, match="has no sink"):
+        pipeline(sinks=[])
+    with pytest.raises(UsageError, match="two of the sinks are topic a"):
+        pipeline(sinks=[sinks.topic("a"), sinks.topic("a", key="id").transform(lambda rows: rows)])
+    one = pipeline(sinks=[sinks.topic("a")], name="with one of several")
+    assert one is not None

@@ -11,8 +11,8 @@ import pytest
 from headrace.spark import sinks
 from headrace.spark.run import runner
 from headrace.spark.run.checkpoint_lock import CheckpointInUse, Lease, Locks
+from headrace.spark.run.jobs import Choices, Job
 from headrace.spark.run.pipelines import Pipeline
-from headrace.spark.run.runner import Choices, Job
 from tests.spark.watching import Told
 
 CHOICES = Choices(command="headrace run shop.py", checkpoints="s3a://bucket/checkpoints")
@@ -59,10 +59,9 @@ def test_a_query_is_not_started_again_when_another_driver_has_its_checkpoint_and
     session: Any = None
     pipeline = Pipeline("orders", lambda spark: session, sinks.console())
     job = Failed(session, pipeline, CHOICES, Told(), session)
-    monkeypatch.setattr(runner, "_prepared", lambda *given: job)
     monkeypatch.setattr(runner, "_check_alive", lambda spark: None)
     locks = Locks()
     locks.held.append(Lease(Taken(), "s3a://bucket/checkpoints/orders", "process 3 on here"))
     with pytest.raises(CheckpointInUse, match=r"orders is in use by process 7 on other"):
-        runner._run(session, [pipeline], CHOICES, Told(), threading.Event(), locks)
+        runner._run(session, [job], Told(), threading.Event(), locks, None)
     assert job.ended_after_s <= 0

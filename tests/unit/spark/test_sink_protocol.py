@@ -13,7 +13,7 @@ from headrace.errors import Refused
 from headrace.spark.topic_sink import protocol as sink_protocol
 from headrace.spark.topic_sink import transactions as sink_transactions
 from headrace.spark.topic_sink.decisions import BatchRef, DecisionTopic, Verdict
-from headrace.spark.topic_sink.protocol import PipelineName, Protocol, Settings, TransactionsLost, ids_of
+from headrace.spark.topic_sink.protocol import PipelineName, Protocol, Settings, TransactionsLost, ids_of, sink_beside
 from headrace.spark.topic_sink.transactions import abort_open, outcomes
 from tests.unit.spark.sink_world import PATIENCE, Death, Fate, Layout, World, expected, mortality, spread
 
@@ -178,6 +178,29 @@ def test_another_checkpoint_of_a_pipeline_is_refused_unless_the_user_starts_over
         protocol = Protocol(driver, first.settings)
         protocol.begin(second.sink, PipelineName(name, first.topic))
         begin(make, unique("another pipeline"))
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_pipeline_that_gets_a_second_sink_or_loses_it_does_not_write_a_decided_batch_again(
+    make: Make, unique: Callable[[str], str], grows: bool
+) -> None:
+    """The driver died after its decision, and the next run has other sinks, so another id for the same topic."""
+    world, name = make(), PipelineName(unique("orders"), "out")
+    alone, beside = world.sink, sink_beside(world.sink, "out")
+    before, after = (alone, beside) if grows else (beside, alone)
+    rows = LAYOUT(0)
+    with Client(world.bootstrap, PATIENCE) as driver:
+        protocol = Protocol(driver, world.settings)
+        plan = protocol.begin(before, name)
+        batch = BatchRef(plan.sink, 0, "0")
+        protocol.commit(plan.lease, batch, world.write(plan, batch, rows))
+        again = protocol.begin(after, name)
+        assert again.sink == before, "what was decided is found under the id that the claim names"
+        batch = BatchRef(again.sink, 0, "0")
+        protocol.commit(again.lease, batch, world.write(again, batch, rows))
+    assert world.visible() == expected(1, LAYOUT)
+    with Client(world.bootstrap, PATIENCE) as driver, pytest.raises(Refused, match="from another checkpoint"):
+        Protocol(driver, world.settings).begin(sink_beside(make().sink, "out"), name)
 
 
 def test_a_claim_ends_with_its_topic(make: Make, unique: Callable[[str], str]) -> None:

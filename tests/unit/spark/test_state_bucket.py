@@ -63,11 +63,19 @@ def small() -> Any:
 
 
 @given(
-    st.lists(st.tuples(writes, st.sampled_from(["first", "second", "anew"]), st.booleans()), max_size=30), st.booleans()
+    st.lists(st.tuples(writes, st.sampled_from(["first", "second", "anew"]), st.booleans()), max_size=30),
+    st.booleans(),
+    st.sampled_from([64 << 20, 400]),
 )
 def test_copies_in_several_processes_agree_with_a_plain_dict_also_when_tasks_fail(
-    batches: list[tuple[dict[Any, tuple[bool, int, int]], str, bool]], large: bool
+    batches: list[tuple[dict[Any, tuple[bool, int, int]], str, bool]], large: bool, chunk_bytes: int
 ) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_bucket, "CHUNK_BYTES_MAX", chunk_bytes)
+        check_copies(batches, large)
+
+
+def check_copies(batches: list[tuple[dict[Any, tuple[bool, int, int]], str, bool]], large: bool) -> None:
     store = MemoryStore()
     model: dict[Any, tuple[bool, int, int]] = {}
     workers = {"first": Bucket(LAYOUT), "second": Bucket(LAYOUT)}
@@ -194,3 +202,29 @@ def test_a_time_after_the_year_9999_is_a_key_as_any_other(kind: pa.DataType) -> 
     times = moments.cast(pa.int32()).cast(kind) if pa.types.is_date(kind) else moments.cast(kind)
     keys = pa.StructArray.from_arrays([times], fields=list(layout.keys))
     assert layout.python_keys(keys) == moments.to_pylist()
+
+
+def test_a_chunk_stays_below_its_bound_however_much_is_merged_and_chunks_stay_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One key alone may have more than the bound; nothing can be cut there."""
+    monkeypatch.setattr(state_bucket, "CHUNK_BYTES_MAX", bound := 20_000)
+    store, bucket = MemoryStore(), Bucket(LAYOUT)
+    for number in range(500):  # often enough that all is merged, without the rows that newer ones hide
+        before = store.manifest_value()
+        bucket.refresh(before, store)
+        write(bucket, {f"{number % 200}-{each}": (True, each % 9, NEVER) for each in range(20)})
+        bucket.save(before, 1, store)
+    assert bucket.key_count == 4000
+    sizes = [chunk.batch.nbytes for chunk in bucket.chunks]
+    assert max(sizes) <= bound
+    assert sum(sizes) > 10 * bound, "there is so much that it had to be cut"
+    assert len(sizes) <= 2 * sum(sizes) / (bound / 2) + 2 * state_bucket.MERGE_CHUNKS_MIN
+    full = [chunk.chunk_id for chunk in bucket.chunks if chunk.is_full]
+    for number in range(60):
+        write(bucket, {f"new {number}-{each}": (True, 1, NEVER) for each in range(10)})
+    kept = [chunk.chunk_id for chunk in bucket.chunks]
+    assert kept[: len(full)] == full, "what is full is not written again because of small chunks"
+    write(bucket, {"huge": (True, 30_000, NEVER)})
+    assert max(chunk.batch.nbytes for chunk in bucket.chunks) > bound
+    assert held(bucket, ["huge", "0-0", "199-19"]) == {"huge": 30_000, "0-0": 0, "199-19": 1}

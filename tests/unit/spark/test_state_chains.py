@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from headrace.spark.aggregates.totals import EVENTS
 from headrace.spark.state.bucket import BEGINNING, Bucket
 from headrace.spark.state.dedup_operator import Dedup
-from headrace.spark.state.kernel import _spark_hash, bucket_numbers
 from headrace.spark.state.operator import END, Operator, advance, micros, run_bounded
+from headrace.spark.state.placement import _spark_hash, bucket_numbers
 from headrace.spark.tables.join_operators import CHANGE, EVENT, TRUNCATES, AsOf, Matched, change_type, event_type
 from headrace.spark.time.clock_operator import SmoothClock
 from headrace.spark.windowing.rolling_operator import Rolling

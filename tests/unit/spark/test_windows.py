@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.spark.aggregates.totals import EVENTS, HASH, Top, aggregate_of
+from headrace.spark.aggregates.requests import aggregate_of
+from headrace.spark.aggregates.totals import EVENTS, HASH, Top
 from headrace.spark.state.bucket import Bucket
 from headrace.spark.state.operator import BEGINNING, END, advance, micros, run_bounded
 from headrace.spark.windowing.window_operator import WINDOW, Windows

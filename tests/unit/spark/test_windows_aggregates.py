@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError
 from headrace.spark.aggregates import sketches as windows_sketches
+from headrace.spark.aggregates.requests import aggregate_of
 from headrace.spark.aggregates.sketches import PERCENTILE_ERROR, bins_of, values_of
-from headrace.spark.aggregates.totals import HASH, Aggregate, DifferentAbout, Percentiles, Top, aggregate_of, wide
+from headrace.spark.aggregates.totals import HASH, Aggregate, DifferentAbout, Percentiles, Top, wide
 
 ROWS = pa.schema([("number", pa.int64()), ("price", pa.decimal128(10, 2)), ("word", pa.string()), ("flag", pa.bool_())])
 Row = tuple[int | None, Decimal | None, str | None, bool | None]

@@ -10,7 +10,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.spark.aggregates.totals import EVENTS, aggregate_of
+from headrace.spark.aggregates.requests import aggregate_of
+from headrace.spark.aggregates.totals import EVENTS
 from headrace.spark.state.operator import BEGINNING
 from headrace.spark.windowing.session_operator import Sessions
 from tests.unit.spark.state_world import (

@@ -13,13 +13,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.errors import HeadraceError, UsageError
+from headrace.errors import HeadraceError
 from headrace.spark.aggregates.sketches import bins_of, estimates, percentile, registers_of
 from headrace.spark.state.bucket import Ints
 from headrace.spark.state.operator import as_lists, flatten, whole
@@ -36,7 +36,6 @@ __all__ = [
     "Percentiles",
     "Top",
     "Total",
-    "aggregate_of",
     "has_room",
     "merged",
     "wide",
@@ -451,49 +450,6 @@ class Top(Entries):
         return as_lists(codes[rank < self.size], elements, len(states)).cast(self.state)
 
 
-# ---- from what users write -----------------------------------------------------------------------------------------
-
-FUNCTIONS = ("count", "sum", "min", "max", "avg", "first", "last", "distinct", "approx_distinct", "percentile")
-NUMBERS = ("sum", "avg", "percentile")
-
-
-def aggregate_of(name: str, given: Sequence[Any], columns: pa.Schema) -> Aggregate:
-    """The aggregate of a request (``expressions``): ("sum", "amount") or ("percentile", "latency", 0.99)."""
-    if isinstance(given, str) or not 1 <= len(given) <= 3:
-        raise UsageError(f"{name}: {given!r} is not a function and a column", f'{{"{name}": ("sum", "amount")}}')
-    function, column, *details = (*given, None) if len(given) == 1 else given
-    if function not in FUNCTIONS:
-        raise UsageError(f"{name}: there is no function {function!r}", f"there are {', '.join(FUNCTIONS)}")
-    if function == "count" and column in (None, "*"):
-        return Count(name)
-    if column not in columns.names:
-        raise UsageError(f"{name}: there is no column {column!r}", f"the columns are {', '.join(columns.names)}")
-    if bool(details) != (function == "percentile"):
-        raise UsageError(f"{name}: {given!r} does not have what {function} needs", '("percentile", "latency", 0.99)')
-    return _one(name, function, column, columns.field(column).type, details)
-
-
-def _one(name: str, function: Any, column: str, kind: pa.DataType, details: Sequence[Any]) -> Aggregate:
-    if function == "count":
-        return Count(name, column)
-    if function == "approx_distinct":
-        return DifferentAbout(name, HASH + column)
-    _check_type(name, function, column, kind)
-    if function in ("sum", "min", "max"):
-        return Total(name, function, column, wide(kind))
-    if function in ("first", "last"):
-        return Extreme(name, function, column, kind)
-    if function == "distinct":
-        return Different(name, column, kind)
-    if function == "avg":
-        return Average(name, column)
-    single = isinstance(details[0], int | float)
-    wanted = tuple(float(each) for each in ([details[0]] if single else details[0]))
-    if not wanted or not all(0 <= each <= 1 for each in wanted):
-        raise UsageError(f"{name}: {details[0]!r} is not between 0 and 1", "0.99 is the 99th percentile")
-    return Percentiles(name, column, wanted, single)
-
-
 def wide(kind: pa.DataType) -> pa.DataType:
     """The type in which values of this one are added up and compared."""
     if pa.types.is_integer(kind):
@@ -503,11 +459,3 @@ def wide(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_decimal(kind):
         return pa.decimal128(38, kind.scale)
     return kind
-
-
-def _check_type(name: str, function: str, column: str, kind: pa.DataType) -> None:
-    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    plain = number or pa.types.is_temporal(kind) or pa.types.is_string(kind)
-    plain = plain or pa.types.is_boolean(kind) or pa.types.is_binary(kind)
-    if not (number if function in NUMBERS else plain):
-        raise UsageError(f"{name}: {function} of {column!r}, which is {kind}, is not offered", "cast it")

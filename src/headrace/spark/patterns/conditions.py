@@ -22,11 +22,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.errors import HeadraceError
 from headrace.spark.state.bucket import Flags, Ints
 
 __all__ = [
     "FUNCTIONS",
     "Aggregated",
+    "ArithmeticOverflow",
     "At",
     "Call",
     "Constant",
@@ -118,6 +120,10 @@ class Aggregated:
         return pa.array(values, mask=counts == 0)
 
 
+class ArithmeticOverflow(HeadraceError):
+    """A condition computes an integer that its type cannot hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     function: str
@@ -162,16 +168,22 @@ def offsets_of(expression: Expression, name: str) -> Iterator[tuple[frozenset[st
                 yield from offsets_of(each, name)
 
 
-def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Decimals stay exact as long as the result has at most 38 digits; otherwise they are doubles."""
+def _arithmetic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decimals stay exact as long as the result has at most 38 digits; otherwise they are doubles. An integer that is
+    too large ends the query, as it does in Spark."""
 
-    def computed(left: Any, right: Any) -> Any:
+    def computed(*values: Any) -> Any:
         try:
-            return function(left, right)
-        except pa.ArrowInvalid:
-            if not (pa.types.is_decimal(left.type) or pa.types.is_decimal(right.type)):
+            return function(*values)
+        except pa.ArrowInvalid as error:
+            if any(pa.types.is_decimal(each.type) for each in values):
+                return function(*(pc.cast(each, pa.float64(), safe=False) for each in values))
+            if "overflow" not in str(error):
                 raise
-            return function(pc.cast(left, pa.float64()), pc.cast(right, pa.float64()))
+            raise ArithmeticOverflow(
+                f"a condition computes an integer that does not fit into {values[0].type}: compute with doubles, "
+                f"such as A.amount / 1"
+            ) from None
 
     return computed
 
@@ -182,7 +194,7 @@ def _extreme(function: Callable[..., Any]) -> Callable[..., Any]:
     def computed(*values: Any) -> Any:
         kinds = {each.type for each in values}
         if len(kinds) > 1 and any(pa.types.is_decimal(each) for each in kinds):
-            values = tuple(pc.cast(each, pa.float64()) for each in values)
+            values = tuple(pc.cast(each, pa.float64(), safe=False) for each in values)
         return function(*values)
 
     return computed
@@ -190,13 +202,15 @@ def _extreme(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _divide(left: Any, right: Any) -> Any:
     """As in Spark, a quotient of integers is a double, and division by zero is null."""
-    left, right = (pc.cast(each, pa.float64()) for each in (left, right))
+    left, right = (pc.cast(each, pa.float64(), safe=False) for each in (left, right))
     return pc.if_else(pc.equal(right, 0.0), pa.scalar(None, pa.float64()), pc.divide(left, right))
 
 
 def _modulo(left: Any, right: Any) -> Any:
     quotient = pc.trunc(_divide(left, right))
-    return pc.subtract(pc.cast(left, pa.float64()), pc.multiply(quotient, pc.cast(right, pa.float64())))
+    return pc.subtract(
+        pc.cast(left, pa.float64(), safe=False), pc.multiply(quotient, pc.cast(right, pa.float64(), safe=False))
+    )
 
 
 def _in(value: Any, *options: Any) -> Any:
@@ -212,12 +226,12 @@ def _case(*parts: Any) -> Any:
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add": _arithmetic(pc.add),
-    "sub": _arithmetic(pc.subtract),
-    "mul": _arithmetic(pc.multiply),
+    "add": _arithmetic(pc.add_checked),
+    "sub": _arithmetic(pc.subtract_checked),
+    "mul": _arithmetic(pc.multiply_checked),
     "div": _divide,
     "mod": _modulo,
-    "neg": pc.negate,
+    "neg": _arithmetic(pc.negate_checked),
     "eq": pc.equal,
     "neq": pc.not_equal,
     "lt": pc.less,
@@ -232,9 +246,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "in": _in,
     "case": _case,
     "coalesce": pc.coalesce,
-    "abs": pc.abs,
+    "abs": _arithmetic(pc.abs_checked),
     "sqrt": pc.sqrt,
-    "pow": lambda base, exponent: pc.power(pc.cast(base, pa.float64()), pc.cast(exponent, pa.float64())),
+    "pow": lambda base, exponent: pc.power(
+        pc.cast(base, pa.float64(), safe=False), pc.cast(exponent, pa.float64(), safe=False)
+    ),
     "exp": pc.exp,
     "ln": pc.ln,
     "floor": pc.floor,
@@ -246,7 +262,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "acos": pc.acos,
     "atan": pc.atan,
     "atan2": pc.atan2,
-    "radians": lambda degrees: pc.multiply(pc.cast(degrees, pa.float64()), math.pi / 180),
+    "radians": lambda degrees: pc.multiply(pc.cast(degrees, pa.float64(), safe=False), math.pi / 180),
     "greatest": _extreme(pc.max_element_wise),
     "least": _extreme(pc.min_element_wise),
     "lower": pc.utf8_lower,

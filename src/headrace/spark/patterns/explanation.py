@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,8 +20,10 @@ from headrace.spark.patterns.expressions import Columns
 from headrace.spark.patterns.fluent import UNTIL, Pattern, fluent_plan
 from headrace.spark.patterns.matcher import Matcher, Rows
 from headrace.spark.patterns.names import resolved
-from headrace.spark.patterns.operator import MASK, PatternPlan
-from headrace.spark.patterns.recognize import PARTIALS_MAX, PLACE, prepare, sql_plan
+from headrace.spark.patterns.operator import MASK_BITS
+from headrace.spark.patterns.pattern_plan import PatternPlan
+from headrace.spark.patterns.recognize import PARTIALS_MAX, PLACE, mask_name, prepare, sql_plan
+from headrace.spark.state.bucket import Flags
 from headrace.spark.state.operator import END, micros, whole
 
 __all__ = ["explain_pattern", "why_not"]
@@ -171,18 +173,23 @@ def _plan_of(
         return plan, list(clauses.order)
     if event_time is None:
         raise UsageError("event_time is not given", 'why_not(rows, pattern, event_time="at")')
-    plan, _ = fluent_plan("match", wanted, columns, PARTIALS_MAX, False, {})
+    plan, _ = fluent_plan("match", wanted, columns, (PARTIALS_MAX, "fail"), False, {})
     return plan, [(event_time, "ascending")]
+
+
+def _mask(columns: Mapping[str, pa.Array], bit: int) -> Flags:
+    part, place = divmod(bit, MASK_BITS)
+    flags: Flags = (np.asarray(columns[mask_name(part)], np.int64) >> place) & 1 == 1
+    return flags
 
 
 def _report(known: _Wanted, plan: PatternPlan, table: pa.Table, time: str) -> str:
     table = table.filter(pc.is_valid(table.column(time)))  # a row without a time is late
     count = table.num_rows
     columns = {name: whole(column) for name, column in zip(table.column_names, table.columns, strict=True)}
-    mask = np.asarray(columns[MASK], np.int64)
     everything = np.full(count, count)
     rows = Rows(
-        masks={name: (mask >> bit) & 1 == 1 for name, bit in plan.bits.items()},
+        masks={name: _mask(columns, bit) for name, bit in plan.bits.items()},
         columns=columns,
         times_us=micros(table.column(time)),
         first=np.zeros(count, np.int64),

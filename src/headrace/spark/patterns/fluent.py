@@ -29,8 +29,19 @@ from headrace.spark.patterns.conditions import Expression
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.measures import Atom
 from headrace.spark.patterns.names import refuse_reserved, refuse_twice, resolved
-from headrace.spark.patterns.operator import EVENTS, MASK, MATCH_FIELDS, MatchPatterns, PatternPlan
-from headrace.spark.patterns.recognize import PARTIALS_MAX, PLACE, match_id, prepare, refuse_odd_totals
+from headrace.spark.patterns.operator import EVENTS, LATE, MASK_BITS, MATCH_FIELDS, MatchPatterns
+from headrace.spark.patterns.overflow import Overflow
+from headrace.spark.patterns.pattern_plan import PatternPlan
+from headrace.spark.patterns.recognize import (
+    PARTIALS_MAX,
+    PLACE,
+    Late,
+    check_choices,
+    mask_name,
+    match_id,
+    prepare,
+    refuse_odd_totals,
+)
 from headrace.spark.patterns.skipping import Skip
 from headrace.spark.patterns.syntax import Absence, Contiguity, Node, Repeat, Variable
 from headrace.spark.patterns.syntax import Sequence as InOrder
@@ -261,6 +272,8 @@ def match(
     timeouts: bool = False,
     unbounded: bool = False,
     partials_max: int = PARTIALS_MAX,
+    overflow: Overflow = "fail",
+    late: Late = "drop",
     buckets: int = BUCKETS,
     name: str | None = None,
 ) -> DataFrame:
@@ -270,6 +283,8 @@ def match(
     ``events``, the matched rows with their variables. With ``measures`` those expressions stand in the place of
     ``events``: ``{"spent": "SUM(b.amount)"}``. With ``timeouts=True`` partial matches whose time was over come too; the
     column ``timed_out`` is true for them. Rows of equal times are taken in the order of the columns in ``order``.
+    ``overflow`` says what happens when a key has more than ``partials_max`` partial matches: "fail", "drop_oldest" or
+    "drop_newest". ``late="side"`` also gives late rows, in the column ``late`` (see ``hr.split_late``).
     """
     without_weights(rows, MatchPatterns.name)
     several = {"match": patterns} if isinstance(patterns, Pattern) else dict(patterns)
@@ -280,24 +295,19 @@ def match(
     names = [resolved(each, rows.columns, "among keys=") for each in names_of(keys)]
     event_time, *order = [resolved(each, rows.columns, "to order by") for each in (event_time, *order)]
     time = time_column(rows, event_time, "event_time")
-    columns = Columns()
-    plans = {
-        each: fluent_plan(each, of, columns, partials_max, timeouts, measures or {}) for each, of in several.items()
-    }
-    for each, of in several.items():
-        if rows.isStreaming and of.within_us is None and not unbounded:
-            raise UsageError(
-                f"{each}: on a stream a pattern without within() may wait for ever, and the rows that it waits with "
-                f"are kept",
-                'within("10 minutes"), or unbounded=True',
-            )
+    check_choices(overflow, late, partials_max)
+    columns, limit = Columns(), (partials_max, overflow)
+    plans = {each: fluent_plan(each, of, columns, limit, timeouts, measures or {}) for each, of in several.items()}
+    if rows.isStreaming and not unbounded:
+        _refuse_endless(several)
     places = [(each, "ascending") for each in (event_time, *order)]
     shown = [] if measures is not None else rows.columns
-    _refuse_names(names, [event_time, *order], shown, measures or {})
-    prepared = prepare(rows, names, places, columns, shown)
-    if all(_ignores_others(plan) for plan, _ in plans.values()):
+    side = rows.columns if late == "side" else []
+    _refuse_names(names, [event_time, *order], shown, measures or {}, bool(side))
+    prepared = prepare(rows, names, places, columns, [*shown, *side], overflow)
+    if not side and all(_ignores_others(plan) for plan, _ in plans.values()):
         # Part of the condition is the time, so that Spark does not filter before the watermark is taken.
-        prepared = prepared.where(F.when(F.col(f"`{time}`").isNotNull(), F.col(MASK) != 0).otherwise(False))
+        prepared = prepared.where(F.when(F.col(f"`{time}`").isNotNull(), _any_holds(columns)).otherwise(False))
     schema = arrow_schema(prepared.schema)
     for plan, _ in plans.values():
         refuse_odd_totals(plan, schema)
@@ -310,6 +320,7 @@ def match(
         patterns=tuple(plan for plan, _ in plans.values()),
         given="events" if measures is None else "atoms",
         shown=tuple(shown),
+        late=tuple(side) if side else None,
     )
     found = apply_operator(prepared, matching, keys=names, event_time=time, buckets=buckets, name=name)
     said = [F.col("match_start"), F.col("match_end"), *([F.col("timed_out")] if timeouts else [])]
@@ -317,10 +328,28 @@ def match(
     values += [F.expr(sql).alias(each) for _, texts in plans.values() for each, sql in texts.items()]
     unique = match_id(names, ["_end_place", "match_end"] + (["timed_out"] if timeouts else []))
     identity = _with_events(unique, measures).alias("match_id")
-    return found.select(*plain_columns(names), "pattern", identity, *said, *values)
+    return found.select(*plain_columns(names), "pattern", identity, *said, *values, *([LATE] if side else []))
 
 
-def _refuse_names(keys: Sequence[str], order: Sequence[str], shown: Sequence[str], measures: Mapping[str, str]) -> None:
+def _refuse_endless(patterns: Mapping[str, Pattern]) -> None:
+    for name, wanted in patterns.items():
+        if wanted.within_us is None:
+            raise UsageError(
+                f"{name}: on a stream a pattern without within() may wait for ever, and the rows that it waits with "
+                f"are kept",
+                'within("10 minutes"), or unbounded=True',
+            )
+
+
+def _any_holds(columns: Columns) -> Column:
+    parts = sorted({bit // MASK_BITS for bit in columns.conditions.values()}) or [0]
+    return functools.reduce(operator.or_, (F.col(mask_name(part)) != 0 for part in parts))
+
+
+def _refuse_names(
+    keys: Sequence[str], order: Sequence[str], shown: Sequence[str], measures: Mapping[str, str], side: bool
+) -> None:
+    refuse_reserved([*keys, *measures] if side else [], [LATE])
     refuse_reserved([*keys, *order, *shown], [])
     refuse_reserved(keys, [*(each.name for each in MATCH_FIELDS), EVENTS, "match_id"])
     refuse_reserved(shown, ["variable"])
@@ -336,7 +365,7 @@ def fluent_plan(
     name: str,
     pattern: Pattern,
     columns: Columns,
-    partials_max: int,
+    limit: tuple[int, Overflow],
     timeouts: bool,
     measures: Mapping[str, str],
 ) -> tuple[PatternPlan, dict[str, str]]:
@@ -379,7 +408,8 @@ def fluent_plan(
         one=False,
         within_us=pattern.within_us,
         atoms=tuple(atoms),
-        runs_max=partials_max,
+        runs_max=limit[0],
+        overflow=limit[1],
         timeouts=timeouts,
         labels=labels,
     )

@@ -27,7 +27,7 @@ from headrace.errors import HeadraceError
 from headrace.spark.patterns.automaton import ACCEPT, Automaton
 from headrace.spark.patterns.conditions import Expression, Lookup, Register, holds, registers_of
 from headrace.spark.state.bucket import Flags, Ints
-from headrace.spark.state.operator import END
+from headrace.spark.state.operator import END, search
 
 __all__ = ["Found", "Matcher", "Rows", "TooManyRuns"]
 
@@ -80,6 +80,11 @@ class Found:
     timed_out: Ints
     timed_out_nodes: Ints
     """First rows and last nodes of runs whose time was over before they were accepted."""
+    opened: Ints
+    """All first rows that were asked for."""
+    reach: Ints
+    """By first row: the last row that a run of it came to, and END for one that is undecided. Only if that was asked
+    for."""
     paths: Paths
     stopped: list[tuple[int, int, int, str]]
     """Where runs ended, if that was asked for: first row, row, state, and why."""
@@ -156,6 +161,7 @@ class Matcher:
         runs_max: int,
         look_ahead: int = 0,
         traced: bool = False,
+        reaching: bool = False,
     ) -> None:
         self.automaton = automaton
         self.conditions = conditions
@@ -164,6 +170,8 @@ class Matcher:
         self.runs_max = runs_max
         self.look_ahead = look_ahead
         """How many rows after a row have to be known before it is tested."""
+        self.reaching = reaching
+        """Whether to say how far the runs of each first row came."""
         self.traced = traced
         """Whether to say where runs ended, for explanations."""
         self.variables = [each.variable for each in automaton.states]
@@ -200,7 +208,7 @@ class Matcher:
             for at in range(0, len(starts), STARTS_AT_ONCE)
         ]
         matches = ("starts", "ends", "nodes", "completed_us", "completed_rows")
-        names = (*matches, "undecided", "timed_out", "timed_out_nodes")
+        names = (*matches, "undecided", "timed_out", "timed_out_nodes", "opened", "reach")
         nothing = np.zeros(0, np.int64)
         merged = {name: np.concatenate([nothing, *[each[name] for each in pieces]]) for name in names}
         return Found(paths=paths, stopped=stopped, **merged)
@@ -225,7 +233,9 @@ class _Search:
         self.best_node = np.full(len(starts), -1)
         self.accepted: list[tuple[Ints, ...]] = []
         self.over: list[tuple[Ints, Ints]] = []
-        self.next_rows: dict[str, Ints] = {}
+        self.reach: Ints | None = starts.copy() if matcher.reaching else None
+        self.over_at = self._deadline_rows() if matcher.reaching else None
+        self.takers: dict[str, Ints] = {}
         self.valid: dict[str, Flags] = {}
         self.numbers: dict[str, npt.NDArray[np.float64]] = {}
 
@@ -233,8 +243,11 @@ class _Search:
         runs = self._first()
         while len(runs.starts) and not runs.waiting.all():
             runs = self._advance(runs)
+            self._reached(runs)
             self._limit(runs)
         undecided = np.unique(runs.starts)
+        if self.reach is not None:
+            self.reach[undecided] = END
         if self.matcher.one:
             decided = self.best_end >= 0
             decided[undecided] = False
@@ -258,7 +271,21 @@ class _Search:
             "undecided": self.first_rows[undecided],
             "timed_out": self.first_rows[late[0]],
             "timed_out_nodes": late[1],
+            "opened": self.first_rows,
+            "reach": np.zeros(0, np.int64) if self.reach is None else self.reach,
         }
+
+    def _deadline_rows(self) -> Ints | None:
+        """By first row: the first row of its partition that comes after its time is over."""
+        if self.deadline is None:
+            return None
+        partitions = self.rows.first
+        return search(partitions, self.rows.times_us, partitions[self.first_rows], self.deadline)
+
+    def _reached(self, runs: _Runs) -> None:
+        if self.reach is not None:
+            places = runs.places if self.over_at is None else np.minimum(runs.places, self.over_at[runs.starts])
+            np.maximum.at(self.reach, runs.starts, places)
 
     def _stop(self, runs: _Runs, ended: Flags, why: str) -> None:
         if self.matcher.traced:
@@ -288,7 +315,9 @@ class _Search:
 
     def _advance(self, runs: _Runs) -> _Runs:
         matcher, rows = self.matcher, self.rows
-        runs, absent = self._settled(self._placed(runs))
+        runs = self._placed(runs)
+        self._reached(runs)
+        runs, absent = self._settled(runs)
         active = np.flatnonzero(~runs.waiting & ~absent)
         taken = absent.copy()
         updated: dict[Register, Memory] = {}
@@ -353,10 +382,10 @@ class _Search:
             end = self.end[runs.starts[chosen]]
             wanted = places[chosen]
             if self.matcher.seeks[number]:
-                wanted = np.minimum(self._next(state.variable)[wanted], end)
+                wanted = np.minimum(self._next(state.variable, wanted), end)
             place = wanted
             for name in (*state.forbidden, *state.until):
-                stop = self._next(name)[places[chosen]]
+                stop = self._next(name, places[chosen])
                 ends = (stop <= wanted) & (stop < end)
                 if self.deadline is not None:  # a row after the deadline finds a run whose time was over
                     ends &= np.r_[self.rows.times_us, END][stop] < self.deadline[runs.starts[chosen]]
@@ -367,16 +396,15 @@ class _Search:
         self._stop(runs, ~alive, "forbidden")
         return runs.pick(alive) if not alive.all() else runs
 
-    def _next(self, variable: str) -> Ints:
-        """By row: the first row from there on that the variable can take."""
-        found = self.next_rows.get(variable)
-        if found is None:
-            count = len(self.rows.times_us)
-            mask = self.rows.masks.get(variable)
-            places = np.arange(count) if mask is None else np.where(mask, np.arange(count), count)
-            found = np.r_[np.minimum.accumulate(places[::-1])[::-1], count] if count else np.zeros(1, np.int64)
-            self.next_rows[variable] = found
-        return found
+    def _next(self, variable: str, places: Ints) -> Ints:
+        """The first row from each place on that the variable can take; the number of rows where there is none."""
+        mask = self.rows.masks.get(variable)
+        if mask is None:
+            return places
+        if variable not in self.takers:
+            self.takers[variable] = np.r_[np.flatnonzero(mask), len(mask)]
+        takers = self.takers[variable]
+        return takers[np.minimum(np.searchsorted(takers, places), len(takers) - 1)]
 
     def _settled(self, runs: _Runs) -> tuple[_Runs, Flags]:
         """Without runs whose time is over, with those marked that wait for rows; and which absences came true."""
@@ -413,7 +441,7 @@ class _Search:
         times = np.r_[self.rows.times_us, 0]
         for number in np.unique(runs.states[absences]).tolist():
             chosen = np.flatnonzero(absences & (runs.states == number))
-            place = self._next(self.matcher.automaton.states[number].variable)[runs.places[chosen]]
+            place = self._next(self.matcher.automaton.states[number].variable, runs.places[chosen])
             # What must not come is judged by the row alone, so a row counts before the one after it is known.
             known = place < self.rows.known_end[self.first_rows[runs.starts[chosen]]]
             came = known & (times[place] < deadline[chosen])
@@ -457,7 +485,7 @@ class _Search:
     def _numbers(self, name: str) -> npt.NDArray[np.float64]:
         """A column as doubles, 0 where it has no value."""
         if name not in self.numbers:
-            self.numbers[name] = np.asarray(self.rows.columns[name].cast(pa.float64()).fill_null(0.0))
+            self.numbers[name] = np.asarray(self.rows.columns[name].cast(pa.float64(), safe=False).fill_null(0.0))
         return self.numbers[name]
 
     def _tested(self, runs: _Runs, remembered: dict[Register, Memory]) -> Flags:

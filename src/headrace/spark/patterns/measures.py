@@ -204,7 +204,7 @@ def _sums(atom: Atom, values: pa.Array, counts: Ints) -> pa.Array:
         wide = pa.float64() if pa.types.is_floating(values.type) else pa.int64()
         found = pc.cumulative_sum(values.cast(wide), skip_nulls=True)
         if atom.kind == "avg":
-            found = pc.divide(found.cast(pa.float64()), pa.array(np.maximum(counts, 1), pa.float64()))
+            found = pc.divide(found.cast(pa.float64(), safe=False), pa.array(np.maximum(counts, 1), pa.float64()))
         return found
     kind = _average_type(values.type) if atom.kind == "avg" else pa.decimal128(38, values.type.scale)
     with decimal.localcontext(prec=DIGITS_MAX):

@@ -11,7 +11,7 @@ from headrace.errors import UsageError
 
 __all__ = ["hashable", "refuse_reserved", "refuse_twice", "resolved"]
 
-RESERVED = re.compile(r"_v\d+|_a\d+|_matches|_place|_all|_start_place|_end_place", re.IGNORECASE)
+RESERVED = re.compile(r"_v\d+|_a\d+|_matches(_\d+)?|_given_up|_place|_all|_start_place|_end_place", re.IGNORECASE)
 """Columns that are there between the rows and the matches."""
 
 

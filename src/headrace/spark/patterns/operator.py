@@ -15,20 +15,20 @@ it: the state says how far the watermark had come before, so what was complete b
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.spark.patterns.automaton import Automaton
-from headrace.spark.patterns.conditions import Expression, offsets_of
-from headrace.spark.patterns.matcher import Found, Matcher, Rows
-from headrace.spark.patterns.measures import Atom, MatchedRows, compute, type_of
-from headrace.spark.patterns.skipping import Skip, chosen_all, chosen_one, ended
+from headrace.spark.patterns.matcher import Found, Rows
+from headrace.spark.patterns.measures import MatchedRows, compute, type_of
+from headrace.spark.patterns.overflow import limited
+from headrace.spark.patterns.pattern_plan import PatternPlan
+from headrace.spark.patterns.skipping import chosen_all, chosen_one, ended
 from headrace.spark.state.bucket import NEVER, Flags, Ints
 from headrace.spark.state.operator import (
     BEGINNING,
@@ -43,11 +43,27 @@ from headrace.spark.state.operator import (
     whole,
 )
 
-__all__ = ["EVENTS", "MASK", "MATCH_FIELDS", "TIME", "MatchPatterns", "PatternPlan"]
+__all__ = [
+    "EVENTS",
+    "GIVEN_UP",
+    "LATE",
+    "MASK",
+    "MASK_BITS",
+    "MATCH_FIELDS",
+    "TIME",
+    "MatchPatterns",
+]
 
 TIME = pa.timestamp("us", "UTC")
 MASK = "_matches"
-"""A column of the rows: bit n says whether the n-th condition on a row alone holds."""
+"""Columns of the rows: bit n of the m-th says whether the condition 62 · m + n on a row alone holds."""
+MASK_BITS = 62
+"""Bits of a long, without its sign and the one below."""
+GIVEN_UP = "_given_up"
+"""A column of the rows: the numbers of the patterns that this row may not begin a match of."""
+LATE = "late"
+TWIN_STEP = np.int64(0x1E3779B97F4A7C15)
+"""Odd, so that multiples of it differ. Numbers wrap, as hashes do."""
 EVENTS = "events"
 
 MATCH_FIELDS = (
@@ -58,62 +74,6 @@ MATCH_FIELDS = (
     pa.field("_start_place", pa.int64()),
     pa.field("_end_place", pa.int64()),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PatternPlan:
-    """One pattern, ready to be sent to workers."""
-
-    name: str
-    text: str
-    """The pattern as it was written, for descriptions."""
-    automaton: Automaton
-    bits: Mapping[str, int]
-    """By variable: its bit in ``MASK``. A variable without one has no condition on a row alone."""
-    conditions: Mapping[str, Expression]
-    skip: Skip
-    one: bool
-    within_us: int | None
-    atoms: tuple[Atom, ...] = ()
-    runs_max: int = 10_000
-    timeouts: bool = False
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """By variable: its name as the user wrote it."""
-
-    def __repr__(self) -> str:
-        return f"{self.name}: {self.text}"
-
-    def offsets(self) -> Iterator[tuple[frozenset[str] | None, int]]:
-        """Rows that conditions and measures look at: how many after or before rows of which variables."""
-        for name, condition in self.conditions.items():
-            yield from offsets_of(condition, name)
-        yield from ((each.variables, each.offset) for each in self.atoms)
-
-    @functools.cached_property
-    def look_ahead(self) -> int:
-        """How many rows after a row have to be known before it is tested."""
-        return max([0, *(offset for _, offset in self.offsets())])
-
-    @functools.cached_property
-    def look_back(self) -> int:
-        """How many rows are kept before the first that may begin a match. A variable that comes later in the pattern
-        looks back at rows of the match itself."""
-        depths = self.automaton.depths
-        before = [
-            -offset - min((depths.get(each, 0) for each in variables or ()), default=0)
-            for variables, offset in self.offsets()
-        ]
-        return max([0, *before])
-
-    def matcher(self) -> Matcher:
-        return Matcher(
-            self.automaton,
-            self.conditions,
-            one=self.one,
-            within_us=self.within_us,
-            runs_max=self.runs_max,
-            look_ahead=self.look_ahead,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +97,12 @@ class MatchPatterns(Operator):
     """Whether matches are counted; then keys are kept for ever."""
     anchored: bool = False
     """Whether a pattern asks for the first row of a key; then keys are kept for ever."""
+    late: tuple[str, ...] | None = None
+    """The columns of late rows, if these come out too."""
     name: ClassVar[str] = "match"
     free: ClassVar[tuple[str, ...]] = ()
+    judges_lateness: ClassVar[bool] = True
+    counters: ClassVar[Mapping[str, Literal["sum", "max"]]] = MappingProxyType({"dropped_partials": "sum"})
 
     @property
     def state(self) -> pa.StructType:
@@ -156,6 +120,13 @@ class MatchPatterns(Operator):
 
     @property
     def output(self) -> pa.Schema:
+        if self.late is None:
+            return self.matches
+        row = pa.struct([self.rows.field(name) for name in self.late])
+        return pa.schema([*self.matches, pa.field(LATE, row)])
+
+    @property
+    def matches(self) -> pa.Schema:
         types = {each.name: each.type for each in self.rows}
         fields = [*self.keys, *MATCH_FIELDS]
         if self.given == "events":
@@ -182,19 +153,69 @@ class MatchPatterns(Operator):
         return None if late or self.given == "rows" else "match_end"
 
     def step(self, touched: Touched) -> Step:
+        touched, late, late_rows = self._in_time(touched)
         sorted_rows = _Sorted.of(self, touched)
         results, trims = [], np.full(len(touched.keys), np.iinfo(np.int64).max)
         wake_us = np.where(sorted_rows.pending > 0, earliest(*sorted_rows.unsettled(), len(touched.keys)) + 1, NEVER)
-        begins, numbers, covered = [], [], []
+        begins, numbers, covered, dropped = [], [], [], 0
         for number, plan in enumerate(self.patterns):
             outcome = _Outcome.of(self, plan, number, sorted_rows)
             results.append(outcome.output)
+            dropped += outcome.dropped
             begins.append(outcome.begins)
             numbers.append(outcome.numbers)
             covered.append(outcome.covered)
             trims = np.minimum(trims, np.maximum(outcome.begins - plan.look_back, 0))
             wake_us = np.minimum(wake_us, outcome.wake_us)
-        return self._kept(sorted_rows, pa.concat_tables(results), trims, wake_us, begins, numbers, covered)
+        output = pa.concat_tables(results)
+        if late is not None:
+            none = pa.nulls(output.num_rows, self.output.field(LATE).type)
+            output = pa.concat_tables([output.append_column(self.output.field(LATE), none), late])
+        step = self._kept(sorted_rows, output, trims, wake_us, begins, numbers, covered)
+        return replace(step, late_rows=late_rows, counts={"dropped_partials": dropped})
+
+    @property
+    def masks(self) -> list[str]:
+        return [each for each in self.rows.names if each == MASK or each.startswith(f"{MASK}_")]
+
+    def given_up_in(self, table: pa.Table) -> list[Flags]:
+        """By pattern: the rows that may not begin a match of it."""
+        count = len(self.patterns)
+        if GIVEN_UP not in self.rows.names:
+            return [np.zeros(table.num_rows, np.bool_) for _ in range(count)]
+        rows, numbers = flatten(whole(table.column(GIVEN_UP)))
+        found = np.zeros((count, table.num_rows), np.bool_)
+        found[np.asarray(numbers, np.int64), rows] = True
+        return list(found)
+
+    def _marked(self, rows: _Sorted) -> pa.Table:
+        """The rows with the patterns that each was given up for."""
+        if GIVEN_UP not in self.rows.names:
+            return rows.table
+        numbers, places = np.nonzero(np.stack(rows.given_up))
+        order = np.argsort(places, kind="stable")
+        lists = as_lists(places[order], pa.array(numbers[order].astype(np.int32), pa.int32()), rows.table.num_rows)
+        column = self.rows.get_field_index(GIVEN_UP)
+        return rows.table.set_column(column, self.rows.field(GIVEN_UP), lists.cast(self.rows.field(GIVEN_UP).type))
+
+    def _in_time(self, touched: Touched) -> tuple[Touched, pa.Table | None, int]:
+        """Without the rows that are late or have no time; these, if they are wanted, and how many they are."""
+        times = touched.rows.column(self.event_time).cast(TIME, safe=False).cast(pa.int64())
+        kept = pc.fill_null(pc.greater_equal(times, pa.scalar(touched.late_before_us, pa.int64())), False)
+        flags = np.asarray(kept, np.bool_)
+        late = None if self.late is None else self._late(touched, ~flags)
+        if flags.all():
+            return touched, late, 0
+        rows = touched.rows.filter(kept)
+        return replace(touched, rows=rows, codes=touched.codes[flags]), late, int(np.count_nonzero(~flags))
+
+    def _late(self, touched: Touched, late: Flags) -> pa.Table:
+        rows = touched.rows.filter(pa.array(late))
+        keys = touched.keys.take(pa.array(touched.codes[late])).flatten()
+        nothing = [pa.nulls(rows.num_rows, each.type) for each in list(self.matches)[len(keys) :]]
+        kind = self.output.field(LATE).type
+        structs = pa.StructArray.from_arrays([whole(rows.column(each.name)) for each in kind], fields=list(kind))
+        return pa.Table.from_arrays([*keys, *nothing, structs], schema=self.output)
 
     def _kept(
         self,
@@ -208,8 +229,11 @@ class MatchPatterns(Operator):
     ) -> Step:
         count = rows.count
         trims = np.minimum(trims, rows.settled)
+        # Equal rows stay together, so that they are counted alike next time.
+        inner = np.flatnonzero(trims < rows.totals)
+        trims[inner] = rows.twins[rows.starts[inner] + trims[inner]] - rows.starts[inner]
         inside = np.arange(len(rows.codes)) - rows.starts[rows.codes] >= trims[rows.codes]
-        kept = rows.table.filter(pa.array(inside))
+        kept = self._marked(rows).filter(pa.array(inside))
         codes = rows.codes[inside]
         structs = pa.StructArray.from_arrays([whole(each) for each in kept.columns], fields=list(self.rows))
         still_whole = rows.whole & (trims == 0)
@@ -257,6 +281,19 @@ class _Sorted:
     """By key: how far the watermark had come when the key was last touched."""
     now_us: int
     closed: bool
+    masks: list[Ints]
+    given_up: list[Flags]
+    """By pattern: rows that may not begin a match of it."""
+    columns: Mapping[str, pa.Array]
+    place: Ints
+    """By row: how many rows of its key are before it."""
+    twins: Ints
+    """By row: the first of the rows that are wholly equal to it."""
+    names: Ints
+    """By row: a number that ids of matches are made from; wholly equal rows have different ones."""
+    patterns: int
+    cache: dict[str, Ints] = field(default_factory=dict)
+    seen_cache: dict[int, Rows] = field(default_factory=dict)
 
     @classmethod
     def of(cls, operator: MatchPatterns, touched: Touched) -> _Sorted:
@@ -273,6 +310,10 @@ class _Sorted:
         closed = touched.now_us >= END
         totals = np.bincount(codes, minlength=count)
         settled = totals if closed else np.bincount(codes[times < touched.now_us], minlength=count)
+        hashes = np.asarray(table.column(operator.place), np.int64)
+        same = np.zeros(len(codes), np.bool_)
+        same[1:] = (codes[1:] == codes[:-1]) & (times[1:] == times[:-1]) & (hashes[1:] == hashes[:-1])
+        twins = np.maximum.accumulate(np.where(same, 0, np.arange(len(codes))))
         return cls(
             touched=touched,
             table=table,
@@ -287,6 +328,13 @@ class _Sorted:
             seen_us=np.asarray(touched.held.field("seen_us").fill_null(BEGINNING), np.int64),
             now_us=touched.now_us,
             closed=closed,
+            masks=[np.asarray(whole(table.column(name)).fill_null(0), np.int64) for name in operator.masks],
+            given_up=operator.given_up_in(table),
+            columns={name: whole(table.column(name)) for name in table.column_names},
+            place=np.arange(len(codes)) - (np.cumsum(totals) - totals)[codes],
+            twins=twins,
+            names=hashes + (np.arange(len(codes)) - twins) * TWIN_STEP,
+            patterns=len(operator.patterns),
         )
 
     def unsettled(self) -> tuple[Ints, Ints]:
@@ -305,13 +353,40 @@ class _Sorted:
             found[index] = max(until, int(self.times_us[decides])) if decides < end else END
         return found
 
+    def seen(self, testable: Ints, look_ahead: int) -> Rows:
+        """For the matcher; equal for all patterns that look ahead equally far."""
+        if look_ahead not in self.seen_cache:
+            starts = self.starts[self.codes]
+            self.seen_cache[look_ahead] = Rows(
+                masks={},
+                columns=self.columns,
+                times_us=self.times_us,
+                first=starts,
+                end=starts + testable[self.codes],
+                known_end=starts + self.settled[self.codes],
+                whole_from=np.where(self.whole[self.codes], starts, -1),
+                now_us=self.now_us,
+                closed=self.closed,
+            )
+        return self.seen_cache[look_ahead]
+
+    def mask(self, bit: int) -> Flags:
+        """Where the condition of this number holds."""
+        part, place = divmod(bit, MASK_BITS)
+        found: Flags = (self.masks[part] >> place) & 1 == 1
+        return found
+
     def held(self, name: str, number: int) -> Ints:
         """What is held of each key for the n-th pattern; 0 without."""
-        lists = self.touched.held.field(name)
-        values = (
-            pc.list_element(lists.fill_null(pa.scalar([0] * (number + 1), lists.type)), number) if len(lists) else []
-        )
-        return np.asarray(values, np.int64)
+        if name not in self.cache:
+            codes, values = flatten(self.touched.held.field(name))
+            width = len(values) // max(len(np.unique(codes)), 1)
+            found = np.zeros((max(width, self.patterns), self.count), np.int64)
+            if len(codes):
+                found[:width, codes[::width]] = np.asarray(values, np.int64).reshape(-1, width).T
+            self.cache[name] = found
+        values_of: Ints = self.cache[name][number].copy()
+        return values_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,15 +399,25 @@ class _Outcome:
     numbers: Ints
     covered: Ints
     wake_us: Ints
+    dropped: int
+    """Partial matches that were given up in this batch."""
 
     @classmethod
     def of(cls, operator: MatchPatterns, plan: PatternPlan, number: int, rows: _Sorted) -> _Outcome:
         begins = np.minimum(rows.held("begins", number), rows.settled)
         testable = rows.settled if rows.closed else np.maximum(rows.settled - plan.look_ahead, 0)
-        place = np.arange(len(rows.codes)) - rows.starts[rows.codes]
-        candidates = np.flatnonzero((place >= begins[rows.codes]) & (place < testable[rows.codes]))
-        seen = cls._rows(plan, rows, testable)
+        may_begin = (rows.place >= begins[rows.codes]) & (rows.place < testable[rows.codes]) & ~rows.given_up[number]
+        masks = {name: rows.mask(bit) for name, bit in plan.bits.items()}
+        candidates = np.flatnonzero(may_begin & plan.first(masks) if plan.first_rows else may_begin)
+        if not len(candidates) and operator.given != "rows":
+            return cls._nothing(operator, number, rows, testable)
+        seen = replace(rows.seen(testable, plan.look_ahead), masks=masks)
         found = plan.matcher().find(seen, candidates)
+        rest = limited(found, rows.codes, rows.times_us, plan.runs_max, plan.overflow, plan.one)
+        found = rest.found
+        dropped = int(np.count_nonzero(rows.times_us[rest.at] >= rows.seen_us[rows.codes[rest.at]]))
+        if plan.overflow == "drop_newest":
+            rows.given_up[number][rest.dropped] = True
         end_rows = rows.starts + testable
         numbers, covered = rows.held("numbers", number), rows.held("covered", number)
         if plan.one:
@@ -352,26 +437,19 @@ class _Outcome:
             numbers=numbers_of,
             covered=covered,
             wake_us=cls._wake(plan, found, rows),
+            dropped=dropped,
         )
 
-    @staticmethod
-    def _rows(plan: PatternPlan, rows: _Sorted, testable: Ints) -> Rows:
-        columns = {each.name: whole(column) for each, column in zip(rows.table.schema, rows.table.columns, strict=True)}
-        masks: dict[str, Flags] = {}
-        if plan.bits:
-            mask = np.asarray(columns[MASK].fill_null(0), np.int64)
-            masks = {name: (mask >> bit) & 1 == 1 for name, bit in plan.bits.items()}
-        starts = rows.starts[rows.codes]
-        return Rows(
-            masks=masks,
-            columns=columns,
-            times_us=rows.times_us,
-            first=starts,
-            end=starts + testable[rows.codes],
-            known_end=starts + rows.settled[rows.codes],
-            whole_from=np.where(rows.whole[rows.codes], starts, -1),
-            now_us=rows.now_us,
-            closed=rows.closed,
+    @classmethod
+    def _nothing(cls, operator: MatchPatterns, number: int, rows: _Sorted, testable: Ints) -> _Outcome:
+        """No row may begin a match."""
+        return cls(
+            output=operator.matches.empty_table(),
+            begins=testable,
+            numbers=rows.held("numbers", number),
+            covered=rows.held("covered", number),
+            wake_us=np.full(rows.count, NEVER),
+            dropped=0,
         )
 
     @staticmethod
@@ -440,7 +518,9 @@ class _Output:
     seen: Rows
 
     def table(self, covered: Ints, begins: Ints, next_begins: Ints) -> tuple[pa.Table, Ints]:
-        schema = self.operator.output
+        schema = self.operator.matches
+        if self.operator.given != "rows" and not len(self.chosen) and not len(self.timed_out):
+            return schema.empty_table(), covered
         if self.operator.given == "events":
             return self._events(schema), covered
         if self.operator.given == "atoms":
@@ -451,7 +531,7 @@ class _Output:
         """Keys and what every result says; ``lasts`` is -1 for an empty match."""
         keys = self.rows.touched.keys.take(pa.array(self.rows.codes[starts])).flatten()
         times = self.rows.times_us
-        places = self.seen.columns[self.operator.place]
+        places = pa.array(self.rows.names)
         last_times = pa.array(times[np.maximum(lasts, 0)], mask=lasts < 0) if len(times) else pa.nulls(0, pa.int64())
         return [
             *keys,

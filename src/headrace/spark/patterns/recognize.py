@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -17,18 +18,31 @@ from headrace.spark.patterns.conditions import Expression, registers_of
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.measures import Atom
 from headrace.spark.patterns.names import hashable, refuse_reserved, refuse_twice, resolved
-from headrace.spark.patterns.operator import MASK, MATCH_FIELDS, MatchPatterns, PatternPlan
+from headrace.spark.patterns.operator import GIVEN_UP, LATE, MASK, MASK_BITS, MATCH_FIELDS, MatchPatterns
+from headrace.spark.patterns.overflow import Overflow
+from headrace.spark.patterns.pattern_plan import PatternPlan
 from headrace.spark.patterns.syntax import PatternSyntaxError, variables_of
 from headrace.spark.state.kernel import BUCKETS, apply_operator, arrow_schema, key_type
 
-__all__ = ["PARTIALS_MAX", "PLACE", "match_id", "match_recognize", "prepare", "refuse_odd_totals", "sql_plan"]
+__all__ = [
+    "PARTIALS_MAX",
+    "PLACE",
+    "Late",
+    "check_choices",
+    "mask_name",
+    "match_id",
+    "match_recognize",
+    "prepare",
+    "refuse_odd_totals",
+    "sql_plan",
+]
 
 PARTIALS_MAX = 100_000
 """Partial matches of a key at one time."""
 PLACE = "_place"
 NO_KEY = "_all"
-CONDITIONS_MAX = 62
-"""Bits of a long, without its sign."""
+CONDITIONS_MAX = 32 * MASK_BITS
+Late = Literal["drop", "side"]
 
 
 def match_recognize(
@@ -37,6 +51,8 @@ def match_recognize(
     *,
     unbounded: bool = False,
     partials_max: int = PARTIALS_MAX,
+    overflow: Overflow = "fail",
+    late: Late = "drop",
     buckets: int = BUCKETS,
     name: str | None = None,
 ) -> DataFrame:
@@ -45,6 +61,8 @@ def match_recognize(
     The result has the columns of PARTITION BY and MEASURES, with ALL ROWS PER MATCH also those of the rows, and
     ``match_id``, which is the same after a replay. The first column of ORDER BY is the event time. On a stream the
     pattern needs WITHIN, or ``unbounded=True`` if the rows that a match may span are bounded by the data itself.
+    ``overflow`` says what happens when a key has more than ``partials_max`` partial matches: "fail", "drop_oldest" or
+    "drop_newest". ``late="side"`` also gives late rows, in the column ``late`` (see ``hr.split_late``).
     """
     clauses = parse_clauses(text)
     without_weights(rows, MatchPatterns.name)
@@ -52,16 +70,18 @@ def match_recognize(
     automaton = compile_pattern(clauses.pattern)
     _decidable(rows, clauses, automaton, unbounded)
     columns = Columns()
-    plan, measures = sql_plan(clauses, automaton, columns, partials_max, name or "match_recognize")
+    check_choices(overflow, late, partials_max)
+    plan, measures = sql_plan(clauses, automaton, columns, partials_max, name or "match_recognize", overflow)
     time = time_column(rows, clauses.order[0][0], "ORDER BY")
     keys = list(clauses.partition) or [NO_KEY]
     shown = rows.columns if clauses.rows == "all" else []
     refuse_reserved([*clauses.partition, *(each for each, _ in clauses.order)], [])
     refuse_reserved([*clauses.partition, *shown], [each.name for each in MATCH_FIELDS])
     refuse_twice([*dict.fromkeys([*clauses.partition, *shown]), *(each for each, _ in clauses.measures), "match_id"])
-    prepared = prepare(
-        rows if clauses.partition else rows.withColumn(NO_KEY, F.lit(0)), keys, clauses.order, columns, shown
-    )
+    side = rows.columns if late == "side" else []
+    refuse_reserved([*clauses.partition, *(each for each, _ in clauses.measures), *shown] if side else [], [LATE])
+    keyed = rows if clauses.partition else rows.withColumn(NO_KEY, F.lit(0))
+    prepared = prepare(keyed, keys, clauses.order, columns, [*shown, *side], overflow)
     schema = arrow_schema(prepared.schema)
     refuse_odd_totals(plan, schema)
     operator = MatchPatterns(
@@ -77,13 +97,23 @@ def match_recognize(
         unmatched=clauses.unmatched,
         numbered=any(each.kind == "match_number" for each in plan.atoms),
         anchored=any(each.at_start for each in automaton.start),
+        late=tuple(side) if side else None,
     )
     matches = apply_operator(prepared, operator, keys=keys, event_time=time, buckets=buckets, name=name)
     partition = plain_columns(clauses.partition)
     passing = [each for each in plain_columns(shown) if clauses.rows == "all"]
     others = [column for column, of in zip(passing, shown, strict=True) if of not in clauses.partition]
     values = [F.expr(sql).alias(measure) for measure, sql in measures.items()]
-    return matches.select(*partition, *others, *values, match_id(keys).alias("match_id"))
+    return matches.select(*partition, *others, *values, match_id(keys).alias("match_id"), *([LATE] if side else []))
+
+
+def check_choices(overflow: str, late: str, partials_max: int) -> None:
+    if overflow not in ("fail", "drop_oldest", "drop_newest"):
+        raise UsageError(f"overflow={overflow!r} is none of 'fail', 'drop_oldest', 'drop_newest'")
+    if late not in ("drop", "side"):
+        raise UsageError(f"late={late!r} is neither 'drop' nor 'side'")
+    if partials_max < 1:
+        raise UsageError(f"partials_max={partials_max} leaves no partial match", "1 or more")
 
 
 def _resolved(clauses: Clauses, columns: Sequence[str]) -> Clauses:
@@ -110,19 +140,29 @@ def prepare(
     order: Sequence[tuple[str, str]],
     columns: Columns,
     shown: Sequence[str],
+    overflow: Overflow = "fail",
 ) -> DataFrame:
     """The rows with what conditions and measures ask of them, and nothing else."""
     if len(columns.conditions) > CONDITIONS_MAX:
         raise UsageError(f"{len(columns.conditions)} conditions are too many; at most {CONDITIONS_MAX} at once")
     hashed = [each.name for each in rows.schema if hashable(each.dataType)]
     chosen = dict.fromkeys([*keys, *(name for name, _ in order), *shown])
-    mask = F.lit(0).cast("long")
+    masks: dict[int, Column] = {0: F.lit(0).cast("long")}
     for sql, bit in columns.conditions.items():
         condition = columns.given[sql] if sql in columns.given else F.expr(sql)
-        mask = mask + F.when(condition, F.lit(1 << bit)).otherwise(F.lit(0)).cast("long")
+        part, shift = divmod(bit, MASK_BITS)
+        flag = F.when(condition, F.lit(1 << shift)).otherwise(F.lit(0)).cast("long")
+        masks[part] = masks[part] + flag if part in masks else flag
+    named = [mask.alias(mask_name(part)) for part, mask in masks.items()]
+    if overflow == "drop_newest":
+        named.append(F.array().cast("array<int>").alias(GIVEN_UP))
     values = [F.expr(sql).alias(name) for sql, name in columns.values.items()]
     place = F.xxhash64(*plain_columns(hashed))
-    return rows.select(*plain_columns(chosen), *values, mask.alias(MASK), place.alias(PLACE))
+    return rows.select(*plain_columns(chosen), *values, *named, place.alias(PLACE))
+
+
+def mask_name(part: int) -> str:
+    return f"{MASK}_{part}" if part else MASK
 
 
 def refuse_odd_totals(plan: PatternPlan, schema: pa.Schema) -> None:
@@ -158,7 +198,12 @@ def _decidable(rows: DataFrame, clauses: Clauses, automaton: Automaton, unbounde
 
 
 def sql_plan(
-    clauses: Clauses, automaton: Automaton, columns: Columns, partials_max: int, name: str
+    clauses: Clauses,
+    automaton: Automaton,
+    columns: Columns,
+    partials_max: int,
+    name: str,
+    overflow: Overflow = "fail",
 ) -> tuple[PatternPlan, dict[str, str]]:
     names = variables_of(clauses.pattern)
     variables = {each: frozenset({each}) for each in names}
@@ -188,5 +233,6 @@ def sql_plan(
         within_us=clauses.within_us,
         atoms=tuple(atoms),
         runs_max=partials_max,
+        overflow=overflow,
     )
     return plan, measures

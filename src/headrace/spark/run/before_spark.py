@@ -18,7 +18,8 @@ import pyspark
 
 from headrace.client import Client, ClientOptions
 from headrace.errors import UsageError
-from headrace.spark.run.pipelines import Pipeline, check_file, choose, load_file
+from headrace.spark.run.dashboards import Dashboard
+from headrace.spark.run.pipelines import Loaded, check_file, choose, load_file
 
 __all__ = ["check_topics", "load_early", "topics_read"]
 
@@ -28,8 +29,8 @@ READERS = frozenset({"stream", "batch", "table"})
 BROKER_TIMEOUT_MS = 2_000
 
 
-def load_early(path: Path, only: tuple[str, ...]) -> list[Pipeline] | None:
-    """The chosen pipelines of a file; None when only Spark can tell."""
+def load_early(path: Path, only: tuple[str, ...]) -> Loaded | None:
+    """The chosen pipelines of a file and its dashboards; None when only Spark can tell."""
     check_file(path)
     if STARTS_SPARK.search(path.read_text(errors="replace")):
         return None
@@ -61,7 +62,7 @@ def topics_read(text: str) -> list[TopicRead]:
     """
     module = ast.parse(text)
     names = dict(_constants(module))
-    written = {_text(call.args[0], names) for call in _calls(module, {"topic"}) if call.args}
+    written = topics_written(text)
     found = []
     for function in module.body:
         if not isinstance(function, ast.FunctionDef):
@@ -74,20 +75,39 @@ def topics_read(text: str) -> list[TopicRead]:
     return found
 
 
-def check_topics(path: Path, pipelines: Sequence[Pipeline] | None, bootstrap: str) -> None:
-    """Refuse a broker that is away and a topic that is not there, with the line that reads it."""
-    chosen = None if pipelines is None else {getattr(each.build, "__name__", "") for each in pipelines}
-    wanted = [each for each in topics_read(path.read_text()) if chosen is None or each.function in chosen]
+def topics_written(text: str) -> set[str | None]:
+    """Topics that are sinks, by their plain names."""
+    module = ast.parse(text)
+    names = dict(_constants(module))
+    return {_text(call.args[0], names) for call in _calls(module, {"topic"}) if call.args}
+
+
+def check_topics(path: Path, loaded: Loaded | None, bootstrap: str) -> None:
+    """Refuse a broker that is away and a topic that is not there, with the line that reads or shows it."""
+    text = path.read_text()
+    chosen = None if loaded is None else {getattr(each.build, "__name__", "") for each in loaded.pipelines}
+    wanted = [(path, each) for each in topics_read(text) if chosen is None or each.function in chosen]
+    wanted += _shown(loaded.dashboards, topics_written(text)) if loaded is not None else []
     if not wanted:
         return
     options = ClientOptions(client_id="headrace-run", retry_timeout_ms=BROKER_TIMEOUT_MS)
     with Client(bootstrap, options) as client:
         known = [each.name for each in client.topics()]
-    for each in wanted:
+    for file, each in wanted:
         if each.topic not in known:
             close = difflib.get_close_matches(each.topic, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"headrace topic create {each.topic}"
-            raise UsageError(f"{path}:{each.line}: there is no topic {each.topic!r} at {bootstrap}", hint)
+            raise UsageError(f"{file}:{each.line}: there is no topic {each.topic!r} at {bootstrap}", hint)
+
+
+def _shown(dashboards: Sequence[Dashboard], written: Set[str | None]) -> list[tuple[Path, TopicRead]]:
+    """Topics of dashboards that the file itself does not write, with where they stand."""
+    found = []
+    for each in dashboards:
+        file, _, line = each.origin.rpartition(":")
+        if each.topic not in written:
+            found.append((Path(file), TopicRead(each.topic, int(line), "dashboard")))
+    return found
 
 
 def _constants(module: ast.Module) -> Iterator[tuple[str, str]]:

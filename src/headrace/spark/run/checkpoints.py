@@ -9,6 +9,7 @@ Spark's file systems are used throughout, so a checkpoint may lie on this disk o
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from pathlib import Path
@@ -17,14 +18,14 @@ from pyspark.sql import SparkSession
 
 from headrace.errors import HeadraceError
 from headrace.spark.plan import SparkFiles
+from headrace.spark.run.session import SHUFFLE_PARTITIONS
 from headrace.spark.shape import Shape
+from headrace.spark.state.inspection import names_files_once
 
 __all__ = ["Checkpoint", "HadoopFile"]
 
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
 ASIDE = ".until-"
-NAMED_ONCE = "v2"
-"""How commits begin in a checkpoint whose state files have names that are used once."""
 
 
 def root_of(folder: str) -> str:
@@ -38,7 +39,7 @@ class Checkpoint:
     def __init__(self, spark: SparkSession, folder: str, name: str) -> None:
         self.shown = f"{folder.rstrip('/')}/{name}"
         self._root, self._name = root_of(folder), name
-        self._files = SparkFiles(spark)
+        self._spark, self._files = spark, SparkFiles(spark)
 
     @property
     def location(self) -> str:
@@ -51,10 +52,17 @@ class Checkpoint:
 
     def may_name_files_once(self) -> bool:
         """Whether its state files have names that are used once, or there are none yet. See ``session``."""
-        commits = [int(each) for each in self._names("spark/commits") if each.isdecimal()]
-        if not commits or not self._names("spark/state"):
+        if not self._names("spark/state"):
             return True
-        return self._files.read(self._path(f"spark/commits/{max(commits)}")).startswith(NAMED_ONCE)
+        return names_files_once(self._spark, self.location) is not False
+
+    def state_tasks(self) -> int | None:
+        """How many tasks share the state of each stateful operator: the first batch's number of shuffle partitions."""
+        batches = [int(each) for each in self._names("spark/offsets") if each.isdecimal()]
+        if not batches:
+            return None
+        about = self._files.read(self._path(f"spark/offsets/{max(batches)}")).splitlines()[1]
+        return int(json.loads(about)["conf"][SHUFFLE_PARTITIONS])
 
     def shape(self) -> Shape | None:
         """The shape the query had, or None where nobody wrote it down."""
@@ -92,7 +100,16 @@ class Checkpoint:
                 self._files.remove(f"{self._root}/{name}")
 
     def rename(self, name: str) -> None:
-        """Give the whole folder to another pipeline, which must have none."""
+        """Give the whole folder to another pipeline, which must have none.
+
+        Spark keeps the whole path of the file with a state's schema, so the new one is written first.
+        """
+        for operator in self._names("spark/state"):
+            below = f"spark/state/{operator}/_metadata/v2"
+            for each in self._names(below):
+                path = self._path(f"{below}/{each}")
+                text = self._files.read(path)
+                self._files.write(path, text.replace(f"/{self._name}/spark/state/", f"/{name}/spark/state/"))
         if not self._files.rename(self._path(""), f"{self._root}/{name}"):
             raise HeadraceError(f"{self.shown} cannot be renamed to {name}")
 

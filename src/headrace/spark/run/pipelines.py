@@ -16,8 +16,8 @@ import hashlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, overload
@@ -26,11 +26,15 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import UsageError
+from headrace.spark.run import dashboards
+from headrace.spark.run.dashboards import Dashboard
 from headrace.spark.run.failures import place_of
 from headrace.spark.run.session import STATE_STORES
 from headrace.spark.sinks import Sink, as_sink, console
+from headrace.spark.sinks.plain import BatchWrite
+from headrace.spark.sinks.several import several
 
-__all__ = ["Builder", "Pipeline", "check_file", "choose", "load_file", "pipeline", "registered"]
+__all__ = ["Builder", "Loaded", "Pipeline", "check_file", "choose", "load_file", "pipeline", "registered"]
 
 Builder = Callable[[SparkSession], DataFrame]
 B = TypeVar("B", bound=Builder)
@@ -52,6 +56,14 @@ class Pipeline:
     origin: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a file writes down."""
+
+    pipelines: list[Pipeline]
+    dashboards: list[Dashboard]
+
+
 _registered: dict[str, Pipeline] = {}
 
 
@@ -60,7 +72,8 @@ def pipeline(function: B, /) -> B: ...
 @overload
 def pipeline(
     *,
-    sink: Sink | Callable[[DataFrame, int], None] | None = None,
+    sink: Sink | BatchWrite | None = None,
+    sinks: Sequence[Sink | BatchWrite] | None = None,
     name: str | None = None,
     every: str = "",
     output_mode: str | None = None,
@@ -70,25 +83,29 @@ def pipeline(
     function: Builder | None = None,
     /,
     *,
-    sink: Sink | Callable[[DataFrame, int], None] | None = None,
+    sink: Sink | BatchWrite | None = None,
+    sinks: Sequence[Sink | BatchWrite] | None = None,
     name: str | None = None,
     every: str = "",
     output_mode: str | None = None,
     state: str | None = None,
 ) -> Any:
-    """Write a function down as a pipeline.
+    """Declare a function as a pipeline, for ``headrace run``.
 
-    ``sink``: one of ``headrace.spark.sinks``, or a function of (rows, batch id); the console without one. ``name``: the
-    function's own otherwise; it is the name of the checkpoint too. ``every``: the pace of micro-batches, such as
-    ``"10 seconds"``; one follows the other without. ``output_mode``: append, update or complete; what fits otherwise.
-    ``state``: where Spark's own joins and aggregations look up what they hold, ``"disk"`` (unless told otherwise) or
-    ``"memory"``, which is faster and must have the room.
+    ``sink``: one of ``headrace.spark.sinks``, or a function of (rows, batch id); default: the console. ``sinks``:
+    several of them, for which the source is read once; ``sink.transform(function)`` gives one of them a part of the
+    rows. ``name``: default: the function's name; the checkpoint has the same name. ``every``: the trigger interval,
+    such as ``"10 seconds"``; by default one micro-batch follows the other. ``output_mode``: append, update or
+    complete; by default the one that fits. ``state``: where Spark's own joins and aggregations keep their state,
+    ``"disk"`` (default) or ``"memory"``, which is faster and must fit into the heap.
     """
     if output_mode is not None and output_mode not in OUTPUT_MODES:
         raise UsageError(f"output_mode={output_mode!r} must be one of {', '.join(OUTPUT_MODES)}")
     if state is not None and state not in STATE_STORES:
         raise UsageError(f"state={state!r} must be one of {', '.join(STATE_STORES)}")
-    where = console() if sink is None else as_sink(sink)
+    if sink is not None and sinks is not None:
+        raise UsageError("a pipeline has either sink= or sinks=, and not both", "sinks=[one, other]")
+    where = several(sinks) if sinks is not None else console() if sink is None else as_sink(sink)
 
     def write_down(build: B) -> B:
         chosen = name or str(getattr(build, "__name__", ""))
@@ -118,13 +135,14 @@ def registered() -> list[Pipeline]:
     return list(_registered.values())
 
 
-def choose(pipelines: list[Pipeline], only: tuple[str, ...]) -> list[Pipeline]:
-    """Those named, or all of them."""
+def choose(loaded: Loaded, only: tuple[str, ...]) -> Loaded:
+    """With the pipelines that are named, or all of them."""
+    pipelines = loaded.pipelines
     unknown = [name for name in only if name not in {each.name for each in pipelines}]
     if unknown:
         names = ", ".join(each.name for each in pipelines)
         raise UsageError(f"there is no pipeline {unknown[0]!r}", f"there are: {names}")
-    return [each for each in pipelines if not only or each.name in only]
+    return replace(loaded, pipelines=[each for each in pipelines if not only or each.name in only])
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
@@ -140,8 +158,8 @@ def check_file(path: Path) -> None:
         raise UsageError(f"{_place(path, error)}: {type(error).__name__}: {error}") from error
 
 
-def load_file(path: Path) -> list[Pipeline]:
-    """Run a Python file and give the pipelines that it writes down.
+def load_file(path: Path) -> Loaded:
+    """Run a Python file and give the pipelines and dashboards that it writes down.
 
     The functions in it, and in the modules beside it, travel to Spark's workers by value: the workers need not have the
     file.
@@ -149,14 +167,14 @@ def load_file(path: Path) -> list[Pipeline]:
     check_file(path)
     folder = path.resolve().parent
     before = set(sys.modules)
-    with _collected() as found:
+    with _collected() as found, dashboards.collected() as charts:
         module = _execute(path)
     beside = [sys.modules[name] for name in set(sys.modules) - before]
     for each in {module, *(other for other in beside if _lies_in(other, folder))}:
         cloudpickle.register_pickle_by_value(each)  # type: ignore[no-untyped-call]
     if not found:
         raise UsageError(f"{path} has no pipeline", "decorate a function with @hr.pipeline(sink=…)")
-    return list(found.values())
+    return Loaded(list(found.values()), charts)
 
 
 @contextlib.contextmanager

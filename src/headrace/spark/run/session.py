@@ -11,6 +11,8 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from pyspark.conf import SparkConf
@@ -20,11 +22,13 @@ from headrace.errors import UsageError
 from headrace.spark.plan import CLASSIC
 from headrace.spark.run.java import find_java
 from headrace.spark.source.registration import register
+from headrace.spark.state.inspection import STATE_FORMAT
 
 __all__ = ["PROFILE", "STATE_STORES", "session", "state_in"]
 
+PYTHON = "spark.pyspark.python"
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
-STATE_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 STATE_STORES = {
     "disk": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -72,6 +76,22 @@ PROFILE: tuple[tuple[str, str, str], ...] = (
     ("spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled", "true", "errors show the user's lines first"),
 )
 
+WORKER_SITE = Path(str(getattr(find_spec("headrace.spark.run.worker_site.sitecustomize"), "origin", ""))).parent
+
+WORKER_PROFILE: tuple[tuple[str, str, str], ...] = (
+    (
+        "spark.executorEnv.PYTHONPATH",
+        str(WORKER_SITE),
+        "Python processes take PySpark from where it is installed, compiled, and not out of a zip that they compile",
+    ),
+    (
+        "spark.python.daemon.module",
+        "headrace.spark.run.worker_daemon",
+        "workers are forked with their imports, which would take each of them 0.6 s of a core",
+    ),
+)
+"""For workers on this machine that run in the Python of this process, and so have this very headrace."""
+
 LOCAL_PROFILE: tuple[tuple[str, str, str], ...] = (
     ("spark.driver.host", "127.0.0.1", "nothing listens beyond this machine unless asked to"),
     ("spark.driver.bindAddress", "127.0.0.1", "the same"),
@@ -82,7 +102,7 @@ LOCAL_PROFILE: tuple[tuple[str, str, str], ...] = (
 
 
 def session(*, app_name: str = "headrace", master: str | None = None, **conf: Any) -> SparkSession:
-    """The running session, or a new one with the profile; either way the source ``headrace`` is known to it.
+    """The running session, or a new one with headrace's settings; the source ``headrace`` is registered with it.
 
     Further arguments are Spark's settings with underscores for dots, or a mapping ``conf={"spark.…": …}``.
     """
@@ -103,13 +123,18 @@ def session(*, app_name: str = "headrace", master: str | None = None, **conf: An
 
 
 @contextmanager
-def state_in(spark: SparkSession, where: str | None, *, named_once: bool = False) -> Iterator[None]:
+def state_in(
+    spark: SparkSession, where: str | None, *, named_once: bool = False, tasks: int | None = None
+) -> Iterator[None]:
     """Queries that are started in here keep their state there (``disk``, ``memory``); where the session says if None.
 
     A query takes the session's settings along when it starts. One that goes on from a checkpoint has its checkpoint's
     store. ``named_once``: its state files may have names that are used once, because it has none of another kind.
+    ``tasks``: so many share the state of a query that has none yet; the session's number if None.
     """
     wanted = {} if where is None else {STATE_STORE: STATE_STORES[where]}
+    if tasks is not None:
+        wanted[SHUFFLE_PARTITIONS] = str(tasks)
     store = wanted.get(STATE_STORE) or spark.conf.get(STATE_STORE, None)
     undecided = all(spark.conf.get(name, None) is None for name in FILES_NAMED_ONCE)
     if named_once and undecided and store == STATE_STORES["disk"]:
@@ -147,8 +172,11 @@ def _profile(wanted: Mapping[str, str]) -> dict[str, str]:
         lines |= {name: value for name, value, _ in LOCAL_PROFILE}
         # Workers have what this interpreter has, headrace included. Spark takes this from the environment only.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        chosen = wanted.get(PYTHON) or outside.get(PYTHON) or os.environ["PYSPARK_PYTHON"]
+        if chosen == sys.executable:
+            lines |= {name: value for name, value, _ in WORKER_PROFILE}
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        lines["spark.sql.shuffle.partitions"] = str(_cores(master))  # 200 tasks by default, most of them empty
+        lines[SHUFFLE_PARTITIONS] = str(_cores(master))  # 200 tasks by default, most of them empty
     return {"spark.master": master, **{name: value for name, value in lines.items() if name not in outside}}
 
 

@@ -1,8 +1,9 @@
-"""Where a pipeline's rows go: ``hr.sinks``.
+"""Where a pipeline writes its rows: ``hr.sinks``.
 
-``plain`` has sinks that Spark itself writes. The others keep derived systems up to date: ``target`` says what that
-means and how a batch counts once, the modules named ``to_…`` each know one kind of system, without Spark,
-``following`` brings the micro-batches of a stream to them, and ``derived`` has the functions that make them.
+``plain`` has sinks that Spark itself writes. The others keep derived systems up to date: ``derived`` has the functions
+that make them, ``following`` brings the micro-batches of a stream to the writers of ``headrace.targets``, which know no
+Spark.
+``several`` writes a stream that is read once to several sinks.
 """
 
 from __future__ import annotations

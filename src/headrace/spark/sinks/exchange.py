@@ -1,8 +1,8 @@
 """Rows to an exchange of headrace or RabbitMQ, with confirms: ``hr.sinks.exchange``.
 
 At least once. A micro-batch that is repeated after a crash publishes the same messages with the same ``message_id``:
-query, batch, partition and row. So a consumer, or ``hr.dedup`` behind a bridge, can remove the repetitions. A batch is
-committed when the broker has confirmed all of its messages.
+query, exchange, batch, partition and row. So a consumer, or ``hr.dedup`` behind a bridge, can remove the repetitions. A
+batch is committed when the broker has confirmed all of its messages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from headrace.errors import HeadraceError, UsageError
 from headrace.spark.owner import PipelineRun
-from headrace.spark.sinks.plain import Sink
+from headrace.spark.sinks.plain import BatchWrite, Sink
 
 __all__ = ["exchange"]
 
@@ -54,7 +54,10 @@ class _Exchange(Sink):
         return replace(self, query=run.pipeline)
 
     def stream(self, rows: DataFrame, mode: str, checkpoint: str) -> DataStreamWriter:
-        return rows.writeStream.outputMode(mode).foreachBatch(partial(self._publish, checkpoint=checkpoint))
+        return rows.writeStream.outputMode(mode).foreachBatch(self.batches(rows, mode, checkpoint))
+
+    def batches(self, rows: DataFrame, mode: str, checkpoint: str) -> BatchWrite:
+        return partial(self._publish, checkpoint=checkpoint)
 
     def write(self, rows: DataFrame) -> None:
         self._publish(rows, 0, checkpoint="")
@@ -70,7 +73,7 @@ class _Exchange(Sink):
             url=self.url,
             exchange=self.name,
             routing_key=self.routing_key,
-            prefix=f"{self.query or checkpoint.rstrip('/').rpartition('/')[2] or 'write'}/{batch_id}",
+            prefix=f"{self.query or checkpoint.rstrip('/').rpartition('/')[2] or 'write'}/{self.name}/{batch_id}",
         )
         rows.foreachPartition(work)
 

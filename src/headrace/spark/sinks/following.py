@@ -8,7 +8,6 @@ written and the one that comes next, and this process a few blocks.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,8 +25,8 @@ from headrace.errors import UsageError
 from headrace.spark.owner import PipelineRun
 from headrace.spark.plan import arrow_blocks
 from headrace.spark.sinks.dead_letters import DeadLetters
-from headrace.spark.sinks.plain import Sink
-from headrace.spark.source.reading import BOOTSTRAP_CONF, BOOTSTRAP_DEFAULT, is_unavailable
+from headrace.spark.sinks.plain import BatchWrite, Sink
+from headrace.spark.source.reading import bootstrap_of, is_unavailable, option_texts
 from headrace.spark.tables.changelog import (
     CHANGE,
     HOLD_ROWS,
@@ -38,8 +37,7 @@ from headrace.spark.tables.changelog import (
     row_type,
     without_truncations,
 )
-from headrace.spark.topic_sink.checkpoint import read_checkpoint
-from headrace.spark.topic_sink.sink import QUERY_ID_PROPERTY
+from headrace.spark.topic_sink.checkpoint import planned_batch
 from headrace.targets.target import JSON_FIELD, Changes, Delivery, Fence, Letters, Outcome, Target, utc
 from headrace.vocabulary import UNAVAILABLE
 
@@ -76,17 +74,34 @@ class Following(Sink):
         return self.target.shown
 
     def stream(self, rows: DataFrame, mode: str, checkpoint: str) -> DataStreamWriter:
+        prepared, follower = self._following(rows, mode, checkpoint)
+        return prepared.writeStream.outputMode(mode).foreachBatch(follower.batch)
+
+    def batches(self, rows: DataFrame, mode: str, checkpoint: str) -> BatchWrite:
+        _, follower = self._following(rows, mode, checkpoint)
+        key, op = self.target.key, self.op
+
+        def write(batch: DataFrame, batch_id: int) -> None:
+            follower.batch(as_changes(batch, key, op)[0], batch_id)
+
+        return write
+
+    def _following(self, rows: DataFrame, mode: str, checkpoint: str) -> tuple[DataFrame, Follower]:
         prepared, follower = self._prepared(rows)
         if mode != "append" and not follower.target.key:
             raise UsageError(
                 f"{self.target.shown} has no key, so rows can only be added, and this query has output mode {mode}",
                 "give the sink a key=…, or the query a watermark",
             )
-        return prepared.writeStream.outputMode(mode).foreachBatch(replace(follower, checkpoint=checkpoint).batch)
+        return prepared, replace(follower, checkpoint=checkpoint)
 
     @property
     def can_be_rebuilt(self) -> bool:
         return self.target.version() is not None
+
+    @property
+    def dead_letters_topic(self) -> str:
+        return self.dead_letters or ""
 
     def for_run(self, run: PipelineRun) -> Following:
         return self if self.run is not None else replace(self, run=run)
@@ -105,9 +120,8 @@ class Following(Sink):
     def letters(self, spark: SparkSession, target: Target, fence: Fence | None) -> Letters:
         if self.dead_letters is None:
             return Letters(target.shown, rows_max=self.refused_max)
-        address = self.bootstrap or spark.conf.get(BOOTSTRAP_CONF, None) or os.environ.get("HEADRACE_BOOTSTRAP")
-        given = {"kafka.bootstrap.servers": address or BOOTSTRAP_DEFAULT, "topic": self.dead_letters, **self.options}
-        options = {name: str(value) for name, value in given.items()}
+        address = bootstrap_of(spark, self.bootstrap)
+        options = option_texts({"kafka.bootstrap.servers": address, "topic": self.dead_letters, **self.options})
         about = {"sink": target.shown}
         if fence is not None:
             about |= {"query": fence.query, "batch": str(fence.batch_id)}
@@ -137,17 +151,16 @@ class Follower:
         delivery = Delivery(schema, _changes(frame, schema), letters, fence)
         session = self.target.open()
         try:
-            return session.write(delivery)
+            outcome = session.write(delivery)
         finally:
             session.close()
+        self.run.dead_letters += letters.count
+        return outcome
 
     def _fence(self, frame: DataFrame, batch_id: int) -> Fence:
-        """A replay has the query's id and the same end of input; the id alone where the checkpoint is out of reach."""
-        known = read_checkpoint(self.checkpoint, frame.sparkSession) if self.checkpoint else None
-        query = known.query_id if known else frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID_PROPERTY)
-        ends = known.ends if known and known.batch_id == batch_id else None
+        query, ends = planned_batch(self.checkpoint, frame.sparkSession, batch_id)
         run = self.run
-        return Fence(str(query), batch_id, ends, run.owner, not run.has_written, run.pipeline, run.starts_over)
+        return Fence(query, batch_id, ends, run.owner, not run.has_written, run.pipeline, run.starts_over)
 
 
 # ---- rows become changes -------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ batch id) is a sink too; a stream calls it once per micro-batch, and again with 
 from __future__ import annotations
 
 import contextlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,15 +22,20 @@ from headrace.changes import WEIGHT
 from headrace.errors import UsageError
 from headrace.spark.owner import PipelineRun
 from headrace.spark.progress import screen_cleared
-from headrace.spark.source.reading import BOOTSTRAP_CONF, BOOTSTRAP_DEFAULT, has_all_values
+from headrace.spark.source.reading import bootstrap_of, has_all_values, option_texts
 from headrace.spark.tables.changelog import CHANGE, as_records, changes
-from headrace.spark.topic_sink.checkpoint import is_local, read_checkpoint
-from headrace.spark.topic_sink.sink import QUERY_ID_PROPERTY, exactly_once_batch
+from headrace.spark.topic_sink.checkpoint import is_local, planned_batch
+from headrace.spark.topic_sink.protocol import sink_beside
+from headrace.spark.topic_sink.sink import exactly_once_batch
 
-__all__ = ["Sink", "as_sink", "console", "parquet", "topic"]
+__all__ = ["BatchWrite", "Sink", "as_sink", "console", "parquet", "topic"]
 
 RECORD_COLUMNS = frozenset({"key", "value", "headers", "topic", "partition"})
 PARQUET_MODES = ("error", "overwrite", "append", "ignore")
+
+
+BatchWrite = Callable[[DataFrame, int], None]
+"""Writes one micro-batch, given its number."""
 
 
 class Sink(ABC):
@@ -48,10 +52,36 @@ class Sink(ABC):
     def write(self, rows: DataFrame) -> None:
         """Write a bounded set of rows."""
 
+    def batches(self, rows: DataFrame, mode: str, checkpoint: str) -> BatchWrite:
+        """How a micro-batch is written beside other sinks of the stream; called before the stream starts.
+
+        What does not fit the columns of the stream is refused here.
+        """
+        raise UsageError(
+            f"{self.describe()} cannot be one of several sinks: it would not be exactly once",
+            "give it a separate pipeline, as its only sink",
+        )
+
+    def transform(self, function: Callable[[DataFrame], DataFrame]) -> Sink:
+        """This sink for some of the rows, or for other columns: ``function`` is applied to each micro-batch."""
+        from headrace.spark.sinks.several import Transformed
+
+        return Transformed(self, function)
+
     @property
     def can_be_rebuilt(self) -> bool:
         """Whether ``headrace rebuild`` can fill it again beside the one in use."""
         return False
+
+    @property
+    def results_topic(self) -> str:
+        """The topic at the pipeline's own broker that has the rows; empty where they are elsewhere."""
+        return ""
+
+    @property
+    def dead_letters_topic(self) -> str:
+        """Where rows go that a target refuses; empty where they go nowhere."""
+        return ""
 
     def for_run(self, run: PipelineRun) -> Sink:
         """The sink for one run of a pipeline, which may keep what it must know about the run."""
@@ -59,6 +89,7 @@ class Sink(ABC):
 
 
 def as_sink(given: Sink | Callable[[DataFrame, int], None]) -> Sink:
+    """A sink as it is; a function of (rows, batch id) as a sink."""
     if isinstance(given, Sink):
         return given
     if callable(given):
@@ -108,6 +139,9 @@ class _Function(Sink):
     def stream(self, rows: DataFrame, mode: str, checkpoint: str) -> DataStreamWriter:
         return rows.writeStream.outputMode(mode).foreachBatch(self.call)
 
+    def batches(self, rows: DataFrame, mode: str, checkpoint: str) -> BatchWrite:
+        return self.call
+
     def write(self, rows: DataFrame) -> None:
         self.call(rows, 0)
 
@@ -122,6 +156,9 @@ class _Console(Sink):
 
     def stream(self, rows: DataFrame, mode: str, checkpoint: str) -> DataStreamWriter:
         return rows.writeStream.outputMode(mode).foreachBatch(self._show)
+
+    def batches(self, rows: DataFrame, mode: str, checkpoint: str) -> BatchWrite:
+        return self._show
 
     def write(self, rows: DataFrame) -> None:
         """By Python and not by Spark's own console sink, which writes where the JVM's messages go.
@@ -175,6 +212,10 @@ class _Topic(Sink):
     def describe(self) -> str:
         return f"topic {self.name}"
 
+    @property
+    def results_topic(self) -> str:
+        return self.name if self.bootstrap is None else ""
+
     def for_run(self, run: PipelineRun) -> _Topic:
         return replace(self, run=run)
 
@@ -186,16 +227,23 @@ class _Topic(Sink):
         # write under a name that a replay has again is as good.
         return records.writeStream.outputMode(mode).foreachBatch(partial(self._write_batch, checkpoint))
 
+    def batches(self, rows: DataFrame, mode: str, checkpoint: str) -> BatchWrite:
+        self.records(rows)
+
+        def write(batch: DataFrame, batch_id: int) -> None:
+            self._write_batch(checkpoint, self.records(batch), batch_id, beside=True)
+
+        return write
+
     def write(self, rows: DataFrame) -> None:
         self.records(rows).write.format("headrace").mode("append").options(**self._options(rows.sparkSession)).save()
 
-    def _write_batch(self, checkpoint: str, records: DataFrame, batch_id: int) -> None:
-        """A replay has the query's id and the same end of input; the id alone where the checkpoint is out of reach."""
+    def _write_batch(self, checkpoint: str, records: DataFrame, batch_id: int, *, beside: bool = False) -> None:
+        """``beside``: the query has other sinks too, and batches of each are recorded under a separate id."""
         spark = records.sparkSession
-        known = read_checkpoint(checkpoint, spark)
-        query = known.query_id if known else spark.sparkContext.getLocalProperty(QUERY_ID_PROPERTY)
-        ends = known.ends if known and known.batch_id == batch_id else None
-        exactly_once_batch(str(query), batch_id, ends).write(records, **self._options(spark))
+        query, ends = planned_batch(checkpoint, spark, batch_id)
+        sink = sink_beside(query, self.name) if beside else query
+        exactly_once_batch(sink, batch_id, ends).write(records, **self._options(spark))
 
     def records(self, rows: DataFrame) -> DataFrame:
         """The rows with the columns of a record."""
@@ -240,11 +288,11 @@ class _Topic(Sink):
         return column if isinstance(kind, BinaryType) else column.cast("string")
 
     def _options(self, spark: SparkSession) -> dict[str, str]:
-        address = self.bootstrap or spark.conf.get(BOOTSTRAP_CONF, None) or os.environ.get("HEADRACE_BOOTSTRAP")
-        chosen = {"kafka.bootstrap.servers": address or BOOTSTRAP_DEFAULT, "topic": self.name, **self.options}
+        address = bootstrap_of(spark, self.bootstrap)
+        chosen = {"kafka.bootstrap.servers": address, "topic": self.name, **self.options}
         if self.run is not None:
             chosen |= {"pipeline": self.run.pipeline, "startOver": self.run.starts_over}
-        return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in chosen.items()}
+        return option_texts(chosen)
 
 
 def _column(name: str) -> Column:

@@ -15,14 +15,13 @@ begins, it gives up at the first object it does not like, and it knows fewer con
 
 from __future__ import annotations
 
-import base64
 import binascii
 import datetime
 import decimal
 import json
 import re
 import zoneinfo
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,17 +33,10 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
-    BooleanType,
-    ByteType,
     DataType,
     DateType,
     DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
     MapType,
-    ShortType,
     StringType,
     StructType,
     TimestampNTZType,
@@ -52,26 +44,17 @@ from pyspark.sql.types import (
 )
 
 from headrace.errors import UsageError
-from headrace.spark.source.json_forms import MOMENT_US_MAX, MOMENT_US_MIN, PLAIN, UNITS_NS, Forms, unscaled
+from headrace.spark.source.json_forms import MOMENT_US_MAX, MOMENT_US_MIN, PLAIN, UNITS_NS, Forms
+from headrace.spark.source.json_values import SIMPLE, NumberText, as_decimal, shown
 
 __all__ = ["JsonColumns", "Parsed"]
 
 ONE_BY_ONE_ROWS = 64
 """Fewer rows than this are not halved again: a call of Arrow's parser costs as much as some rows in Python."""
 
-_INT_BITS: dict[type[DataType], int] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
-_EPOCH_DATE = datetime.date(1970, 1, 1)
 DAY_US = 86_400_000_000
 _UNIT_NAMES = {ns: name for name, ns in UNITS_NS.items()}
 _INDEX = re.compile(r"\[\d+\]")
-_SCALED = {"scale", "value"}
-_NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-
-
-class _NumberText(str):
-    """A number as it stood in the text, so that nothing of it is lost before its column's type is known."""
-
-    __slots__ = ()
 
 
 class _Unfit(Exception):
@@ -191,7 +174,7 @@ class JsonColumns:
         """From what the parser reads to what Spark takes."""
         if isinstance(kind, DecimalType) and pa.types.is_string(column.type):
             try:
-                return pa.array([_as_decimal(each, kind, self._forms, path) for each in column.to_pylist()], arrow)
+                return pa.array([as_decimal(each, kind, self._forms, path) for each in column.to_pylist()], arrow)
             except (ValueError, decimal.InvalidOperation) as error:
                 raise pa.ArrowInvalid(f"{path}: {error}") from error
         if isinstance(kind, DecimalType):
@@ -242,9 +225,7 @@ class JsonColumns:
 
     def _read_one(self, value: bytes) -> Sequence[Any]:
         try:
-            found = json.loads(
-                value.decode(), parse_int=_NumberText, parse_float=_NumberText, parse_constant=_NumberText
-            )
+            found = json.loads(value.decode(), parse_int=NumberText, parse_float=NumberText, parse_constant=NumberText)
         except UnicodeDecodeError:
             raise _Unfit("it is not UTF-8") from None
         except (ValueError, RecursionError) as error:
@@ -259,7 +240,7 @@ class JsonColumns:
         try:
             return self._fitted(value, kind, where)
         except (ValueError, TypeError, OverflowError, decimal.InvalidOperation, binascii.Error):
-            raise _Unfit(f"{where} is {_shown(value)}, which is no {kind.simpleString()}{_hint(value, kind)}") from None
+            raise _Unfit(f"{where} is {shown(value)}, which is no {kind.simpleString()}{_hint(value, kind)}") from None
 
     def _fitted(self, value: Any, kind: DataType, where: str) -> Any:
         """The value as Python has it; ValueError and the like when it does not fit."""
@@ -278,14 +259,14 @@ class JsonColumns:
         if isinstance(kind, TimestampType | TimestampNTZType):
             return self._fit_time(value, isinstance(kind, TimestampType), _path(where))
         if isinstance(kind, DecimalType):
-            return _as_decimal(value, kind, self._forms, _path(where))
-        if isinstance(kind, DateType) and isinstance(value, _NumberText) and self._forms.dates_are_days:
+            return as_decimal(value, kind, self._forms, _path(where))
+        if isinstance(kind, DateType) and isinstance(value, NumberText) and self._forms.dates_are_days:
             return _checked_days(int(value))
-        return _SIMPLE[type(kind)](value, kind)
+        return SIMPLE[type(kind)](value, kind)
 
     def _fit_time(self, value: Any, zoned: bool, path: str) -> int:
         """Microseconds since 1970, as Arrow counts them."""
-        if isinstance(value, _NumberText):
+        if isinstance(value, NumberText):
             unit_ns = self._forms.unit_ns(path)
             if unit_ns is None:
                 raise _Unfit(
@@ -326,7 +307,7 @@ def _check_type(kind: DataType, where: str) -> None:
         if not isinstance(kind.keyType, StringType):
             raise UsageError(f"{where}: keys of a map in JSON are strings, not {kind.keyType.simpleString()}")
         _check_type(kind.valueType, f"{where}{{}}")
-    elif type(kind) not in _SIMPLE and not isinstance(kind, TimestampType | TimestampNTZType):
+    elif type(kind) not in SIMPLE and not isinstance(kind, TimestampType | TimestampNTZType):
         raise UsageError(f"{where}: JSON has no {kind.simpleString()}", "read it as string and convert it in Spark")
 
 
@@ -375,7 +356,7 @@ def _checked_days(days: int) -> int:
 
 def _hint(value: Any, kind: DataType) -> str:
     """What may have been meant."""
-    if isinstance(kind, DecimalType) and isinstance(value, str) and not isinstance(value, _NumberText):
+    if isinstance(kind, DecimalType) and isinstance(value, str) and not isinstance(value, NumberText):
         return (
             ". If it is the unscaled number in base64, as Debezium writes decimals by default: say "
             "decimalFormat=base64, or capture with --decimals string"
@@ -430,117 +411,3 @@ def _joined(pieces: list[pa.Array], kind: pa.DataType) -> pa.Array:
     if len(pieces) == 1:
         return pieces[0]
     return pa.concat_arrays(pieces) if pieces else pa.array([], kind)
-
-
-# ---- simple values, one by one -------------------------------------------------------------------------------------
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False) if not isinstance(value, _NumberText) else str(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _raw_text(value: Any) -> str:
-    """A value in a string column: a string as it is, everything else as its JSON text."""
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{json.dumps(key)}:{_inner_text(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(_inner_text, value)) + "]"
-    return json.dumps(value)
-
-
-def _inner_text(value: Any) -> str:
-    if isinstance(value, str) and not isinstance(value, _NumberText):
-        return json.dumps(value, ensure_ascii=False)
-    return _raw_text(value)
-
-
-def _string(value: Any, kind: DataType) -> str:
-    text = _raw_text(value)
-    text.encode()  # half a surrogate pair is no text
-    return text
-
-
-def _boolean(value: Any, kind: DataType) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
-
-
-def _integer(value: Any, kind: DataType) -> int:
-    if not isinstance(value, _NumberText):
-        raise ValueError
-    number = int(value)
-    bits = _INT_BITS[type(kind)]
-    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
-        raise ValueError
-    return number
-
-
-def _floating(value: Any, kind: DataType) -> float:
-    if isinstance(value, str) and str(value) in _NOT_FINITE:
-        return _NOT_FINITE[str(value)]
-    if not isinstance(value, _NumberText):
-        raise ValueError
-    return float(value)
-
-
-def _as_decimal(value: Any, kind: DecimalType, forms: Forms, path: str) -> decimal.Decimal | None:
-    """A decimal in any of its forms: text or a number, base64, or an object with its scale."""
-    if value is None:
-        return None
-    if isinstance(value, dict):
-        if set(value) != _SCALED:
-            raise ValueError
-        return _rounded(unscaled(str(value["value"]), int(value["scale"])), kind)
-    scale = forms.scale(path, kind.scale)
-    if scale is not None and isinstance(value, str) and not isinstance(value, _NumberText):
-        return _rounded(unscaled(value, scale), kind)
-    return _decimal(value, kind)
-
-
-def _decimal(value: Any, kind: DataType) -> decimal.Decimal:
-    assert isinstance(kind, DecimalType)
-    if not isinstance(value, str):
-        raise ValueError
-    return _rounded(decimal.Decimal(str(value)), kind)
-
-
-def _rounded(number: decimal.Decimal, kind: DecimalType) -> decimal.Decimal:
-    """Digits after the scale are rounded, as Spark does; more in front than the precision allows do not fit."""
-    with decimal.localcontext(decimal.Context(prec=400)):
-        if not number.is_finite():
-            raise ValueError
-        rounded = number.quantize(decimal.Decimal(1).scaleb(-kind.scale), decimal.ROUND_HALF_UP)
-        if abs(rounded) >= decimal.Decimal(10) ** (kind.precision - kind.scale):
-            raise ValueError
-    return rounded
-
-
-def _date(value: Any, kind: DataType) -> int:
-    if not isinstance(value, str) or isinstance(value, _NumberText):
-        raise ValueError
-    return (datetime.date.fromisoformat(value) - _EPOCH_DATE).days
-
-
-def _binary(value: Any, kind: DataType) -> bytes:
-    if not isinstance(value, str) or isinstance(value, _NumberText):
-        raise ValueError
-    return base64.b64decode(value, validate=True)
-
-
-_SIMPLE: dict[type[DataType], Callable[[Any, Any], Any]] = {
-    StringType: _string,
-    BooleanType: _boolean,
-    ByteType: _integer,
-    ShortType: _integer,
-    IntegerType: _integer,
-    LongType: _integer,
-    FloatType: _floating,
-    DoubleType: _floating,
-    DecimalType: _decimal,
-    DateType: _date,
-    BinaryType: _binary,
-}

@@ -12,7 +12,6 @@ There is a lane for each priority, and an offset in each.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from headrace.client import Client, ClientOptions, QueuedMessage, QueueInfo, Queues
 from headrace.errors import UsageError
-from headrace.spark.source.reading import BOOTSTRAP_CONF, BOOTSTRAP_DEFAULT
+from headrace.spark.source.reading import BOOTSTRAP_DEFAULT, bootstrap_of, option_texts
 from headrace.spark.source.tasks import DataLost
 
 __all__ = ["QUEUE_SOURCE", "QueueDataSource", "QueueOptions", "queue"]
@@ -95,7 +94,7 @@ def queue(
     acknowledge: bool = False,
     **options: Any,
 ) -> DataFrame:
-    """A queue of a headrace broker as a streaming DataFrame, exactly once: what is not gone, then what comes.
+    """A queue of a headrace broker as a streaming DataFrame, exactly once: messages that are ready, then new ones.
 
     ``acknowledge``: messages are acknowledged to the queue when their micro-batch is committed. ``options`` are those
     of the source ``headrace-queue``, by their names.
@@ -104,10 +103,8 @@ def queue(
 
     spark.dataSource.register(QueueDataSource)
     acknowledge_committed(spark)
-    address = bootstrap or spark.conf.get(BOOTSTRAP_CONF, None) or os.environ.get("HEADRACE_BOOTSTRAP")
-    chosen = {"bootstrap": address or BOOTSTRAP_DEFAULT, "queue": name, "acknowledge": acknowledge, **options}
-    texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in chosen.items()}
-    return spark.readStream.format(QUEUE_SOURCE).options(**texts).load()
+    chosen = {"bootstrap": bootstrap_of(spark, bootstrap), "queue": name, "acknowledge": acknowledge, **options}
+    return spark.readStream.format(QUEUE_SOURCE).options(**option_texts(chosen)).load()
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -16,7 +17,17 @@ from headrace.spark.source.columns import ERROR_COLUMN, TOMBSTONE_COLUMN
 from headrace.spark.source.registration import register
 from headrace.vocabulary import UNAVAILABLE
 
-__all__ = ["batch", "has_all_values", "is_bad", "is_tombstone", "is_unavailable", "stream", "table"]
+__all__ = [
+    "batch",
+    "bootstrap_of",
+    "has_all_values",
+    "is_bad",
+    "is_tombstone",
+    "is_unavailable",
+    "option_texts",
+    "stream",
+    "table",
+]
 
 BOOTSTRAP_CONF = "spark.headrace.bootstrap"
 BOOTSTRAP_DEFAULT = "127.0.0.1:9092"
@@ -65,9 +76,9 @@ def table(
     bootstrap: str | None = None,
     **options: Any,
 ) -> DataFrame:
-    """The latest row per key of a keyed topic, as a compacted topic means it: a null value has removed its key.
+    """The latest row per key of a keyed topic, bounded. A null value has deleted its key.
 
-    Of two records with one key the later offset counts; a key always lies in one partition.
+    Of two records with one key the later offset counts; a key is always in one partition.
     """
     rows = batch(spark, topic, schema, value_format=value_format, bootstrap=bootstrap, **options)
     mark = "_" if schema is not None else ""
@@ -139,6 +150,17 @@ def is_unavailable(column: Column, kind: DataType) -> Column | None:
     return None
 
 
+def bootstrap_of(spark: SparkSession, given: str | None = None) -> str:
+    """The broker's address: what was given, the session's, the environment's, this machine's."""
+    address = given or spark.conf.get(BOOTSTRAP_CONF, None) or os.environ.get("HEADRACE_BOOTSTRAP")
+    return address or BOOTSTRAP_DEFAULT
+
+
+def option_texts(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options as Spark takes them."""
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+
+
 def _options(
     spark: SparkSession,
     topic: str,
@@ -147,9 +169,8 @@ def _options(
     bootstrap: str | None,
     options: dict[str, Any],
 ) -> dict[str, str]:
-    address = bootstrap or spark.conf.get(BOOTSTRAP_CONF, None) or os.environ.get("HEADRACE_BOOTSTRAP")
     chosen: dict[str, Any] = {
-        "kafka.bootstrap.servers": address or BOOTSTRAP_DEFAULT,
+        "kafka.bootstrap.servers": bootstrap_of(spark, bootstrap),
         "subscribe": topic,
         "startingOffsets": "earliest",
         **options,
@@ -159,4 +180,4 @@ def _options(
         chosen["valueSchema"] = schema if isinstance(schema, str) else schema.json()
     elif value_format is not None:
         chosen["valueFormat"] = value_format
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in chosen.items()}
+    return option_texts(chosen)

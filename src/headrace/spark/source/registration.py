@@ -12,7 +12,7 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make ``format("headrace")`` known to a session that was made elsewhere, and show its queries' positions."""
+    """Register ``format("headrace")`` with a session made elsewhere, and commit its queries' offsets to the broker."""
     refuse_connect(spark)
     spark.dataSource.register(HeadraceDataSource)
     listen(spark)

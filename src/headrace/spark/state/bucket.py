@@ -6,9 +6,11 @@ chunk with the keys that it touched, so it costs what it touches and not what is
 hides what older ones say.
 
 Chunks are merged so that they stay few: when eight or more at the end are together as large as the one before them,
-they become one; and when more rows are hidden or dead than live, all become one without those. Either way a row is
-rewritten a few times in its life. Only a run of chunks that reaches the newest is ever merged, so a reader who knows
-an older list of chunks finds it changed from some place on, and applies only what follows that place.
+they become one; and when more rows are hidden or dead than live, all are merged without those. Either way a row is
+rewritten a few times in its life. A chunk has at most ``CHUNK_BYTES_MAX`` bytes, unless one row alone has more: what is
+larger is cut into several, and a chunk of more than half of that is full and only merged when all are. Only a run of
+chunks that reaches the newest is ever merged, so a reader who knows an older list of chunks finds it changed from some
+place on, and applies only what follows that place.
 
 A chunk is never changed and its id is random, so whoever holds a chunk of that id holds the right bytes. The *manifest*
 lists the ids. It is what makes a copy in memory trustworthy: after a failed task, a replay, or a batch that ran in
@@ -42,6 +44,8 @@ BEGINNING = int(np.iinfo(np.int64).min)
 """The clock before anything was seen."""
 
 MERGE_CHUNKS_MIN = 8
+CHUNK_BYTES_MAX = 64 << 20
+"""A chunk travels through a socket and the JVM as one array of bytes."""
 GARBAGE_ROWS_MIN = 1024
 """So few hidden rows are not worth a rewrite of everything."""
 INDEX_ENTRY_BYTES = 200
@@ -180,6 +184,10 @@ class Chunk:
             self.byte_count,
         )
 
+    @property
+    def is_full(self) -> bool:
+        return bool(self.batch.nbytes > CHUNK_BYTES_MAX // 2)
+
     def hide(self, rows: Ints) -> None:
         """Something newer is known of these keys."""
         fresh = rows[self.current[rows]]
@@ -202,6 +210,18 @@ class Chunk:
         chunk = cls.of(_upgraded(batch, layout), layout, chunk_id=chunk_id)
         chunk.byte_count = len(data)
         return chunk
+
+
+def _cut(batch: pa.RecordBatch, keys: list[Key]) -> Iterator[tuple[pa.RecordBatch, list[Key]]]:
+    """The rows in pieces that a chunk may have, in order: halves, until each piece is small enough or a single row."""
+    waiting = [(batch, keys)]
+    while waiting:
+        part, keys_of_part = waiting.pop()
+        if part.num_rows <= 1 or part.nbytes <= CHUNK_BYTES_MAX:
+            yield part, keys_of_part
+            continue
+        half = part.num_rows // 2
+        waiting += [(part.slice(half), keys_of_part[half:]), (part.slice(0, half), keys_of_part[:half])]
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:
@@ -353,7 +373,8 @@ class Bucket:
         """The new rows of these keys; whatever was known of them is hidden."""
         columns = [keys, pa.array(live), pa.array(wake), pa.array(expire), states]
         batch = pa.RecordBatch.from_arrays(columns, schema=self.layout.schema)
-        self._add(Chunk.of(batch, self.layout, keys=python_keys))
+        for part, keys_of_part in _cut(batch, python_keys):
+            self._add(Chunk.of(part, self.layout, keys=keys_of_part))
         self._merge_when_worth_it()
 
     def _add(self, chunk: Chunk) -> None:
@@ -377,14 +398,14 @@ class Bucket:
             self._merge_from(0)
             return
         first, together = len(sizes) - 1, sizes[-1]
-        while first > 0 and sizes[first - 1] <= together:
+        while first > 0 and sizes[first - 1] <= together and not self.chunks[first - 1].is_full:
             first -= 1
             together += sizes[first]
         if len(sizes) - first >= MERGE_CHUNKS_MIN:
             self._merge_from(first)
 
     def _merge_from(self, first: int) -> None:
-        """One chunk of those from here on. Dead rows are needed while an older chunk may have the key."""
+        """As few chunks as can be of those from here on. Dead rows are needed while an older one may have the key."""
         parts: list[pa.RecordBatch] = []
         keys: list[Key] = []
         for chunk in self.chunks[first:]:
@@ -396,7 +417,8 @@ class Bucket:
             self._index.clear()
         if keys:
             (merged,) = pa.Table.from_batches(parts, self.layout.schema).combine_chunks().to_batches()
-            self._point_to(Chunk.of(merged, self.layout, keys=keys))  # the heap knows deadlines by key already
+            for part, keys_of_part in _cut(merged, keys):
+                self._point_to(Chunk.of(part, self.layout, keys=keys_of_part))  # the heap knows deadlines by key
 
     # ---- to and from the store -------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from headrace.spark.state.kernel import apply_operator, arrow_schema
 __all__ = ["FOREVER", "dedup"]
 
 FOREVER: Final = "forever"
-"""A bound that is none: said out loud, because memory and disk then grow with the number of keys."""
+"""Keep keys for ever: state then grows with the number of keys."""
 
 
 def dedup(
@@ -27,10 +27,10 @@ def dedup(
     buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
-    """Of rows with equal keys and less than ``within`` apart by ``event_time``, the first that comes.
+    """Remove duplicates: of rows with equal keys less than ``within`` apart by ``event_time``, the first comes out.
 
-    A key is forgotten when the watermark is ``within`` past the row that was given out. With ``within=hr.FOREVER`` each
-    key comes once and is never forgotten; that needs no times.
+    A key is removed from state when the watermark is ``within`` past the row that came out. With ``within=hr.FOREVER``
+    each key comes out once and is never removed; that needs no event time.
     """
     names = names_of(keys)
     without_weights(rows, Dedup.name)

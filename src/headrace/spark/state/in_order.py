@@ -27,7 +27,7 @@ WAITING = "waiting"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """The touched keys, and those of their rows that no earlier one can precede any more."""
+    """The touched keys, and those of their rows that the watermark has passed, in order."""
 
     keys: pa.StructArray
     held: pa.StructArray
@@ -42,7 +42,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettledStep:
-    """What follows. Everything but the output is per touched key, in their order."""
+    """The result of settled rows. Everything but the output is per touched key, in their order."""
 
     output: pa.Table
     states: pa.StructArray
@@ -55,7 +55,7 @@ class SettledStep:
 
 
 class InOrder(Operator):
-    """A subclass has a field ``rows``, the columns of its input, and answers ``settle``."""
+    """An operator that gets rows in event-time order. A subclass has a field ``rows``, its input, and ``settle``."""
 
     rows: pa.Schema
 

@@ -6,7 +6,8 @@ say themselves what is in them."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,12 +19,26 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headrace.errors import UsageError
+from headrace.spark.plan import SparkFiles
 from headrace.spark.state.bucket import NEVER, VERSION_FIELD, Bucket, Layout, Manifest
-from headrace.spark.state.kernel import BUCKET, MANIFEST_ID, VARIABLE, bucket_of
+from headrace.spark.state.kernel import BUCKET, MANIFEST_ID, VARIABLE
+from headrace.spark.state.placement import bucket_of
 
-__all__ = ["KeyState", "StateTotals", "key_of", "state_of", "state_operators", "state_totals"]
+__all__ = [
+    "STATE_FORMAT",
+    "KeyState",
+    "StateTotals",
+    "key_of",
+    "names_files_once",
+    "state_of",
+    "state_operators",
+    "state_totals",
+]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+STATE_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+NAMED_ONCE = "v2"
+"""How commits begin in a checkpoint whose state files have names that are used once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +63,9 @@ class KeyState:
 
 
 def state_totals(spark: SparkSession, checkpoint: str, *, operator: int = 0) -> StateTotals:
-    """What the stateful operator of this number (in the order of the query, from 0) holds."""
-    found = list(_manifests(spark, checkpoint, operator).values())
+    """Keys, timers, bytes and late rows of a stateful operator; ``operator`` is its number in the query, from 0."""
+    with _reading(spark, checkpoint):
+        found = list(_manifests(spark, checkpoint, operator).values())
     return StateTotals(
         keys=sum(each.key_count for each in found),
         timers=sum(each.timer_count for each in found),
@@ -85,10 +101,33 @@ def key_of(text: str, columns: Sequence[str]) -> dict[str, Any]:
 def state_of(
     spark: SparkSession, checkpoint: str, key: Mapping[str, Any] | str, *, operator: int = 0
 ) -> KeyState | None:
-    """What is held of one key, as ``{"user": "anna"}`` or as text that ``key_of`` reads; None when nothing is.
+    """The state of one key, given as ``{"user": "anna"}`` or as text that ``key_of`` reads; None if there is none.
 
     A value that is given as text is read as the type of its column.
     """
+    with _reading(spark, checkpoint):
+        return _state_of(spark, checkpoint, key, operator)
+
+
+def names_files_once(spark: SparkSession, checkpoint: str) -> bool | None:
+    """Whether the state files of a checkpoint have names that are used once; None before its first commit."""
+    files, folder = SparkFiles(spark), f"{checkpoint}/commits"
+    commits = [int(each) for each in files.names(folder) if each.isdecimal()] if files.exists(folder) else []
+    return files.read(f"{folder}/{max(commits)}").startswith(NAMED_ONCE) if commits else None
+
+
+@contextmanager
+def _reading(spark: SparkSession, checkpoint: str) -> Iterator[None]:
+    """Spark's reader goes by the session's format of state files, whatever the checkpoint has."""
+    before = spark.conf.get(STATE_FORMAT, None)
+    spark.conf.set(STATE_FORMAT, "2" if names_files_once(spark, checkpoint) else "1")
+    try:
+        yield
+    finally:
+        spark.conf.unset(STATE_FORMAT) if before is None else spark.conf.set(STATE_FORMAT, before)
+
+
+def _state_of(spark: SparkSession, checkpoint: str, key: Mapping[str, Any] | str, operator: int) -> KeyState | None:
     manifests = _manifests(spark, checkpoint, operator)
     chunks = _stored(spark, checkpoint, operator).where(F.col("user_map_key.id") != MANIFEST_ID)
     sample = chunks.select("user_map_value.data").limit(1).collect()

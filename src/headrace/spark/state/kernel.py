@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
@@ -52,6 +51,8 @@ from headrace.spark.description import Description
 from headrace.spark.plan import DESCRIPTION, METRIC, WATERMARK, event_times, keeps_state, observed_names
 from headrace.spark.state.bucket import NEVER, Bucket, Manifest, StateMismatch
 from headrace.spark.state.operator import BEGINNING, Clock, Operator, advance, run_bounded
+from headrace.spark.state.placement import BUCKET, part_of, with_buckets
+from headrace.spark.state.spill import in_parts
 from headrace.spark.workers import settle
 
 __all__ = [
@@ -62,7 +63,6 @@ __all__ = [
     "all_nullable",
     "apply_operator",
     "arrow_schema",
-    "bucket_of",
     "free_name",
     "key_type",
     "united",
@@ -78,10 +78,10 @@ CACHE_BYTES_MAX = 1 << 30
 """Without that setting. What a Python worker keeps of buckets in memory; the least recently used go first and are read
 again when needed."""
 PACK_BYTES_MAX = 32 << 20
+BOUNDED_BYTES_MAX = 128 << 20
+"""Rows of a bounded frame that an operator works on at a time; more are put on disk first."""
 OUTPUT_ROWS_MAX = 1 << 16
-BUCKET = "_bucket"
-PLACES = 5040
-"""Has all numbers up to ten as divisors, and many more: tasks of such numbers get equally many buckets."""
+PART = "_part"
 CHUNK_ID = StructType().add("id", StringType())
 CHUNK = StructType().add("data", BinaryType())
 """Not as text, which Spark would parse in every task."""
@@ -90,6 +90,9 @@ TIME_MODES: dict[Clock, str] = {"event": "EventTime", "processing": "ProcessingT
 MANIFEST_ID = ""
 """The manifest lies beside the chunks."""
 KEPT = "_bucket int, payload binary, rows long, late_rows long, keys long, timers long, bytes long"
+"""What comes out of a bucket, with the operator's counters after it."""
+MEMORIES_MAX = 8
+"""Uses of operators whose memory a worker keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +121,13 @@ def apply_operator(
     name: str | None = None,
     also: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """The operator's results on a bounded frame, or, as they come, on a stream.
+    """Apply an operator to a bounded frame or to a stream.
 
     ``rows`` may be several inputs by name: the operator then sees the keys, ``event_time``, and a column per input, a
     struct of its other columns that is null in rows of the others (``united``). ``event_time``: the column by which
     rows can be late. ``buckets`` (or the setting ``spark.headrace.state.buckets``) is fixed by the first run of a
-    checkpoint. Under ``name`` the progress of a stream shows what is held: ``observedMetrics["state <name>"]``.
-    ``also`` is added to the operator's description: how the rows were made ready for it.
+    checkpoint. ``name``: the progress of a stream shows its state as ``observedMetrics["state <name>"]``. ``also`` is
+    added to the operator's description: how the rows were prepared.
     """
     if isinstance(rows, Mapping):
         rows = united(rows, [*keys, *([event_time] if event_time and event_time not in keys else [])])
@@ -139,14 +142,16 @@ def apply_operator(
     cache_bytes = _setting(rows, CACHE_BYTES_CONF, CACHE_BYTES_MAX)
     plan = Plan(operator, schema, key_type(rows, keys), event_time, buckets, follows, cache_bytes, uuid.uuid4().hex)
     output = _spark_schema(operator, rows.schema)
-    numbered = rows.withColumn(BUCKET, _buckets_of(operator, keys, buckets))
+    numbered = with_buckets(rows, operator, keys, buckets)
     if not rows.isStreaming:
-        return numbered.groupBy(BUCKET).applyInArrow(_bounded(plan), output)
+        parted = numbered.withColumn(PART, part_of(operator, keys))
+        return parted.groupBy(BUCKET).applyInArrow(_bounded(plan), output)
     packed = numbered.mapInArrow(_packing(plan), f"{BUCKET} int, payload binary")
-    kept = packed.groupBy(BUCKET).transformWithState(_Keeper(plan), KEPT, "Append", TIME_MODES[operator.clock])
+    kinds = ", ".join([KEPT, *(f"`{each}` long" for each in operator.counters)])
+    kept = packed.groupBy(BUCKET).transformWithState(_Keeper(plan), kinds, "Append", TIME_MODES[operator.clock])
     shown = name or free_name(f"{operator.name}({', '.join(keys)})", rows)
     description = operator.describe(plan.keys, buckets, also)
-    return _observed(kept, shown, description).mapInArrow(_unpacking(plan), output)
+    return _observed(kept, shown, description, operator).mapInArrow(_unpacking(plan), output)
 
 
 def united(inputs: Mapping[str, DataFrame], shared: Sequence[str]) -> DataFrame:
@@ -193,48 +198,6 @@ def _spark_schema(operator: Operator, rows: StructType) -> StructType:
     return found
 
 
-def _buckets_of(operator: Operator, keys: Sequence[str], buckets: int) -> Column:
-    """The bucket of each row; a row for every key is repeated for every bucket."""
-    own = bucket_of(keys, buckets)
-    if operator.everywhere is None:
-        return own
-    every = F.array(*[F.lit(each).cast("int") for each in bucket_numbers(buckets)])
-    return F.explode(F.when(F.col(f"`{operator.everywhere}`"), every).otherwise(F.array(own)))
-
-
-def bucket_of(keys: Sequence[str], buckets: int) -> Column:
-    """Where a key's state is; it may never be computed otherwise, as checkpoints depend on it."""
-    numbers = F.array(*[F.lit(each) for each in bucket_numbers(buckets)])
-    return F.get(numbers, F.pmod(F.xxhash64(*keys), F.lit(buckets)).cast("int")).cast("int")
-
-
-@functools.cache
-def bucket_numbers(buckets: int) -> tuple[int, ...]:
-    """The numbers of buckets. Spark gives a number to the task that its hash says, and of eight consecutive numbers two
-    tasks would get three and five; so each number is the smallest whose hash goes to the next task in turn."""
-    smallest: dict[int, int] = {}
-    for first in itertools.count(0, 1 << 16):
-        places, at = np.unique(_spark_hash(np.arange(first, first + (1 << 16))) % PLACES, return_index=True)
-        smallest = dict(zip(places.tolist(), (at + first).tolist(), strict=True)) | smallest
-        if all(place in smallest for place in range(buckets)):
-            break
-    return tuple(smallest[place] for place in range(buckets))
-
-
-def _spark_hash(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Murmur3 of 32-bit integers with Spark's seed, as signed numbers: what its partitioning takes modulo the tasks."""
-
-    def rotated(bits: npt.NDArray[np.uint32], by: int) -> npt.NDArray[np.uint32]:
-        return (bits << np.uint32(by)) | (bits >> np.uint32(32 - by))
-
-    mixed = rotated(values.astype(np.uint32) * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
-    bits = rotated(np.uint32(42) ^ mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
-    bits ^= np.uint32(4)  # bytes of an integer
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        bits = (bits ^ (bits >> np.uint32(shift))) * np.uint32(factor)
-    return (bits ^ (bits >> np.uint32(16))).view(np.int32).astype(np.int64)
-
-
 def free_name(wanted: str, *frames: DataFrame, prefix: str = METRIC) -> str:
     """Spark takes a name of metrics once per query, and an operator may follow one of its own kind."""
     taken = {each for rows in frames for each in observed_names(rows)}
@@ -242,9 +205,10 @@ def free_name(wanted: str, *frames: DataFrame, prefix: str = METRIC) -> str:
     return next(each for each in numbered if f"{prefix}{each}" not in taken)
 
 
-def _observed(kept: DataFrame, name: str, description: Description) -> DataFrame:
+def _observed(kept: DataFrame, name: str, description: Description, operator: Operator) -> DataFrame:
     """The description stands in the plan, where ``plan`` finds it, and goes out with every progress."""
     sums = [F.sum(column).alias(column) for column in ("rows", "late_rows")]
+    sums += [(F.sum if how == "sum" else F.max)(each).alias(each) for each, how in operator.counters.items()]
     held = F.collect_list(F.struct(BUCKET, "keys", "timers", "bytes")).alias("buckets")
     described = F.first(F.lit(description.to_json())).alias(DESCRIPTION)
     return kept.observe(f"{METRIC}{name}", *sums, held, described)
@@ -310,10 +274,12 @@ def _one_key_type(name: str, kind: DataType) -> pa.DataType:
 # ---- the three steps -----------------------------------------------------------------------------------------------
 
 
-def _bounded(plan: Plan) -> Callable[[pa.Table], pa.Table]:
-    def run(table: pa.Table) -> pa.Table:
-        rows = table.select(plan.rows.names).cast(plan.rows)
-        return run_bounded(plan.operator, rows, plan.keys, plan.event_time)
+def _bounded(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
+        for table in in_parts(batches, PART, BOUNDED_BYTES_MAX):
+            rows = table.select(plan.rows.names).cast(plan.rows)
+            yield from run_bounded(plan.operator, rows, plan.keys, plan.event_time).to_batches(OUTPUT_ROWS_MAX)
 
     return run
 
@@ -378,6 +344,15 @@ class _Cache:
 
     def __init__(self) -> None:
         self.buckets: OrderedDict[tuple[str, int], Bucket] = OrderedDict()
+        self.memories: OrderedDict[str, dict[str, Any]] = OrderedDict()
+
+    def memory(self, plan: Plan) -> dict[str, Any]:
+        """What the operator keeps in this process."""
+        found = self.memories.setdefault(plan.uid, {})
+        self.memories.move_to_end(plan.uid)
+        if len(self.memories) > MEMORIES_MAX:
+            self.memories.popitem(last=False)
+        return found
 
     def take(self, plan: Plan, number: int) -> Bucket:
         """Out of the cache: whoever fails while working on it leaves no half-changed copy behind."""
@@ -425,7 +400,15 @@ class _Keeper(StatefulProcessor):
         bucket = _CACHE.take(plan, number)
         bucket.refresh(before, self)
         now_us = _now_us(plan.operator, times)
-        outcome = advance(bucket, plan.operator, rows, now_us=now_us, event_time=plan.event_time, follows=plan.follows)
+        outcome = advance(
+            bucket,
+            plan.operator,
+            rows,
+            now_us=now_us,
+            event_time=plan.event_time,
+            follows=plan.follows,
+            memory=_CACHE.memory(plan),
+        )
         after = bucket.save(before, plan.buckets, self)
         self._set_timer(before.due_us, after.due_us)
         _CACHE.put(plan, number, bucket)
@@ -437,7 +420,8 @@ class _Keeper(StatefulProcessor):
         ]
         for index, message in enumerate(messages or [None]):
             counts = (rows.num_rows, outcome.late_rows) if index == 0 else (0, 0)
-            yield Row(_bucket=number, payload=message, rows=counts[0], late_rows=counts[1], **held)
+            counted = outcome.counts if index == 0 else dict.fromkeys(outcome.counts, 0)
+            yield Row(_bucket=number, payload=message, rows=counts[0], late_rows=counts[1], **held, **counted)
 
     def _set_timer(self, before_us: int, after_us: int) -> None:
         """One timer of Spark's stands for all deadlines of the bucket."""

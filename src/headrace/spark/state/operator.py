@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,7 @@ __all__ = [
     "Outcome",
     "Step",
     "Touched",
+    "Whole",
     "advance",
     "as_lists",
     "earliest",
@@ -57,7 +59,7 @@ END = NEVER - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """The keys that a batch touches, and all there is to know of them."""
+    """The keys that a batch touches, with their states and rows."""
 
     keys: pa.StructArray
     held: pa.StructArray
@@ -70,11 +72,37 @@ class Touched:
     """Rows with earlier times are late. It is now, unless the rows come out of another operator."""
     shared: pa.Table
     """Rows that concern every key (``Operator.everywhere``). When there are any, all keys of the bucket are touched."""
+    keyless: pa.Table
+    """Rows without a key (``Operator.keyless``), which touch none."""
+    whole: Whole
+    memory: dict[str, Any]
+    """What the operator wants to keep in this process, for all buckets of this use of it. It may be empty at any time,
+    and may come from a batch that failed or from another bucket: what it says has to be checked against the state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All that a bucket held before the batch, for operators with rows that have no key."""
+
+    bucket: Bucket
+
+    @property
+    def stamp(self) -> tuple[str, ...]:
+        """The same stamp means the same states."""
+        return tuple(each.chunk_id for each in self.bucket.chunks)
+
+    def keys(self) -> list[Key]:
+        return self.bucket.live_keys()
+
+    def column(self, name: Literal["key", "state"]) -> pa.StructArray:
+        """In the order of ``keys``."""
+        kept = [each.batch.column(name).filter(pa.array(each.current & each.live)) for each in self.bucket.chunks]
+        return pa.concat_arrays(kept) if kept else pa.array([], self.bucket.layout.schema.field(name).type)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What follows from a batch. Everything but the output is per touched key, in their order."""
+    """The result of a batch. Everything but the output is per touched key, in their order."""
 
     output: pa.Table
     states: pa.StructArray
@@ -86,10 +114,12 @@ class Step:
     """False: what is held of the key is right as it is. For operators without deadlines; all are changed when None."""
     late_rows: int = 0
     """How many of the rows were late, of an operator that judges that itself."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """By the names of ``Operator.counters``."""
 
 
 class Operator(ABC):
-    """Keyed logic in columns. It keeps nothing in itself: it is sent to many processes and may be made anew."""
+    """Keyed logic in Arrow columns. It must hold no state in itself: it is copied to many processes."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
@@ -101,6 +131,11 @@ class Operator(ABC):
     """True: late rows, and those without a time, are handed to ``step`` as well, which says how many they were."""
     everywhere: ClassVar[str | None] = None
     """A boolean column of the input. A row where it is true goes to every bucket and touches every key there."""
+    keyless: ClassVar[str | None] = None
+    """A boolean column of the input. A row where it is true has no key and goes to one bucket, whichever. All others go
+    to every bucket, so that every bucket holds every key."""
+    counters: ClassVar[Mapping[str, Literal["sum", "max"]]] = MappingProxyType({})
+    """What the progress shows beside rows and late rows: a sum over the buckets of a batch, or the largest."""
 
     @property
     @abstractmethod
@@ -113,22 +148,25 @@ class Operator(ABC):
 
     @property
     def output_time(self) -> str | None:
-        """The column of the output's event time, for whoever comes next: once the clock has come to a time and the
-        operator has seen a batch at it, no row with an earlier one is given out any more. None when there is none."""
+        """The event-time column of the output, for an operator that follows; None if the output has no order in time.
+
+        Once the clock has reached a time and the operator has seen a batch at it, no row with an earlier time comes
+        out.
+        """
         return None
 
     @abstractmethod
     def step(self, touched: Touched) -> Step: ...
 
     def upgrade(self, states: pa.StructArray, version: int) -> pa.StructArray:
-        """States that an older version wrote, with the columns of this one."""
+        """Convert states of an older version to the columns of this one."""
         raise StateMismatch(
             f"{self.name}: the checkpoint has states of version {version} and the program has {self.version}, without "
             f"upgrade(): give one, or start over with an empty checkpoint"
         )
 
     def describe(self, keys: pa.StructType, buckets: int, also: Mapping[str, str] | None = None) -> Description:
-        """``also``: what else the meaning of its state depends on, such as how rows were made ready for it."""
+        """How a checkpoint knows the operator. ``also``: what else its state depends on."""
         return Description(
             kind=self.name,
             version=self.version,
@@ -147,6 +185,7 @@ class Operator(ABC):
 class Outcome:
     output: pa.Table
     late_rows: int
+    counts: Mapping[str, int]
 
 
 def advance(
@@ -157,6 +196,7 @@ def advance(
     now_us: int,
     event_time: str | None = None,
     follows: bool = False,
+    memory: dict[str, Any] | None = None,
 ) -> Outcome:
     """Take the rows of one batch into the bucket, and all deadlines that have come by now.
 
@@ -169,7 +209,8 @@ def advance(
     bucket.clock_us = max(bucket.clock_us, now_us)
     if not operator.judges_lateness:
         rows, late_rows = _in_time(rows, event_time, late_before_us if operator.clock == "event" else BEGINNING)
-    shared, rows = _shared(operator, rows)
+    keyless, rows = _divided(rows, operator.keyless)
+    shared, rows = _divided(rows, operator.everywhere)
     codes, keys = factorize(rows, bucket.layout.keys)
     python_keys = bucket.layout.python_keys(keys)
     woken, expired = _due(bucket, python_keys, now_us)
@@ -180,8 +221,8 @@ def advance(
         keys = pa.concat_arrays([keys, bucket.gather(bucket.find(woken), "key")])
         python_keys = python_keys + woken
     output = operator.output.empty_table()
-    changes = []
-    if python_keys:
+    changes, counts = [], dict.fromkeys(operator.counters, 0)
+    if python_keys or keyless.num_rows:
         held = _held(bucket, python_keys, late_before_us)
         touched = Touched(
             keys=keys,
@@ -191,24 +232,28 @@ def advance(
             now_us=now_us,
             late_before_us=late_before_us,
             shared=shared,
+            keyless=keyless,
+            whole=Whole(bucket),
+            memory={} if memory is None else memory,
         )
         step = operator.step(touched)
         assert operator.clock != "none" or (step.wake_us is None and step.expire_us is None), operator.name
         output = step.output
         late_rows += step.late_rows
+        counts |= step.counts
         changes.append(_changes(bucket, touched, python_keys, step))
     if expired:
         changes.append(_removal(bucket, expired))
     _write(bucket, changes)
     bucket.late_rows += late_rows
-    return Outcome(output, late_rows)
+    return Outcome(output, late_rows, counts)
 
 
-def _shared(operator: Operator, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """The rows for every key, and the rows for one key each."""
-    if operator.everywhere is None:
+def _divided(rows: pa.Table, column: str | None) -> tuple[pa.Table, pa.Table]:
+    """The rows where a boolean column is true, and the others."""
+    if column is None:
         return rows.slice(0, 0), rows
-    flags = rows.column(operator.everywhere).fill_null(False)
+    flags = rows.column(column).fill_null(False)
     return rows.filter(flags), rows.filter(pc.invert(flags))
 
 

@@ -29,13 +29,12 @@ def per_key(
     buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
-    """What a function makes of the rows of each key, with state between its calls.
+    """Apply a Python function to the rows of each key, with state between its calls.
 
-    ``function(key, rows, state, now)`` gets the key and its rows with the event time ``now`` as dicts, one time after
-    the other, and what it held before (None at first); it gives ``hr.Answer(rows, state, timer)``. Rows are handed over
-    when the watermark has passed them. At its timer it is called without rows. ``state`` and
-    ``output`` are schemas as Spark writes them. A changed function is not noticed: raise ``version``, and a checkpoint
-    of the old one is refused.
+    ``function(key, rows, state, now)`` gets the key, its rows at the event time ``now`` as dicts, and its last state
+    (None at first), one time after the other, each when the watermark has passed it. It returns ``hr.Answer(rows,
+    state, timer)``. At its timer it is called without rows. ``state`` and ``output`` are schemas in Spark's DDL. A
+    changed function is not noticed: raise ``version``, and a checkpoint of the old one is refused.
     """
     without_weights(rows, PerKey.name)
     time = time_column(rows, event_time, "event_time")

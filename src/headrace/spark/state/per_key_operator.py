@@ -33,7 +33,7 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a function per key gives back."""
+    """What a function for ``hr.per_key`` returns: rows to give out, the new state, and when to be called again."""
 
     rows: Iterable[Values] = ()
     state: Values | None = None

@@ -76,14 +76,14 @@ def changes(
     event_time: str | None = None,
     position: str | None = None,
 ) -> DataFrame:
-    """The changes in a topic that was read with its schema, of envelopes or of plain rows by key.
+    """The changes of a table: of a topic that was read with its schema, envelopes or plain rows by key.
 
     Rows with weights (``hr.deltas``) become the exact changes of a table by this key. Results of windows are rows by
-    key and start: a higher revision replaces a lower one, and one that is taken back is deleted.
+    key and start: a higher revision replaces a lower one, and a retracted one is deleted.
 
-    ``event_time``: the column of a row that says since when it is so; without it, when the change was captured or
-    written. A deletion has no row, so its time is always the latter. ``position``: a column of integers that orders the
-    changes of a key, for frames that were not read from a topic.
+    ``event_time``: the column that says since when a row is valid; by default, when the change was captured or written.
+    A deletion has no row, so it always has the latter. ``position``: a column of integers that orders the changes of a
+    key, for frames that were not read from a topic.
     """
     names = [key] if isinstance(key, str) else list(key)
     if WEIGHT in rows.columns:
@@ -278,7 +278,7 @@ def is_exact(frame: DataFrame) -> bool:
 
 
 def as_rows(frame: DataFrame) -> DataFrame:
-    """Flat: ``op`` beside the columns of the row, which for a delete are those that went, or at least its key."""
+    """Changes as flat rows: ``op`` beside the columns of the row; of a deletion the old row, or at least its key."""
     row, names = row_type(frame), set(key_names(frame))
     if "op" in row.fieldNames():
         raise UsageError("a row has a column 'op' itself", "rename it before: the operation needs the name")
@@ -293,11 +293,11 @@ def as_rows(frame: DataFrame) -> DataFrame:
 
 
 def as_records(frame: DataFrame, *, envelope: bool = False) -> DataFrame:
-    """Records for ``hr.sinks.topic``: the row as JSON under its key, and a null value for a delete.
+    """Changes as records for ``hr.sinks.topic``: the row as JSON under its key, a null value for a deletion.
 
-    So a compacted topic holds the table, ``hr.table`` reads it, and ``hr.changes`` its changes. With ``envelope``
-    each is a change as Debezium writes it, before and after, for a topic that keeps them all. A truncation ends the
-    query: it has no key, so it cannot be written in order with the rows of every partition.
+    So a compacted topic holds the table: ``hr.table`` reads it, and ``hr.changes`` its changes. With ``envelope`` each
+    record is a change in Debezium's envelope, for a topic that keeps them all. A truncation ends the query: it has no
+    key, so it cannot be written in order with the rows of every partition.
     """
     names = key_names(frame)
     frame = without_truncations(frame, f"that cannot be written to a topic by key. {HOLD_ROWS}")

@@ -23,18 +23,18 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 from pyspark.sql.types import StructType, TimestampType
 
 from headrace.errors import UsageError
-from headrace.spark.arguments import micros_of, without_weights
+from headrace.spark.arguments import micros_of, no_doubles, without_weights
 from headrace.spark.state.kernel import apply_operator, arrow_schema, free_name, united, watermarked
 from headrace.spark.tables.changelog import PLACE, is_truncation, key_names, lane, row_type
 from headrace.spark.tables.join_operators import CHANGE, EVENT, TRUNCATES, AsOf, How, Latest, Matched
 
 __all__ = [
+    "PREFIX_HINT",
     "On",
     "both_alike",
     "join_as_of",
     "join_latest",
     "join_within",
-    "no_doubles",
     "pairs_of",
     "same_types",
 ]
@@ -44,6 +44,7 @@ On = str | Sequence[str] | Mapping[str, str]
 TIME = "_time"
 RIGHT = "_right_"
 JOIN_METRIC = "join "
+PREFIX_HINT = 'give those of the right side a prefix: prefix="table_", or rename one'
 
 
 def join_as_of(
@@ -58,12 +59,12 @@ def join_as_of(
     buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
-    """Each event with the row of the table that was valid at the event's time, and the name of that row's version.
+    """Join each event with the row of the table that was valid at the event's time.
 
-    ``table``: changes (``hr.changes``), whose ``at`` says since when a row is so. ``on``: the columns of the stream
-    that are the table's key. Both need a watermark on a stream: an event comes out when both are past its time, so that
-    the result is the same whenever it is computed again. ``version``: the name of the column that says which version
-    was joined (null: none). ``prefix``: for the names of the table's columns. ``how``: left keeps events without a row.
+    ``table``: changes (``hr.changes``), whose ``at`` says since when a row is valid. ``on``: the columns of the stream
+    that are the table's key. On a stream both need a watermark: an event comes out when both have passed its time, so
+    the result is the same on every run. ``version``: the name of the column that says which version was joined (null:
+    none). ``prefix``: for the names of the table's columns. ``how``: left keeps events without a row.
     """
     _time(stream, event_time, "event_time")
     _versioned(table)
@@ -86,10 +87,10 @@ def join_latest(
     buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
-    """Each event, at once, with the row that the table has when the event comes; arguments as for ``join_as_of``.
+    """Join each event immediately with the row that the table has then; arguments as for ``join_as_of``.
 
-    What comes out depends on what came first: the same inputs read again, faster or in other batches, give other rows.
-    Where that matters, ``join_as_of`` gives one answer, and waits for it.
+    The result depends on arrival order: the same inputs read again in other batches give other rows. Where that
+    matters, use ``join_as_of``.
     """
     both_alike(stream, table, Latest.name)
     matched, tagged, keys = _tagged(stream, table, on, version, how, prefix, F.lit(None).cast("timestamp"))
@@ -112,7 +113,7 @@ def _tagged(
         )
     same_types(stream.schema, _key_schema(table), pairs)
     taken = tuple((each.name, prefix + each.name) for each in row if each.name not in pairs.values())
-    no_doubles([*stream.columns, version, *(name for _, name in taken)])
+    no_doubles([*stream.columns, version, *(name for _, name in taken)], PREFIX_HINT)
 
     moment = F.unix_micros(time).alias("at")
     events = stream.select(
@@ -175,14 +176,14 @@ def join_within(
     how: Literal["inner", "left", "full"] = "inner",
     prefix: str = "",
 ) -> DataFrame:
-    """Events of two streams with equal keys, the right one from ``before`` before to ``after`` after the left one.
+    """Join two streams: equal keys, the right event from ``before`` before to ``after`` after the left one.
 
-    Both bounds belong to it, and one that is not given is nothing. ``left`` and ``full`` also give events without a
-    partner, when the watermark says that none can come any more. Every pair comes, so an event may come several times.
-    Rows behind the watermark are left out and counted (``numRowsDroppedByWatermark``); a partner that comes too late
-    leaves its event without one. Rows without a time are left out. A null in a key equals nothing. ``prefix``: for the
-    names of the right side's columns. The progress of a stream counts pairs, and rows without a partner:
-    ``observedMetrics["join <keys>"]``.
+    Bounds are inclusive; one that is not given is zero. ``left`` and ``full`` also give events without a partner, when
+    the watermark says that none can come. Every pair comes out, so an event may come several times. Rows behind the
+    watermark are dropped and counted (``numRowsDroppedByWatermark``); a partner that comes too late leaves its event
+    without one. Rows without a time are dropped. A null in a key equals nothing. ``prefix``: for the names of the right
+    side's columns. The progress of a stream counts pairs, and rows without a partner: ``observedMetrics["join
+    <keys>"]``.
     """
     if how not in ("inner", "left", "full"):
         raise UsageError(f"how={how!r} is none of 'inner', 'left', 'full'")
@@ -199,7 +200,7 @@ def join_within(
     same_types(left.schema, right.schema, pairs)
     keys = {name: RIGHT + name for name in pairs.values()}
     names = {name: keys.get(name, prefix + name) for name in right.columns}
-    no_doubles([*left.columns, *(name for name in names.values() if not name.startswith(RIGHT))])
+    no_doubles([*left.columns, *(name for name in names.values() if not name.startswith(RIGHT))], PREFIX_HINT)
     renamed = right.select(*[F.col(f"`{old}`").alias(new) for old, new in names.items()])
     condition = _between(left_event_time, names[right_event_time], before, after)
     for name, other in pairs.items():
@@ -302,13 +303,4 @@ def _time(rows: DataFrame, column: str, argument: str) -> None:
         raise UsageError(
             f"{argument}={column!r} is no column with a timestamp",
             f"columns with timestamps: {', '.join(timed) or 'none'}",
-        )
-
-
-def no_doubles(names: Sequence[str]) -> None:
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        raise UsageError(
-            f"two columns of the result would be called {doubled[0]!r}",
-            'give those of the right side a prefix: prefix="table_", or rename one',
         )

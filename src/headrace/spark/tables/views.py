@@ -25,7 +25,8 @@ from headrace.changes import WEIGHT
 from headrace.errors import UsageError
 from headrace.spark.aggregates.expressions import requested
 from headrace.spark.aggregates.retracting import Average, Count, Distinct, Least, Most, Sum, Top, Value
-from headrace.spark.arguments import names_of
+from headrace.spark.aggregates.totals import wide
+from headrace.spark.arguments import names_of, no_doubles
 from headrace.spark.state.kernel import all_nullable, apply_operator, arrow_schema, free_name, key_type, united
 from headrace.spark.tables.changelog import (
     CHANGE,
@@ -37,7 +38,7 @@ from headrace.spark.tables.changelog import (
     without_truncations,
 )
 from headrace.spark.tables.grouped import Grouped
-from headrace.spark.tables.joins import On, both_alike, no_doubles, pairs_of, same_types
+from headrace.spark.tables.joins import PREFIX_HINT, On, both_alike, pairs_of, same_types
 from headrace.spark.tables.view_operators import Consolidated, JoinHow, Side, Table, TableJoin
 
 __all__ = ["deltas", "join_tables", "view"]
@@ -51,12 +52,11 @@ def view(
     buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
-    """A table kept up to date from changes, as changes; without ``keys`` the table itself, by its key.
+    """Group and aggregate changes, as changes; without ``keys`` the table itself, by its key.
 
-    ``rows``: changes, or rows with weights (``hr.deltas``). ``keys``: what it is grouped by. ``values``: by the name of
-    the result an aggregate, ``{"orders": F.count("*"), "revenue": F.sum(F.col("price") * F.col("quantity"))}``; also
-    ``F.max_by(F.struct("id", "text"), "at", 10)``, the rows that come first in an order. A group without rows is
-    deleted.
+    ``rows``: changes, or rows with weights (``hr.deltas``). ``keys``: the grouping columns. ``values``: aggregates by
+    the name of the result, ``{"orders": F.count("*"), "revenue": F.sum(F.col("price") * F.col("quantity"))}``; also
+    ``F.max_by(F.struct("id", "text"), "at", 10)``, the first rows in an order. A group without rows is deleted.
     """
     if keys is None:
         if values:
@@ -75,10 +75,10 @@ def view(
 
 
 def deltas(changes: DataFrame, *, buckets: int | None = None, name: str | None = None) -> DataFrame:
-    """Changes as rows with a ``_weight``: −1 for each that went and +1 for each that came; an update is both.
+    """Changes as rows with a ``_weight``: −1 for a row that went, +1 for a row that came; an update gives both.
 
-    What is computed from a row alone may be done with them (``where``, ``withColumn``, ``select``), as long as the
-    weight stays beside it. Adding up weights is counting the rows that are there.
+    Row-wise operations may follow (``where``, ``withColumn``, ``select``) as long as they keep the weight. The sum of
+    weights is the number of rows.
     """
     row = row_type(changes)
     if WEIGHT in row.fieldNames():
@@ -150,12 +150,8 @@ def _atomic(rows: DataFrame, name: str, column: str) -> pa.DataType:
 
 
 def _number(name: str, column: str, kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_integer(kind):
-        return pa.int64()
-    if pa.types.is_floating(kind):
-        return pa.float64()
-    if pa.types.is_decimal(kind):
-        return pa.decimal128(38, kind.scale)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return wide(kind)
     raise UsageError(f"{name}: {column!r} is {kind} and cannot be added up", "cast it to a number")
 
 
@@ -179,12 +175,12 @@ def join_tables(
     buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
-    """Two tables that change, joined and kept up to date: changes of both in, changes of the joined rows out.
+    """Join two changing tables and keep the result up to date: changes of both in, changes of the joined rows out.
 
-    ``on`` names columns of the rows, the same on both sides or left to right. Where they are the right table's key (a
+    ``on`` names columns of the rows, the same on both sides or left to right. If they are the right table's key (a
     foreign key), the result has the left table's key, and a row that gets another partner is an update; otherwise its
     key is that of both. ``how``: inner, left or full; a row without a partner has nulls. A null equals nothing.
-    ``prefix``: for the names of the right table's columns; those of the join come once, under the left name.
+    ``prefix``: for the names of the right table's columns; join columns appear once, under the left name.
     """
     if how not in ("inner", "left", "full"):
         raise UsageError(f"how={how!r} is none of 'inner', 'left', 'full'")
@@ -209,8 +205,8 @@ def join_tables(
     key_on = tuple((each, each) for each in shared)
     row_on = tuple((each, each) for each in pairs)
     operator = TableJoin(key_type(tagged, list(pairs)), left_side, right_side, how, key_on, row_on)
-    no_doubles([each.name for each in operator.row_type])
-    no_doubles([each.name for each in operator.key_type])
+    no_doubles([each.name for each in operator.row_type], PREFIX_HINT)
+    no_doubles([each.name for each in operator.key_type], PREFIX_HINT)
     joined = apply_operator(tagged, operator, keys=list(pairs), buckets=buckets, name=name)
     keys = [each.name for each in operator.key_type]
     flat = joined.select(

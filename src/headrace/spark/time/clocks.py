@@ -28,12 +28,12 @@ def correct_clock(
     buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
-    """When things occurred by the server's clock, from what a device's clock says: occurred + (received − sent).
+    """Correct a device's clock by three timestamps: occurred + (received − sent).
 
-    Adds ``corrected``, ``clock_offset_us`` and ``clock_trusted`` and keeps the three times. Without ``keys`` each
-    row is corrected by itself. With ``keys="device"``, by the median of its device's last ``samples`` offsets, in the
-    order of ``received``; rows then wait for the watermark on ``received``. An offset beyond ``offset_max`` is not
-    believed. A device is forgotten after ``keep`` without a sample.
+    Adds ``corrected``, ``clock_offset_us`` and ``clock_trusted`` and keeps the three times. Without ``keys`` each row
+    is corrected by itself. With ``keys="device"`` the offset is the median of the device's last ``samples`` offsets in
+    the order of ``received``; rows then wait for the watermark on ``received``. An offset beyond ``offset_max`` is not
+    used. A device without a sample for ``keep`` starts over.
     """
     for column in (occurred, sent, received):
         time_column(rows, column, "a time of clock correction")

@@ -62,10 +62,10 @@ MARKS = pa.schema([("marked", pa.timestamp("us", "UTC"))])
 def watermark(
     rows: DataFrame, event_time: str, lateness: str, *, idle_after: str | None = None, name: str | None = None
 ) -> DataFrame:
-    """Rows with the event time ``event_time``, of which none is waited for longer than ``lateness``.
+    """Set the event time of a source and how late its rows may come, as Spark's ``withWatermark`` does.
 
-    With ``idle_after`` a source that has given nothing for that long does not hold back others. Give each source of a
-    query its own, before they meet. Under ``name`` (by default topic and column) ``hr.explain_watermark`` speaks of it.
+    With ``idle_after`` a source without new rows for that long does not hold back the others. Call it on each source
+    before ``union`` or a join. ``name`` (by default topic and column) is what ``hr.explain_watermark`` calls it.
     """
     time_column(rows, event_time, "event_time")
     lateness_us = micros_of(lateness, "lateness")

@@ -22,19 +22,26 @@ from pyspark.sql import SparkSession
 
 from headrace.spark.topic_sink.options import canonical
 
-__all__ = ["Checkpoint", "is_local", "read_checkpoint", "read_end_offsets"]
+__all__ = ["PlannedBatch", "is_local", "planned_batch", "read_checkpoint", "read_end_offsets"]
 
 LINES_BEFORE_SOURCES = 2
 LOCAL = "file:"
+QUERY_ID_PROPERTY = "sql.streaming.queryId"
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class PlannedBatch:
+    """The newest batch that Spark has planned, and the query; without a batch when there is none yet."""
+
     query_id: str
     batch_id: int | None = None
     ends: str | None = None
+
+    def ends_of(self, batch_id: int) -> str | None:
+        """Where the input of a batch ends, if it is this one."""
+        return self.ends if self.batch_id == batch_id else None
 
 
 def is_local(location: str) -> bool:
@@ -42,7 +49,7 @@ def is_local(location: str) -> bool:
     return location.startswith(LOCAL) or "://" not in location
 
 
-def read_checkpoint(location: str, spark: SparkSession | None = None) -> Checkpoint | None:
+def read_checkpoint(location: str, spark: SparkSession | None = None) -> PlannedBatch | None:
     """None when there is nothing to be read there from this process; the user then names the sink.
 
     With a session it is read as Spark reads it.
@@ -55,9 +62,20 @@ def read_checkpoint(location: str, spark: SparkSession | None = None) -> Checkpo
         return None
     try:
         batch_id = max(int(name) for name in folder.names("offsets") if name.isdecimal())
-        return Checkpoint(query_id, batch_id, _ends(folder.read(f"offsets/{batch_id}")))
+        return PlannedBatch(query_id, batch_id, _ends(folder.read(f"offsets/{batch_id}")))
     except (OSError, ValueError):
-        return Checkpoint(query_id)
+        return PlannedBatch(query_id)
+
+
+def planned_batch(location: str, spark: SparkSession, batch_id: int) -> tuple[str, str | None]:
+    """Inside foreachBatch: the query's id, and where the input of the batch ends, by which a replay is recognised.
+
+    Where the checkpoint is out of reach the id is the one that Spark tells its jobs, and the end is not known.
+    """
+    known = read_checkpoint(location, spark) if location else None
+    if known is None:
+        return str(spark.sparkContext.getLocalProperty(QUERY_ID_PROPERTY)), None
+    return known.query_id, known.ends_of(batch_id)
 
 
 def read_end_offsets(location: str, batch_id: int, spark: SparkSession | None = None) -> str | None:

@@ -17,6 +17,11 @@ was decided; a repair (below) therefore writes under ids of its own.
 first batch. A query of another checkpoint finds the claim and is refused, because it would write all rows again. A
 claim ends with the topic.
 
+**One sink of several.** A query that writes to several topics records the batches of each under a separate id: the
+query's, and a mark of the topic (``sink_beside``). A pipeline that wrote to one topic and now writes to two, or the
+other way round, goes on under the id that the claim names, so a batch that was decided before the change is not written
+again.
+
 **Decided, and yet aborted.** A broker aborts a transaction that stays open too long, and it knows nothing of our
 decision. When a driver dies right after deciding and comes back later than ``transactionTimeoutMs``, the tasks whose
 transactions are gone write them again, and a new revision of the decision names the new ones, provided that the rows
@@ -26,6 +31,7 @@ has committed: that is refused, in words that say so.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import socket
 from collections.abc import Sequence
@@ -54,10 +60,11 @@ from headrace.spark.topic_sink.decisions import (
 )
 from headrace.spark.topic_sink.transactions import abort_open, commit_all, outcomes
 
-__all__ = ["OpenTask", "PipelineName", "Plan", "Protocol", "Reported", "Settings", "TransactionsLost"]
+__all__ = ["OpenTask", "PipelineName", "Plan", "Protocol", "Reported", "Settings", "TransactionsLost", "sink_beside"]
 
 SINK_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 ID_PREFIX = "headrace-sink"
+BESIDE = re.compile(r"\.of-[0-9a-f]{8}$")
 
 
 class TransactionsLost(HeadraceError):
@@ -128,6 +135,15 @@ def check_sink_id(sink: str) -> str:
     return sink
 
 
+def sink_beside(query: str, topic: str) -> str:
+    """The id under which a query that has several sinks writes to a topic."""
+    return f"{query}.of-{hashlib.sha256(topic.encode()).hexdigest()[:8]}"
+
+
+def _query_of(sink: str) -> str:
+    return BESIDE.sub("", sink)
+
+
 def ids_of(sink: str) -> str:
     """How the tasks' transactional ids begin; a sink's name has no slash, so no other sink's ids begin so."""
     return f"{ID_PREFIX}/{sink}/task-"
@@ -158,17 +174,22 @@ class Protocol:
         lease = self._topic.take_lease(driver_id(check_sink_id(sink)))
         last = self._topic.last(sink)
         if last is None and pipeline is not None:
-            self._claim(sink, pipeline)
+            claimed = self._claim(sink, pipeline)
+            if claimed != sink:
+                sink, lease = claimed, self._topic.take_lease(driver_id(claimed))
+                last = self._topic.last(sink)
         abort_open(self._client, ids_of(sink), keep=last.identities if last is not None else ())
         return Plan(sink, lease, last)
 
-    def _claim(self, query: str, pipeline: PipelineName) -> None:
-        """Two that claim at once: the lease of the first is taken from it, so it fails, and finds the other's claim."""
+    def _claim(self, query: str, pipeline: PipelineName) -> str:
+        """The id under which this checkpoint writes the topic.
+
+        Two that claim at once: the lease of the first is taken from it, so it fails, and finds the other's claim."""
         topic_id = self._client.topic(pipeline.topic, create=True).topic_id.hex()
         lease = self._topic.take_lease(f"{ID_PREFIX}/{pipeline.topic}/pipeline/{pipeline.name}")
         found = self._topic.claim(pipeline.key)
-        if found is not None and found.query == query:
-            return
+        if found is not None and found.topic_id == topic_id and _query_of(found.query) == _query_of(query):
+            return found.query
         if found is not None and found.topic_id == topic_id and not pipeline.starts_over:
             raise Refused(
                 f"topic {pipeline.topic} has rows of pipeline {pipeline.name} from another checkpoint (query "
@@ -177,6 +198,7 @@ class Protocol:
             )
         since = datetime.now(UTC).isoformat(timespec="seconds")
         self._topic.record_claim(lease, pipeline.key, Claim(query, topic_id, socket.gethostname(), since))
+        return query
 
     # ---- a task ---------------------------------------------------------------------------------------------------
 

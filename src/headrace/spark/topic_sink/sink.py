@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 
 from headrace.client import Client, ProducerIdentity
 from headrace.errors import HeadraceError, UsageError
-from headrace.spark.topic_sink.checkpoint import Checkpoint, read_checkpoint
+from headrace.spark.topic_sink.checkpoint import QUERY_ID_PROPERTY, PlannedBatch, read_checkpoint
 from headrace.spark.topic_sink.decisions import BatchRef
 from headrace.spark.topic_sink.encode import Encoder, Rows, Tally, buffered
 from headrace.spark.topic_sink.options import SinkOptions, canonical, check_columns
@@ -34,7 +34,6 @@ from headrace.spark.topic_sink.protocol import OpenTask, Plan, Protocol, Reporte
 __all__ = ["ExactlyOnceBatch", "exactly_once_batch", "make_stream_writer", "make_writer"]
 
 BATCH_ID_PROPERTY = "streaming.sql.batchId"
-QUERY_ID_PROPERTY = "sql.streaming.queryId"
 
 _clients: dict[str, Client] = {}
 """Spark reuses its Python workers, and they reuse these connections. A worker runs one task at a time."""
@@ -146,7 +145,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     def __init__(self, options: SinkOptions) -> None:
         super().__init__(options)
-        self.checkpoint: Checkpoint | None = None
+        self.checkpoint: PlannedBatch | None = None
 
     def _begin(self) -> Plan:
         location = self.options["checkpointLocation"]
@@ -165,8 +164,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         context = _context()
         number = context.getLocalProperty(BATCH_ID_PROPERTY)
         assert number is not None, f"Spark does not tell the batch ({BATCH_ID_PROPERTY})"
-        known = self.checkpoint
-        ends = known.ends if known is not None and known.batch_id == int(number) else None
+        ends = self.checkpoint.ends_of(int(number)) if self.checkpoint is not None else None
         return BatchRef(self.plan.sink, int(number), ends, context.getLocalProperty(QUERY_ID_PROPERTY) or "")
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -193,7 +191,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         return self._protocol().begin(self.sink, self.options.pipeline)
 
     def _batch(self) -> BatchRef:
-        return BatchRef(self.sink, self.options["batchId"] or 0, canonical(self.options["endOffsets"]))
+        assert self.plan is not None
+        return BatchRef(self.plan.sink, self.options["batchId"] or 0, canonical(self.options["endOffsets"]))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         found = _messages(messages)
@@ -205,7 +204,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         found = _messages(messages)
         if found:
-            self._protocol().abort(found[0].lease, self.sink)
+            self._protocol().abort(found[0].lease, found[0].batch.sink)
 
 
 def _messages(given: Sequence[WriterCommitMessage | None]) -> list[TaskMessage]:

@@ -15,12 +15,13 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 
 from headrace.errors import UsageError
 from headrace.spark.aggregates.expressions import Requested, requested
-from headrace.spark.aggregates.totals import EVENTS, Aggregate, Top, aggregate_of, wide
-from headrace.spark.arguments import micros_of, names_of, plain_columns, time_column, without_weights
+from headrace.spark.aggregates.requests import aggregate_of
+from headrace.spark.aggregates.totals import EVENTS, Aggregate, Top, wide
+from headrace.spark.arguments import micros_of, names_of, no_doubles, plain_columns, time_column, without_weights
 from headrace.spark.description import parameters_of
 from headrace.spark.state.kernel import apply_operator, arrow_schema, key_type
 from headrace.spark.windowing.assignment import ROLE, TimeWindow, time_window
-from headrace.spark.windowing.inputs import aggregates_of, keep_us_of, needed_rows, window_keys, without_doubles
+from headrace.spark.windowing.inputs import aggregates_of, keep_us_of, needed_rows, window_keys
 from headrace.spark.windowing.rolling_operator import Reach, Rolling
 from headrace.spark.windowing.window_operator import MOMENT, WINDOW, Emit, Late, Windows
 from headrace.spark.windowing.windows import windowed, windows
@@ -40,7 +41,7 @@ def rate(
     of: str | Column | None = None,
     **options: Any,
 ) -> DataFrame:
-    """How many rows come ``per`` second in each window: ``rate``. With ``of``, how much of that column."""
+    """The rate of rows ``per`` second in each window: ``rate``. With ``of``, the sum of that column per second."""
     per_us = micros_of(per, "per")
     values = {} if of is None else {"total": F.sum(of)}
     results = windows(rows, keys, event_time=event_time, window=time_window(window), values=values, **options)
@@ -60,7 +61,7 @@ def percentiles(
     window: TimeWindow,
     **options: Any,
 ) -> DataFrame:
-    """The values below which parts of a column lie in each window: ``p50``, ``p90``, ``p99``; each within 1 %."""
+    """Percentiles of a column in each window: ``p50``, ``p90``, ``p99``; each within 1 %."""
     names = [f"p{100 * each:.10g}".replace(".", "_") for each in wanted]
     values = {"_percentiles": F.percentile_approx(of, list(wanted))}
     results = windows(rows, keys, event_time=event_time, window=time_window(window), values=values, **options)
@@ -147,8 +148,8 @@ def compare(
 ) -> DataFrame:
     """Each window beside earlier ones: ``events`` and the values, and ``events_<name>``, ``<value>_<name>`` of those.
 
-    ``to``: by name, how much earlier: ``{"yesterday": "1 day", "last_week": "1 week"}``. Without, the window before, as
-    ``previous``. A window without rows is there if one that it is compared with has rows: with 0 events, and nulls.
+    ``to``: by name, how much earlier: ``{"yesterday": "1 day", "last_week": "1 week"}``; default: the window before, as
+    ``previous``. A window without rows comes out if one that it is compared with has rows: with 0 events, and nulls.
     With a time zone, days and weeks are those of its calendar.
     """
     names = names_of(keys)
@@ -205,11 +206,10 @@ def rolling(
     buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
-    """Each row, and what the rows of its key less than ``within`` before it add up to, itself among them.
+    """Each row, with aggregates of the rows of its key less than ``within`` before it, itself included.
 
     ``values`` as for ``hr.windows``: ``{"average": F.avg("price")}``; their number is ``events``. ``reach="around"``
-    takes the rows after it too: all that are within the interval of each other. A row is given out when the
-    watermark has passed all rows that count for it.
+    also takes the rows after it. A row comes out when the watermark has passed all rows that count for it.
     """
     names = names_of(keys)
     without_weights(rows, Rolling.name)
@@ -221,6 +221,6 @@ def rolling(
     key_type(rows, names)
     needed = needed_rows(wanted.rows, rows.columns, aggregates)
     operator = Rolling(arrow_schema(needed.schema), time, micros_of(within, "within"), aggregates, reach)
-    without_doubles(operator.output)
+    no_doubles(operator.output.names)
     results = apply_operator(needed, operator, keys=names, event_time=time, buckets=buckets, name=name)
     return results.drop(*(F.col(f"`{each}`") for each in needed.columns if each not in rows.columns))

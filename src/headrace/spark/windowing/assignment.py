@@ -112,13 +112,13 @@ class SessionWindow:
 
 
 def tumbling(size: str, *, origin: datetime | str | None = None) -> TimeWindow:
-    """Windows that follow each other: ``hr.tumbling("1 minute")``. They are counted from ``origin``, which is UTC."""
+    """Windows that follow each other: ``hr.tumbling("1 minute")``. ``origin`` (UTC) is where one of them begins."""
     size_us = micros_of(size, "size")
     return _windows(size_us, size_us, None, origin)
 
 
 def hopping(size: str, every: str, *, origin: datetime | str | None = None) -> TimeWindow:
-    """Windows that overlap: of this size, and one begins so often. ``hr.hopping("1 hour", "5 minutes")``."""
+    """Overlapping windows: ``hr.hopping("1 hour", "5 minutes")`` is one hour long, a new one every five minutes."""
     size_us, every_us = micros_of(size, "size"), micros_of(every, "every")
     if every_us > size_us:
         raise UsageError(f"every={every!r} is longer than size={size!r}: rows between windows would be in none")

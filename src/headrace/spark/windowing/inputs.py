@@ -10,11 +10,12 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 
 from headrace.errors import UsageError
 from headrace.spark.aggregates.expressions import Requested
-from headrace.spark.aggregates.totals import EVENTS, HASH, Aggregate, aggregate_of
+from headrace.spark.aggregates.requests import aggregate_of
+from headrace.spark.aggregates.totals import EVENTS, HASH, Aggregate
 from headrace.spark.arguments import micros_of, plain_columns
 from headrace.spark.state.kernel import arrow_schema, key_type
 
-__all__ = ["aggregates_of", "keep_us_of", "needed_rows", "window_keys", "without_doubles"]
+__all__ = ["aggregates_of", "keep_us_of", "needed_rows", "window_keys"]
 
 
 def keep_us_of(emit: str, late: str, keep: str) -> int:
@@ -47,9 +48,3 @@ def needed_rows(rows: DataFrame, columns: Sequence[str], aggregates: Sequence[Ag
 def _hash(name: str) -> Column:
     column = F.col(f"`{name.removeprefix(HASH)}`")
     return F.when(column.isNotNull(), F.xxhash64(column)).alias(name)
-
-
-def without_doubles(output: pa.Schema) -> None:
-    doubled = sorted({each for each in output.names if output.names.count(each) > 1})
-    if doubled:
-        raise UsageError(f"two columns of the result would be called {doubled[0]!r}", "give one of them another name")

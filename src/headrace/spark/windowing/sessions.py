@@ -8,9 +8,10 @@ from pyspark.sql import DataFrame
 
 from headrace.errors import UsageError
 from headrace.spark.aggregates.expressions import Requested
+from headrace.spark.arguments import no_doubles
 from headrace.spark.state.kernel import apply_operator, arrow_schema, key_type
 from headrace.spark.windowing.assignment import SessionWindow
-from headrace.spark.windowing.inputs import aggregates_of, needed_rows, without_doubles
+from headrace.spark.windowing.inputs import aggregates_of, needed_rows
 from headrace.spark.windowing.session_operator import Sessions
 from headrace.spark.windowing.window_operator import Emit, Late
 
@@ -37,6 +38,6 @@ def sessions(
     side = late == "side"
     late_rows = arrow_schema(rows.schema) if side else None
     operator = Sessions(key_type(rows, names), time, window.gap_us, aggregates, emit, late, keep_us, late_rows)
-    without_doubles(operator.output)
+    no_doubles(operator.output.names)
     needed = needed_rows(wanted.rows, rows.columns if side else [*names, time], aggregates)
     return apply_operator(needed, operator, keys=names, event_time=time, buckets=buckets, name=name)

@@ -17,12 +17,12 @@ from pyspark.sql.pandas.types import from_arrow_type
 from headrace.errors import UsageError
 from headrace.spark.aggregates.expressions import requested
 from headrace.spark.aggregates.totals import HASH, Aggregate, Average, Count, DifferentAbout, Extreme, Total
-from headrace.spark.arguments import micros_of, names_of, plain_columns, time_column, without_weights
+from headrace.spark.arguments import micros_of, names_of, no_doubles, plain_columns, time_column, without_weights
 from headrace.spark.description import parameters_of
 from headrace.spark.plan import WATERMARK
 from headrace.spark.state.kernel import apply_operator, arrow_schema, watermarked
 from headrace.spark.windowing.assignment import ROLE, SessionWindow, TimeWindow, time_window
-from headrace.spark.windowing.inputs import aggregates_of, keep_us_of, needed_rows, window_keys, without_doubles
+from headrace.spark.windowing.inputs import aggregates_of, keep_us_of, needed_rows, window_keys
 from headrace.spark.windowing.sessions import sessions
 from headrace.spark.windowing.window_operator import LATE, WINDOW, Emit, Late, Windows
 
@@ -45,14 +45,14 @@ def windows(
     buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
-    """What the rows of each key and window add up to: ``window_start``, ``window_end``, ``events`` and the values.
+    """Aggregate rows per key and window: ``window_start``, ``window_end``, ``events`` and the values.
 
-    Without ``keys`` there is one result for each window. ``window`` is one of ``hr.tumbling("1 minute")``,
-    ``hr.hopping("1 hour", "5 minutes")``, ``hr.calendar("day", "Europe/Berlin")`` and
-    ``hr.session_window("30 minutes")``; sessions need keys. ``values``: by the name of the result an aggregate,
-    ``{"revenue": F.sum(F.col("price") * F.col("quantity"))}``. ``emit="early"`` gives a result whenever a batch changed
-    it, and then the final one. ``late`` says what becomes of rows whose window is over: "drop", "side" (see
-    ``split_late``), or "correct", while ``keep`` has not passed.
+    Without ``keys`` there is one result per window. ``window`` is one of ``hr.tumbling("1 minute")``, ``hr.hopping("1
+    hour", "5 minutes")``, ``hr.calendar("day", "Europe/Berlin")`` and ``hr.session_window("30 minutes")``; sessions
+    need keys. ``values``: aggregates by the name of the result, ``{"revenue": F.sum(F.col("price") *
+    F.col("quantity"))}``. ``emit="early"`` gives a result whenever a batch changed it, and then the final one. ``late``
+    says what happens to rows whose window is closed: "drop", "side" (see ``split_late``), or "correct", until ``keep``
+    has passed.
     """
     names = names_of(keys)
     without_weights(rows, Windows.name)
@@ -86,7 +86,7 @@ def windowed(
     name: str | None = None,
 ) -> DataFrame:
     """The operator on rows that have their windows; ``also`` says by which rule."""
-    without_doubles(operator.output)
+    no_doubles(operator.output.names)
     keys = [*names, *(each.name for each in WINDOW)]
     return apply_operator(
         assigned,
@@ -100,12 +100,14 @@ def windowed(
 
 
 def split_late(results: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """Of results with ``late="side"`` the results proper, and the late rows with the window that each of them missed.
+    """Split results with ``late="side"`` into the results and the late rows, with the window that each missed.
 
-    Of a stream they are two frames with a query each. To have both from one, call it in ``foreachBatch``.
+    On a stream these are two frames with a query each. To have both from one query, call it in ``foreachBatch``.
     """
     if LATE not in results.columns:
-        raise UsageError(f"these results have no column {LATE!r}", 'they come of hr.windows(…, late="side")')
+        raise UsageError(
+            f"these results have no column {LATE!r}", 'they come of hr.windows(…, late="side"), or of hr.match'
+        )
     missed = [each for each in results.columns if each in ("window_start", "window_end")]
     late = results.where(F.col(LATE).isNotNull()).select(*missed, f"{LATE}.*")
     return results.where(F.col(LATE).isNull()).drop(LATE), late
@@ -114,12 +116,12 @@ def split_late(results: DataFrame) -> tuple[DataFrame, DataFrame]:
 def null_future_times(
     rows: DataFrame, event_time: str, *, future_max: str = "1 day", arrived: str | None = None
 ) -> DataFrame:
-    """Rows whose time is further than ``future_max`` ahead lose it, so that a wrong clock does not end all windows.
+    """Remove event times further than ``future_max`` ahead, so that a wrong clock does not close all windows.
 
-    The time is compared with that of the column ``arrived``, such as a record's ``timestamp``, or, without, with the
-    time at which the batch runs. What the row said is kept in ``<event_time>_claimed``; without a time it counts as
-    late wherever times matter, and is given out with other late rows. It has to stand before ``withWatermark``: the
-    watermark must not see such times. The progress counts them: ``observedMetrics["future <event_time>"]``.
+    The time is compared with the column ``arrived``, such as a record's ``timestamp``, or by default with the time at
+    which the batch runs. The original time is kept in ``<event_time>_claimed``. A row without a time counts as late.
+    Call it before ``withWatermark``: the watermark must not see such times. The progress counts them:
+    ``observedMetrics["future <event_time>"]``.
     """
     time = time_column(rows, event_time, "event_time")
     if WATERMARK in rows.schema[time].metadata:
@@ -144,7 +146,7 @@ def null_future_times(
 def _native(
     rows: DataFrame, names: Sequence[str], time: str, window: TimeWindow, aggregates: Sequence[Aggregate]
 ) -> DataFrame:
-    without_doubles(Windows(window_keys(rows, names), time, tuple(aggregates)).output)
+    no_doubles(Windows(window_keys(rows, names), time, tuple(aggregates)).output.names)
     if rows.isStreaming:
         watermarked(rows, time, Windows.name)
     lengths = (window.size_us, window.every_us, window.origin_us % window.every_us)

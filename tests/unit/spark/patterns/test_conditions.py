@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.spark.patterns.conditions import Call, Constant, Expression, Here, Lookup, holds
+from headrace.spark.patterns.conditions import ArithmeticOverflow, Call, Constant, Expression, Here, Lookup, holds
 from headrace.spark.patterns.syntax import PatternSyntaxError
 from tests.unit.spark.patterns.world import Matching
 
@@ -65,3 +65,19 @@ def test_decimals_of_all_digits_can_be_computed_with(function: str, other: Expre
     )
     computed = Call(function, (Here("price"), other))
     assert holds(Call("gt", (computed, Constant(-2, pa.int64()))), lookup).tolist()[0::2] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    ["A.amount + B.amount > 0", "A.amount * B.amount > 0", "-A.amount - B.amount - 2 < 0", "ABS(A.amount - 1) > 0"],
+)
+def test_an_integer_that_is_too_large_ends_the_query_and_does_not_wrap(condition: str) -> None:
+    large = -(2**63) if "ABS" in condition else 2**63 - 1
+    text = PAIRS.format(condition)
+    with pytest.raises(ArithmeticOverflow, match="does not fit into int64: compute with doubles"):
+        Matching(text).bounded([("u", 1, large), ("u", 2, large)])
+
+
+def test_doubles_compute_what_integers_cannot_hold() -> None:
+    text = PAIRS.format("A.amount / 1 + B.amount / 1 > 0")
+    assert len(Matching(text).bounded([("u", 1, 2**63 - 1), ("u", 2, 2**63 - 1)])) == 1

@@ -169,3 +169,21 @@ def test_what_is_known_of_a_key_moves_with_the_rows_that_are_kept() -> None:
         given = Matching(text.format(pattern) + " WITHIN '30 seconds' DEFINE A AS amount = 1").streamed(batches, set())
         found = sorted((seconds(row["at"]), row["n"]) for row in given if row["user"] == "a")
         assert [number for _, number in found] == wanted
+
+
+@pytest.mark.parametrize("cuts", [[4], [1, 3], [2, 2], [3, 1], [1, 1, 1, 1]])
+def test_wholly_equal_rows_begin_matches_that_can_be_told_apart_however_the_stream_is_cut(cuts: list[int]) -> None:
+    """The first of two equal rows fails at the second, so it is decided earlier."""
+    text = """PARTITION BY user ORDER BY at MEASURES COUNT(*) AS n AFTER MATCH SKIP TO NEXT ROW
+        PATTERN (A {} B) WITHIN '1 hour' DEFINE A AS A.amount = 1, B AS B.amount = 2"""
+    rows: list[Event] = [("a", 1, 1), ("a", 1, 1), ("a", 30, 2), ("a", 90, 0)]
+    pieces, start = [], 0
+    for size in cuts:
+        pieces.append(rows[start : start + size])
+        start += size
+    apart = Matching(text.format("X*?")).streamed(pieces, {1})
+    assert len({(row["match_start"], row["_start_place"]) for row in apart}) == len(apart) == 2
+    (strict,) = Matching(text.format("")).streamed(pieces, {1})
+    assert (
+        strict["_start_place"] == max(apart, key=lambda row: row["_start_place"] != place_of(rows[0]))["_start_place"]
+    )

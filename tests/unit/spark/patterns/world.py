@@ -14,7 +14,8 @@ from headrace.spark.patterns.automaton import compile_pattern
 from headrace.spark.patterns.clauses import parse_clauses
 from headrace.spark.patterns.expressions import Columns
 from headrace.spark.patterns.fluent import Pattern, fluent_plan
-from headrace.spark.patterns.operator import MASK, MatchPatterns
+from headrace.spark.patterns.operator import GIVEN_UP, MASK, MatchPatterns
+from headrace.spark.patterns.overflow import Overflow
 from headrace.spark.patterns.recognize import PLACE, sql_plan
 from tests.unit.spark.state_world import KEYS, Event, Stream, table
 
@@ -37,16 +38,28 @@ class Matching:
     """A pattern, by its text or made by functions, over the columns user, at and amount."""
 
     def __init__(
-        self, wanted: str | Pattern, *, timeouts: bool = False, measures: Mapping[str, str] | None = None
+        self,
+        wanted: str | Pattern,
+        *,
+        timeouts: bool = False,
+        measures: Mapping[str, str] | None = None,
+        partials_max: int = 10**6,
+        overflow: Overflow = "fail",
+        late: bool = False,
     ) -> None:
+        self.overflow = overflow
         columns = Columns()
         if isinstance(wanted, str):
             clauses = parse_clauses(wanted)
-            plan, self.measures = sql_plan(clauses, compile_pattern(clauses.pattern), columns, 10**6, "match")
+            plan, self.measures = sql_plan(
+                clauses, compile_pattern(clauses.pattern), columns, partials_max, "match", overflow
+            )
             given: Any = "rows" if clauses.rows == "all" else "atoms"
             empty, unmatched = clauses.empty, clauses.unmatched
         else:
-            plan, self.measures = fluent_plan("match", wanted, columns, 10**6, timeouts, measures or {})
+            plan, self.measures = fluent_plan(
+                "match", wanted, columns, (partials_max, overflow), timeouts, measures or {}
+            )
             given, empty, unmatched = "atoms" if measures else "events", True, False
         self.columns = columns
         self.operator = MatchPatterns(
@@ -62,6 +75,7 @@ class Matching:
             unmatched=unmatched,
             numbered=any(each.kind == "match_number" for each in plan.atoms),
             anchored=any(each.at_start for each in plan.automaton.start),
+            late=("user", "at", "amount") if late else None,
         )
 
     def prepared(self, events: Sequence[Event]) -> pa.Table:
@@ -70,6 +84,9 @@ class Matching:
         asked = [f"{duck(sql)} AS {name}" for sql, name in self.columns.values.items()]
         asked.append(f"CAST({' + '.join(bits) or '0'} AS BIGINT) AS {MASK}")
         found = _CONNECTION.from_arrow(rows).select(f"*, {', '.join(asked)}").to_arrow_table()
+        if self.overflow == "drop_newest":
+            nobody = pa.array([[]] * found.num_rows, pa.list_(pa.int32()))
+            found = found.append_column(GIVEN_UP, nobody)
         found = found.append_column(PLACE, pa.array([place_of(each) for each in events], pa.int64()))
         fields = [
             pa.field(each.name, rows.schema.field(each.name).type if each.name in rows.schema.names else each.type)

@@ -1,0 +1,162 @@
+"""``python -m benchmarks.nexmark.cep [query …] [--events N] [--rounds N] [--without-flink]``: patterns, beside Flink's.
+
+The pattern queries of Nexmark's family over bids, as SQL's MATCH_RECOGNIZE, on headrace and on Flink: the same topics,
+the same two cores, results thrown away, as for the other queries (``__main__``). Before anything is measured, the
+matches of fewer events are compared: headrace's on a stream with Flink's.
+
+The texts differ where the dialects do: Flink has no PREV, and an average of its integers is an integer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+import headrace.spark as hr
+from benchmarks.figures import Figure, table
+from benchmarks.meters import cpu_seconds
+from benchmarks.nexmark.__main__ import MICRO_BATCHES, SMALL_EVENTS, SMALL_HOUSE, Spent, figures_of, machine, say
+from benchmarks.nexmark.flink import Flink, flink
+from benchmarks.nexmark.generator import House
+from benchmarks.nexmark.load import load
+from benchmarks.nexmark.queries import Query
+from benchmarks.nexmark.streams import Lane
+from benchmarks.spark_source import spark_session
+from tests.servers.headrace import headrace_server
+from tests.servers.process import CannotRun
+
+EVENTS = 1_000_000
+ROUNDS = 3
+COLUMNS = ("auction", "bidder", "price", "dateTime")
+ORDERED = "PARTITION BY auction ORDER BY `dateTime`, price, bidder"
+AVERAGE = "PATTERN (A+ B) WITHIN INTERVAL '10' SECOND DEFINE A AS AVG(A.price) < 1000000"
+TOTALS = "MEASURES COUNT(A.price) AS n, SUM(A.price) AS total, LAST(B.price) AS ended"
+
+
+@dataclass(frozen=True, slots=True)
+class PatternQuery:
+    """A question in both dialects, after PARTITION BY and ORDER BY."""
+
+    name: str
+    ours: str
+    flinks: str
+
+    def build(self, bid: DataFrame) -> DataFrame:
+        return hr.match_recognize(bid, f"{ORDERED} {self.ours}").drop("match_id")
+
+    def query(self) -> Query:
+        return Query(self.name, self.build, {"bid": COLUMNS}, "append", (), "disk")
+
+    def sql(self) -> str:
+        return f"SELECT * FROM bid MATCH_RECOGNIZE ({ORDERED} {self.flinks})"
+
+
+def both(name: str, text: str) -> PatternQuery:
+    return PatternQuery(name, text, text)
+
+
+V_SHAPE = """MEASURES STRT.price AS top, LAST(DOWN.price) AS bottom, LAST(UP.price) AS after
+    ONE ROW PER MATCH AFTER MATCH SKIP TO LAST UP PATTERN (STRT DOWN+ UP) WITHIN INTERVAL '10' SECOND
+    DEFINE DOWN AS {}, UP AS UP.price > LAST(DOWN.price)"""
+QUERIES = {
+    each.name: each
+    for each in (
+        PatternQuery(
+            "cep0",
+            V_SHAPE.format("DOWN.price < PREV(DOWN.price)"),
+            V_SHAPE.format(
+                "(LAST(DOWN.price, 1) IS NULL AND DOWN.price < STRT.price) OR DOWN.price < LAST(DOWN.price, 1)"
+            ),
+        ),
+        both("cep1", f"{TOTALS} ONE ROW PER MATCH AFTER MATCH SKIP PAST LAST ROW {AVERAGE}"),
+        both("cep2", f"{TOTALS} ONE ROW PER MATCH AFTER MATCH SKIP TO NEXT ROW {AVERAGE}"),
+        both(
+            "cep3",
+            """MEASURES A.price AS before, B.price AS after ONE ROW PER MATCH AFTER MATCH SKIP TO NEXT ROW
+            PATTERN (A B) WITHIN INTERVAL '5' SECOND DEFINE B AS B.price * 10 < A.price""",
+        ),
+    )
+}
+
+
+def main() -> None:
+    arguments = parse()
+    queries = [QUERIES[name] for name in arguments.names or QUERIES]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-cep-")))
+        spark = stack.enter_context(spark_session([]))
+        server = stack.enter_context(headrace_server())
+        loaded = load(server.bootstrap, House(), arguments.events)
+        lane = Lane(spark, server.bootstrap, loaded, MICRO_BATCHES)
+        theirs = None
+        if not arguments.without_flink:
+            try:
+                check(lane, folder, queries)
+                theirs = stack.enter_context(flink(server.bootstrap, loaded, folder))
+            except CannotRun as reason:
+                say(f"without Flink: {reason}")
+        figures = [figure for each in queries for figure in compared(lane, theirs, each, arguments.rounds)]
+    print(" · ".join(f"{what} {value}" for what, value in machine().items()) + f"\n\n{table(figures)}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.nexmark.cep", description="Patterns, beside Flink.")
+    parser.add_argument("names", nargs="*", metavar="query", help=f"which ones: {', '.join(QUERIES)}; all when none")
+    parser.add_argument("--events", type=int, default=EVENTS, help=f"how many there are; {EVENTS:,} when not given")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each is measured")
+    parser.add_argument("--without-flink", action="store_true", help="headrace alone")
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.names) - set(QUERIES))
+    if unknown:
+        parser.error(f"no query {', '.join(unknown)}; there are: {', '.join(QUERIES)}")
+    return arguments
+
+
+def check(lane: Lane, folder: Path, queries: list[PatternQuery]) -> None:
+    """On a small broker: the matches of both are the same."""
+    with headrace_server() as server:
+        loaded = load(server.bootstrap, SMALL_HOUSE, SMALL_EVENTS)
+        small = Lane(lane.spark, server.bootstrap, loaded, MICRO_BATCHES)
+        with flink(server.bootstrap, loaded, folder) as theirs:
+            for each in queries:
+                ours = rows_of(pa.concat_tables(small.stream(each.query(), keep=True).batches))
+                other = rows_of(theirs.answer_to(each.sql()))
+                if ours != other:
+                    first = list((ours - other).items())[:3], list((other - ours).items())[:3]
+                    sys.exit(f"{each.name}: headrace alone has {first[0]}, Flink alone {first[1]}")
+                say(f"{each.name}: {sum(ours.values()):,} matches of {SMALL_EVENTS:,} events, in both")
+
+
+def rows_of(rows: pa.Table) -> Counter[tuple[str, ...]]:
+    """All values as text."""
+    return Counter(tuple(str(value) for value in row.values()) for row in rows.to_pylist())
+
+
+def compared(lane: Lane, theirs: Flink | None, query: PatternQuery, rounds: int) -> list[Figure]:
+    """Once without being measured, and then in turn."""
+    ours_spent, their_spent = Spent(), Spent()
+    for number in range(rounds + 1):
+        before, began = cpu_seconds(os.getpid()), time.monotonic()
+        run = lane.stream(query.query(), keep=False)
+        if number:
+            ours_spent.add(run.seconds, cpu_seconds(os.getpid()) - before)
+        if theirs is not None:
+            spent = theirs.measure_of(query.sql())
+            if number:
+                their_spent.add(*spent)
+        say(f"{query.name}: round {number} in {time.monotonic() - began:.1f} s")
+    return figures_of(query.query(), lane.loaded.rows["bid"], ours_spent, their_spent)
+
+
+if __name__ == "__main__":
+    main()
