@@ -160,7 +160,7 @@ def p99_ms(writers: list[Writer]) -> float:
 def compared(where: str, hop: str, case: str, unit: str, ours: list[float], theirs: list[float]) -> Figure:
     is_time = unit == "ms"
     return Figure(
-        hop=f"{where} {hop}",
+        hop="sourcing",
         case=f"{where}: {hop}, {case}",
         unit=unit,
         ours=ours,
@@ -200,7 +200,7 @@ def measure(where: str, our: Make, their: Make, bursts: int, appends: int) -> li
 
 def _sharing(where: str, case: str, side: Ours) -> Figure:
     return Figure(
-        hop=f"{where} append",
+        hop="sourcing",
         case=f"{where}: appends per commit, {case}",
         unit="appends",
         ours=[side.appends_per_commit],

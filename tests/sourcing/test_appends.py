@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -105,3 +107,68 @@ def test_one_who_is_interrupted_while_waiting_holds_nobody_up() -> None:
     writer.join()
     assert slow.group.submit(Request([])).position == 0
     assert slow.sizes == [1, 1]
+
+
+class InterruptAt:
+    """Interrupts a thread at the n-th place in ``appends.py`` where Python looks for signals: after a call, at the
+    beginning of a function, at the end of a loop."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self.was_raised = False
+        self._looks: dict[object, bool] = {}
+
+    def __call__(self, frame: Any, event: str, argument: object) -> Any:
+        code = frame.f_code
+        if not code.co_filename.endswith("sourcing/appends.py") or code.co_name in ("_leave", "_locked"):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            may_interrupt = self._looks.get(frame, False)
+            name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            self._looks[frame] = name.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))
+            if may_interrupt and not self.was_raised:
+                self.left -= 1
+                if self.left == 0:
+                    self.was_raised = True
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+        return self
+
+
+def interrupted_at(number: int) -> bool:
+    """A leader is interrupted at one place, while two others wait and one comes later; whether there is such a
+    place."""
+    interrupt, slow = InterruptAt(number), Slow()
+    slow.may_end.set()
+    seen: list[object] = []
+
+    def lead() -> None:
+        sys.settrace(interrupt)
+        try:
+            seen.append(slow.group.submit(Request([])))
+        except BaseException as error:
+            seen.append(error)
+        finally:
+            sys.settrace(None)
+
+    def follow() -> None:
+        try:
+            seen.append(slow.group.submit(Request([])))
+        except StoreUnavailable as error:
+            seen.append(error)
+
+    threads = [threading.Thread(target=each, daemon=True) for each in (lead, follow, follow)]
+    for each in threads:
+        each.start()
+    eventually(lambda: len(seen) == 3)
+    assert slow.group.submit(Request([])).position == 0
+    return interrupt.was_raised
+
+
+def test_an_interrupt_at_any_instant_of_a_leader_holds_nobody_up() -> None:
+    """One after another, every place at which it can happen. The others are written, or learn why not."""
+    number = 1
+    while interrupted_at(number):
+        number += 1
+    assert number > 10

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 
 from headrace.client import Client
@@ -33,6 +34,7 @@ from headrace.sourcing import (
 from headrace.sourcing.keys import KeyStore
 from headrace.sourcing.publishing import publish
 from headrace.testing.broker import TestBroker
+from headrace.testing.postgres import PostgresServer
 from tests.sourcing.bank import Balances, Deposit, Names, Open, account
 
 Opener = Callable[..., EventStore]
@@ -286,3 +288,30 @@ def test_after_forgetting_and_a_purge_no_file_has_the_plain_text_and_replays_wor
     ]
     for each in (runner, sums, store):
         each.close()
+
+
+@pytest.mark.servers
+def test_after_forgetting_and_a_purge_no_table_file_of_postgresql_has_the_plain_text(
+    keys: KeyStore, postgres: PostgresServer, new_schema: Callable[[], str]
+) -> None:
+    """Snapshots and views are the tables that hold it. The WAL is the server's to recycle."""
+    tables = postgres.home / "data" / "base"
+    url = new_schema()
+    secret = f"{SECRET} {os.urandom(4).hex()}"
+    with psycopg.connect(url, autocommit=True) as server, open_store(url, keys=keys) as store:
+        quick = replace(account, snapshots=Snapshots(every=1))
+        handle(store, "account-1", quick, Open("u1", secret))
+        handle(store, "account-2", quick, Open("u2", other := f"Grace {os.urandom(4).hex()}"))
+        runner = ProjectionRunner(store, url, Names())
+        runner.run(until_current=True)
+        server.execute("checkpoint")
+        assert len(files_with(tables, secret)) == 2  # the search finds what is there
+        store.forget("u1")
+        runner.run(until_current=True)
+        server.execute("checkpoint")
+        assert files_with(tables, secret) != []  # forgetting alone leaves it in the files
+        runner.purge()
+        store.purge()
+        assert files_with(tables, secret) == []
+        assert len(files_with(tables, other)) == 2
+        runner.close()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -493,3 +496,22 @@ def test_a_server_whose_default_is_another_isolation_changes_nothing(new_schema:
     with open_store(f"{new_schema()}%20-cdefault_transaction_isolation%3Dserializable") as store:
         assert isinstance(store, PostgresStore)
         assert store._run("show transaction_isolation") == [("read committed",)]
+
+
+def test_a_store_that_is_not_there_is_not_made_by_reading(url: str) -> None:
+    with pytest.raises(UsageError, match="there is no event store"):
+        open_store(url, create=False)
+    with pytest.raises(UsageError, match="there is no event store"):  # nothing of it was made the first time
+        open_store(url, create=False)
+    with open_store(url) as made:
+        made.append("a-1", Event("Made", {}))
+    with open_store(url, create=False) as found:
+        assert [event.type for event in found.read("a-1")] == ["Made"]
+
+
+def test_a_database_of_somebody_else_gets_no_tables_by_reading(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "other.db")) as other:
+        other.execute("create table mine (number integer)")
+        with pytest.raises(UsageError, match="there is no event store"):
+            open_store(tmp_path / "other.db", create=False)
+        assert other.execute("select name from sqlite_master").fetchall() == [("mine",)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +74,8 @@ class Request:
     checks_ids: bool = False
     """Whether event ids were given by the caller, so that they may be there already."""
     outcome: Appended | BaseException | None = None
-    leads: bool = False
+    batch: list[Request] = field(default_factory=list)
+    """What it has taken to write, while it leads."""
     wake: Any = field(default_factory=lambda: _locked())
 
     @property
@@ -92,66 +94,80 @@ def _locked() -> Any:
 
 
 class GroupCommit:
-    """See the module. ``write`` gives every request of a batch its outcome; what it raises is everybody's."""
+    """See the module. ``write`` gives every request of a batch its outcome; what it raises is everybody's.
+
+    A thread can be interrupted anywhere (Ctrl-C). Who leads is part of the state, and so is what a leader has taken: a
+    thread that leaves early, for whatever reason, hands the lead on and reports to those it has taken.
+    """
 
     def __init__(self, write: Callable[[Sequence[Request]], None]) -> None:
         self._write = write
         self._lock = threading.Lock()
         self._queue: list[Request] = []
-        self._is_led = False
+        self._leader: Request | None = None
         self.requests = 0
         self.batches = 0
 
     def submit(self, request: Request) -> Appended:
-        with self._lock:
-            self._queue.append(request)
-            leads = not self._is_led
-            self._is_led = True
-        if not leads:
-            self._wait(request)
-        if request.outcome is None:
-            self._lead(request)
+        try:
+            self._join(request)
+            if request.outcome is None:
+                self._lead(request)
+        except BaseException as error:
+            self._leave(request, error)
+            raise
         outcome = request.outcome
         assert outcome is not None, "a batch was written without an outcome for each of its requests"
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
-    def _wait(self, request: Request) -> None:
-        try:
+    def _join(self, request: Request) -> None:
+        """Wait until the request was written, or leads."""
+        with self._lock:
+            self._queue.append(request)
+            if self._leader is None:
+                self._leader = request
+        if self._leader is not request:
             request.wake.acquire()
-        except BaseException:  # Ctrl-C: nobody may wait for a leader that is gone
-            with self._lock:
-                if request in self._queue:
-                    self._queue.remove(request)
-                    if request.leads:
-                        self._promote()
-            raise
-
-    def _promote(self) -> None:
-        """The first of the queue leads: it wakes without an outcome. With the lock."""
-        if self._queue:
-            self._queue[0].leads = True
-            self._queue[0].wake.release()
-        else:
-            self._is_led = False
 
     def _lead(self, own: Request) -> None:
         with self._lock:
-            batch, self._queue = self._queue[:BATCH_REQUESTS_MAX], self._queue[BATCH_REQUESTS_MAX:]
-            self.requests += len(batch)
+            own.batch = self._queue[:BATCH_REQUESTS_MAX]
+            del self._queue[:BATCH_REQUESTS_MAX]
+            self.requests += len(own.batch)
             self.batches += 1
         try:
-            self._write(batch)
+            self._write(own.batch)
         except BaseException as error:
-            for each in batch:
+            for each in own.batch:
                 each.outcome = error if each is own else _for_another_thread(error)
-        finally:
-            with self._lock:
-                self._promote()
-            for each in batch:
-                if each is not own:
-                    each.wake.release()
+        self._hand_over(own)
+
+    def _leave(self, own: Request, error: BaseException) -> None:
+        """The thread was interrupted."""
+        with self._lock:
+            self._queue = [each for each in self._queue if each is not own and each not in own.batch]
+        for each in own.batch:
+            if each.outcome is None:
+                each.outcome = _for_another_thread(error)
+        self._hand_over(own)
+
+    def _hand_over(self, own: Request) -> None:
+        """The first that waits leads: it wakes without an outcome. Those that ``own`` has taken wake with theirs."""
+        with self._lock:
+            if self._leader is own:
+                self._leader = self._queue[0] if self._queue else None
+                if self._leader is not None:
+                    _wake(self._leader)
+        for each in own.batch:
+            if each is not own:
+                _wake(each)
+
+
+def _wake(request: Request) -> None:
+    with suppress(RuntimeError):  # it was woken before
+        request.wake.release()
 
 
 def _for_another_thread(error: BaseException) -> BaseException:

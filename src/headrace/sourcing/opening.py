@@ -24,12 +24,13 @@ def open_store(
     keys: KeyStore | None = None,
     personal: Mapping[str, PersonalData] | None = None,
     upcasters: Upcasters | None = None,
+    create: bool = True,
 ) -> EventStore:
-    """Open a store, and make it if it is not there.
+    """Open a store, and make it if it is not there; without ``create`` that is a UsageError.
 
     sqlite:///FILE, or only the path of a file; postgresql://USER@HOST:PORT/DATABASE; kafka://HOST:PORT/TOPIC.
     """
-    choices = Choices(keys=keys, personal=personal, upcasters=upcasters)
+    choices = Choices(keys=keys, personal=personal, upcasters=upcasters, create=create)
     if isinstance(url, Path) or "://" not in url:
         url = f"sqlite:///{url}"
     scheme = url.partition("://")[0]

@@ -34,7 +34,7 @@ from headrace.sourcing.events import ANY, EXISTS, NONE, Expected, Query, Row
 from headrace.sourcing.privacy import FORGOTTEN_STREAM
 from headrace.sourcing.sql import SqlReads, condition_of, tables
 from headrace.sourcing.sqlite import condition_failed, progress_conflict, repeated_by_ids, repeated_of
-from headrace.sourcing.store import Choices, EventStore, Snapshot, StreamInfo
+from headrace.sourcing.store import Choices, EventStore, Snapshot, StreamInfo, no_store
 
 try:
     import psycopg
@@ -142,8 +142,12 @@ class PostgresStore(EventStore):
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._reads = SqlReads(self._ask)
-        self._make_tables()
-        self._finish_forgetting()
+        try:
+            self._make_tables(may_create=choices is None or choices.create)
+            self._finish_forgetting()
+        except BaseException:
+            self.close()
+            raise
 
     # ---- connections ------------------------------------------------------------------------------------------------
 
@@ -209,10 +213,12 @@ class PostgresStore(EventStore):
             self._closed.set()
         self._drop_idle()
 
-    def _make_tables(self) -> None:
+    def _make_tables(self, *, may_create: bool) -> None:
         """Unless they are there: then a user without the right to make any can use the store."""
         if self._run("select obj_description(to_regproc('headrace_append'), 'pg_proc')") == [(_APPEND_ID,)]:
             return
+        if not may_create and self._run("select to_regclass('headrace_events')") == [(None,)]:
+            raise no_store(self.shown)
         with self._connection() as connection, connection.transaction():
             connection.execute("select pg_advisory_xact_lock(%s)", (MAKING_TABLES,))
             for statement in tables("bigint", ' collate "C"'):

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["FORGOTTEN_STREAM", "FORGOTTEN_TYPE", "PersonalData", "Privacy", "forgotten_event"]
 
 FORGOTTEN_STREAM = "$forgotten"
+"""The stream of the events that record who was forgotten."""
 FORGOTTEN_TYPE = "SubjectForgotten"
+"""The type of these events."""
 SEALED, SUBJECT, KEY = "$sealed", "$subject", "$key"
 
 

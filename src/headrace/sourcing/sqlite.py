@@ -22,7 +22,7 @@ from headrace.sourcing.errors import AppendConflict, SourcingError, StoreUnavail
 from headrace.sourcing.events import Query, Row
 from headrace.sourcing.privacy import FORGOTTEN_STREAM
 from headrace.sourcing.sql import SqlReads, condition_of, tables
-from headrace.sourcing.store import Choices, EventStore, Snapshot, StreamInfo
+from headrace.sourcing.store import Choices, EventStore, Snapshot, StreamInfo, no_store
 
 __all__ = ["INSERT", "SqliteStore"]
 
@@ -51,6 +51,9 @@ class SqliteStore(EventStore):
         self._idle: list[sqlite3.Connection] = []
         self._idle_lock = threading.Lock()
         self._closed = threading.Event()
+        self._may_create = choices is None or choices.create
+        if not self._may_create and not self.path.exists():
+            raise no_store(self.shown)
         if not self.path.parent.is_dir():
             raise UsageError(f"there is no folder {self.path.parent}", f"mkdir -p {self.path.parent}")
         with self._explained():
@@ -77,6 +80,8 @@ class SqliteStore(EventStore):
         found = self._writer.execute("select 1 from sqlite_master where name = 'headrace_snapshots'").fetchone()
         if found:
             return
+        if not self._may_create:
+            raise no_store(self.shown)
         self._begin()
         for statement in tables(no_rowid=" without rowid"):
             self._writer.execute(statement)

@@ -47,7 +47,7 @@ from headrace.sourcing.events import (
 from headrace.sourcing.privacy import FORGOTTEN_STREAM, PersonalData, Privacy, forgotten_event
 from headrace.sourcing.upcasting import Upcasters
 
-__all__ = ["Choices", "EventStore", "Page", "Snapshot", "StreamInfo", "retrying"]
+__all__ = ["Choices", "EventStore", "Page", "Snapshot", "StreamInfo", "no_store", "retrying"]
 
 PAGE_EVENTS = 1_000
 POLL_INTERVAL_S = 0.05
@@ -63,12 +63,14 @@ class Choices:
     """What a store is opened with.
 
     ``keys``: where the keys of subjects are; needed to write or read personal data. ``personal``: by type of event,
-    which fields belong to a subject. ``upcasters`` bring the data of old events to its newest form.
+    which fields belong to a subject. ``upcasters`` bring the data of old events to its newest form. Without ``create``
+    a store that is not there is an error.
     """
 
     keys: Any = None
     personal: Mapping[str, PersonalData] | None = None
     upcasters: Upcasters | None = None
+    create: bool = True
 
 
 class Page(NamedTuple):
@@ -79,6 +81,8 @@ class Page(NamedTuple):
 
 
 class StreamInfo(NamedTuple):
+    """A stream with its version and the positions of its first and last event."""
+
     stream: str
     version: int
     first_position: int
@@ -445,3 +449,7 @@ def retrying(attempt: Callable[[], T], *, attempts: int = 5, pause_s: float = 0.
             time.sleep(random.uniform(0, pause_s))
             pause_s = min(pause_s * 2, RETRY_PAUSE_S_MAX)
     raise UsageError("an attempt must be allowed at least once", "attempts=5")
+
+
+def no_store(shown: str) -> UsageError:
+    return UsageError(f"there is no event store {shown}", "headrace events append makes one, and so does open_store")

@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -44,7 +45,7 @@ from headrace.client import (
     TransactionLost,
     end_offsets,
 )
-from headrace.client.positioned import ensure_topic, read_state
+from headrace.client.positioned import ensure_topic, read_state, topic_exists
 from headrace.errors import HeadraceError, KafkaError, UsageError
 from headrace.sourcing.appends import Appended, Request
 from headrace.sourcing.errors import SourcingError, StoreUnavailable, WriterBusy
@@ -53,7 +54,7 @@ from headrace.sourcing.privacy import FORGOTTEN_STREAM
 from headrace.sourcing.publishing import EVENTS_CONFIG, state_topic
 from headrace.sourcing.records import record_of, row_of
 from headrace.sourcing.sqlite import INSERT, SqliteStore
-from headrace.sourcing.store import Choices, StreamInfo
+from headrace.sourcing.store import Choices, StreamInfo, no_store
 
 __all__ = ["TopicStore"]
 
@@ -87,12 +88,14 @@ class TopicStore(SqliteStore):
         self._ended = threading.Event()
         self._client = Client(parts.netloc, ClientOptions(client_id="headrace-events"))
         try:
+            if choices is not None and not choices.create and not topic_exists(self._client, self._topic):
+                raise no_store(f"kafka://{parts.netloc}/{self._topic}")
             ensure_topic(self._client, self._topic, partitions=1, config=EVENTS_CONFIG)
             self._check_topic()
             self._consumer = Consumer(
                 self._client, ConsumerOptions(reset="error", fetch=FetchOptions(read_committed=True))
             )
-            super().__init__(index, choices, synced=False)
+            super().__init__(index, replace(choices or Choices(), create=True), synced=False)
         except BaseException:
             self._client.close()
             if self._temporary is not None:
