@@ -21,6 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -32,6 +33,7 @@ from headrace.log.disk import OsDisk
 from headrace.log.flush import Flusher
 from headrace.log.store import LogStore
 from headrace.log.sync_guard import SyncFailed, SyncGuard
+from headrace.node_console import ConsoleChild
 from headrace.node_messages import RecoveryWatch, log_recovery, log_start
 from headrace.operator_log import OperatorLog
 from headrace.ports import Clock, Disk
@@ -39,6 +41,7 @@ from headrace.server import KafkaLimits, KafkaService, Listener, ListenerLimits,
 from headrace.server.descriptors import DescriptorPlan, raise_descriptor_limit
 from headrace.server.heap import Heap
 from headrace.server.loop_watch import LoopWatch
+from headrace.systemd import ServiceManager
 
 if TYPE_CHECKING:
     from headrace.metrics import Endpoints
@@ -113,6 +116,7 @@ class Node:
         self._loop_watch: LoopWatch | None = None
         self._metrics: Listener | None = None
         self._endpoints: Endpoints | None = None
+        self._console: ConsoleChild | None = None
         self._serving = False
         self._store: LogStore | None = None
         self._flusher: Flusher | None = None
@@ -143,6 +147,8 @@ class Node:
                 await self._listen_for_amqp()
             if "metrics" in wanted:
                 await self._listen_for_metrics()
+            if "http" in wanted:
+                self._start_console()
             self._loop_watch.start()
             self._serving = True
         except BaseException:
@@ -150,14 +156,14 @@ class Node:
             raise
 
     def _wanted_addresses(self) -> dict[str, tuple[str, int]]:
-        if self.settings.text("http") != "off":
-            raise BadArgument("this version of headrace serves no http", "write http = off")
         wanted = {
             name: parse_address(self.settings.text(name), name)
-            for name in ("kafka", "amqp", "metrics")
+            for name in ("kafka", "amqp", "metrics", "http")
             if self.settings.text(name) != "off"
         }
-        for name, other in (("kafka", "metrics"), ("kafka", "amqp"), ("amqp", "metrics")):
+        if "http" in wanted and "kafka" not in wanted:
+            raise BadArgument("the console is a client of the Kafka listener, which is off", "leave --kafka out")
+        for name, other in combinations(("kafka", "amqp", "metrics", "http"), 2):
             if name in wanted and wanted[name] == wanted.get(other) and wanted[name][1] != 0:
                 raise BadArgument(
                     f"{name} and {other} cannot share {self.settings.text(name)}", f"give {other} another port"
@@ -211,10 +217,23 @@ class Node:
         from headrace.server.amqp_users import AmqpUsers
 
         users = AmqpUsers.of(self.settings.text("amqp.users.file"))
-        listener = Listener(AmqpService(self.broker.queues, users).session, self._listener_limits(), "amqp")
+        service = AmqpService(
+            self.broker.queues, users, unfinished_bytes_max=self.settings.integer("amqp.unfinished.bytes.max")
+        )
+        listener = Listener(service.session, self._listener_limits(), "amqp")
         await listener.start(self._sockets.pop("amqp"))
         self._listeners.append(listener)
         self.addresses.append(Address("amqp", listener.host, listener.port))
+
+    def _start_console(self) -> None:
+        listener = self._listeners[0]  # Kafka's: nothing is served over HTTP without it
+        self._console = ConsoleChild(self._sockets.pop("http"), (listener.host, listener.port), self.settings)
+        self._console.start()
+
+    @property
+    def console_url(self) -> str | None:
+        """Where a browser finds the console; it may hold the token."""
+        return None if self._console is None else self._console.url
 
     async def _listen_for_metrics(self) -> None:
         assert self._kafka is not None
@@ -233,6 +252,7 @@ class Node:
             topics_max=self.settings.integer("metrics.topics.max"),
             groups_max=self.settings.integer("metrics.groups.max"),
             queues_max=self.settings.integer("metrics.queues.max"),
+            partitions_max=self.settings.integer("metrics.partitions.max"),
         )
         self._endpoints = Endpoints(Collector(sources), self.reasons_not_ready)
         service = HttpService(self._endpoints.routes())
@@ -282,8 +302,9 @@ class Node:
             log.info("stopping: %s", reason)
             self._stopping.set()
 
-    async def run_until_stopped(self) -> None:
+    async def run_until_stopped(self, on_stopping: Callable[[], None] = lambda: None) -> None:
         await self._stopping.wait()
+        on_stopping()
         await self.stop()
 
     async def stop(self) -> None:
@@ -308,6 +329,8 @@ class Node:
             )
 
     async def _stop_serving(self) -> None:
+        if self._console is not None:
+            await self._console.stop()
         drain_s = None if self.failed is None else 0.0  # what waits for the disk will not be answered
         await asyncio.gather(*(listener.drain(drain_s) for listener in self._listeners))
         self._listeners.clear()
@@ -387,7 +410,9 @@ def serve(settings: Settings, say: Callable[[str], None]) -> int:
     if all(settings.text(name) == "off" for name in ("kafka", "amqp", "metrics")):
         raise BadArgument("kafka, amqp and metrics are off: nothing would be served", "leave --kafka out")
     file = settings.text("log.file")
-    operator_log = OperatorLog(level=settings.text("log.level"), file=Path(file) if file else None)
+    operator_log = OperatorLog(
+        level=settings.text("log.level"), file=Path(file) if file else None, form=settings.text("log.format")
+    )
     operator_log.start()
     try:
         keep_freed_memory()
@@ -404,6 +429,8 @@ async def _serve(settings: Settings, say: Callable[[str], None], operator_log: O
         lines_dropped=lambda: operator_log.lines_dropped,
     )
     hangup = _hangup_action(operator_log)
+    manager = ServiceManager(SystemClock())
+    manager.starting("opening the data directory")
     _interrupt_start_on_signals(hangup)
     try:
         await node.start()
@@ -414,12 +441,17 @@ async def _serve(settings: Settings, say: Callable[[str], None], operator_log: O
     if hangup is Hangup.REOPEN:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, operator_log.reopen)
     Heap().settle()
-    log.info("ready: %s", ", ".join(f"{address.protocol} on {address}" for address in node.addresses))
+    served = ", ".join(f"{address.protocol} on {address}" for address in node.addresses)
+    log.info("ready: %s", served)
     operator_log.flush()  # what recovery found is read before "ready"
     for address in node.addresses:
         say(f"{address.protocol:<7} {address}")
+    if node.console_url is not None:
+        say(f"console {node.console_url}")
     say("ready")
-    await node.run_until_stopped()
+    manager.ready(f"serving {served}")
+    await node.run_until_stopped(lambda: manager.stopping("finishing what is in flight"))
+    manager.close()
     return 0
 
 

@@ -1,6 +1,7 @@
 """The log of messages that an operator reads: on the terminal and, where ``log.file`` is set, in a file.
 
-Lines have a time, a level, the part that speaks and one sentence. Three rules hold for all of them:
+Lines have a time, a level, the part that speaks and one sentence; with ``log.format=json`` each is a JSON object with
+these as ``time``, ``level``, ``part`` and ``message``. Three rules hold for all of them:
 
 * Writing never waits. Records go through a bounded queue to a thread; when it is full they are dropped and counted.
 * A client cannot fill the disk. Of each kind of message (one call of the logger in the code) ``BURST`` are written at
@@ -11,6 +12,7 @@ Lines have a time, a level, the part that speaks and one sentence. Three rules h
 
 from __future__ import annotations
 
+import json
 import logging
 import queue
 import re
@@ -27,7 +29,7 @@ from typing import TextIO
 
 from headrace.errors import UsageError
 
-__all__ = ["LEVELS", "LineFormatter", "OperatorLog", "RateLimit"]
+__all__ = ["LEVELS", "JsonFormatter", "LineFormatter", "OperatorLog", "RateLimit"]
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -56,6 +58,25 @@ class LineFormatter(logging.Formatter):
         if record.exc_info:
             line += "".join(f"\n    {_bounded(each)}" for each in self.formatException(record.exc_info).split("\n"))
         return line
+
+
+class JsonFormatter(logging.Formatter):
+    """The same as one line of JSON; a traceback is the field ``traceback``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "part": record.name.removeprefix("headrace."),
+            "message": _bounded(record.getMessage()),
+        }
+        if record.exc_info:
+            lines = self.formatException(record.exc_info).split("\n")
+            fields["traceback"] = "\n".join(_bounded(each) for each in lines)
+        return json.dumps(fields)
+
+
+FORMATTERS: dict[str, Callable[[], logging.Formatter]] = {"text": LineFormatter, "json": JsonFormatter}
 
 
 def _bounded(text: str) -> str:
@@ -143,9 +164,9 @@ class RateLimit(logging.Filter):
 class _Enqueue(logging.Handler):
     """Hands lines to the writing thread without waiting for it."""
 
-    def __init__(self, lines: queue.Queue[str | threading.Event | None]) -> None:
+    def __init__(self, lines: queue.Queue[str | threading.Event | None], formatter: logging.Formatter) -> None:
         super().__init__()
-        self.setFormatter(LineFormatter())
+        self.setFormatter(formatter)
         self._lines = lines
         self.dropped = 0
 
@@ -161,7 +182,15 @@ class _Enqueue(logging.Handler):
 class OperatorLog:
     """Catches what headrace logs, from ``start`` to ``stop``."""
 
-    def __init__(self, *, level: str = "INFO", file: Path | None = None, terminal: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        level: str = "INFO",
+        file: Path | None = None,
+        terminal: TextIO | None = None,
+        form: str = "text",
+    ) -> None:
+        """``form``: text or json."""
         self._level = level
         self._path = file
         self._terminal = terminal or sys.stderr
@@ -170,7 +199,7 @@ class OperatorLog:
         self._queue: queue.Queue[str | threading.Event | None] = queue.Queue(QUEUE_LENGTH_MAX)
         """Lines; an event is set when its turn comes; None ends the thread."""
         self._limit = RateLimit()
-        self._handler = _Enqueue(self._queue)
+        self._handler = _Enqueue(self._queue, FORMATTERS[form]())
         self._handler.addFilter(self._limit)
         self._thread = threading.Thread(target=self._write_all, name="headrace-operator-log", daemon=True)
         self._levels_before: dict[str, int] = {}

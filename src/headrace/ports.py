@@ -81,6 +81,9 @@ class Disk(Protocol):
     def rename(self, source: str, target: str) -> None:
         """Replace ``target`` atomically; durable after ``sync_dir`` of the directories."""
 
+    def link(self, source: str, target: str) -> None:
+        """Give the file ``source`` a second name, in the same filesystem. Its bytes stay until both are unlinked."""
+
     def unlink(self, path: str) -> None: ...
 
     def rmdir(self, path: str) -> None: ...

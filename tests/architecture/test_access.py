@@ -23,6 +23,8 @@ HANDLERS = [
     "positions.py",
     "produce.py",
     "queues/admin.py",
+    "queues/moves.py",
+    "snapshots.py",
     "security.py",
     "groups/commits.py",
     "groups/admin.py",

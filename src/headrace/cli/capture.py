@@ -45,34 +45,44 @@ def command() -> None:
 def capture_options(command: F) -> F:
     """What ``add`` and ``run`` both take."""
     options = [
-        click.option("--tables", metavar="SCHEMA.TABLE,…", help="Which tables; default: all that the user may read."),
-        click.option("--exclude-tables", metavar="SCHEMA.TABLE,…", help="Which not. Both take patterns: public.log_*"),
         click.option(
-            "--include-columns", metavar="SCHEMA.TABLE.COLUMN,…", help="Only columns that match, of every table."
+            "--tables", metavar="SCHEMA.TABLE,…", help="Tables to capture; default: all that the user may read."
         ),
-        click.option("--exclude-columns", metavar="SCHEMA.TABLE.COLUMN,…", help="No column that matches."),
+        click.option(
+            "--exclude-tables", metavar="SCHEMA.TABLE,…", help="Tables not to capture. Both take patterns: public.log_*"
+        ),
+        click.option("--include-columns", metavar="SCHEMA.TABLE.COLUMN,…", help="Only these columns, in every table."),
+        click.option("--exclude-columns", metavar="SCHEMA.TABLE.COLUMN,…", help="Columns to remove from rows."),
         click.option(
             "--mask",
             "masks",
             multiple=True,
             metavar="SCHEMA.TABLE.COLUMN=HOW",
-            help="Hide values: hash, hash:SALT, null, truncate:N or ****. May be given several times.",
+            help="Hide values: hash, hash:SALT, null, truncate:N or ****. Repeatable.",
         ),
         click.option(
             "--key-columns",
             multiple=True,
             metavar="SCHEMA.TABLE:COL,COL",
-            help="The key of a table's messages instead of its own. May be given several times.",
+            help="The message key of a table, instead of its primary key. Repeatable.",
         ),
         click.option("--prefix", metavar="P", help="Topics are P.SCHEMA.TABLE; default: the capture's name."),
-        click.option("--partitions", type=click.IntRange(min=1), help="Of topics that capture makes; default: 1."),
-        click.option("--topic-config", multiple=True, metavar="K=V", help="A setting of topics that capture makes."),
+        click.option(
+            "--partitions", type=click.IntRange(min=1), help="Partitions of topics that capture creates; default: 1."
+        ),
+        click.option("--topic-config", multiple=True, metavar="K=V", help="A setting of topics that capture creates."),
         click.option("--unwrap", is_flag=True, help="Values are plain rows instead of Debezium's envelope."),
         click.option(
-            "--decimals", type=click.Choice(["precise", "string", "double"]), help="Default: string. Debezium: precise."
+            "--decimals",
+            type=click.Choice(["precise", "string", "double"]),
+            help="Form of decimals; default: string. Debezium's: precise.",
         ),
-        click.option("--times", type=click.Choice(["numbers", "strings"]), help="Default: strings. Debezium: numbers."),
-        click.option("--transactions", is_flag=True, help="Begin and end of transactions into P.transaction."),
+        click.option(
+            "--times",
+            type=click.Choice(["numbers", "strings"]),
+            help="Form of times; default: strings. Debezium's: numbers.",
+        ),
+        click.option("--transactions", is_flag=True, help="Write begin and end of transactions to P.transaction."),
         click.option(
             "--outbox", metavar="SCHEMA.TABLE", help="A table whose rows are events, routed by aggregatetype."
         ),
@@ -80,13 +90,20 @@ def capture_options(command: F) -> F:
         click.option(
             "--on-replaced",
             type=click.Choice(["resnapshot", "stop"]),
-            help="When a table was dropped and made again, or swapped. Default: resnapshot.",
+            help="When a table was dropped and created again, or swapped; default: resnapshot.",
         ),
         click.option("--no-snapshot", is_flag=True, help="Only changes from now on."),
-        click.option("--triggers", is_flag=True, help="Follow PostgreSQL without the right to replicate."),
+        click.option(
+            "--triggers", is_flag=True, help="Capture PostgreSQL by triggers, without the right to replicate."
+        ),
         click.option("--streaming", is_flag=True, help="Let PostgreSQL send large transactions before they commit."),
-        click.option("--heartbeat", type=click.FloatRange(min=0.1), metavar="SECONDS", help="Default: 10."),
-        click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows of a snapshot read at once."),
+        click.option(
+            "--heartbeat",
+            type=click.FloatRange(min=0.1),
+            metavar="SECONDS",
+            help="Interval of heartbeats; default: 10.",
+        ),
+        click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows in a chunk of a snapshot."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -227,7 +244,7 @@ def _forgotten(registry: Registry, options: CaptureOptions, *, keep_database: bo
 
 @command.command("status")
 @click.argument("name", required=False)
-@click.option("--watch", is_flag=True, help="Show it again and again until Ctrl-C; in a pipe, a line per change.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C; in a pipe, a line per change.")
 @bootstrap_option
 @timeout_option
 @output_option
@@ -257,21 +274,23 @@ def status(name: str | None, watch: bool, bootstrap: str, timeout: float, output
 @timeout_option
 def snapshot(name: str, tables: tuple[str, ...], bootstrap: str, timeout: float) -> None:
     """Ask a capture to read tables again: a truncation, then all rows, while changes go on."""
-    from headrace.capture.alive import is_fresh
+    from headrace.capture.report import KIND
     from headrace.capture.signals import SIGNALS_CONFIG, signal_topic, snapshot_signal
     from headrace.capture.state import Registry, read_state
-    from headrace.client import Producer
+    from headrace.client import Producer, read_state_records
     from headrace.client.positioned import ensure_topic
 
     with connect(bootstrap, timeout) as client:
         options = Registry(client).get(name)
         state = read_state(client, name)
+        report = read_state_records(client, KIND).get(name)
         asked = _captured(tables, list(state.get("snapshots", {})))
         topic = signal_topic(options.topic_prefix)
         ensure_topic(client, topic, partitions=1, config=SIGNALS_CONFIG)
         with Producer(client) as producer:
             producer.send(topic, snapshot_signal(asked), key=options.topic_prefix.encode(), partition=0)
-    later = "" if is_fresh(state.get("alive", {})) else f" when it runs (headrace capture run {name})"
+    runs = report is not None and report.is_alive()
+    later = "" if runs else f" when it runs (headrace capture run {name})"
     say(f"{name} reads {', '.join(asked)} again{later}")
 
 
@@ -310,15 +329,17 @@ def run(
     from headrace.capture.options import counted
     from headrace.capture.run import Capture
     from headrace.capture.state import Registry
+    from headrace.client import StatePublisher
 
     with connect(bootstrap) as client:
         client.brokers()  # a wrong address is reported at once, not tried for ever
         registry = Registry(client)
         is_new = url is not None and registry.find(name) is None
         options = _stored(registry, name, given) if url is None else _registered(registry, options_of(name, url, given))
-    capture = Capture(bootstrap, options, say=say)
+    publisher = StatePublisher(bootstrap, trouble=say)
+    capture = Capture(bootstrap, options, say=say, publisher=publisher)
     try:
-        with stopping_on_signals() as stop, _Screen(capture, output):
+        with stopping_on_signals() as stop, publisher, _Screen(capture, output):
             say(f"capturing {options.database.shown} into {options.topic_prefix}.*")
             capture.run(stop, until_current=available_now, resnapshot=resnapshot)
     except UsageError:

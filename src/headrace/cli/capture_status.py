@@ -17,7 +17,7 @@ from headrace.cli.shared import say, show
 if TYPE_CHECKING:
     from headrace.capture.options import CaptureOptions
     from headrace.capture.source import Progress, SourceStatus
-    from headrace.client import Client
+    from headrace.client import Client, StateRecord
 
 __all__ = ["is_well", "lag_of", "shown", "status_rows", "watched"]
 
@@ -42,27 +42,29 @@ CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 def status_rows(client: Client, name: str | None) -> list[dict[str, Any]]:
     """A row per capture, or of the one that is named."""
+    from headrace.capture.report import KIND
     from headrace.capture.state import Registry
+    from headrace.client import read_state_records
 
     registry = Registry(client)
     captures = [registry.get(name)] if name else list(registry.all().values())
-    return [_row(client, each) for each in captures]
+    reports = read_state_records(client, KIND)
+    return [_row(client, each, reports.get(each.name)) for each in captures]
 
 
-def _row(client: Client, options: CaptureOptions) -> dict[str, Any]:
+def _row(client: Client, options: CaptureOptions, report: StateRecord | None) -> dict[str, Any]:
     from headrace.capture.source import Progress
     from headrace.capture.state import read_state
 
     state = read_state(client, options.name)
-    sign = state.get("alive", {})
     found = _asked(options)
     if not state.get("position") and found.health in ("no slot", "no change table"):
         found.health = "ok"  # it has never run
     progress = {table: Progress.from_json(each) for table, each in state.get("snapshots", {}).items()}
-    rates = sign.get("rates", {})
+    rates = _rates(report)
     now_ms = time.time_ns() // 1_000_000
-    lag_ms = lag_of(found, sign, now_ms)
-    life = _life(sign, now_ms)
+    lag_ms = lag_of(found, report, now_ms)
+    life = _life(report, now_ms)
     is_away = life["state"] not in RUNNING
     return {
         "name": options.name,
@@ -95,34 +97,33 @@ def _asked(options: CaptureOptions) -> SourceStatus:
         return SourceStatus(health=f"unreachable: {error}")
 
 
-def lag_of(found: SourceStatus, sign: Mapping[str, Any], now_ms: int) -> int | None:
+def _rates(report: StateRecord | None) -> dict[str, int]:
+    """Rows per second of tables that were being read when the capture reported last."""
+    tables = {} if report is None else report.details.get("tables", {})
+    return {name: each["rows_per_s"] for name, each in tables.items() if "rows_per_s" in each}
+
+
+def lag_of(found: SourceStatus, report: StateRecord | None, now_ms: int) -> int | None:
     """What the database says now, or what a capture that runs has said last; of one that does not run it is not known.
 
     All that a capture said before it was killed was right at that time.
     """
-    from headrace.capture.alive import is_fresh
-
-    if found.lag_ms is not None:
+    if found.lag_ms is not None or report is None or not report.is_alive(now_ms):
         return found.lag_ms
-    return sign.get("lag_ms") if is_fresh(sign, now_ms) else None
+    return report.details.get("lag_ms")
 
 
-def _life(sign: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
+def _life(report: StateRecord | None, now_ms: int) -> dict[str, Any]:
     """Whether it runs, since when, and which process it is or was."""
-    from headrace.capture.alive import is_fresh
-
-    if not sign:
+    if report is None:
         return {"state": "never run", "since": None, "process": None, "error": ""}
-    process = f"{sign['host']}:{sign['pid']}"
-    error = sign.get("error", "")
-    if is_fresh(sign, now_ms):
-        state, since_ms = "trying again" if error else "running", sign["since_ms"]
-    elif sign["stopped"]:
-        state, since_ms = "failed" if error else "stopped", sign["at_ms"]
-    else:
-        state, since_ms = NOT_RUNNING, sign["at_ms"]
+    state, since_ms, error = report.state, report.since_ms, report.error
+    if report.ended:
+        since_ms = report.at_ms
+    elif report.is_lost(now_ms):
+        state, since_ms = NOT_RUNNING, report.at_ms
         error = error or f"no sign of life for {(now_ms - since_ms) // 1000} s: it was killed, or its machine is away"
-    return {"state": state, "since": _moment(since_ms), "process": process, "error": error}
+    return {"state": state, "since": _moment(since_ms), "process": f"{report.host}:{report.pid}", "error": error}
 
 
 def is_well(row: Mapping[str, Any]) -> bool:

@@ -46,23 +46,23 @@ RESETS: dict[str, Literal["earliest", "latest"]] = {
     metavar="PLACE",
     help="Where to start: beginning, end, an offset, -N before the end, @TIME. With --group: where a new group starts.",
 )
-@click.option("-e", "--exit", "exit_at_end", is_flag=True, help="Stop at what was the end when it began.")
-@click.option("--until", metavar="PLACE", help="Stop before this place: as --offset has them.")
+@click.option("-e", "--exit", "exit_at_end", is_flag=True, help="Stop at the end that the topic has now.")
+@click.option("--until", metavar="PLACE", help="Stop before this place, written as for --offset.")
 @click.option("-c", "--count", type=click.IntRange(min=1), help="Stop after this many records.")
 @click.option("-p", "--partition", metavar="N,N-M", help="Only these partitions.")
 @click.option("-G", "--group", metavar="GROUP", shell_complete=complete_groups, help="Read as a member of a group.")
 @click.option("-f", "--format", "text", metavar="FORMAT", help=r"Print with %k %v %o %p %t %T %D %h %K %S and \n \t.")
 @click.option("-K", "--key-delimiter", metavar="TEXT", help="Print KEY, this, and VALUE.")
-@click.option("-D", "--delimiter", metavar="TEXT", default="\\n", show_default=True, help="What follows a record.")
+@click.option("-D", "--delimiter", metavar="TEXT", default="\\n", show_default=True, help="The text after each record.")
 @click.option("-J", "--json", "as_json", is_flag=True, help="Print JSON lines.")
-@click.option("-Z", "--null", metavar="TEXT", default="", help="What stands for null.")
+@click.option("-Z", "--null", metavar="TEXT", default="", help="The text for null.")
 @click.option(
     "-i",
     "--isolation",
     type=click.Choice(["committed", "uncommitted"]),
     default="committed",
     show_default=True,
-    help="Whether open and aborted transactions are left out.",
+    help="committed: without open and aborted transactions.",
 )
 @bootstrap_option
 @timeout_option
@@ -160,7 +160,7 @@ def _formatter(text: str | None, key_delimiter: str | None, delimiter: str, null
 def _places(
     client: Client, topics: tuple[str, ...], partition: str | None, offset: str, stops: list[str], committed: bool
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int] | None]:
-    from headrace.cli.when import parse_place, resolve
+    from headrace.client.places import parse_place, resolve
 
     now_ms = int(time.time() * 1000)
     wanted = [each for topic in topics for each in partitions_of(client, topic, partition)]

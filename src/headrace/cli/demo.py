@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+import webbrowser
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ DRAW_S = 1.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AHEAD = timedelta(hours=1)
 TO_TRY = """
+Live charts, in a browser:
+  {dashboards}
+
 Try in another terminal (the last two when the pipelines run):
   {headrace} topic list -b {broker}
   {headrace} capture status shop -b {broker}
@@ -46,16 +50,17 @@ Try in another terminal (the last two when the pipelines run):
 
 
 @click.command("demo")
-@click.option("--seconds", type=click.FloatRange(min=1), help="End by itself after so long; otherwise with Ctrl-C.")
+@click.option("--seconds", type=click.FloatRange(min=1), help="End after this long; default: at Ctrl-C.")
 @click.option("--orders", type=click.FloatRange(1, 500), default=20.0, show_default=True, help="Orders per second.")
 @click.option("--clicks", type=click.FloatRange(1, 5000), default=200.0, show_default=True, help="Clicks per second.")
+@click.option("--no-browser", is_flag=True, help="Do not open the dashboards in a browser.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Decides who buys what.")
-def command(seconds: float | None, orders: float, clicks: float, seed: int) -> int:
+def command(seconds: float | None, orders: float, clicks: float, no_browser: bool, seed: int) -> int:
     """A shop's database, its changes as a stream, and what Spark derives from them.
 
-    Starts a broker, a PostgreSQL, a shop, visitors, capture and Spark pipelines on spare ports. When it ends, orders in
-    the database, events in topics, rows in views and entries in the search index are compared, contents and all; a
-    difference is exit code 1. All that it starts it stops.
+    Starts a broker, a PostgreSQL, a shop, visitors, capture, Spark pipelines and a web console with live charts, on
+    spare ports. When it ends, orders in the database, events in topics, rows in views and entries in the search index
+    are compared, contents and all; a difference is exit code 1. All that it starts it stops.
     """
     _need_everything()
     from headrace.demo.display import Display
@@ -66,10 +71,19 @@ def command(seconds: float | None, orders: float, clicks: float, seed: int) -> i
         Stage(click.echo, orders_per_s=orders, clicks_per_s=clicks, seed=seed) as stage,
         closing(Display(stage)) as display,
     ):
-        click.echo(TO_TRY.format(headrace=own_command(), broker=stage.bootstrap))
+        dashboards = f"{stage.console}#/dashboards"
+        click.echo(TO_TRY.format(headrace=own_command(), broker=stage.bootstrap, dashboards=dashboards))
+        if not no_browser and has_screen():
+            webbrowser.open(dashboards)
         asked.may_wait = True
         watch(stage, display, seconds, asked)
         return verdict(settle(stage, display), display.first_result_s)
+
+
+def has_screen() -> bool:
+    """Whether a person sits at this machine: a browser that runs in a terminal would draw over the demo."""
+    is_desktop = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return is_desktop and sys.stdout.isatty()
 
 
 def own_command() -> str:

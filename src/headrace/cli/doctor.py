@@ -300,13 +300,15 @@ def check_sync(folder: Path) -> Finding:
 
 
 def _sync_times_ms(place: Path) -> list[float]:
+    from headrace.log.disk import sync_data
+
     with tempfile.TemporaryFile(dir=place, prefix=".headrace-doctor-") as file:
         times = []
         for _ in range(SYNC_TRIES):
             file.write(b"\0" * 4096)
             file.flush()
             start = time.perf_counter()
-            os.fdatasync(file.fileno())
+            sync_data(file.fileno())
             times.append((time.perf_counter() - start) * 1000)
     return times
 

@@ -16,7 +16,7 @@ import click
 
 from headrace.address import Address
 from headrace.cli.shared import bootstrap_option, confirm, output_option, say, settings_of, show, stopping_on_signals
-from headrace.cli.when import parse_time_ms
+from headrace.client.places import parse_time_ms
 from headrace.errors import BadArgument, UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def keys_options(command: F) -> F:
 
 @contextlib.contextmanager
 def opened(store: str, keys: Path | None, master: Path | None, *, must_exist: bool = True) -> Iterator[EventStore]:
-    """A store by its address. A file that is only read must be there: a typing error should not make one."""
+    """A store by its address. One that is only read must be there: a typing error should not make one."""
     from headrace.sourcing import open_store
     from headrace.sourcing.opening import sqlite_path
 
@@ -58,7 +58,7 @@ def opened(store: str, keys: Path | None, master: Path | None, *, must_exist: bo
         from headrace.sourcing.keys import KeyStore
 
         found = KeyStore(keys, master_file=master)
-    with open_store(store, keys=found) as events:
+    with open_store(store, keys=found, create=not must_exist) as events:
         yield events
 
 
@@ -70,7 +70,7 @@ def opened(store: str, keys: Path | None, master: Path | None, *, must_exist: bo
 @click.argument("stream")
 @click.option("--type", "kind", metavar="TYPE", help="The type of one event; without it, lines of JSON are read.")
 @click.option("--data", default="{}", metavar="JSON", help="Its data, an object.")
-@click.option("--tag", "tags", multiple=True, metavar="TAG", help="May be given several times.")
+@click.option("--tag", "tags", multiple=True, metavar="TAG", help="A tag; repeatable.")
 @click.option("--personal", multiple=True, metavar="FIELD=SUBJECT", help="A field that is encrypted for a subject.")
 @click.option("--id", "event_id", metavar="ID", help="Its id; a second append with it changes nothing.")
 @click.option("--expected", default="any", metavar="VERSION", help="any, none, exists or the version of the stream.")
@@ -149,9 +149,9 @@ def _expected(text: str) -> Any:
 @click.option("--after", type=NUMBER, default=0, help="Begin after this version, or position.")
 @click.option("--until", type=NUMBER, help="End with this version, or position.")
 @click.option("--at", metavar="TIME", help="Only what was recorded until then: 2026-01-31T12:00Z, -15m.")
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most N.")
 @click.option("--backwards", is_flag=True, help="The newest first.")
-@click.option("-f", "--follow", is_flag=True, help="Then wait for those that come.")
+@click.option("-f", "--follow", is_flag=True, help="Then wait for new events.")
 @keys_options
 @output_option
 def read(store: str, stream: str | None, at: str | None, output: str, follow: bool, **given: Any) -> None:
@@ -214,7 +214,7 @@ def _print(events: Iterator[RecordedEvent], output: str) -> None:
 @click.argument("store")
 @click.option("--category", metavar="NAME", help="Streams whose names begin with NAME-.")
 @click.option("--after", default="", metavar="NAME", help="Begin after this name.")
-@click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True, help="At most so many.")
+@click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True, help="At most N.")
 @output_option
 def streams(store: str, category: str | None, after: str, limit: int, output: str) -> None:
     """List the streams of a store with their versions."""
@@ -342,7 +342,9 @@ def forget(
 @command.command("publish")
 @click.argument("store")
 @click.argument("topic")
-@click.option("--partitions", type=click.IntRange(min=1), default=1, show_default=True, help="Of a topic that is made.")
+@click.option(
+    "--partitions", type=click.IntRange(min=1), default=1, show_default=True, help="Partitions of a new topic."
+)
 @click.option("--available-now", is_flag=True, help="End when everything that is stored now is in the topic.")
 @bootstrap_option
 def publish(store: str, topic: str, partitions: int, available_now: bool, bootstrap: str) -> None:

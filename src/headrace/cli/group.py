@@ -179,8 +179,8 @@ def _targets(
     shift: str | None,
 ) -> dict[TopicPartition, int]:
     """Where to: a place in each partition, or so many records from where the group stands, within what is there."""
-    from headrace.cli.when import parse_place, resolve
     from headrace.client import end_offsets, start_offsets
+    from headrace.client.places import parse_place, resolve
 
     if place is not None:
         return resolve(client, partitions, parse_place(place, int(time.time() * 1000)))

@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "produce": ("headrace.cli.produce", "Send lines or JSON to a topic."),
     "consume": ("headrace.cli.consume", "Print the records of topics."),
     "group": ("headrace.cli.group", "List, describe, reset and delete consumer groups."),
+    "console": ("headrace.cli.console", "Serve the web console in front of any Kafka broker."),
     "queue": ("headrace.cli.queue", "List, describe, peek, purge, move, redrive and restore queues."),
     "capture": ("headrace.cli.capture", "Capture the changes of databases into topics."),
     "events": ("headrace.cli.events", "Append to event stores, read, replay and forget."),
@@ -34,6 +35,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "headrace.cli.rebuild",
         "Rebuild what a pipeline keeps up to date, from its topics alone, then switch.",
     ),
+    "status": ("headrace.cli.status", "Show what runs, and whether it is well."),
+    "backup": ("headrace.cli.backup", "Back up a broker's data directory, while it runs or when it is stopped."),
+    "restore": ("headrace.cli.restore", "Make a data directory from a backup."),
     "log": ("headrace.cli.log", "Look at the files of a data directory, check them and repair them."),
     "config": ("headrace.cli.config", "Show every setting and where its value came from."),
     "doctor": ("headrace.cli.doctor", "Check this machine; say what is wrong and how to fix it."),
@@ -48,6 +52,7 @@ VARIABLES = (
     "HEADRACE_CONFIG",
     "HEADRACE_DEBUG",
     "HEADRACE_MANAGEMENT",
+    "HEADRACE_PORTABLE",
 )
 
 

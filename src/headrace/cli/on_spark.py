@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from headrace.spark.progress import Board, Snapshot
     from headrace.spark.run.launch import LogFile
-    from headrace.spark.run.pipelines import Pipeline
+    from headrace.spark.run.pipelines import Loaded
 
 __all__ = ["Screen", "on_spark", "spark_options", "stopping_on_signals"]
 
@@ -45,7 +45,7 @@ OPTIONS = (
         envvar="HEADRACE_CHECKPOINTS",
         show_envvar=True,
         metavar="DIR",
-        help="Where pipelines remember how far they are; on a cluster, a place that all of it can reach.",
+        help="Folder of the checkpoints; on a cluster, one that all machines reach.",
     ),
     click.option(
         "--log",
@@ -54,7 +54,7 @@ OPTIONS = (
         default=Path("headrace-run.log"),
         show_default=True,
         metavar="FILE",
-        help="Where Spark's own messages go.",
+        help="File for Spark's messages.",
     ),
     bootstrap_option,
     output_option,
@@ -77,9 +77,9 @@ def on_spark(
     log_path: Path,
     bootstrap: str,
     output: str,
-) -> Iterator[tuple[SparkSession, Screen, list[Pipeline]]]:
-    """A session, the screen, and the chosen pipelines of a file. What is wrong with these is said before Spark starts,
-    as far as it can be known then."""
+) -> Iterator[tuple[SparkSession, Screen, Loaded]]:
+    """A session, the screen, and the chosen pipelines of a file with its dashboards. What is wrong with these is said
+    before Spark starts, as far as it can be known then."""
     conf = settings_of(settings, "--conf", "spark.driver.memory=4g")
     _need_spark()
     from headrace.spark.progress import board_on
@@ -88,9 +88,9 @@ def on_spark(
     from headrace.spark.run.launch import LogFile, open_session
     from headrace.spark.run.pipelines import choose, load_file
 
-    pipelines = load_early(file, only)
+    loaded = load_early(file, only)
     find_java()
-    check_topics(file, pipelines, bootstrap)
+    check_topics(file, loaded, bootstrap)
     log = LogFile(log_path)
     # With JSON, stdout is for programs: rows that the console sink prints would break it.
     tables = sys.stderr if output == "json" else None
@@ -100,7 +100,7 @@ def on_spark(
         folder = file.resolve().parent
         spark = open_session(log, master=master, bootstrap=bootstrap, folder=folder, settings=conf)
         try:
-            yield spark, screen, choose(load_file(file), only) if pipelines is None else pipelines
+            yield spark, screen, choose(load_file(file), only) if loaded is None else loaded
         finally:
             with contextlib.suppress(Exception):  # the JVM may be gone already, and that has been reported
                 spark.stop()

@@ -29,7 +29,9 @@ IDLE_S = 0.05
 @click.argument("topic", shell_complete=complete_topics)
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, allow_dash=True), metavar="[FILE]...")
 @click.option("-K", "--key-delimiter", metavar="TEXT", help="Each line is KEY, this, and VALUE.")
-@click.option("-D", "--delimiter", metavar="TEXT", default="\\n", show_default=True, help="What ends a record.")
+@click.option(
+    "-D", "--delimiter", metavar="TEXT", default="\\n", show_default=True, help="The text that ends a record."
+)
 @click.option("-k", "--key", metavar="KEY", help="The same key for all records.")
 @click.option("-p", "--partition", type=click.IntRange(min=0), help="The partition; default: chosen by the key.")
 @click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; repeatable.")
@@ -47,13 +49,17 @@ IDLE_S = 0.05
 @click.option("-J", "--json", "as_json", is_flag=True, help="Each line is a JSON object with value, key, headers …")
 @click.option("--keep-partitions", is_flag=True, help="With --json: use each line's partition.")
 @click.option("-Z", "--null", is_flag=True, help="An empty value is sent as null, a tombstone.")
-@click.option("-w", "--whole", is_flag=True, help="Each FILE is one record, whatever it holds.")
+@click.option("-w", "--whole", is_flag=True, help="Each FILE is one record.")
 @click.option("-c", "--count", type=click.IntRange(min=1), help="Stop after this many records.")
 @click.option(
-    "--acks", type=click.Choice(["all", "1", "0"]), default="all", show_default=True, help="Who must have it."
+    "--acks",
+    type=click.Choice(["all", "1", "0"]),
+    default="all",
+    show_default=True,
+    help="Which acknowledgement to wait for.",
 )
 @click.option("--record-bytes-max", type=click.IntRange(min=1), default=64 << 20, help="A longer line is an error.")
-@click.option("-v", "--verbose", is_flag=True, help="Tell where each batch went, on stderr.")
+@click.option("-v", "--verbose", is_flag=True, help="Print where each batch went, on stderr.")
 @bootstrap_option
 @timeout_option
 def command(
@@ -133,7 +139,7 @@ def _options(acks: str, compress: str, timeout: float) -> ProducerOptions:
 
 def _given(key: str | None, headers: tuple[str, ...], partition: int | None, timestamp: str | None) -> Draft:
     """What the options say about every record."""
-    from headrace.cli.when import parse_time_ms
+    from headrace.client.places import parse_time_ms
 
     return Draft(
         value=None,

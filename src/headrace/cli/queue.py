@@ -208,7 +208,7 @@ def _shown(message: QueuedMessage, now_ms: int, output: str) -> dict[str, Any]:
 @command.command("purge")
 @click.argument("name")
 @filter_options
-@click.option("--dry-run", is_flag=True, help="Only count.")
+@click.option("--dry-run", is_flag=True, help="Only count the messages.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @_source_options
 def purge(
@@ -270,7 +270,7 @@ def _report(steps: Iterator[Moved], verb: str) -> None:
 @click.option("--exchange", metavar="NAME", help="Publish to this exchange instead of moving to a queue.")
 @click.option("--with-key", metavar="KEY", help="The routing key for it; default: each message's.")
 @filter_options
-@click.option("--dry-run", is_flag=True, help="Only count.")
+@click.option("--dry-run", is_flag=True, help="Only count the messages.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @_source_options
 def move(
@@ -309,7 +309,7 @@ def move(
 @command.command("redrive")
 @click.argument("name")
 @filter_options
-@click.option("--dry-run", is_flag=True, help="Only count.")
+@click.option("--dry-run", is_flag=True, help="Only count the messages.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @_source_options
 def redrive(
@@ -348,7 +348,7 @@ def _say_origins(queues: Any, name: str, wanted: MessageFilter) -> None:
 @command.command("restore")
 @click.argument("name")
 @filter_options
-@click.option("--dry-run", is_flag=True, help="Only count.")
+@click.option("--dry-run", is_flag=True, help="Only count the messages.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @_source_options
 def restore(
@@ -387,7 +387,14 @@ def _is_gone(message: QueuedMessage) -> bool:
 
 @command.command("create")
 @click.argument("name")
-@click.option("-a", "--argument", "pairs", multiple=True, metavar="NAME=VALUE", help="As x-max-length=10; repeatable.")
+@click.option(
+    "-a",
+    "--argument",
+    "pairs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An argument such as x-max-length=10; repeatable.",
+)
 @click.option("--bind", "binding", metavar="EXCHANGE[:KEY]", help="Bind it to an exchange.")
 @_source_options
 def create(
@@ -440,7 +447,10 @@ def delete(
 @click.argument("name", metavar="QUEUE")
 @click.argument("topic")
 @click.option(
-    "--until-idle", type=click.FloatRange(min=0.1), metavar="SECONDS", help="End when nothing comes for so long."
+    "--until-idle",
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    help="End when no message has come for this long.",
 )
 @bootstrap_option
 @timeout_option

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from headrace.cli.shared import settings_of
-from headrace.cli.when import parse_time_ms
+from headrace.client.places import parse_time_ms
 from headrace.errors import BadArgument
 
 if TYPE_CHECKING:
@@ -107,14 +107,22 @@ def filter_options(command: F) -> F:
         return command(*arguments, wanted=wanted, **options)
 
     options = [
-        click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="With this header."),
-        click.option("-k", "--routing-key", "key", metavar="PATTERN", help="With such a routing key; * is anything."),
+        click.option(
+            "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Only messages with this header."
+        ),
+        click.option(
+            "-k",
+            "--routing-key",
+            "key",
+            metavar="PATTERN",
+            help="Only messages whose routing key matches; * is anything.",
+        ),
         click.option("--reason", metavar="REASON", help="Dead letters: rejected, expired, maxlen, delivery_limit."),
         click.option("--died-in", metavar="QUEUE", help="Dead letters of this queue."),
-        click.option("--since", metavar="TIME", help="That came at or after: -15m, 2026-01-31T12:00Z."),
-        click.option("--until", metavar="TIME", help="That came before."),
-        click.option("--offsets", metavar="N-M", help="At these offsets of the queue's log."),
-        click.option("-n", "--count", type=click.IntRange(min=1), help="At most so many, the oldest first."),
+        click.option("--since", metavar="TIME", help="Only messages from this time on: -15m, 2026-01-31T12:00Z."),
+        click.option("--until", metavar="TIME", help="Only messages from before this time."),
+        click.option("--offsets", metavar="N-M", help="Only messages at these offsets of the queue's log."),
+        click.option("-n", "--count", type=click.IntRange(min=1), help="At most N messages, the oldest first."),
     ]
     for option in reversed(options):
         filtered = option(filtered)

@@ -32,11 +32,12 @@ def command(
     """
     with on_spark(
         file, (name,), master=master, settings=settings, log_path=log_path, bootstrap=bootstrap, output=output
-    ) as (spark, screen, (pipeline,)):
+    ) as (spark, screen, loaded):
         from headrace.spark.run.rebuild import rebuild
         from headrace.spark.run.runner import Choices
 
         choices = Choices(command=f"headrace run {file}", checkpoints=checkpoints)
+        (pipeline,) = loaded.pipelines
         with stopping_on_signals(screen) as stop:
             good = rebuild(spark, pipeline, choices, screen, stop)
         screen.finish()

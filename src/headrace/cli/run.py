@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,20 +18,31 @@ from headrace.cli.shared import say, show
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from headrace.client import StatePublisher
+    from headrace.spark.run.pipelines import Loaded
+
 __all__ = ["command", "show_state"]
+
+logger = logging.getLogger(__name__)
 
 
 @click.command("run")
 @click.argument("file", metavar="FILE.py", type=click.Path(path_type=Path))
 @click.option("--only", multiple=True, metavar="NAME", help="Run this pipeline and not the others; repeatable.")
-@click.option("--available-now", is_flag=True, help="Work off what is there now, and end.")
-@click.option("--start-over", is_flag=True, help="Put checkpoints aside and begin at the sources' beginning.")
-@click.option("--accept-changes", is_flag=True, help="Go on with state that a changed query would read otherwise.")
+@click.option("--available-now", is_flag=True, help="Process what is there now, then end.")
+@click.option("--start-over", is_flag=True, help="Set checkpoints aside and read sources from the beginning.")
+@click.option("--accept-changes", is_flag=True, help="Continue with state whose meaning the query has changed.")
 @click.option(
     "--restarts",
     type=click.IntRange(min=0),
     metavar="N",
     help="Give up after so many restarts without a finished batch; default: never, or 3 with --available-now.",
+)
+@click.option(
+    "--tasks",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="So many tasks share the state of a pipeline from now on; default: as many as when it first ran.",
 )
 @click.option(
     "--state",
@@ -39,6 +52,7 @@ __all__ = ["command", "show_state"]
     metavar="[KEY]",
     help="Run nothing: show what is held of all keys together, or of one: anna, or shop=7,user=anna, or JSON.",
 )
+@click.option("--no-publish", is_flag=True, help="Do not publish progress and dashboards for the console.")
 @spark_options
 def command(
     file: Path,
@@ -47,7 +61,9 @@ def command(
     start_over: bool,
     accept_changes: bool,
     restarts: int | None,
+    tasks: int | None,
     state_key: str | None,
+    no_publish: bool,
     master: str | None,
     settings: tuple[str, ...],
     checkpoints: str,
@@ -62,11 +78,11 @@ def command(
     """
     with on_spark(
         file, only, master=master, settings=settings, log_path=log_path, bootstrap=bootstrap, output=output
-    ) as (spark, screen, pipelines):
+    ) as (spark, screen, loaded):
         from headrace.spark.run.runner import Choices, run
 
         if state_key is not None:
-            show_state(spark, [each.name for each in pipelines], checkpoints, state_key, output)
+            show_state(spark, [each.name for each in loaded.pipelines], checkpoints, state_key, output)
             return 0
         choices = Choices(
             command=f"headrace run {file}",
@@ -76,11 +92,34 @@ def command(
             restarts_max=restarts,
             accept_changes=accept_changes,
             start_over=start_over,
+            tasks=tasks,
         )
-        with stopping_on_signals(screen) as stop:
-            good = run(spark, pipelines, choices, screen, stop)
+        with (
+            stopping_on_signals(screen) as stop,
+            publishing(bootstrap, file, loaded, wanted=not no_publish) as publisher,
+        ):
+            good = run(spark, loaded.pipelines, choices, screen, stop, publisher)
         screen.finish()
     return 0 if good else 1
+
+
+@contextlib.contextmanager
+def publishing(bootstrap: str, file: Path, loaded: Loaded, *, wanted: bool) -> Iterator[StatePublisher | None]:
+    """A publisher that has the dashboards of a file; what goes wrong with it is in the log and stops nothing."""
+    if not wanted:
+        yield None
+        return
+    from headrace.client import Client, ClientOptions, StatePublisher
+    from headrace.errors import HeadraceError
+    from headrace.spark.run import dashboards
+
+    with StatePublisher(bootstrap) as publisher:
+        try:
+            with Client(bootstrap, ClientOptions(client_id="headrace-run", retry_timeout_ms=5_000)) as client:
+                dashboards.publish(publisher, client, file, loaded.dashboards)
+        except HeadraceError as error:
+            logger.warning("dashboards were not published: %s", error.message)
+        yield publisher
 
 
 def show_state(spark: SparkSession, pipelines: Sequence[str], checkpoints: str, key: str, output: str) -> None:

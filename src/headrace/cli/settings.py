@@ -22,9 +22,11 @@ DEFAULT_FILE = Path("headrace.toml")
 _OPTIONS = [
     click.option("--data", metavar="DIR", help="Where everything is kept."),
     click.option("--kafka", metavar="HOST:PORT", help="Where to listen for Kafka clients; port 0 chooses one."),
-    click.option("--amqp", metavar="HOST:PORT", help="Address of the AMQP listener, for queues; default: off."),
+    click.option(
+        "--amqp", metavar="HOST:PORT", help="Where to listen for AMQP clients; default: 127.0.0.1:5672; off: no queues."
+    ),
     click.option("--metrics", metavar="HOST:PORT", help="Where to serve /metrics, /health and /ready; default: off."),
-    click.option("--http", metavar="off", help="This version has no web console; off is all it takes."),
+    click.option("--http", metavar="HOST:PORT", help="Where to serve the web console; default: off."),
     click.option(
         "--config",
         "file",

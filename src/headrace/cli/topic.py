@@ -64,7 +64,7 @@ def list_topics(internal: bool, bootstrap: str, timeout: float, output: str) -> 
 @click.option("-p", "--partitions", type=click.IntRange(min=1), help="Number of partitions; default: the broker's.")
 @click.option("-r", "--replication-factor", type=click.IntRange(min=1), help="Replicas; default: the broker's.")
 @click.option("-c", "--config", "pairs", multiple=True, metavar="NAME=VALUE", help="A topic setting; repeatable.")
-@click.option("--if-not-exists", is_flag=True, help="Succeed when the topic is there already.")
+@click.option("--if-not-exists", is_flag=True, help="Succeed if the topic exists already.")
 @bootstrap_option
 @timeout_option
 def create(
@@ -151,7 +151,7 @@ def _describe(client: Any, name: str, all_settings: bool) -> dict[str, Any]:
 @command.command("alter")
 @click.argument("name", shell_complete=complete_topics)
 @click.option("-p", "--partitions", type=click.IntRange(min=1), help="Grow to this many partitions.")
-@click.option("-c", "--config", "pairs", multiple=True, metavar="NAME=VALUE", help="Set a setting; repeatable.")
+@click.option("-c", "--config", "pairs", multiple=True, metavar="NAME=VALUE", help="Change a setting; repeatable.")
 @click.option("-d", "--default", "removed", multiple=True, metavar="NAME", help="Return a setting to its default.")
 @bootstrap_option
 @timeout_option
@@ -196,7 +196,9 @@ def _check_known(client: Client, topic: str, names: tuple[str, ...]) -> None:
 
 @command.command("trim")
 @click.argument("name", shell_complete=complete_topics)
-@click.option("--before", required=True, metavar="PLACE", help="An offset, end, -N, or @TIME; older records go.")
+@click.option(
+    "--before", required=True, metavar="PLACE", help="An offset, end, -N, or @TIME; older records are deleted."
+)
 @click.option("-p", "--partition", metavar="N,N-M", help="Only these partitions.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @bootstrap_option
@@ -204,8 +206,8 @@ def _check_known(client: Client, topic: str, names: tuple[str, ...]) -> None:
 @output_option
 def trim(name: str, before: str, partition: str | None, yes: bool, bootstrap: str, timeout: float, output: str) -> None:
     """Delete the oldest records of a topic."""
-    from headrace.cli.when import parse_place, resolve
     from headrace.client import Admin
+    from headrace.client.places import parse_place, resolve
 
     place = parse_place(before, int(time.time() * 1000))
     with connect(bootstrap, timeout) as client:
@@ -218,7 +220,7 @@ def trim(name: str, before: str, partition: str | None, yes: bool, bootstrap: st
 
 @command.command("delete")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_topics)
-@click.option("--if-exists", is_flag=True, help="Succeed when the topic is not there.")
+@click.option("--if-exists", is_flag=True, help="Succeed if the topic does not exist.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @bootstrap_option
 @timeout_option

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from headrace.cli.settings import load_settings, settings_options
+
+if TYPE_CHECKING:
+    from headrace.config import Settings
 
 __all__ = ["command"]
 
@@ -15,6 +22,8 @@ __all__ = ["command"]
 @settings_options
 @click.option("--log-file", metavar="FILE", help="A file for the log of messages, besides the terminal.")
 @click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR; default: INFO.")
+@click.option("--log-format", metavar="FORMAT", help="text or json; default: text.")
+@click.option("--print-unit", is_flag=True, help="Print a systemd unit that starts this, and end.")
 def command(
     data: str | None,
     kafka: str | None,
@@ -26,6 +35,8 @@ def command(
     pairs: tuple[str, ...],
     log_file: str | None,
     log_level: str | None,
+    log_format: str | None,
+    print_unit: bool,
 ) -> int:
     """Serve: the embedded broker, in the foreground.
 
@@ -35,12 +46,39 @@ def command(
 
     \b
       headrace up                                        on 127.0.0.1:9092, queues on 5672, data in ./headrace-data
+      headrace up --http 127.0.0.1:8080                  with the web console; its address is printed
       headrace up --amqp off                             without queues
       headrace up --kafka 127.0.0.1:0 --data /tmp/log    on a port of its choice
       headrace up --set num.partitions=4                 any setting: headrace config lists them
+      headrace up --data /var/lib/headrace --print-unit > /etc/systemd/system/headrace.service
     """
     flags = {"data": data, "kafka": kafka, "amqp": amqp, "metrics": metrics, "http": http, "insecure": insecure}
-    settings = load_settings(file, pairs, **flags, **{"log.file": log_file, "log.level": log_level})
+    logging = {"log.file": log_file, "log.level": log_level, "log.format": log_format}
+    settings = load_settings(file, pairs, **flags, **logging)
+    if print_unit:
+        click.echo(_unit(settings, file, pairs, flags | logging), nl=False)
+        return 0
     from headrace.node import serve
 
     return serve(settings, click.echo)
+
+
+def _unit(settings: Settings, file: Path | None, pairs: tuple[str, ...], flags: dict[str, Any]) -> str:
+    """A unit that starts what these options start, from any directory. It runs as the user who asks, or as headrace if
+    that is root."""
+    from headrace.systemd import unit
+
+    data = os.path.abspath(settings.text("data"))
+    command = [str(Path(sys.executable).with_name("headrace")), "up", "--data", data]
+    if file is not None:
+        command += ["--config", str(file.absolute())]
+    paths = {"log.file": lambda path: str(Path(path).absolute())}
+    for name, value in flags.items():
+        if name == "insecure" and value:
+            command.append("--insecure")
+        elif name not in ("data", "insecure") and value is not None:
+            command += [f"--{name.replace('.', '-')}", paths.get(name, str)(value)]
+    for pair in pairs:
+        command += ["--set", pair]
+    user = "headrace" if os.getuid() == 0 else getpass.getuser()
+    return unit(command, user=user, data=data, reloads=bool(settings.text("log.file")))

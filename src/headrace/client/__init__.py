@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.client.accumulator import PreparedRecords
-    from headrace.client.admin import Admin, ConfigEntry, ConfigSource, ResourceKind
+    from headrace.client.admin import Admin, ConfigEntry, ConfigSource, LogDir, ResourceKind
     from headrace.client.client import Client, ClientOptions, PartitionInfo, TopicInfo, TopicPartition
     from headrace.client.connection import (
         BrokerUnreachable,
@@ -71,6 +71,14 @@ if TYPE_CHECKING:
     from headrace.client.ranges import OffsetOutOfRange, RangeOptions, RawBatch, TopicReplaced, fetch_range, raw_batches
     from headrace.client.scram import AuthenticationFailed
     from headrace.client.security import Security
+    from headrace.client.state_records import (
+        STATE_TOPIC,
+        StatePublisher,
+        StateReader,
+        StateRecord,
+        read_state_records,
+        remove_state_record,
+    )
     from headrace.client.transactional import TransactionalProducer
     from headrace.client.transactions import (
         Outcome,
@@ -90,6 +98,7 @@ __all__ = [
     "KAFKA_CONFIG_NAMES",
     "LATEST",
     "MAX_TIMESTAMP",
+    "STATE_TOPIC",
     "Admin",
     "AuthenticationFailed",
     "BindingInfo",
@@ -113,6 +122,7 @@ __all__ = [
     "GroupOptions",
     "Groups",
     "LaneInfo",
+    "LogDir",
     "Moved",
     "NoQueues",
     "OffsetAt",
@@ -134,6 +144,9 @@ __all__ = [
     "RequestTimedOut",
     "ResourceKind",
     "Security",
+    "StatePublisher",
+    "StateReader",
+    "StateRecord",
     "TlsFailed",
     "TopicInfo",
     "TopicPartition",
@@ -154,6 +167,8 @@ __all__ = [
     "list_transactions",
     "partition_for_key",
     "raw_batches",
+    "read_state_records",
+    "remove_state_record",
     "start_offsets",
 ]
 
@@ -163,6 +178,7 @@ _MODULES = {
         "Admin",
         "ConfigEntry",
         "ConfigSource",
+        "LogDir",
         "ResourceKind",
     ),
     "client": (
@@ -238,6 +254,14 @@ _MODULES = {
     "kafka_config": ("KAFKA_CONFIG_NAMES",),
     "scram": ("AuthenticationFailed",),
     "security": ("Security",),
+    "state_records": (
+        "STATE_TOPIC",
+        "StatePublisher",
+        "StateReader",
+        "StateRecord",
+        "read_state_records",
+        "remove_state_record",
+    ),
     "transactional": ("TransactionalProducer",),
     "transactions": (
         "Outcome",

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from headrace.client.client import ANY, CONTROLLER, Client, TopicInfo, TopicPartition, check
+from headrace.client.connection import UnsupportedByBroker
+from headrace.errors import ErrorCode, KafkaError
 from headrace.wire.kafka.messages.configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
+    DescribeConfigsResourceResult,
     DescribeConfigsResponse,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
@@ -21,6 +24,7 @@ from headrace.wire.kafka.messages.configs import (
     IncrementalAlterConfigsRequestAlterConfigsResource,
     IncrementalAlterConfigsResponse,
 )
+from headrace.wire.kafka.messages.snapshots import CreateSnapshotRequest, CreateSnapshotResponse
 from headrace.wire.kafka.messages.topics import (
     CreatableTopic,
     CreatableTopicConfig,
@@ -38,7 +42,7 @@ from headrace.wire.kafka.messages.topics import (
     DeleteTopicState,
 )
 
-__all__ = ["Admin", "ConfigEntry", "ConfigSource", "ResourceKind"]
+__all__ = ["Admin", "ConfigEntry", "ConfigSource", "LogDir", "ResourceKind"]
 
 OWN = "__headrace_"
 """How the names of topics begin in which headrace keeps positions, decisions and settings."""
@@ -76,10 +80,24 @@ class ConfigEntry:
     source: ConfigSource
     read_only: bool = False
     sensitive: bool = False
+    inherited: str | None = None
+    """What holds when this value is removed: from the broker, or the default. Known where details were asked for."""
+    doc: str = ""
 
     @property
     def is_default(self) -> bool:
         return self.source is ConfigSource.DEFAULT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogDir:
+    """A data directory of a broker; a broker before Kafka 3.3 does not tell how large its disk is."""
+
+    node: int
+    path: str
+    total_bytes: int | None
+    usable_bytes: int | None
+    partition_bytes: Mapping[TopicPartition, int]
 
 
 class Admin:
@@ -150,10 +168,10 @@ class Admin:
 
     # ---- settings ---------------------------------------------------------------------------------------------------
 
-    def describe_config(self, kind: ResourceKind, name: str) -> list[ConfigEntry]:
-        """Every setting of a topic, broker or group, by name."""
+    def describe_config(self, kind: ResourceKind, name: str, *, details: bool = False) -> list[ConfigEntry]:
+        """Every setting of a topic, broker or group, by name; with ``details`` what it does and what it would be."""
         resource = DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=None)
-        request = DescribeConfigsRequest(resources=[resource])
+        request = DescribeConfigsRequest(resources=[resource], include_synonyms=details, include_documentation=details)
         node = int(name) if kind is ResourceKind.BROKER and name else ANY
 
         def attempt() -> list[ConfigEntry]:
@@ -167,6 +185,8 @@ class Admin:
                     source=_source(each.config_source),
                     read_only=each.read_only,
                     sensitive=each.is_sensitive,
+                    inherited=_inherited(each),
+                    doc=each.documentation or "",
                 )
                 for each in sorted(result.configs, key=lambda config: config.name)
             ]
@@ -222,15 +242,53 @@ class Admin:
     def partition_bytes(self) -> dict[TopicPartition, int]:
         """Bytes on disk per partition, the largest replica where there are several."""
         sizes: dict[TopicPartition, int] = {}
+        for directory in self.log_dirs():
+            for partition, size in directory.partition_bytes.items():
+                sizes[partition] = max(size, sizes.get(partition, 0))
+        return sizes
+
+    def log_dirs(self) -> list[LogDir]:
+        """The data directories of every broker, what they hold and what their disks have room for."""
+        found = []
         for node in self._client.brokers():
             answer = self._client.call(node, DescribeLogDirsRequest(topics=None), DescribeLogDirsResponse)
             check(answer.error_code, None, f"asking broker {node} for its disks")
             for result in answer.results:
-                for topic in result.topics:
-                    for each in topic.partitions:
-                        partition = TopicPartition(topic.name, each.partition_index)
-                        sizes[partition] = max(each.partition_size, sizes.get(partition, 0))
-        return sizes
+                sizes = {
+                    TopicPartition(topic.name, each.partition_index): each.partition_size
+                    for topic in result.topics
+                    for each in topic.partitions
+                }
+                found.append(
+                    LogDir(
+                        node=node,
+                        path=result.log_dir,
+                        total_bytes=result.total_bytes if result.total_bytes >= 0 else None,
+                        usable_bytes=result.usable_bytes if result.usable_bytes >= 0 else None,
+                        partition_bytes=sizes,
+                    )
+                )
+        return found
+
+    def create_snapshot(self) -> str:
+        """Let the broker keep its data directory as it is now; where, on the broker's machine. The process that reads
+        it locks the file ``lock`` in there. Only headrace has this."""
+        try:
+            answer = self._client.call(ANY, CreateSnapshotRequest(), CreateSnapshotResponse)
+        except UnsupportedByBroker:
+            addresses = ", ".join(map(str, self._client.bootstrap))
+            raise KafkaError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"{addresses} is not a headrace broker: back up Apache Kafka with its own tools",
+            ) from None
+        check(answer.error_code, answer.error_message, "making a snapshot")
+        return answer.path
+
+
+def _inherited(config: DescribeConfigsResourceResult) -> str | None:
+    """The first synonym that is not the resource's own value; they come in the order in which they hold."""
+    own = (ConfigSource.TOPIC, ConfigSource.GROUP)
+    return next((each.value for each in config.synonyms if each.source not in own), None)
 
 
 def _source(number: int) -> ConfigSource:

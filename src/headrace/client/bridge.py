@@ -15,6 +15,7 @@ from typing import Any
 from headrace.client.client import Client
 from headrace.client.producer import Producer
 from headrace.errors import HeadraceError, UsageError
+from headrace.wire.amqp.tables import header_of
 
 __all__ = ["bridge"]
 
@@ -61,7 +62,7 @@ def bridge(url: str, queue: str, client: Client, topic: str, *, idle_s: float | 
 
 
 def _send(producer: Producer, topic: str, method: Any, properties: Any, body: bytes) -> None:
-    headers = [(name, str(value).encode()) for name, value in (properties.headers or {}).items()]
+    headers = [header_of(name, value) for name, value in (properties.headers or {}).items()]
     headers += [("exchange", method.exchange.encode()), ("routing-key", method.routing_key.encode())]
     if properties.message_id:
         headers.append(("message-id", properties.message_id.encode()))

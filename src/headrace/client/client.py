@@ -83,6 +83,8 @@ _COORDINATOR_CHANGED = frozenset(
 
 
 class TopicPartition(NamedTuple):
+    """A partition of a topic."""
+
     topic: str
     partition: int
 
@@ -363,6 +365,10 @@ class Client:
 
     def brokers(self) -> Mapping[int, Address]:
         self.retrying(lambda: self.refresh([]))
+        return dict(self._cluster.brokers)
+
+    def known_brokers(self) -> Mapping[int, Address]:
+        """As metadata last told, without asking again."""
         return dict(self._cluster.brokers)
 
     @property

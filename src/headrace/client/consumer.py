@@ -18,6 +18,7 @@ from headrace.record import Record, decode_records
 __all__ = ["Consumer", "ConsumerOptions", "Polled", "committed_batches"]
 
 Polled = dict[TopicPartition, list[Record]]
+"""What ``poll`` returns: records by partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

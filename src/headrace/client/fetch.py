@@ -32,6 +32,8 @@ _LENGTH = struct.Struct(">i")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchOptions:
+    """How much a fetch returns, and whether it sees open transactions."""
+
     read_committed: bool = False
     bytes_min: int = 1
     bytes_max: int = 32 * 1024 * 1024

@@ -50,6 +50,8 @@ _FENCED = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOptions:
+    """How a member reads, commits and takes part in rebalances."""
+
     consumer: ConsumerOptions = field(default_factory=lambda: ConsumerOptions(reset="latest"))
     commit_interval_ms: int | None = 5_000  # None: only ``commit`` commits
     rebalance_timeout_ms: int = 300_000

@@ -48,6 +48,8 @@ OFFSETS_VERSION_BY_NAME_MAX = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupListing:
+    """A group as ``Groups.list_all`` shows it."""
+
     name: str
     state: str = ""
     kind: str = ""  # "classic" or "consumer"
@@ -56,6 +58,8 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMember:
+    """A member of a group, with the partitions that are assigned to it."""
+
     member_id: str
     client_id: str
     host: str
@@ -65,6 +69,8 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
+    """A group with its members."""
+
     name: str
     state: str
     kind: str

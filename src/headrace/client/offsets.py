@@ -40,6 +40,7 @@ def list_offsets(
 
 
 def start_offsets(client: Client, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """The first offset that each partition still has."""
     found = list_offsets(client, dict.fromkeys(partitions, EARLIEST))
     return {partition: at.offset for partition, at in found.items()}
 
@@ -47,6 +48,7 @@ def start_offsets(client: Client, partitions: Iterable[TopicPartition]) -> dict[
 def end_offsets(
     client: Client, partitions: Iterable[TopicPartition], *, read_committed: bool = False
 ) -> dict[TopicPartition, int]:
+    """The offset that the next record of each partition will get; with ``read_committed``, the last stable offset."""
     found = list_offsets(client, dict.fromkeys(partitions, LATEST), read_committed=read_committed)
     return {partition: at.offset for partition, at in found.items()}
 

@@ -37,6 +37,7 @@ KEY_BYTES_CACHED_MAX = 64
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
-    """Short keys repeat, so their hashes are remembered; the bound on their length bounds the memory."""
+    """The partition of a key, as the Java client and librdkafka's murmur2 partitioners choose it."""
+    # Short keys repeat, so their hashes are cached; the bound on their length bounds the memory.
     hashed = _positive_hash(key) if len(key) <= KEY_BYTES_CACHED_MAX else murmur2(key) & 0x7FFFFFFF
     return hashed % partition_count

@@ -65,6 +65,8 @@ class DeliveryFailed(KafkaError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerOptions:
+    """How a producer batches, compresses and retries."""
+
     acks: int = -1  # -1: durable as the topic's settings say; 1: the leader has it; 0: nobody answers
     codec: Codec = Codec.NONE
     batch_bytes: int = 256 * 1024

@@ -74,6 +74,8 @@ class NoQueues(KafkaError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingInfo:
+    """A binding from an exchange to a queue or to another exchange."""
+
     source: str
     destination: str
     is_to_exchange: bool = False
@@ -151,6 +153,8 @@ class QueuedMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeInfo:
+    """An exchange with its bindings."""
+
     name: str
     kind: str
     is_durable: bool = True

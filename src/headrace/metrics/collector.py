@@ -25,6 +25,7 @@ from headrace.log.sync_guard import SyncGuard
 from headrace.measures import Histogram
 from headrace.metrics import families
 from headrace.metrics.families import Family
+from headrace.metrics.known_names import Unfilled, kafka_exporter, rabbitmq_plugin
 from headrace.server import KafkaService, Listener
 from headrace.server.kafka import KafkaSession
 from headrace.wire.kafka.apis import APIS
@@ -52,6 +53,7 @@ class Sources:
     topics_max: int
     groups_max: int
     queues_max: int
+    partitions_max: int
 
 
 class Collector:
@@ -63,10 +65,12 @@ class Collector:
 
     def collect(self) -> Iterator[Metric]:
         """Everything at once, on the event loop's thread."""
-        yield from (metric for metric in self.steps() if metric is not None)
+        for metric in self.steps():
+            if metric is not None:
+                yield metric.filled() if isinstance(metric, Unfilled) else metric
         yield from self.slow()
 
-    def steps(self) -> Iterator[Metric | None]:
+    def steps(self) -> Iterator[Metric | Unfilled | None]:
         """Metrics, and None where nothing is finished but others may run."""
         yield families.INFO.filled([((headrace.__version__,), 1)])
         yield families.READY.of(self._sources.is_ready())
@@ -82,6 +86,7 @@ class Collector:
         yield from self._groups()
         yield from self._transactions()
         yield from self._queues()
+        yield from self._known_names()
 
     def slow(self) -> Iterator[Metric]:
         """What is not the event loop's to read: may be called on another thread."""
@@ -221,7 +226,8 @@ class Collector:
         yield families.QUEUES.of(len(found))
         yield families.QUEUES_DAMAGED.of(sum(len(host.damaged) for host in hosts))
         yield families.QUEUES_UNLISTED.of(len(found) - len(listed))
-        yield families.QUEUES_BLOCKED.of(queues.turn.is_refused)
+        yield families.QUEUES_BLOCKED.of(queues.blocking.reason is not None)
+        yield families.QUEUES_DISK_LIMIT.of(queues.reserve.bytes_min)
         samples: dict[Family, list[tuple[tuple[str, ...], float]]] = {family: [] for family in _QUEUE_FAMILIES}
         for each in _in_steps(listed, QUEUES_PER_STEP):
             if each is None:
@@ -232,6 +238,15 @@ class Collector:
                 samples[family].append(((host, queue.name), value))
         for family, values in samples.items():
             yield family.filled(values)
+
+    def _known_names(self) -> Iterator[Metric | Unfilled | None]:
+        sources, broker = self._sources, self._sources.broker
+        yield from kafka_exporter(broker, partitions_max=sources.partitions_max, groups_max=sources.groups_max)
+        hosts = list(broker.queues.registry.hosts.values())
+        queues = [(host.name, queue) for host in hosts for queue in host.queues.values()]
+        yield from rabbitmq_plugin(
+            broker, sources.listeners, queues, queues_max=sources.queues_max, cluster_id=broker.cluster_id
+        )
 
 
 _QUEUE_FAMILIES = (

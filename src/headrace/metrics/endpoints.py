@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import CollectorRegistry
 
 from headrace.metrics.collector import Collector
+from headrace.metrics.known_names import Unfilled
 from headrace.server.http import HttpResponse, Route
 
 __all__ = ["Endpoints"]
@@ -63,7 +64,7 @@ class Endpoints:
         return _json(HTTPStatus.OK, {"status": "ready"})
 
     async def _render(self) -> bytes:
-        found = []
+        found: list[Metric | Unfilled] = []
         began = monotonic()
         for metric in self._collector.steps():
             if metric is not None:
@@ -73,8 +74,9 @@ class Endpoints:
                 began = monotonic()
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._text, found)
 
-    def _text(self, found: list[Metric]) -> bytes:
-        return generate_latest(_Collected([*found, *self._collector.slow()]))
+    def _text(self, found: list[Metric | Unfilled]) -> bytes:
+        made = (each.filled() if isinstance(each, Unfilled) else each for each in found)
+        return generate_latest(_Collected([*made, *self._collector.slow()]))
 
 
 class _Collected(CollectorRegistry):

@@ -2,7 +2,8 @@
 
 Names follow Prometheus: the unit last, ``_total`` for what only grows since the start of the process. Labels are few
 and bounded: APIs and error codes are fixed lists, topics and groups have a limit (``metrics.topics.max``,
-``metrics.groups.max``), and nothing is labelled by partition or client.
+``metrics.groups.max``), and nothing is labelled by client. Only what has the names of other exporters is labelled by
+partition, up to ``metrics.partitions.max`` (``known_names.py``).
 """
 
 from __future__ import annotations
@@ -136,6 +137,9 @@ TOPICS = _gauge("headrace_topics", "topics")
 PARTITIONS = _gauge("headrace_partitions", "partitions of all topics")
 PARTITIONS_DAMAGED = _gauge("headrace_partitions_damaged", "partitions not served because their files are damaged")
 TOPICS_UNLISTED = _gauge("headrace_topics_unlisted", "topics without metrics, above metrics.topics.max")
+PARTITIONS_UNLISTED = _gauge(
+    "headrace_partitions_unlisted", "partitions without kafka_* metrics, above metrics.partitions.max"
+)
 TOPIC_PARTITIONS = _gauge("headrace_topic_partitions", "partitions", "topic")
 TOPIC_BYTES = _gauge("headrace_topic_bytes", "bytes on disk", "topic")
 TOPIC_HIGH_WATERMARK = _gauge("headrace_topic_high_watermark", "sum of the partitions' high watermarks", "topic")
@@ -146,6 +150,10 @@ REFUSED_BATCHES = _counter("headrace_overflow_refused_batches_total", "batches r
 
 GROUPS = _gauge("headrace_groups", "consumer groups")
 GROUPS_UNLISTED = _gauge("headrace_groups_unlisted", "groups without metrics, above metrics.groups.max")
+GROUP_PARTITIONS_UNLISTED = _gauge(
+    "headrace_group_partitions_unlisted",
+    "pairs of group and partition without kafka_* metrics, above metrics.partitions.max",
+)
 GROUP_MEMBERS = _gauge("headrace_group_members", "members", "group")
 GROUP_LAG = _gauge(
     "headrace_group_lag_records", "offsets between the committed one and the high watermark", "group", "topic"
@@ -170,4 +178,37 @@ QUEUE_GONE = _counter(
     "headrace_queue_messages_gone_total", "messages acknowledged, expired or dropped, since then", "vhost", "queue"
 )
 QUEUE_BYTES = _gauge("headrace_queue_bytes", "bytes on disk, with those of messages that are gone", "vhost", "queue")
-QUEUES_BLOCKED = _gauge("headrace_queues_blocked", "1 while the disk takes no messages and publishers are held")
+QUEUES_BLOCKED = _gauge(
+    "headrace_queues_blocked", "1 while publishers are held, because the disk is full or almost full"
+)
+QUEUES_DISK_LIMIT = _gauge(
+    "headrace_queues_disk_free_limit_bytes", "publishers are held while headrace_disk_free_bytes is below this"
+)
+
+KAFKA_BROKERS = _gauge("kafka_brokers", "brokers: 1")
+KAFKA_PARTITIONS = _gauge("kafka_topic_partitions", "partitions", "topic")
+KAFKA_CURRENT_OFFSET = _gauge("kafka_topic_partition_current_offset", "the high watermark", "topic", "partition")
+KAFKA_OLDEST_OFFSET = _gauge("kafka_topic_partition_oldest_offset", "the first offset", "topic", "partition")
+KAFKA_GROUP_OFFSET = _gauge(
+    "kafka_consumergroup_current_offset", "the committed offset", "consumergroup", "topic", "partition"
+)
+KAFKA_GROUP_OFFSET_SUM = _gauge(
+    "kafka_consumergroup_current_offset_sum", "sum of the committed offsets", "consumergroup", "topic"
+)
+KAFKA_GROUP_LAG = _gauge(
+    "kafka_consumergroup_lag", "offsets up to the high watermark", "consumergroup", "topic", "partition"
+)
+KAFKA_GROUP_LAG_SUM = _gauge("kafka_consumergroup_lag_sum", "the same of all partitions", "consumergroup", "topic")
+KAFKA_GROUP_MEMBERS = _gauge("kafka_consumergroup_members", "members", "consumergroup")
+
+RABBITMQ_IDENTITY = _gauge(
+    "rabbitmq_identity_info", "1; boards of RabbitMQ join with it", "rabbitmq_node", "rabbitmq_cluster"
+)
+RABBITMQ_CONNECTIONS = _gauge("rabbitmq_connections", "open connections of AMQP clients")
+RABBITMQ_CHANNELS = _gauge("rabbitmq_channels", "open channels")
+RABBITMQ_CONSUMERS = _gauge("rabbitmq_consumers", "consumers of all queues")
+RABBITMQ_QUEUES = _gauge("rabbitmq_queues", "queues")
+RABBITMQ_READY = _gauge("rabbitmq_queue_messages_ready", "messages that wait for a consumer", "vhost", "queue")
+RABBITMQ_UNACKED = _gauge("rabbitmq_queue_messages_unacked", "messages not yet acknowledged", "vhost", "queue")
+RABBITMQ_MESSAGES = _gauge("rabbitmq_queue_messages", "both together", "vhost", "queue")
+RABBITMQ_QUEUE_CONSUMERS = _gauge("rabbitmq_queue_consumers", "consumers", "vhost", "queue")

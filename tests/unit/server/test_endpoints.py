@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
+import pika
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,7 +23,7 @@ from headrace.client import Admin, Client, Groups, Producer, Queues, TopicPartit
 from headrace.config import Settings
 from headrace.errors import UsageError
 from headrace.log.errors import CorruptLog
-from headrace.metrics.families import FAMILIES
+from headrace.metrics.families import FAMILIES, Kind
 from headrace.node import Node
 from headrace.testing import TestBroker
 from headrace.testing.disk import SimulatedDisk
@@ -128,6 +129,65 @@ def test_metrics_tell_what_waits_in_queues() -> None:
     assert of("headrace_queue_messages_published_total", vhost="/", queue="work") == 3
     assert of("headrace_queue_messages_delivered_total", vhost="/", queue="work") == 3
     assert of("headrace_queue_messages_gone_total", vhost="/", queue="work") == 1
+
+
+def test_boards_made_for_kafka_exporter_find_their_names() -> None:
+    with testing.broker(settings=METRICS) as broker, Client(broker.bootstrap) as client:
+        Admin(client).create_topic("orders", partitions=2)
+        with Producer(client) as producer:
+            for number in range(10):
+                producer.send("orders", b"%d" % number, partition=number % 2)
+        Admin(client).delete_records({TopicPartition("orders", 0): 1})
+        Groups(client).commit("readers", {TopicPartition("orders", 0): 2, TopicPartition("orders", 1): 4})
+        of = Samples(broker)
+    assert of("kafka_brokers") == 1
+    assert of("kafka_topic_partitions", topic="orders") == 2
+    assert of("kafka_topic_partition_current_offset", topic="orders", partition="1") == 5
+    assert of("kafka_topic_partition_oldest_offset", topic="orders", partition="0") == 1
+    assert of("kafka_consumergroup_current_offset", consumergroup="readers", topic="orders", partition="0") == 2
+    assert of("kafka_consumergroup_lag", consumergroup="readers", topic="orders", partition="0") == 3
+    assert of("kafka_consumergroup_lag", consumergroup="readers", topic="orders", partition="1") == 1
+    assert of("kafka_consumergroup_lag_sum", consumergroup="readers", topic="orders") == 4
+    assert of("kafka_consumergroup_current_offset_sum", consumergroup="readers", topic="orders") == 6
+    assert of("kafka_consumergroup_members", consumergroup="readers") == 0
+    assert of("headrace_partitions_unlisted") == 0
+
+
+def test_partitions_above_the_limit_have_no_series_and_are_counted() -> None:
+    with testing.broker(settings={**METRICS, "metrics.partitions.max": 3}) as broker:
+        with Client(broker.bootstrap) as client:
+            for name in ("a", "b"):
+                Admin(client).create_topic(name, partitions=2)
+            offsets = {TopicPartition(name, index): 0 for name in ("a", "b") for index in (0, 1)}
+            Groups(client).commit("readers", offsets)
+            of = Samples(broker)
+    assert len(of.families["kafka_topic_partition_current_offset"].samples) == 3
+    assert len(of.families["kafka_consumergroup_lag"].samples) == 3
+    assert len(of.families["kafka_consumergroup_lag_sum"].samples) == 2
+    assert of("headrace_partitions_unlisted") == 1
+    assert of("headrace_group_partitions_unlisted") == 1
+
+
+def test_boards_made_for_rabbitmq_find_their_names() -> None:
+    with testing.broker(amqp=True, settings=METRICS) as broker, Client(broker.bootstrap) as client:
+        Queues(client).create_queue("work")
+        on_loop(broker, _publish_three_and_take_two)
+        connection = pika.BlockingConnection(pika.URLParameters(broker.amqp_url))
+        connection.channel()
+        of = Samples(broker)
+        connection.close()
+        client.refresh([])
+        cluster_id = client.cluster_id
+    assert cluster_id is not None
+    assert of("rabbitmq_identity_info", rabbitmq_node="headrace@1", rabbitmq_cluster=cluster_id) == 1
+    assert of("rabbitmq_connections") == 1
+    assert of("rabbitmq_channels") == 1
+    assert of("rabbitmq_queues") == 1
+    assert of("rabbitmq_consumers") == 0
+    assert of("rabbitmq_queue_messages_ready", vhost="/", queue="work") == 1
+    assert of("rabbitmq_queue_messages_unacked", vhost="/", queue="work") == 2
+    assert of("rabbitmq_queue_messages", vhost="/", queue="work") == 3
+    assert of("rabbitmq_queue_consumers", vhost="/", queue="work") == 0
 
 
 def _publish_three_and_take_two(node: Any) -> None:
@@ -247,7 +307,7 @@ def test_a_child_says_where_its_metrics_are(tmp_path: Path) -> None:
 
 def test_every_metric_is_documented_with_its_labels_and_its_meaning() -> None:
     rows = [f"| `{each.name}` | {each.kind.value} | {' '.join(each.labels)} | {each.meaning} |" for each in FAMILIES]
-    row = re.compile(r"\| `headrace_\w+` \| (counter|gauge|histogram) \|")
+    row = re.compile(r"\| `\w+` \| (counter|gauge|histogram) \|")
     documented = [line for line in DOCUMENT.read_text().splitlines() if row.match(line)]
     assert documented == rows, "run: make docs"
 
@@ -256,3 +316,17 @@ def test_every_metric_that_is_served_is_declared_and_every_declared_one_is_serve
     with testing.broker(settings=METRICS) as broker:
         served = {name for name in Samples(broker).families if not re.match("process_|python_", name)}
     assert served == {each.name.removesuffix("_total") for each in FAMILIES}
+
+
+def test_every_metric_that_the_grafana_dashboard_names_is_served() -> None:
+    board = json.loads((DOCUMENT.parent / "grafana-headrace.json").read_text())
+    expressions = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    expressions += [each["query"]["query"] for each in board["templating"]["list"] if each["type"] == "query"]
+    named = {name for each in expressions for name in re.findall(r"\b(?:headrace|kafka|rabbitmq|process)_\w+", each)}
+    assert len(named) > 20
+    with testing.broker(amqp=True, settings=METRICS) as broker:
+        text = get(broker.addresses["metrics"], "/metrics")[1]
+    histograms = {each.name for each in FAMILIES if each.kind is Kind.HISTOGRAM}
+    known = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+    known |= {f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
+    assert named - known == set()

@@ -90,7 +90,7 @@ def test_every_api_that_is_offered_has_a_handler_and_no_other(tmp_path: Path) ->
     [
         ({"kafka": "0.0.0.0:0"}, "--insecure"),
         ({"kafka": "nonsense"}, "is no address"),
-        ({"http": "127.0.0.1:8080"}, "serves no http"),
+        ({"http": "127.0.0.1:0", "kafka": "off", "amqp": "127.0.0.1:0"}, "a client of the Kafka listener"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_is_touched(

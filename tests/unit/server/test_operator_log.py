@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -210,3 +212,24 @@ def test_a_file_that_is_full_costs_lines_and_nothing_else() -> None:
     log.stop()
     assert terminal.getvalue().count("\n") == 2
     assert log.lines_dropped == 2
+
+
+def test_as_json_each_line_is_an_object_that_no_message_can_break() -> None:
+    terminal = io.StringIO()
+    operator_log = OperatorLog(terminal=terminal, form="json")
+    operator_log.start()
+    try:
+        logging.getLogger("headrace.server").warning('"two\nlines"\u2028 %s', "\x1b[2J")
+        try:
+            raise ValueError("of\na kind")
+        except ValueError:
+            logging.getLogger("headrace.broker").exception("it failed")
+    finally:
+        operator_log.stop()
+    first, second = map(json.loads, terminal.getvalue().splitlines())
+    assert (first["level"], first["part"]) == ("WARNING", "server")
+    assert first["message"] == '"two\\nlines"\\u2028 \\x1b[2J'
+    assert datetime.fromisoformat(first["time"]).tzinfo is not None
+    assert second["message"] == "it failed"
+    assert second["traceback"].splitlines()[0] == "Traceback (most recent call last):"
+    assert "ValueError: of" in second["traceback"]

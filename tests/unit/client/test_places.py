@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cli.when import Place, parse_place, parse_time_ms
+from headrace.client.places import Place, parse_place, parse_time_ms
 from headrace.errors import UsageError
 
 NOW_MS = 1_800_000_000_000

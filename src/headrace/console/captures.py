@@ -1,0 +1,90 @@
+"""Captures, as they report on themselves: snapshots, position, lag, what their slot holds back, the last error."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from headrace.client import StateRecord
+from headrace.console.page import Ask, Page, View, listing
+from headrace.console.subjects import forget, life, subject
+
+__all__ = ["PAGE"]
+
+KIND = "capture"
+SQLITE_SCHEMA = "main"
+"""In the names of topics; SQLite's tables are reported without it."""
+RANGE_S = 600
+RANGE_S_MAX = 86_400
+
+
+def captures(ask: Ask) -> dict[str, Any]:
+    rows = [_row(each) for each in ask.console.watch.look().of(KIND)]
+    return listing(ask, rows, search=("name", "database", "state"), sort="name")
+
+
+def _row(record: StateRecord) -> dict[str, Any]:
+    details = record.details
+    tables = details.get("tables") or {}
+    done = sum(bool(each.get("done")) for each in tables.values())
+    return {
+        **life(record),
+        "database": str(details.get("database", "")),
+        "kind": str(details.get("database_kind", "")),
+        "health": str(details.get("health", "")),
+        "lag_ms": details.get("lag_ms"),
+        "lag_bytes": details.get("lag_bytes"),
+        "retained_bytes": details.get("retained_bytes"),
+        "tables": len(tables),
+        "tables_done": done,
+        "rows": sum(int(each.get("rows") or 0) for each in tables.values()),
+        "events": details.get("events"),
+        "dead_letters": sum((details.get("dead_letters") or {}).values()),
+    }
+
+
+def capture(ask: Ask) -> dict[str, Any]:
+    record = subject(ask, KIND)
+    details = record.details
+    tables = [
+        {
+            "table": name,
+            "topic": f"{details.get('topic_prefix', '')}.{name if '.' in name else f'{SQLITE_SCHEMA}.{name}'}",
+            "done": bool(each.get("done")),
+            "rows": int(each.get("rows") or 0),
+            "expected": int(each.get("expected") or 0),
+            "rows_per_s": each.get("rows_per_s"),
+            "dead_letters": (details.get("dead_letters") or {}).get(name, 0),
+        }
+        for name, each in sorted((details.get("tables") or {}).items())
+    ]
+    return {
+        **_row(record),
+        "position": str(details.get("position", "")),
+        "advice": str(details.get("advice", "")),
+        "topic_prefix": str(details.get("topic_prefix", "")),
+        "transactions": details.get("transactions"),
+        "sessions": details.get("sessions"),
+        "table_rows": tables,
+        "charts": _charts(ask, record.key),
+    }
+
+
+def _charts(ask: Ask, key: str) -> dict[str, Any]:
+    range_s = ask.integer("range", RANGE_S, least=60, most=RANGE_S_MAX)
+    history, now_s = ask.console.watch.history, time.time()
+    return {
+        "lag": history.chart({"lag": f"lag_ms/{key}"}, now_s, range_s),
+        "bytes": history.chart({"behind": f"lag_bytes/{key}", "retained": f"retained_bytes/{key}"}, now_s, range_s),
+        "events": history.chart({"events": f"events_per_s/{key}"}, now_s, range_s),
+    }
+
+
+PAGE = Page(
+    name="captures",
+    views=(
+        View(name="captures", answer=captures),
+        View(name="capture", answer=capture),
+    ),
+    actions=(forget(KIND),),
+)

@@ -1,0 +1,303 @@
+"""Reading messages for people: from a place, newest or oldest first, all of them or those that match.
+
+A partition is read in chunks of offsets, whose size grows: the first is enough for a page, later ones are large enough
+that a search reads at the speed of ``fetch_range``. Newest first means that chunks are read from the end. Several
+partitions take turns, and what their first chunks have is put in the order of time. What was read is counted from the
+headers of batches, so progress costs nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headrace.batch import Batch
+from headrace.client import (
+    Client,
+    OffsetOutOfRange,
+    RangeOptions,
+    RawBatch,
+    TopicPartition,
+    end_offsets,
+    fetch_range,
+    list_offsets,
+    start_offsets,
+)
+from headrace.console.limits import BATCH_BYTES_MAX, CHUNK_OFFSETS_MAX, HELD_BYTES_MAX
+from headrace.console.matching import Matcher
+from headrace.console.problems import BadRequest
+from headrace.record import CorruptRecords, DecompressedTooLarge, Record, iter_records, records_of
+
+__all__ = ["Found", "Progress", "Selection", "newest", "oldest", "scan", "select"]
+
+GROWTH = 4
+CHUNK_OFFSETS_FIRST = 200
+MERGED_OFFSETS_MAX = CHUNK_OFFSETS_FIRST * GROWTH
+"""Chunks up to this size of all partitions are put in one order; larger ones are given as they come."""
+SMALL_FETCH_BYTES = 512 * 1024
+LARGE_FETCH_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A record and where it is. ``by_broker``: the broker's clock has stamped it."""
+
+    partition: TopicPartition
+    record: Record
+    by_broker: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Ranges of offsets, one per partition."""
+
+    ranges: Mapping[TopicPartition, tuple[int, int]]
+    committed: bool = True
+
+    @property
+    def offsets(self) -> int:
+        return sum(high - low for low, high in self.ranges.values())
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far a scan is; ``left`` has the ranges that were not read, for going on later."""
+
+    offsets: int = 0
+    records: int = 0
+    size: int = 0
+    unreadable: int = 0
+    left: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+
+
+def select(
+    client: Client,
+    topic: str,
+    *,
+    partitions: Sequence[int] | None = None,
+    start: str = "beginning",
+    until: str = "end",
+    committed: bool = True,
+) -> Selection:
+    """The ranges between two places: ``beginning``, ``end``, an offset, or ``@`` and a time in ms."""
+    count = len(client.topic(topic).partitions)
+    chosen = range(count) if partitions is None else partitions
+    wrong = [index for index in chosen if not 0 <= index < count]
+    if wrong:
+        raise BadRequest(f"topic {topic!r} has partitions 0 to {count - 1}, not {wrong[0]}")
+    asked = [TopicPartition(topic, index) for index in chosen]
+    starts = start_offsets(client, asked)
+    ends = end_offsets(client, asked, read_committed=committed)
+    lows = _places(client, start, starts, ends)
+    highs = _places(client, until, starts, ends)
+    ranges = {each: (lows[each], max(lows[each], highs[each])) for each in asked}
+    return Selection(ranges=ranges, committed=committed)
+
+
+def _places(
+    client: Client, place: str, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    if place == "beginning":
+        return dict(starts)
+    if place == "end":
+        return dict(ends)
+    is_time = place.startswith("@")
+    try:
+        number = int(place.removeprefix("@"))
+    except ValueError:
+        raise BadRequest(f"{place!r} is not a place", "use beginning, end, an offset, or @ and a time in ms") from None
+    if is_time:
+        found = list_offsets(client, dict.fromkeys(starts, max(0, number)))
+        at = {each: found[each].offset if found[each].offset >= 0 else ends[each] for each in starts}
+    else:
+        at = dict.fromkeys(starts, number)
+    return {each: min(max(at[each], starts[each]), ends[each]) for each in starts}
+
+
+# ---- pages ----------------------------------------------------------------------------------------------------------
+
+
+def newest(client: Client, selection: Selection, count: int, matcher: Matcher) -> list[Found]:
+    """The newest messages of all partitions together, newest first."""
+    found: list[Found] = []
+    for partition, (low, high) in selection.ranges.items():
+        one = Selection(ranges={partition: (low, high)}, committed=selection.committed)
+        found += _first(scan(client, one, matcher, newest_first=True), count)
+        found.sort(key=lambda each: (-each.record.timestamp, -each.record.offset, each.partition.partition))
+        del found[count:]
+    return found
+
+
+def oldest(client: Client, selection: Selection, count: int, matcher: Matcher) -> list[Found]:
+    """The oldest messages of all partitions together, oldest first."""
+    found: list[Found] = []
+    for partition, (low, high) in selection.ranges.items():
+        one = Selection(ranges={partition: (low, high)}, committed=selection.committed)
+        found += _first(scan(client, one, matcher, newest_first=False), count)
+        found.sort(key=lambda each: (each.record.timestamp, each.record.offset, each.partition.partition))
+        del found[count:]
+    return found
+
+
+def _first(parts: Iterator[list[Found]], count: int) -> list[Found]:
+    found: list[Found] = []
+    for part in parts:
+        found += part
+        if len(found) >= count:
+            break
+    return found[:count]
+
+
+# ---- scans ----------------------------------------------------------------------------------------------------------
+
+
+def scan(
+    client: Client,
+    selection: Selection,
+    matcher: Matcher,
+    *,
+    newest_first: bool,
+    progress: Progress | None = None,
+    until_s: float = float("inf"),
+    check: Callable[[], None] = lambda: None,
+) -> Iterator[list[Found]]:
+    """Matches, a few at a time, and an empty list at least once per chunk, so that the caller can look at ``progress``.
+
+    ``check`` is called for every batch and may raise to end the scan. At ``until_s`` (monotonic) the scan ends;
+    ``progress.left`` then says what was not read.
+    """
+    progress = progress or Progress()
+    progress.left = {each: (low, high) for each, (low, high) in selection.ranges.items() if low < high}
+    size = CHUNK_OFFSETS_FIRST
+    while progress.left:
+        merged: list[list[Found]] = []
+        held_max = HELD_BYTES_MAX // len(progress.left)
+        widest = size
+        for partition in list(progress.left):
+            low, high = progress.left[partition]
+            chunk = (max(low, high - size), high) if newest_first else (low, min(high, low + size))
+            found: list[Found] = []
+            held = 0
+            for part in _read(client, partition, chunk, selection.committed, matcher, progress, check):
+                if not newest_first and size > MERGED_OFFSETS_MAX:
+                    yield part
+                    continue
+                found += part
+                held += sum(map(_size, part))
+                if held > held_max and len(found) > 1:
+                    found, chunk, is_full = _narrowed(found, chunk, held_max, newest_first)
+                    held, widest = sum(map(_size, found)), min(widest, chunk[1] - chunk[0])
+                    if is_full:
+                        break
+            progress.offsets += chunk[1] - chunk[0]
+            _take(progress.left, partition, (low, chunk[0]) if newest_first else (chunk[1], high))
+            ordered = found[::-1] if newest_first else found
+            if size <= MERGED_OFFSETS_MAX:
+                merged.append(ordered)
+            else:
+                yield ordered
+            if time.monotonic() > until_s:
+                yield merge(merged, newest_first)
+                return
+        yield merge(merged, newest_first)
+        size = min(size * GROWTH, CHUNK_OFFSETS_MAX) if widest == size else max(widest, 1)
+
+
+def _size(found: Found) -> int:
+    return len(found.record.key or b"") + len(found.record.value or b"")
+
+
+def _narrowed(
+    found: list[Found], chunk: tuple[int, int], bytes_max: int, newest_first: bool
+) -> tuple[list[Found], tuple[int, int], bool]:
+    """As many as may be held, the chunk that has them and no others, and whether no more of it need be read.
+
+    Oldest first, that is the beginning of the chunk. Newest first it is the end, which is still to come.
+    """
+    kept, held = 0, 0
+    for each in reversed(found) if newest_first else found:
+        held += _size(each)
+        if held > bytes_max and kept:
+            break
+        kept += 1
+    if newest_first:
+        rest = found[-kept:]
+        return rest, (rest[0].record.offset, chunk[1]), False
+    return found[:kept], (chunk[0], found[kept - 1].record.offset + 1), True
+
+
+def _take(left: dict[TopicPartition, tuple[int, int]], partition: TopicPartition, rest: tuple[int, int]) -> None:
+    if rest[0] < rest[1]:
+        left[partition] = rest
+    else:
+        del left[partition]
+
+
+def merge(parts: Sequence[list[Found]], newest_first: bool) -> list[Found]:
+    """By time over the partitions; what is of one partition keeps its order, whatever its clocks said."""
+    sign = -1 if newest_first else 1
+    return list(heapq.merge(*parts, key=lambda each: sign * each.record.timestamp))
+
+
+def _read(
+    client: Client,
+    partition: TopicPartition,
+    chunk: tuple[int, int],
+    committed: bool,
+    matcher: Matcher,
+    progress: Progress,
+    check: Callable[[], None],
+) -> Iterator[list[Found]]:
+    """Matches of one chunk in the order of the log, batch by batch. What retention removes meanwhile is passed over."""
+    low, high = chunk
+    small = high - low <= MERGED_OFFSETS_MAX
+    options = RangeOptions(
+        read_committed=committed,
+        timeout_ms=10_000,
+        bytes_per_fetch=SMALL_FETCH_BYTES if small else LARGE_FETCH_BYTES,
+    )
+    while low < high:
+        try:
+            for batch in fetch_range(client, partition, low, high, options=options):
+                check()
+                low = batch.next_offset
+                if not batch.is_control:
+                    progress.records += _inside(batch, chunk)
+                    progress.size += len(batch.data)
+                    yield _matches(batch, partition, chunk, matcher, progress)
+            return
+        except OffsetOutOfRange as error:
+            if error.earliest <= low:
+                return
+            low = error.earliest  # the batch there may begin with records that are gone
+            chunk = low, high
+
+
+def _inside(batch: RawBatch, chunk: tuple[int, int]) -> int:
+    """How many records of a batch are in the chunk: a batch at an edge is read with both chunks."""
+    span = batch.next_offset - batch.base_offset
+    inside = min(batch.next_offset, chunk[1]) - max(batch.base_offset, chunk[0])
+    return batch.record_count if inside == span else round(batch.record_count * max(0, inside) / span)
+
+
+def _matches(
+    raw: RawBatch, partition: TopicPartition, chunk: tuple[int, int], matcher: Matcher, progress: Progress
+) -> list[Found]:
+    batch: Batch = raw.parsed()
+    try:
+        data = records_of(batch, BATCH_BYTES_MAX)
+        whole = data if isinstance(data, bytes) else bytes(data)
+        if not matcher.may_be_in(whole):
+            return []
+        records = list(iter_records(batch, whole))
+    except (CorruptRecords, DecompressedTooLarge):
+        progress.unreadable += batch.record_count
+        return []
+    low, high = chunk
+    return [
+        Found(partition, each, batch.is_log_append_time)
+        for each in records
+        if low <= each.offset < high and matcher.matches(each)
+    ]

@@ -1,0 +1,91 @@
+// Numbers, sizes and times as people read them.
+
+const NUMBER = new Intl.NumberFormat("en-US");
+
+export function count(value) {
+  return value === null || value === undefined ? "–" : NUMBER.format(Math.round(value));
+}
+
+/** 1,234 → 1.23 k */
+export function short(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  for (const [step, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
+    if (size >= step) return `${digits(value / (unit === "k" ? 1e3 : step))} ${unit}`;
+  }
+  return size >= 100 || Number.isInteger(value) ? NUMBER.format(Math.round(value)) : digits(value);
+}
+
+function digits(value) {
+  const size = Math.abs(value);
+  return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : 2).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+}
+
+export function bytes(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  let size = Math.abs(value);
+  const units = ["B", "KB", "MB", "GB", "TB", "PB"];
+  let unit = 0;
+  while (size >= 1000 && unit < units.length - 1) {
+    size /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 ? Math.round(size) : digits(size)} ${units[unit]}`;
+}
+
+export const UNITS = {
+  "messages/s": (value) => `${short(value)}/s`,
+  "bytes/s": (value) => `${bytes(value)}/s`,
+  bytes,
+  messages: short,
+  count: short,
+  ms: (value) => duration(value / 1000),
+  s: (value) => duration(value),
+};
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) {
+    if (seconds >= size) return `${digits(seconds / size)} ${unit}`;
+  }
+  return `${digits(seconds)} s`;
+}
+
+/** A setting in ms or bytes, explained: 604800000 → 7 d */
+export function explained(name, value) {
+  if (value === null || value === undefined || !/^-?\d+$/.test(value)) return "";
+  const number = Number(value);
+  if (!/(ms|bytes|messages)$/.test(name)) return "";
+  if (number === -1 || number >= 2 ** 53 - 1) return "no limit";
+  if (name.endsWith(".ms") && number >= 1000) return duration(number / 1000);
+  if (name.endsWith("bytes") && number >= 1024) return bytes(number);
+  return "";
+}
+
+function two(number, width = 2) {
+  return String(number).padStart(width, "0");
+}
+
+export function time(ms) {
+  if (ms === null || ms === undefined || ms < 0) return "–";
+  const at = new Date(ms);
+  if (Number.isNaN(at.getTime())) return String(ms);
+  const day = `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+  return `${day} ${clock(ms)}.${two(at.getMilliseconds(), 3)}`;
+}
+
+export function clock(ms, seconds = true) {
+  const at = new Date(ms);
+  return `${two(at.getHours())}:${two(at.getMinutes())}${seconds ? `:${two(at.getSeconds())}` : ""}`;
+}
+
+export function ago(ms) {
+  const seconds = (Date.now() - ms) / 1000;
+  if (seconds < 2) return "now";
+  return `${duration(Math.floor(seconds))} ago`;
+}
+
+export function plural(number, one, many = `${one}s`) {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}

@@ -1,0 +1,86 @@
+// JSON for people: indented and coloured from its own text, so that large numbers keep their digits.
+
+import { h } from "./dom.js";
+
+const TOKEN = /"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null|[[\]{}:,]/g;
+
+export function parsed(text) {
+  const begin = text.trimStart()[0];
+  if (begin !== "{" && begin !== "[") return undefined;
+  try {
+    return JSON.parse(text, (_, value, context) =>
+      typeof value === "number" && !Number.isSafeInteger(value) && Number.isInteger(value) && context?.source ? context.source : value);
+  } catch {
+    return undefined;
+  }
+}
+
+/** Nodes for a text that `parsed` accepted. `onField(path)` makes names of fields into buttons. */
+export function pretty(text, onField = null) {
+  const out = [];
+  const stack = [];
+  let expectKey = false;
+  let line = "";
+  const newline = () => { line = `\n${"  ".repeat(stack.length)}`; out.push(line); };
+  const tokens = text.match(TOKEN) || [];
+  tokens.forEach((token, index) => {
+    const top = stack.at(-1);
+    if (token === "{" || token === "[") {
+      out.push(token);
+      stack.push({ object: token === "{", key: "" });
+      expectKey = token === "{";
+      if (tokens[index + 1] !== "}" && tokens[index + 1] !== "]") newline();
+    } else if (token === "}" || token === "]") {
+      stack.pop();
+      if (tokens[index - 1] !== "{" && tokens[index - 1] !== "[") newline();
+      out.push(token);
+      expectKey = false;
+    } else if (token === ",") {
+      out.push(",");
+      newline();
+      expectKey = Boolean(top?.object);
+    } else if (token === ":") {
+      out.push(": ");
+      expectKey = false;
+    } else if (expectKey) {
+      top.key = JSON.parse(token);
+      const path = stack.every((each) => each.object) ? stack.map((each) => each.key) : null;
+      out.push(onField && path
+        ? h("button.json-key", { type: "button", title: `Show ${path.join(".")} as a column`, on: { click: () => onField(path) } }, token)
+        : h("span.json-key", token));
+    } else {
+      out.push(h(`span.json-${token[0] === "\"" ? "text" : /[tfn]/.test(token[0]) ? "word" : "number"}`, token));
+    }
+  });
+  return out;
+}
+
+/** The value at a path of fields, as a text for a cell. */
+export function at(value, path) {
+  let found = value;
+  for (const name of path) {
+    if (found === null || typeof found !== "object" || !Object.hasOwn(found, name)) return "";
+    found = found[name];
+  }
+  return found === null ? "null" : typeof found === "object" ? JSON.stringify(found) : String(found);
+}
+
+/** Bytes in rows of sixteen, as hex editors show them. */
+export function hex(data) {
+  const rows = [];
+  for (let start = 0; start < data.length; start += 16) {
+    const part = data.slice(start, start + 16);
+    const codes = [...part].map((byte) => byte.toString(16).padStart(2, "0"));
+    const left = codes.slice(0, 8).join(" ").padEnd(23);
+    const right = codes.slice(8).join(" ").padEnd(23);
+    const text = [...part].map((byte) => (byte >= 32 && byte < 127 ? String.fromCharCode(byte) : "·")).join("");
+    rows.push(`${start.toString(16).padStart(8, "0")}  ${left}  ${right}  ${text}`);
+  }
+  return rows.join("\n");
+}
+
+export function bytesOf(part) {
+  if (!part) return new Uint8Array();
+  if (part.text !== undefined) return new TextEncoder().encode(part.text);
+  return Uint8Array.from(atob(part.base64), (character) => character.charCodeAt(0));
+}

@@ -1,0 +1,293 @@
+"""The console in a real browser, with real data: what a person sees and does."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.client import Admin, Client, Groups, Producer, TopicPartition
+from tests.console.browser import Chromium, Tab
+from tests.console.conftest import SCREENSHOTS, RunningConsole, console_server
+from tests.servers.process import RunningServer
+
+pytestmark = pytest.mark.servers
+
+HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\'"`${1}'
+THEMES = {"light": (False, 1360, 860), "dark": (True, 1360, 860), "phone": (False, 390, 844)}
+
+
+def go(tab: Tab, console: RunningConsole, place: str) -> None:
+    tab.open(f"{console.base}#{place}")
+
+
+def test_the_token_is_gone_from_the_address_and_scripts_cannot_read_the_cookie(
+    tab: Tab, console: RunningConsole
+) -> None:
+    assert tab.value("location.href").startswith(console.base)
+    assert console.token not in tab.value("location.href")
+    assert tab.value("document.cookie") == ""
+
+
+def test_without_a_token_the_browser_is_asked_for_one_and_taken_in_with_it(
+    chromium: Chromium, console: RunningConsole
+) -> None:
+    with chromium.tab() as tab:
+        tab.open(console.base)
+        tab.wait_for_text("paste its token")
+        tab.fill("input[name=token]", console.token)
+        tab.click("button", "Open")
+        tab.wait("document.querySelector('main h1')?.textContent === 'Overview'")
+
+
+def test_the_overview_shows_figures_that_move(tab: Tab, console: RunningConsole, orders: str) -> None:
+    tab.wait_for_text("Written to disk")
+    tab.wait("document.querySelectorAll('.chart svg .line').length >= 4")
+    with writing_to(console, "moving"):
+        tab.wait_for_text("moving")
+        tab.wait("parseFloat(document.querySelector('.tile-figure').textContent) > 0")
+    tab.click(".segmented button", "5 min")
+    tab.wait("location.hash.includes('range=300')")
+
+
+@contextmanager
+def writing_to(console: RunningConsole, topic: str) -> Iterator[None]:
+    """Somebody writes all the time, however long the browser takes to look."""
+    enough = threading.Event()
+
+    def write() -> None:
+        with Client(console.bootstrap) as client, Producer(client) as producer:
+            while not enough.wait(0.05):
+                for _ in range(10):
+                    producer.send(topic, b"x")
+                producer.flush()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+def test_a_topic_is_found_with_the_keyboard(tab: Tab, orders: str) -> None:
+    tab.press("/")
+    tab.wait("document.activeElement.closest('dialog.palette')")
+    tab.type("orders")
+    tab.wait(f"document.querySelector('.palette li[aria-selected=true]')?.textContent.includes({json.dumps(orders)})")
+    tab.press("Enter")
+    tab.wait(f"location.hash === '#/topics/{orders}'")
+    tab.wait_for_text("key-299")
+
+
+def test_the_list_of_topics_is_filtered_and_sorted(tab: Tab, console: RunningConsole, orders: str) -> None:
+    go(tab, console, "/topics")
+    tab.wait("document.querySelector('tbody tr.link')")
+    tab.fill("main input[type=search]", "shop")
+    tab.wait(f"[...document.querySelectorAll('tbody tr')].map(e => e.cells[0].innerText).join() === '{orders}'")
+    assert tab.value("document.activeElement.type") == "search"
+    tab.click("th button", "Messages")
+    tab.wait("location.hash.includes('sort=-messages')")
+    tab.wait("document.querySelector('th[aria-sort=descending]')?.innerText.includes('Messages')")
+
+
+def test_a_live_tail_shows_a_message_that_was_just_produced(tab: Tab, console: RunningConsole) -> None:
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic("live.tail", partitions=2)
+        go(tab, console, "/topics/live.tail?live=1")
+        tab.wait_for_text("Waiting for messages")
+        tab.wait(
+            "document.querySelector('.scan.live')?.dataset.open === 'true'"
+        )  # what was written before is not in it
+        with Producer(client) as producer:
+            producer.send("live.tail", b"hello from a producer", key=b"k")
+        tab.wait_for_text("hello from a producer")
+
+
+def test_a_search_finds_one_message_and_opens_it(tab: Tab, console: RunningConsole, orders: str) -> None:
+    go(tab, console, f"/topics/{orders}")
+    tab.wait_for_text("key-299")
+    tab.fill(".search-group input", '"name-123"')
+    tab.click(".search-group button", "Search")
+    tab.wait_for_text("1 match among 300 messages")
+    assert tab.value("document.querySelectorAll('.message-table tr.link').length") == 1
+    tab.click(".message-table tr.link")
+    tab.wait_for_text("t-123")
+    tab.click("button.json-key", '"amount"')
+    tab.wait("[...document.querySelectorAll('.message-table th')].some(e => e.innerText.includes('amount'))")
+    assert "30.75" in tab.value("document.querySelector('.message-table tr.link').innerText")
+    tab.click(".segmented.small button", "Hex")
+    tab.wait_for_text("00000000  7b 22")
+    tab.screenshot(SCREENSHOTS / "message-light.png")
+
+
+def test_a_filter_is_saved_and_comes_back(tab: Tab, console: RunningConsole, orders: str) -> None:
+    go(tab, console, f"/topics/{orders}?q=name-42&where=value")
+    tab.wait_for_text("1 match among")
+    tab.click("details.menu summary", "Filters")
+    tab.click(".menu-list button", "Save what is shown now")
+    tab.fill("dialog input", "mine")
+    tab.click("dialog button", "Save")
+    go(tab, console, f"/topics/{orders}")
+    tab.wait_for_text("key-299")
+    tab.click("details.menu summary", "Filters")
+    tab.click(".menu-row button", "mine")
+    tab.wait("location.hash.includes('q=name-42')")
+    tab.wait_for_text("1 match among")
+
+
+def test_a_topic_is_created_written_to_and_deleted(tab: Tab, console: RunningConsole) -> None:
+    go(tab, console, "/topics")
+    tab.click("button.primary", "Create topic")
+    tab.fill("dialog input", "made.here")
+    tab.screenshot(SCREENSHOTS / "create-topic-light.png")
+    tab.click("dialog button.primary", "Create")
+    tab.wait("location.hash === '#/topics/made.here'")
+    tab.wait_for_text("No messages here")
+    tab.click(".actions button", "Produce")
+    tab.fill("dialog textarea[aria-label=Value]", '{"hello": "world"}')
+    tab.screenshot(SCREENSHOTS / "produce-light.png")
+    tab.click("dialog button.primary", "Send")
+    tab.wait_for_text("Sent to partition 0, offset 0")
+    go(tab, console, "/topics/made.here?from=beginning")
+    tab.wait_for_text('{"hello": "world"}')
+    tab.click("details.menu summary", "More")
+    tab.click(".menu-list button.bad", "Delete topic")
+    assert tab.value("document.querySelector('dialog button.danger').disabled") is True
+    tab.fill("dialog input", "made.here")
+    tab.click("dialog button.danger", "Delete topic")
+    tab.wait("location.hash === '#/topics'")
+    tab.wait("!document.querySelector('tbody').innerText.includes('made.here')")
+
+
+def test_a_setting_is_changed_after_its_change_was_described(tab: Tab, console: RunningConsole) -> None:
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic("to.set", partitions=1)
+    go(tab, console, "/topics/to.set?tab=settings")
+    tab.fill("main .toolbar input", "retention.ms")
+    tab.click("button[aria-label='Change retention.ms']")
+    tab.fill("dialog input.mono", "3600000")
+    tab.wait("document.querySelector('.plan').innerText.includes('604800000 (7 d) → 3600000 (1 h)')")
+    tab.screenshot(SCREENSHOTS / "setting-light.png")
+    tab.click("dialog button.primary", "Change")
+    tab.wait("document.querySelector('table .badge.accent')?.innerText === 'this topic'")
+    found = console.get("topic/settings", name="to.set")["settings"]
+    assert next(each["value"] for each in found if each["name"] == "retention.ms") == "3600000"
+
+
+def test_hostile_names_keys_values_and_headers_are_text_and_nothing_else(tab: Tab, console: RunningConsole) -> None:
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic("hostile", partitions=1)
+        with Producer(client) as producer:
+            producer.send("hostile", HOSTILE.encode(), key=HOSTILE.encode(), headers=[(HOSTILE, HOSTILE.encode())])
+            producer.send("hostile", json.dumps({HOSTILE: HOSTILE}).encode(), key=b"json")
+        Groups(client).commit(HOSTILE, {TopicPartition("hostile", 0): 1})
+    go(tab, console, "/topics/hostile")
+    tab.wait_for_text(HOSTILE)
+    for line in (1, 0):
+        tab.value(f"document.querySelectorAll('.message-table tr.link')[{line}].click()")
+    tab.wait("document.querySelectorAll('.message-detail').length === 2")
+    tab.click("button.json-key")
+    go(tab, console, "/topics/hostile?tab=groups")
+    tab.wait_for_text(HOSTILE)
+    go(tab, console, "/groups?q=onerror")
+    tab.wait_for_text(HOSTILE)
+    go(tab, console, f"/topics?q={re.sub('.', lambda each: f'%{ord(each[0]):02x}', HOSTILE)}")
+    tab.wait_for_text("No topic has that name")
+    assert tab.value("window.hacked === undefined && !document.querySelector('main img, main script')") is True
+
+
+def test_a_script_that_got_into_the_page_could_not_make_html(tab: Tab) -> None:
+    """The policy stands behind the code: Trusted Types and no inline scripts."""
+    for attempt in (
+        "document.body.innerHTML = '<b id=made>x</b>'",
+        "document.body.setAttribute('onclick', 'window.hacked = 1'); document.body.click()",
+        "window.setTimeout('window.hacked = 1', 0)",
+    ):
+        refused = f"(() => {{ try {{ {attempt}; return false }} catch {{ return true }} }})()"
+        assert tab.value(refused) is True, attempt
+    assert tab.value("document.getElementById('made') === null") is True
+    assert tab.value("window.hacked === undefined") is True
+    assert tab.errors() != []
+    tab.forgive()
+
+
+def test_a_read_only_console_offers_no_changes(chromium: Chromium, console_broker: RunningServer, orders: str) -> None:
+    with console_server(console_broker.bootstrap, "--read-only") as console, chromium.tab() as tab:
+        tab.open(console.url)
+        tab.wait_for_text("read-only")
+        go(tab, console, "/topics?q=shop")
+        tab.wait_for_text(orders)
+        assert "Create topic" not in tab.text()
+        go(tab, console, f"/topics/{orders}")
+        tab.wait_for_text("key-299")
+        assert "Produce" not in tab.text()
+        assert tab.value("document.querySelector('.actions details') === null") is True
+        assert tab.errors() == []
+
+
+def test_a_topic_that_is_gone_is_said_in_words(tab: Tab, console: RunningConsole) -> None:
+    go(tab, console, "/topics/no.such.topic")
+    tab.wait_for_text("no.such.topic")
+    tab.wait("document.querySelector('.notice.error')")
+    tab.forgive()  # the answer 404 is in the browser's log
+
+
+def test_a_view_can_be_copied_as_a_command(tab: Tab, console: RunningConsole, orders: str) -> None:
+    for place, words in (
+        ("/topics", "headrace topic list"),
+        (f"/topics/{orders}", f"headrace consume {orders} --offset -50 --exit"),
+        (f"/topics/{orders}?tab=partitions", f"headrace topic describe {orders}"),
+    ):
+        go(tab, console, place)
+        tab.wait("document.querySelector('.copy-command')")
+        tab.value("document.querySelector('.copy-command').dispatchEvent(new PointerEvent('pointerenter'))")
+        tab.wait(f"document.querySelector('.copy-command').title.startsWith({json.dumps(words)})")
+        assert f"--bootstrap {console.bootstrap}" in tab.value("document.querySelector('.copy-command').title")
+
+
+def test_everything_comes_from_the_console_and_is_light(tab: Tab, console: RunningConsole, tmp_path: Path) -> None:
+    """Nothing is loaded from elsewhere. Page weight and first paint are written down, not asserted as times."""
+    tab.wait_for_text("Written to disk")
+    assert [url for url in tab.requests() if not url.startswith((console.base, "data:", "about:"))] == []
+    weight = tab.bytes_received()
+    tab.screenshot(tmp_path / "painted.png")
+    paint = tab.value("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null")
+    files = tab.value("performance.getEntriesByType('resource').length")
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    figures = {"bytes": weight, "files": files, "first_contentful_paint_ms": paint}
+    (SCREENSHOTS / "weight.json").write_text(json.dumps(figures) + "\n")
+    assert 10_000 < weight < 300_000
+
+
+PLACES = {
+    "overview": ("/", "Busiest topics"),
+    "topics": ("/topics?q=shop", "shop.orders"),
+    "messages": ("/topics/shop.orders", "key-299"),
+    "partitions": ("/topics/shop.orders?tab=partitions", "In sync"),
+    "settings": ("/topics/shop.orders?tab=settings", "cleanup.policy"),
+    "groups-of-topic": ("/topics/shop.orders?tab=groups", "Group"),
+}
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_every_page_looks_as_it_should_and_reports_no_error(
+    chromium: Chromium, console: RunningConsole, orders: str, theme: str
+) -> None:
+    """Screenshots go to build/screenshots, to be looked at. Nothing is wider than the screen."""
+    dark, width, height = THEMES[theme]
+    with chromium.tab(dark=dark, width=width, height=height) as tab:
+        tab.open(console.url)
+        tab.wait("location.search === '' && document.querySelector('main h1')")
+        for name, (place, text) in PLACES.items():
+            go(tab, console, place)
+            tab.wait_for_text(text)
+            assert tab.value("document.documentElement.scrollWidth <= innerWidth"), f"{name} is too wide"
+            tab.screenshot(SCREENSHOTS / f"{name}-{theme}.png")
+        assert tab.errors() == []

@@ -1,0 +1,443 @@
+"""The message browser as a program sees it: pages, search, tail, export, produce."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.client import (
+    Admin,
+    Client,
+    PreparedRecords,
+    Producer,
+    ProducerOptions,
+    TopicPartition,
+    TransactionalProducer,
+)
+from headrace.console import scanning
+from headrace.console.limits import SEARCHES_MAX, TAILS_MAX
+from headrace.console.matching import Matcher
+from headrace.record import Codec, Record
+from tests.console.conftest import RunningConsole, events, searched
+from tests.waiting import eventually
+
+
+def offsets(found: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    return [(each["partition"], each["offset"]) for each in found]
+
+
+def exported(console: RunningConsole, **parameters: str) -> bytes:
+    url = f"{console.base}api/export?{urllib.parse.urlencode(parameters)}"
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {console.token}"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return bytes(answer.read())
+
+
+# ---- pages ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_large_messages_are_found_each_once_and_few_are_held_at_a_time(
+    console: RunningConsole, unique: Callable[[str], str], newest_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, size, held_max = unique("large"), 10_000, 100_000
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic(topic, partitions=2)
+        with Producer(client, ProducerOptions(batch_bytes=20_000)) as producer:
+            for number in range(300):
+                producer.send(topic, bytes(size), partition=number % 2)
+        monkeypatch.setattr(scanning, "HELD_BYTES_MAX", held_max)
+        progress = scanning.Progress()
+        parts = scanning.scan(
+            client, scanning.select(client, topic), Matcher(), newest_first=newest_first, progress=progress
+        )
+        found = []
+        for part in parts:
+            assert len(part) * size <= held_max
+            found += [(each.partition.partition, each.record.offset) for each in part]
+    assert sorted(found) == [(index, offset) for index in range(2) for offset in range(150)]
+    of_one = [offset for index, offset in found if index == 0]
+    assert of_one == sorted(of_one, reverse=newest_first)
+
+
+def test_a_range_beyond_the_messages_that_there_are_has_none_and_takes_no_time(
+    console: RunningConsole, orders: str
+) -> None:
+    page = console.get("messages", topic=orders, ranges=f"0:{10**17}:{10**18}")
+    assert (page["messages"], page["offsets"]) == ([], 0)
+    around = console.get("messages", topic=orders, count=500, ranges=f"0:-5:{10**18}")
+    assert around["messages"] == console.get("messages", topic=orders, count=500, partitions="0")["messages"]
+
+
+def test_the_newest_messages_come_first_and_older_ones_follow_without_a_gap(
+    console: RunningConsole, orders: str
+) -> None:
+    seen: list[tuple[int, int]] = []
+    ranges = ""
+    while True:
+        page = console.get("messages", topic=orders, count=40, ranges=ranges)
+        if not page["messages"]:
+            break
+        times = [each["timestamp"] for each in page["messages"]]
+        assert times == sorted(times, reverse=True)
+        seen += offsets(page["messages"])
+        left = {int(index): list(bounds) for index, bounds in page["ranges"].items()}
+        for index, bounds in left.items():
+            shown = [offset for partition, offset in offsets(page["messages"]) if partition == index]
+            bounds[1] = min([*shown, bounds[1]])
+        ranges = ",".join(f"{index}:{low}:{high}" for index, (low, high) in left.items())
+    assert sorted(seen) == [(partition, offset) for partition in range(3) for offset in range(100)]
+
+
+def test_messages_are_read_from_an_offset_and_from_a_time(console: RunningConsole, orders: str) -> None:
+    page = console.get("messages", topic=orders, order="oldest", partitions="1", **{"from": "95"})
+    assert offsets(page["messages"]) == [(1, offset) for offset in range(95, 100)]
+    moment = page["messages"][2]["timestamp"]
+    later = console.get("messages", topic=orders, order="oldest", partitions="1", **{"from": f"@{moment}"})
+    assert all(each["timestamp"] >= moment for each in later["messages"])
+    assert (1, 97) in offsets(later["messages"])
+    beyond = console.get("messages", topic=orders, order="oldest", **{"from": "@99999999999999"})
+    assert beyond["messages"] == []
+
+
+def test_bytes_that_are_no_text_come_as_base64_and_null_as_null(console: RunningConsole, orders: str) -> None:
+    def message(number: int) -> dict[str, Any]:
+        found: dict[str, Any] = console.get("message", topic=orders, partition=number % 3, offset=number // 3)
+        return found
+
+    assert message(7)["value"] == {"size": 10, "text": "plain text"}
+    assert base64.b64decode(message(8)["value"]["base64"]) == b"\xff\x00\x01binary"
+    assert message(9)["value"] is None
+    assert message(10)["key"] is None
+    assert message(0)["headers"] == [
+        ["trace", {"size": 3, "text": "t-0"}],
+        ["bytes", {"size": 2, "base64": "/v8="}],
+        ["none", None],
+    ]
+
+
+def test_a_long_value_is_cut_in_the_list_and_whole_when_it_is_opened(console: RunningConsole) -> None:
+    with Client(console.bootstrap) as client, Producer(client) as producer:
+        producer.send("long", ("ä" * 50_000).encode())
+    (listed,) = console.get("messages", topic="long")["messages"]
+    assert listed["value"]["cut"] is True
+    assert len(listed["value"]["text"]) < 10_000
+    opened = console.get("message", topic="long", partition=0, offset=0)
+    assert opened["value"] == {"size": 100_000, "text": "ä" * 50_000}
+
+
+def test_what_a_transaction_took_back_is_not_shown_unless_asked_for(console: RunningConsole) -> None:
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic("taken.back", partitions=1)
+        with TransactionalProducer(client, "console-test") as producer:
+            for value, keep in ((b"kept", True), (b"aborted", False)):
+                producer.begin()
+                producer.send("taken.back", value)
+                producer.flush()
+                producer.commit() if keep else producer.abort()
+    shown = console.get("messages", topic="taken.back")["messages"]
+    assert [each["value"]["text"] for each in shown] == ["kept"]
+    everything = console.get("messages", topic="taken.back", uncommitted=1)["messages"]
+    assert [each["value"]["text"] for each in everything] == ["aborted", "kept"]
+
+
+def test_what_cannot_be_is_said_in_words(console: RunningConsole, orders: str) -> None:
+    assert console.refusal("api/messages?topic=no-such-topic")[0] == 404
+    assert "0 to 2" in console.refusal(f"api/messages?topic={orders}&partitions=3")[1]
+    assert "place" in console.refusal(f"api/messages?topic={orders}&from=soon")[1]
+    assert "compaction or retention" not in console.refusal(f"api/message?topic={orders}&partition=0")[1]
+
+
+# ---- search ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("question", "numbers"),
+    [
+        ({"q": '"name-42"'}, {42}),
+        ({"q": "NAME-42", "ignore_case": 1}, {42, *()}),
+        ({"q": "NAME-42"}, set()),
+        ({"q": "key-17", "where": "key"}, {17, *range(170, 180)}),
+        ({"q": "key-17", "where": "value"}, set()),
+        ({"q": "t-299", "where": "header"}, {299}),
+        ({"q": "trace", "where": "header", "limit": 500}, set(range(300))),
+        ({"q": "^key-17$", "where": "key", "regex": 1}, {17}),
+        ({"q": "name-29[0-9]", "regex": 1}, set(range(290, 300))),
+        ({"q": "binary"}, {8}),
+        ({"q": "plain text", "where": "value"}, {7}),
+    ],
+    ids=lambda value: str(value.get("q")) if isinstance(value, dict) else "",
+)
+def test_a_search_finds_what_it_asks_for_and_nothing_else(
+    console: RunningConsole, orders: str, question: dict[str, Any], numbers: set[int]
+) -> None:
+    for order in ("newest", "oldest"):
+        found, end = searched(console, topic=orders, order=order, **question)
+        assert {each["offset"] * 3 + each["partition"] for each in found} == numbers
+        assert (end["why"], end["records"], end["matches"]) == ("end", 300, len(numbers))
+
+
+@pytest.mark.parametrize("order", ["newest", "oldest"])
+@pytest.mark.parametrize("count", [300, 9_000])
+def test_a_search_that_is_full_says_where_to_go_on_and_nothing_is_missed_or_found_twice(
+    console: RunningConsole, orders: str, order: str, count: int
+) -> None:
+    topic, question = orders, {"q": "trace", "where": "header"}
+    if count != 300:
+        topic, question = f"long.{order}", {"q": "match"}
+        with Client(console.bootstrap) as client:
+            Admin(client).create_topic(topic, partitions=3)
+            with Producer(client) as producer:
+                for number in range(count):
+                    producer.send(topic, b"match" if number % 7 == 0 else b"other", partition=number % 3)
+    found: list[dict[str, Any]] = []
+    left = ""
+    for _ in range(100):
+        part, end = searched(
+            console, topic=topic, order=order, limit=20 if count == 300 else 150, ranges=left, **question
+        )
+        found += part
+        left = end["left"]
+        if not left:
+            break
+    every = [number for number in range(count) if count == 300 or number % 7 == 0]
+    assert sorted(each["offset"] * 3 + each["partition"] for each in found) == every
+
+
+def test_the_newest_match_is_that_of_all_partitions(console: RunningConsole, orders: str) -> None:
+    found, _ = searched(console, topic=orders, q="trace", where="header", limit=30)
+    times = [each["timestamp"] for each in found]
+    assert times == sorted(times, reverse=True)
+    newest = console.get("messages", topic=orders, count=1)["messages"][0]
+    assert times[0] == newest["timestamp"]
+
+
+@pytest.mark.parametrize("codec", list(Codec), ids=lambda codec: codec.name)
+def test_one_message_is_found_among_many_whatever_compressed_them(console: RunningConsole, codec: Codec) -> None:
+    topic = f"hay.{codec.name.lower()}"
+    fill_with_hay(console, topic, batches=10, codec=codec)
+    found, end = searched(console, topic=topic, q="the needle")
+    assert [each["value"]["text"] for each in found] == ["here is the needle"]
+    assert end["records"] == end["total"] == 10_001
+
+
+def test_one_message_is_found_among_a_million(console: RunningConsole) -> None:
+    fill_with_hay(console, "hay.million", batches=1_000)
+    for order in ("newest", "oldest"):
+        found, end = searched(console, topic="hay.million", q="the needle", order=order)
+        assert [each["value"]["text"] for each in found] == ["here is the needle"]
+        assert end["records"] == end["total"] == 1_000_001
+        assert end["why"] == "end"
+
+
+def fill_with_hay(console: RunningConsole, topic: str, *, batches: int, codec: Codec = Codec.NONE) -> None:
+    """Batches of a thousand messages, encoded once, and one with the needle after a third of them."""
+    now_ms = 1_790_000_000_000
+    straws = [
+        Record(key=b"%d" % number, value=b'{"id": %d, "straw": "hay hay hay"}' % number, timestamp=now_ms)
+        for number in range(1_000)
+    ]
+    hay = PreparedRecords.of(straws)
+    needle = PreparedRecords.of([Record(key=b"n", value=b"here is the needle", timestamp=now_ms)])
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic(topic, partitions=2)
+        with Producer(client, ProducerOptions(codec=codec)) as producer:
+            for number in range(batches):
+                producer.send_prepared(TopicPartition(topic, number % 2), hay)
+                if number == batches // 3:
+                    producer.send_prepared(TopicPartition(topic, 1), needle)
+
+
+def test_a_pattern_that_cannot_be_read_is_refused_in_words(console: RunningConsole, orders: str) -> None:
+    with events(console, "search", topic=orders, q="(", regex=1) as stream:
+        event = next(stream)
+    assert event.name == "problem"
+    assert "pattern" in event.data["error"]
+
+
+def test_a_search_ends_when_its_reader_leaves_and_searches_have_a_limit(console: RunningConsole, orders: str) -> None:
+    """Each opened and left; were they not ended, the limit would be reached. Some are left before they begin."""
+    for turn in range(SEARCHES_MAX * 4):
+        try:
+            with events(console, "search", topic=orders, q="x") as stream:
+                if turn % 2:
+                    next(stream)
+        except urllib.error.HTTPError as error:  # those before are being ended
+            error.close()
+
+    def again() -> int:
+        try:
+            return int(searched(console, topic=orders, q='"name-5"')[1]["matches"])
+        except urllib.error.HTTPError as error:
+            error.close()
+            return 0
+
+    assert eventually(again) == 1
+
+
+def test_a_matcher_that_looks_around_asks_records_and_not_batches() -> None:
+    record = Record(key=b"a", value=b"b", headers=[("h", b"c")])
+    assert not Matcher("zz").may_be_in(b"a b c")
+    assert Matcher("^b$", pattern=True).may_be_in(b"a b c")
+    assert Matcher("^b$", pattern=True).matches(record)
+    assert not Matcher("^b$", pattern=True, where="key").matches(record)
+    assert Matcher("C", ignore_case=True, where="header").matches(record)
+    assert Matcher().matches(record)
+
+
+# ---- live tail ------------------------------------------------------------------------------------------------------
+
+
+def test_a_tail_shows_what_is_written_after_it_began(console: RunningConsole, orders: str) -> None:
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic("tailed", partitions=2)
+        with Producer(client) as producer:
+            producer.send("tailed", b"before")
+        with events(console, "tail", topic="tailed", q="wanted") as stream:
+            assert next(stream).name == "began"
+            with Producer(client) as producer:
+                producer.send("tailed", b"not this")
+                producer.send("tailed", b"wanted: this")
+            event = next(stream)
+    assert event.name == "messages"
+    assert [each["value"]["text"] for each in event.data["messages"]] == ["wanted: this"]
+
+
+def test_tails_have_a_limit_and_give_their_place_back(console: RunningConsole, orders: str) -> None:
+    opened = []
+    try:
+        for _ in range(TAILS_MAX):
+            context = events(console, "tail", topic=orders)
+            stream = context.__enter__()
+            opened.append(context)
+            assert next(stream).name == "began"
+        status, words = console.refusal(f"live/tail?topic={orders}")
+        assert status == 503
+        assert str(TAILS_MAX) in words
+    finally:
+        for context in opened:
+            context.__exit__(None, None, None)
+
+    def again() -> bool:
+        try:
+            with events(console, "tail", topic=orders) as stream:
+                return next(stream).name == "began"
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
+
+    eventually(again)
+
+
+def test_a_flood_is_counted_and_not_all_of_it_is_shown(console: RunningConsole) -> None:
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic("flood", partitions=1)
+        with events(console, "tail", topic="flood") as stream:
+            assert next(stream).name == "began"
+
+            def flood() -> None:
+                with Client(console.bootstrap) as own, Producer(own) as producer:
+                    for number in range(20_000):
+                        producer.send("flood", b"%d" % number)
+
+            thread = threading.Thread(target=flood)
+            thread.start()
+            shown = skipped = 0
+            while shown + skipped < 20_000:
+                event = next(stream)
+                shown += len(event.data["messages"])
+                skipped += event.data["skipped"]
+            thread.join()
+    assert shown < 10_000
+    assert shown + skipped == 20_000
+
+
+# ---- export ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_export_has_every_message_that_was_selected(console: RunningConsole, orders: str) -> None:
+    lines = [json.loads(line) for line in exported(console, topic=orders, format="jsonl").splitlines()]
+    assert sorted((each["partition"], each["offset"]) for each in lines) == [
+        (partition, offset) for partition in range(3) for offset in range(100)
+    ]
+    by_number = {each["offset"] * 3 + each["partition"]: each for each in lines}
+    assert base64.b64decode(by_number[8]["value_base64"]) == b"\xff\x00\x01binary"
+    assert by_number[9]["value"] is None
+    assert by_number[0]["headers"][1] == ["bytes", {"base64": "/v8="}]
+    some = exported(console, topic=orders, format="jsonl", q="name-29", where="value").splitlines()
+    assert len(some) == 11
+
+
+def test_an_export_as_csv_has_no_formulas(console: RunningConsole) -> None:
+    with Client(console.bootstrap) as client, Producer(client) as producer:
+        for value in (b'=HYPERLINK("x")', b"-1.5", b"@x", b'with "quotes", and\nlines'):
+            producer.send("formulas", value)
+    rows = list(csv.DictReader(io.StringIO(exported(console, topic="formulas", format="csv").decode(), newline="")))
+    assert [row["value"] for row in rows] == ['\'=HYPERLINK("x")', "-1.5", "'@x", 'with "quotes", and\nlines']
+    assert console.refusal("api/export?topic=formulas&format=xml")[0] == 400
+
+
+# ---- produce --------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_is_produced_as_it_was_given(console: RunningConsole) -> None:
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic("made", partitions=3)
+    headers = [["a", "b"], ["c", {"base64": "/v8="}], ["d", None]]
+    sent = console.post("produce", topic="made", key="k", value={"base64": "AAH/"}, partition=2, headers=headers)
+    assert sent == {"sent": 1, "at": [{"partition": 2, "offset": 0}]}
+    found = console.get("message", topic="made", partition=2, offset=0)
+    assert (found["key"]["text"], found["value"]["base64"]) == ("k", "AAH/")
+    assert [each[1] and each[1].get("text", each[1].get("base64")) for each in found["headers"]] == ["b", "/v8=", None]
+
+
+def test_a_template_makes_messages_that_differ(console: RunningConsole) -> None:
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic("templated", partitions=1)
+    value = '{"n": {{n}}, "id": "{{uuid}}", "at": "{{now}}", "other": "{{other}}"}'
+    console.post("produce", topic="templated", value=value, key="{{n}}", template=True, count=3)
+    made = [each["value"]["text"] for each in console.get("messages", topic="templated", order="oldest")["messages"]]
+    parsed = [json.loads(text) for text in made]
+    assert [each["n"] for each in parsed] == [1, 2, 3]
+    assert len({each["id"] for each in parsed}) == 3
+    assert parsed[0]["other"] == "{{other}}"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"topic": ""}, "no topic"),
+        ({"topic": "made", "count": 0}, "count"),
+        ({"topic": "made", "count": 10**9}, "count"),
+        ({"topic": "made", "value": 5}, "value"),
+        ({"topic": "made", "value": {"base64": "!"}}, "base64"),
+        ({"topic": "made", "value": "\ud800"}, "surrogate"),
+    ],
+)
+def test_a_message_that_makes_no_sense_is_refused(console: RunningConsole, body: dict[str, Any], words: str) -> None:
+    with Client(console.bootstrap) as client:
+        if "made" not in [each.name for each in client.topics()]:
+            Admin(client).create_topic("made", partitions=3)
+    assert words in console.refusal("api/produce", data=json.dumps(body).encode())[1]
+
+
+def test_records_that_retention_removes_are_passed_over(console: RunningConsole) -> None:
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic("trimmed", partitions=1)
+        with Producer(client) as producer:
+            for number in range(50):
+                producer.send("trimmed", b"%d" % number)
+        Admin(client).delete_records({TopicPartition("trimmed", 0): 40})
+    found, end = searched(console, topic="trimmed", ranges="0:0:50", q="4", limit=50)
+    assert {each["offset"] for each in found} == set(range(40, 50))
+    assert end["why"] == "end"

@@ -1,0 +1,127 @@
+"""Queues: what waits in them is looked at and not taken, and dead letters go back where they came from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from headrace import testing
+from headrace.client import Client, Queues
+from headrace.testing import TestBroker
+from tests.console.browser import Chromium
+from tests.console.conftest import RunningConsole, console_server
+from tests.console.test_groups import hash_of
+from tests.console.world import channel_to, with_dead_letters
+from tests.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[TestBroker]:
+    with testing.broker(settings={"amqp": "127.0.0.1:0"}) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def console(broker: TestBroker) -> Iterator[RunningConsole]:
+    with console_server(broker.bootstrap) as running:
+        yield running
+
+
+def ready(broker: TestBroker, queue: str) -> int:
+    with Client(broker.bootstrap) as client:
+        return Queues(client).describe(queue).ready
+
+
+def test_messages_are_shown_with_why_they_died_and_stay(
+    broker: TestBroker, console: RunningConsole, unique: Callable[[str], str]
+) -> None:
+    work, dead = unique("work"), unique("dead")
+    with_dead_letters(broker.amqp_url, work, dead, 3)
+    found = console.get("queue/messages", name=dead)["messages"]
+    assert [json.loads(each["body"]) for each in found] == [{"order": 0}, {"order": 1}, {"order": 2}]
+    assert found[0]["died"] == {"reason": "rejected", "queue": work}
+    assert [each["offset"] for each in console.get("queue/messages", name=dead, q='"order": 1')["messages"]] == [1]
+    assert ready(broker, dead) == 3
+    listed = eventually(lambda: console.get("queues", q=dead)["rows"])
+    assert (listed[0]["ready"], listed[0]["unacknowledged"]) == (3, 0)
+
+
+def test_bindings_over_several_exchanges_are_found(
+    broker: TestBroker, console: RunningConsole, unique: Callable[[str], str]
+) -> None:
+    first, second, queue = unique("first"), unique("second"), unique("queue")
+    with channel_to(broker.amqp_url) as channel:
+        channel.exchange_declare(first, "fanout")
+        channel.exchange_declare(second, "topic")
+        channel.exchange_bind(second, first, "any")
+        channel.queue_declare(queue, durable=True, arguments={"x-max-length": 10})
+        channel.queue_bind(queue, second, "order.#")
+    found = console.get("queue", name=queue)
+    links = {(each["source"], each["destination"], each["key"]) for each in found["routes"]["links"]}
+    assert {(first, second, "any"), (second, queue, "order.#")} <= links
+    assert {first: "fanout", second: "topic"}.items() <= {
+        each["name"]: each["kind"] for each in found["routes"]["exchanges"]
+    }.items()
+    assert found["arguments"] == {"x-max-length": 10}
+
+
+def test_one_message_or_all_dead_letters_are_redriven_and_others_dropped(
+    broker: TestBroker, console: RunningConsole, unique: Callable[[str], str]
+) -> None:
+    work, dead = unique("work"), unique("dead")
+    with_dead_letters(broker.amqp_url, work, dead, 5)
+    with channel_to(broker.amqp_url) as channel:
+        channel.basic_publish("", dead, b"was never dead")
+    chosen = console.get("queue/messages", name=dead)["messages"][1]
+    assert console.post("queue/redrive", name=dead, messages=[[chosen["lane"], chosen["offset"]]])["moved"] == 1
+    assert (ready(broker, work), ready(broker, dead)) == (1, 5)
+    first = console.get("queue/messages", name=dead)["messages"][0]
+    assert console.post("queue/drop", name=dead, messages=[[first["lane"], first["offset"]]])["moved"] == 1
+    assert console.post("queue/redrive", name=dead, messages="dead")["moved"] == 3
+    assert (ready(broker, work), ready(broker, dead)) == (4, 1)
+    with channel_to(broker.amqp_url) as channel:
+        bodies = [json.loads(channel.basic_get(work, auto_ack=True)[2]) for _ in range(4)]
+    assert bodies == [{"order": 1}, {"order": 2}, {"order": 3}, {"order": 4}]
+
+
+def test_a_purge_needs_the_name_and_what_is_no_place_is_refused(
+    broker: TestBroker, console: RunningConsole, unique: Callable[[str], str]
+) -> None:
+    work, dead = unique("work"), unique("dead")
+    with_dead_letters(broker.amqp_url, work, dead, 2)
+    for path, body in (
+        ("api/queue/purge", {"name": dead, "confirm": "yes"}),
+        ("api/queue/purge", {"confirm": dead}),
+        ("api/queue/redrive", {"name": dead, "messages": [["0", 0]]}),
+        ("api/queue/redrive", {"name": dead}),
+    ):
+        assert console.refusal(path, data=json.dumps(body).encode())[0] == 400
+    assert ready(broker, dead) == 2
+    assert console.post("queue/purge", name=dead, confirm=dead) == {"purged": 2}
+    assert ready(broker, dead) == 0
+
+
+def test_a_person_redrives_dead_letters_and_hostile_names_stay_text(
+    broker: TestBroker, console: RunningConsole, chromium: Chromium, unique: Callable[[str], str]
+) -> None:
+    work, dead = unique("<img src=x onerror=boom()>"), unique("dead</script><script>boom()</script>")
+    with_dead_letters(broker.amqp_url, work, dead, 3)
+    with chromium.tab() as tab:
+        tab.open(console.url)
+        tab.wait("location.search === '' && document.querySelector('main h1')")
+        tab.value(f"location.hash = {json.dumps(hash_of('queues', dead))}")
+        tab.wait("document.querySelectorAll('.queue-message').length === 3")
+        tab.wait("document.querySelector('.flow')")
+        tab.click(".queue-message input")
+        tab.click("button", "Redrive chosen")
+        tab.click("dialog button[type=submit]", "Redrive")
+        tab.wait("document.querySelectorAll('.queue-message').length === 2")
+        assert (ready(broker, work), ready(broker, dead)) == (1, 2)
+        tab.click("button", "Redrive all dead letters")
+        tab.click("dialog button[type=submit]", "Redrive all")
+        tab.wait_for_text("The queue is empty.")
+        assert (ready(broker, work), ready(broker, dead)) == (3, 0)
+        assert tab.value("document.querySelectorAll('main img, main script').length") == 0
+        assert tab.errors() == []

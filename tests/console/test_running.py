@@ -1,0 +1,283 @@
+"""Captures, pipelines and dashboards, from state records as real runs have published them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from headrace.client import Client, Producer, StatePublisher
+from tests.console.browser import Chromium, Tab
+from tests.console.conftest import SCREENSHOTS, RunningConsole
+from tests.console.test_browser import THEMES
+from tests.console.test_groups import show
+from tests.console.world import committed, produced, publish, recorded
+from tests.waiting import eventually
+
+HOSTILE = "<img src=x onerror=boom()>"
+DEFINED = {"state": "defined", "heartbeat_ms": 0}
+
+
+@pytest.fixture
+def publisher(console: RunningConsole) -> Iterator[StatePublisher]:
+    with StatePublisher(console.bootstrap) as publisher:
+        yield publisher
+
+
+def listed(console: RunningConsole, page: str, name: str) -> Any:
+    return next((row for row in console.get(page, q=name)["rows"] if row["name"] == name), None)
+
+
+# ---- pipelines and captures ----------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_is_shown_with_its_graph_its_batches_and_its_results(
+    tab: Tab, console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str]
+) -> None:
+    name, topic = unique("revenue"), unique("results")
+    produced(
+        console.bootstrap, topic, [{"shop": "north", "amount": "12.50"}, {"shop": HOSTILE, "amount": "7"}, b"no json"]
+    )
+    record = recorded()["pipeline/revenue"]
+    publish(publisher, record, name=name, details={**record.details, "results_topic": topic})
+    eventually(lambda: listed(console, "pipelines", name))
+    show(tab, "pipelines", name)
+    tab.wait("document.querySelectorAll('.flow-node').length === 3")
+    for text in ("windows", "payments", "topic revenue", "holds it back", "Batch time by phase", HOSTILE):
+        tab.wait(f"document.querySelector('main').textContent.includes({json.dumps(text)})")
+    assert tab.value("document.querySelectorAll('.flow-link.moving').length") == 2
+    assert tab.value("document.querySelectorAll('rect.bar').length") > 10
+    assert "/s" in tab.value("document.querySelector('.flow-label').textContent")
+    tab.wait_for_text("1 records are no JSON objects")
+    tab.click("button", "Chart")
+    tab.wait("document.querySelector('.pad path.line')")
+    assert tab.value("document.querySelectorAll('main img').length") == 0
+
+
+def test_records_that_somebody_made_up_do_not_stop_the_console_from_looking(
+    console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str]
+) -> None:
+    odd, sound = unique("odd"), unique("sound")
+    record = {"format": 1, "kind": "pipeline", "name": odd, "at_ms": time.time_ns() // 1_000_000, "pid": 1}
+    huge = {"lag": 10**400, "events": 10**400, "rows_per_s": 1}
+    with Client(console.bootstrap) as client, Producer(client) as producer:
+        for key, value in ((odd, json.dumps({**record, "details": huge})), (unique("deep"), "[" * 100_000)):
+            producer.send("__headrace_state", value.encode(), key=f"pipeline/{key}".encode(), partition=0)
+    eventually(lambda: listed(console, "pipelines", odd))
+    publish(publisher, recorded()["pipeline/revenue"], name=sound)
+    eventually(lambda: listed(console, "pipelines", sound))
+
+
+def test_a_pipeline_that_was_killed_is_lost_and_can_be_forgotten(
+    tab: Tab, console: RunningConsole, unique: Callable[[str], str]
+) -> None:
+    name = unique("mortal")
+    program = (
+        "import sys, time\n"
+        "from headrace.client import StatePublisher\n"
+        "publisher = StatePublisher(sys.argv[1])\n"
+        "while True:\n"
+        "    publisher.publish('pipeline', sys.argv[2], state='running', details={'rows_per_s': 9}, heartbeat_ms=100)\n"
+        "    time.sleep(0.05)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, console.bootstrap, name]) as child:
+        try:
+            row = eventually(lambda: listed(console, "pipelines", name))
+            assert (row["state"], row["alive"], row["rows_per_s"]) == ("running", True, 9)
+            body = json.dumps({"name": name}).encode()
+            assert console.refusal("api/pipeline/forget", data=body) == (400, f"pipeline {name!r} runs")
+        finally:
+            child.send_signal(signal.SIGKILL)
+    row = eventually(lambda: listed(console, "pipelines", name), lambda row: row["state"] == "lost", pause_s=0.1)
+    assert "no sign of life for" in row["error"]
+    assert row["rows_per_s"] is None, "what it said last is not so any more"
+    rates = eventually(
+        lambda: console.get("pipeline", name=name)["charts"]["rows"]["series"][0]["values"],
+        lambda each: each[-1] is None,
+    )
+    assert 9 in rates, "the chart shows what it did before"
+    alarms = console.get("overview")["alarms"]
+    assert [each["level"] for each in alarms if each["title"] == f"Pipeline {name} is lost"] == ["error"]
+    show(tab, "pipelines", name)
+    tab.wait_for_text("it was killed, or its machine is away")
+    tab.click("button", "Forget")
+    tab.click("dialog button[type=submit]", "Forget")
+    tab.wait("location.hash === '#/pipelines'")
+    eventually(lambda: listed(console, "pipelines", name) is None)
+
+
+def test_a_capture_is_shown_with_its_tables_and_its_last_error(
+    tab: Tab, console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str]
+) -> None:
+    name = unique("shop")
+    record = recorded()["capture/shop"]
+    tables = {**record.details["tables"], "orders": {"done": False, "rows": 250, "expected": 1000, "rows_per_s": 50}}
+    details = {**record.details, "tables": tables, "lag_ms": 1500, "health": "behind", "advice": "make it faster"}
+    publish(publisher, record, name=name, details=details)
+    row = eventually(lambda: listed(console, "captures", name))
+    assert (row["tables"], row["tables_done"], row["lag_ms"]) == (2, 1, 1500)
+    show(tab, "captures", name)
+    for text in ("25 % of about 1,000, 15 s left", "1.5 s", "make it faster", "sqlite:///"):
+        tab.wait_for_text(text)
+    publish(publisher, record, name=name, details=details, state="failed", error=f"no slot {HOSTILE}", ended=True)
+    tab.wait_for_text(f"no slot {HOSTILE}")
+    assert tab.value("document.querySelectorAll('main img').length") == 0
+
+
+def test_what_others_wrote_into_the_topic_is_shown_as_far_as_it_is_text(
+    console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str]
+) -> None:
+    name, topic = unique("half"), unique("results")
+    produced(console.bootstrap, topic, [b'{"text": "\\ud800", "number": NaN}'])
+    details = {"results_topic": topic, "origin": "\ud800", "graph": 7, "batches": "x", "nodes": None}
+    publisher.publish("pipeline", name, state="running", details=details)
+    eventually(lambda: listed(console, "pipelines", name))
+    found = console.get("pipeline", name=name)
+    assert (found["origin"], found["graph"]["nodes"], found["batches"], found["nodes"]) == ("\ufffd", [], [], {})
+    assert console.get("pipeline/results", name=name)["rows"][0]["values"] == ["\ufffd", "NaN"]
+
+
+def test_a_name_that_never_reported_is_said_to_be_unknown(console: RunningConsole) -> None:
+    for page in ("pipeline", "capture", "dashboard"):
+        status, told = console.refusal(f"api/{page}?name=nobody")
+        assert (status, told) == (404, f"no {page} 'nobody' has reported")
+
+
+# ---- dashboards ----------------------------------------------------------------------------------------------------
+
+
+def data_of(console: RunningConsole, name: str) -> Any:
+    eventually(lambda: any(each["name"] == name for each in console.get("dashboards")["dashboards"]))
+    return console.get("dashboard", name=name)
+
+
+def test_a_line_has_a_series_for_each_value_and_the_newest_of_a_time_counts(
+    console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str]
+) -> None:
+    topic, name = unique("revenue"), unique("Revenue")
+    first = datetime(2026, 1, 31, 10, 0, tzinfo=UTC)
+    rows = [
+        {"at": (first + timedelta(minutes=n)).isoformat(), "shop": shop, "sum": f"{n}.5"}
+        for n in (1, 0)
+        for shop in "ab"
+    ]
+    again = {"at": first.isoformat(), "shop": "a", "sum": 9}
+    produced(console.bootstrap, topic, [*rows, again, {"at": None, "shop": "a", "sum": 1}, b"\xff", {"other": 1}])
+    details = {"topic": topic, "kind": "line", "x": "at", "y": ["sum"], "series": "shop"}
+    publisher.publish("dashboard", name, details=details, **DEFINED)
+    found = data_of(console, name)
+    at_ms = round(first.timestamp() * 1000)
+    assert found["x_kind"] == "time"
+    assert found["lines"] == [
+        {"name": "a", "points": [[at_ms, 9.0], [at_ms + 60_000, 1.5]]},
+        {"name": "b", "points": [[at_ms, 0.5], [at_ms + 60_000, 1.5]]},
+    ]
+    assert found["unreadable"] == 1
+
+
+def test_a_view_counts_the_newest_record_of_every_key_and_captured_changes_are_rows(
+    console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str]
+) -> None:
+    topic, name = unique("sellers"), unique("Best sellers")
+    produced(
+        console.bootstrap,
+        topic,
+        [{"product": "cup", "sold": 1}, {"op": "u", "before": None, "after": {"product": "pot", "sold": 5}}],
+    )
+    produced_again(
+        console.bootstrap, topic, {b"0": {"product": "cup", "sold": 9}, b"2": {"product": "tray", "sold": 3}}
+    )
+    produced_again(console.bootstrap, topic, {b"2": None})
+    details = {"topic": topic, "kind": "bar", "x": "product", "y": ["sold"], "by_key": True}
+    publisher.publish("dashboard", name, details=details, **DEFINED)
+    found = data_of(console, name)
+    assert found["lines"] == [{"name": "sold", "points": [["cup", 9.0], ["pot", 5.0]]}]
+    publisher.publish("dashboard", name, details={"topic": topic, "kind": "table", "by_key": True}, **DEFINED)
+    table = eventually(lambda: console.get("dashboard", name=name), lambda each: each["kind"] == "table")
+    assert table["columns"] == ["product", "sold"]
+    assert sorted(table["rows"]) == [["cup", 9], ["pot", 5]]
+
+
+def produced_again(bootstrap: str, topic: str, values: dict[bytes, Any]) -> None:
+    with Client(bootstrap) as client, Producer(client) as producer:
+        for key, value in values.items():
+            producer.send(topic, None if value is None else json.dumps(value).encode(), key=key)
+
+
+@pytest.mark.parametrize(
+    "details", [{}, {"topic": ""}, {"topic": 7, "last": "x", "y": 3}, {"kind": "<b>", "topic": "no such topic"}]
+)
+def test_a_definition_that_makes_no_sense_harms_nobody(
+    console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str], details: dict[str, Any]
+) -> None:
+    name = unique("odd")
+    publisher.publish("dashboard", name, details=details, **DEFINED)
+    shown = eventually(lambda: [each for each in console.get("dashboards")["dashboards"] if each["name"] == name])
+    assert shown[0]["kind"] == "table"
+    assert shown[0]["last"] == 500
+    publisher.remove("dashboard", name)
+    eventually(lambda: all(each["name"] != name for each in console.get("dashboards")["dashboards"]))
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_every_page_of_what_runs_looks_as_it_should(
+    chromium: Chromium, console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str], theme: str
+) -> None:
+    """Screenshots go to build/screenshots, to be looked at. Nothing is wider than the screen."""
+    group, topic = unique("billing"), unique("orders")
+    minutes = [f"2026-01-31T10:{n:02}:00Z" for n in range(15)]
+    rows = [{"window_start": each, "shop": shop, "amount": n} for n, each in enumerate(minutes) for shop in "ab"]
+    produced(console.bootstrap, topic, rows)
+    committed(console.bootstrap, group, topic, [20])
+    for record in recorded().values():
+        publish(publisher, record, details={**record.details, "topic": topic})
+    dark, width, height = THEMES[theme]
+    places = {
+        f"groups/{group}": "10 behind",
+        "groups": group,
+        "queues": "No queues yet",
+        "captures/shop": "customers",
+        "captures": "shop",
+        "pipelines/paid": "join of two streams",
+        "pipelines": "revenue",
+        "dashboards": "newest 30 records",
+    }
+    with chromium.tab(dark=dark, width=width, height=height) as tab:
+        tab.open(console.url)
+        tab.wait("location.search === '' && document.querySelector('main h1')")
+        for place, text in places.items():
+            tab.value(f"location.hash = '#/{place}'")
+            tab.wait(f"document.querySelector('main').textContent.includes({json.dumps(text)})")
+            assert tab.value("document.documentElement.scrollWidth <= innerWidth"), f"{place} is too wide"
+            tab.screenshot(SCREENSHOTS / f"{place.partition('/')[0]}{'-one' if '/' in place else ''}-{theme}.png")
+        assert tab.errors() == []
+
+
+def test_dashboards_are_drawn_and_follow_their_topics(
+    tab: Tab, console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str]
+) -> None:
+    topic, name = unique("numbers"), unique(f"Numbers {HOSTILE}")
+    produced(console.bootstrap, topic, [{"n": n, "text": HOSTILE} for n in range(20)])
+    kinds = {"line": {"x": "n", "y": ["n"]}, "bar": {"x": "text", "y": ["n"]}, "number": {"y": ["n"]}, "table": {}}
+    for kind, fields in kinds.items():
+        details = {"topic": topic, "kind": kind, "unit": "€", "refresh_s": 1, **fields}
+        publisher.publish("dashboard", f"{name} {kind}", details=details, **DEFINED)
+    tab.value("location.hash = '#/dashboards'")
+    titled = json.dumps(f"{name} number")
+    card = f"[...document.querySelectorAll('.dashboard')].find(e => e.textContent.includes({titled}))"
+    tab.wait(f"({card})?.textContent.includes('19')")
+    for kind, part in (("line", "path.line"), ("bar", "rect.bar"), ("table", "td")):
+        own = (
+            f"[...document.querySelectorAll('.dashboard.{kind}')].find(e => e.textContent.includes({json.dumps(name)}))"
+        )
+        tab.wait(f"({own})?.querySelector('{part}')")
+    produced_again(console.bootstrap, topic, {b"20": {"n": 4711}})
+    tab.wait(f"({card})?.textContent.includes('4,711')")
+    assert tab.value("document.querySelectorAll('main img').length") == 0

@@ -1,0 +1,164 @@
+"""What the console samples, keeps and warns of."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from headrace.client import Admin, Client, Groups, Producer, TopicPartition
+from headrace.console.alarms import alarms, forecast
+from headrace.console.history import History
+from headrace.console.limits import COARSE_S, FINE_POINTS, SERIES_MAX
+from headrace.console.pool import ClientPool
+from headrace.console.sampler import Sampler
+from headrace.console.snapshot import ClusterSnapshot, DiskFigures, GroupFigures, TopicFigures
+from headrace.testing import broker
+from tests.console.conftest import RunningConsole
+from tests.waiting import eventually
+
+NOW_S = 1_800_000_000.0
+
+
+def test_a_chart_has_the_seconds_that_were_asked_for_and_nothing_where_nothing_was_sampled() -> None:
+    history = History()
+    for second in range(100):
+        history.add(NOW_S + second, {"in": float(second)} if second % 2 else {})
+    chart = history.chart({"written": "in", "gone": "no such series"}, NOW_S + 99, 10)
+    assert chart["times"] == [round((NOW_S + second) * 1000) for second in range(89, 100)]
+    assert chart["series"][0] == {
+        "name": "written",
+        "values": [float(second) if second % 2 else None for second in range(89, 100)],
+    }
+    assert set(chart["series"][1]["values"]) == {None}
+
+
+def test_a_day_is_kept_by_the_half_minute_as_means_and_no_more_than_a_day() -> None:
+    history = History()
+    for second in range(0, 90_000, 10):
+        history.add(NOW_S + second, {"in": 3.0 if second % 20 else 1.0})
+    chart = history.chart({"in": "in"}, NOW_S + 90_000, 86_400)
+    values = chart["series"][0]["values"]
+    assert len(values) <= 400
+    assert all(math.isclose(value, 2.0, abs_tol=0.4) for value in values)
+    assert chart["times"][0] >= (NOW_S + 90_000 - 86_400 - COARSE_S * 10) * 1000
+
+
+def test_series_are_forgotten_with_their_topics_and_have_a_limit() -> None:
+    history = History()
+    history.add(NOW_S, {f"in/{number}": 1.0 for number in range(SERIES_MAX + 50)})
+    assert history.mean(f"in/{SERIES_MAX + 49}", NOW_S, 10) + history.mean("in/0", NOW_S, 10) <= 2.0
+    known = sum(history.mean(f"in/{number}", NOW_S, 10) for number in range(0, SERIES_MAX + 50, 50))
+    assert known <= SERIES_MAX / 50 + 1
+    history.keep_only({"in/7"})
+    assert history.mean("in/8", NOW_S, FINE_POINTS) == 0.0
+
+
+def test_rates_lag_and_sizes_come_from_two_looks_at_the_broker() -> None:
+    with broker() as server, Client(server.bootstrap) as client:
+        Admin(client).create_topic("watched", partitions=2)
+        history = History()
+        sampler = Sampler(ClientPool(server.bootstrap), history)
+        sampler.sample(client, NOW_S)
+        with Producer(client) as producer:
+            for number in range(100):
+                producer.send("watched", b"x" * 100, partition=number % 2)
+        Groups(client).commit("slow", {TopicPartition("watched", 0): 10})
+        sampler.sample(client, NOW_S + 10)
+        Groups(client).commit("slow", {TopicPartition("watched", 0): 40})
+        sampler.sample(client, NOW_S + 20)
+        sampler.sample(client, NOW_S + 30)
+    seen = sampler.snapshot
+    assert seen.topics["watched"].messages == 100
+    assert seen.topics["watched"].size == sum(seen.sizes.values()) > 10_000
+    assert history.recent("in/watched", NOW_S + 30, 30) == [(NOW_S + 10, 10.0), (NOW_S + 20, 0.0), (NOW_S + 30, 0.0)]
+    assert seen.groups["slow"].lag == 10
+    assert history.recent("lag/slow", NOW_S + 30, 30) == [(NOW_S + 10, 40.0), (NOW_S + 20, 10.0), (NOW_S + 30, 10.0)]
+    assert history.recent("out/slow", NOW_S + 30, 30) == [(NOW_S + 10, 0.0), (NOW_S + 20, 3.0), (NOW_S + 30, 0.0)]
+    assert seen.disk is not None
+    assert 0 < seen.disk.usable < seen.disk.total
+
+
+def test_a_broker_that_goes_away_is_said_and_found_again(console: RunningConsole) -> None:
+    with broker() as server:
+        pool = ClientPool(server.bootstrap)
+        sampler = Sampler(pool, History())
+        sampler.start()
+        try:
+            eventually(lambda: sampler.snapshot.taken_s > 0 and not sampler.snapshot.problem)
+            server.stop()
+            eventually(lambda: sampler.snapshot.problem)
+            (alarm,) = alarms(sampler.snapshot, History(), time.time())
+            assert alarm["title"] == "The broker does not answer"
+            server.start()
+            eventually(lambda: not sampler.snapshot.problem)
+        finally:
+            sampler.stop()
+            pool.close()
+
+
+def topic(name: str, **figures: int) -> TopicFigures:
+    given = {"partitions": 1, "replicas": 1, "leaderless": 0, "behind": 0, **figures}
+    return TopicFigures(name=name, internal=False, **given)
+
+
+def test_alarms_name_what_is_wrong_and_what_to_do_and_errors_come_first() -> None:
+    snapshot = ClusterSnapshot(
+        taken_s=NOW_S,
+        topics={each.name: each for each in (topic("a", behind=1), *(topic(f"b{n}", leaderless=1) for n in range(5)))},
+        disk=DiskFigures(total=1000, usable=80),
+    )
+    found = alarms(snapshot, History(), NOW_S)
+    assert [(each["level"], each["title"]) for each in found] == [
+        ("error", "Partitions without a leader"),
+        ("warning", "Replicas are not in sync"),
+        ("warning", "The disk is filling up"),
+    ]
+    assert "b0, b1, b2 and 2 more topics" in found[0]["text"]
+    assert "headrace log verify" in found[0]["text"]
+    assert "retention" in found[2]["text"]
+
+
+def test_a_disk_that_fills_up_is_forecast_and_one_that_does_not_is_steady() -> None:
+    shrinking, steady = History(), History()
+    for second in range(0, 600, 5):
+        shrinking.add(NOW_S + second, {"free": 100_000.0 - 10 * second})
+        steady.add(NOW_S + second, {"free": 100_000.0})
+    snapshot = ClusterSnapshot(taken_s=NOW_S, disk=DiskFigures(total=200_000, usable=94_000))
+    expected = forecast(snapshot, shrinking, NOW_S + 600)
+    assert expected.state == "shrinks"
+    assert expected.full_in_s is not None
+    assert math.isclose(expected.full_in_s, 9_400, rel_tol=0.01)
+    assert forecast(snapshot, steady, NOW_S + 600).state == "steady"
+    assert forecast(snapshot, History(), NOW_S).state == "unknown"
+    assert [each["title"] for each in alarms(snapshot, shrinking, NOW_S + 600)] == ["The disk is filling up"]
+    assert alarms(snapshot, steady, NOW_S + 600) == []
+
+
+def test_a_group_that_only_falls_behind_is_an_alarm_and_one_that_catches_up_is_not() -> None:
+    history = History()
+    for second in range(0, 300, 5):
+        history.add(NOW_S + second, {"lag/slow": 1_000.0 + 10 * second, "lag/fast": 9_000.0 - 10 * second})
+    groups = {
+        "slow": GroupFigures(name="slow", state="Stable", kind="classic", lag=4_000),
+        "fast": GroupFigures(name="fast", state="Stable", kind="classic", lag=6_000),
+    }
+    found = alarms(ClusterSnapshot(taken_s=NOW_S, groups=groups), history, NOW_S + 300)
+    assert [each["title"] for each in found] == ["Group slow falls behind"]
+    empty = {"slow": GroupFigures(name="slow", state="Empty", kind="classic", lag=4_000)}
+    (alarm,) = alarms(ClusterSnapshot(taken_s=NOW_S, groups=empty), history, NOW_S + 300)
+    assert "no members" in alarm["text"]
+
+
+def test_the_overview_shows_what_flows(console: RunningConsole, orders: str) -> None:
+    def look() -> float:
+        with Client(console.bootstrap) as client, Producer(client) as producer:
+            for _ in range(50):
+                producer.send("flowing", b"x")
+        return float(console.get("overview")["in"])
+
+    assert eventually(look) > 0
+    seen = console.get("overview", range=300)
+    assert seen["messages"] >= 300
+    assert {"flowing", orders} <= {each["name"] for each in seen["busiest"]} | {orders}
+    assert seen["charts"]["flow"]["series"][0]["name"] == "in"
+    assert seen["disk"]["total"] > 0
