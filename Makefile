@@ -18,7 +18,7 @@ SPARK_KILLS ?= 50
 # on Spark, has the machine for itself.
 WORKERS      ?= 2
 BY_TEST      := tests/architecture tests/unit tests/properties
-BY_FILE      := tests/capture tests/sinks tests/sourcing tests/docs
+BY_FILE      := tests/capture tests/console tests/sinks tests/sourcing tests/docs
 BY_PROTOCOL  := tests/amqp tests/differential tests/interop tests/servers
 SHORT        := "not (spark and slow)"
 
@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check $(CHECKS) format test test-all test-spark test-cluster explore demo bench nexmark chaos docs clean
+.PHONY: help setup check $(CHECKS) format test test-all test-spark test-cluster explore demo bench nexmark chaos docs site screenshot clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,7 @@ chaos: $(STAMP) ## for hours: kill -9 under load with a checker (the broker KILL
 	$(BIN)/python -m tests.chaos.run --kills $(KILLS)
 	$(BIN)/python -m tests.chaos.run --kills $(FAULTS) --faults all --session-ms 45000
 	$(BIN)/python -m tests.chaos.damage --cases $(DAMAGES)
+	$(BIN)/python -m tests.amqp.kills --kills $(KILLS)
 	$(BIN)/python -m tests.amqp.move_kills --kills $(KILLS)
 	$(BIN)/python -m tests.chaos.spark --kills $(SPARK_KILLS)
 	$(BIN)/python -m tests.capture.kills --kills $(KILLS)
@@ -119,5 +120,12 @@ chaos: $(STAMP) ## for hours: kill -9 under load with a checker (the broker KILL
 docs: $(STAMP) ## write the parts of docs/ that are printed from the code
 	$(BIN)/python docs/generate.py
 
+site: $(STAMP) ## build docs/ as a site into build/site; a broken link or anchor fails
+	$(BIN)/python docs/stage_site.py
+	$(BIN)/zensical build --strict
+
+screenshot: $(STAMP) ## take the picture of the console that the README shows; needs Chromium
+	$(BIN)/python docs/screenshot.py
+
 clean: ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .cache build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

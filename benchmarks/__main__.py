@@ -40,8 +40,10 @@ def of_spark(name: str) -> Callable[..., list[Figure]]:
 ALONE: dict[str, Callable[..., list[Figure]]] = {
     "capture": capture.run,
     "codec": codec.run,
+    "patterns": of_spark("patterns"),
     "queues": queues.run,
     "stalls": stalls.run,
+    "searches": of_spark("searches"),
     "sourcing": of_spark("sourcing"),
     "sinks": of_spark("sinks"),
     "spark-decode": of_spark("spark_decode"),

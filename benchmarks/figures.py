@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-__all__ = ["Figure", "as_json", "number", "record", "table"]
+__all__ = ["Figure", "as_json", "number", "record", "recorded", "table"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +81,17 @@ def record(folder: Path, name: str, machine: Mapping[str, Any], figures: Sequenc
     return path
 
 
+def recorded(folder: Path) -> dict[str, tuple[dict[str, Any], list[Figure]]]:
+    """The newest recorded figures of each hop, with the machine of their run."""
+    found: dict[str, tuple[dict[str, Any], list[Figure]]] = {}
+    for path in sorted(folder.glob("*.json")):
+        run = json.loads(path.read_text())
+        figures = [Figure(**{name: each[name] for name in Figure.__slots__}) for each in run["figures"]]
+        for hop in {figure.hop for figure in figures}:
+            found[hop] = run["machine"], [figure for figure in figures if figure.hop == hop]
+    return found
+
+
 COLUMNS: tuple[tuple[str, Callable[[Figure], str]], ...] = (
     ("case", lambda figure: figure.case),
     ("unit", lambda figure: figure.unit),
@@ -109,10 +120,10 @@ def goal_text(figure: Figure) -> str:
     return f"{sign} {bound} {'yes' if figure.met else 'NO'}"
 
 
-def table(figures: Sequence[Figure]) -> str:
+def table(figures: Sequence[Figure], *, padded: bool = True) -> str:
     """A Markdown table, padded so that it reads well on a terminal too."""
     rows = [[name for name, _ in COLUMNS], *([show(figure).strip() for _, show in COLUMNS] for figure in figures)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    widths = [max(len(row[column]) for row in rows) if padded else 1 for column in range(len(COLUMNS))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
     ]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+import api_reference
+import command_reference
 
 from headrace.broker.bounds import bounds_document
 from headrace.config import BROKER_SETTINGS, GROUP_SETTINGS, TOPIC_SETTINGS, Setting, show_value
@@ -19,13 +24,18 @@ def configuration() -> str:
     lines = [
         "# Settings",
         "",
-        "Printed from the code by `make docs`; a test compares. A value comes from the first of: a change made while",
-        "running (`headrace topic alter`, or any Kafka admin tool), a flag, the environment (`num.partitions` is",
-        "`HEADRACE_NUM_PARTITIONS`), the file `headrace.toml`, the default. `headrace config` prints the effective",
-        "values and where each came from.",
+        "Printed from the code by `make docs`; a test compares. A setting has the first of these values:",
+        "",
+        "1. a change at run time (`headrace topic alter`, or any Kafka admin tool)",
+        "2. a flag of the command",
+        "3. the environment: `num.partitions` is `HEADRACE_NUM_PARTITIONS`",
+        "4. the file `headrace.toml`",
+        "5. the default",
+        "",
+        "`headrace config` prints the values in effect and where each came from.",
         "",
         "```toml",
-        "# headrace.toml: Kafka's names as they stand; a name that is also the beginning of another needs quotes",
+        "# headrace.toml: Kafka's names; a name that is also the beginning of another needs quotes",
         'data = "/var/lib/headrace"',
         'kafka = "127.0.0.1:9092"',
         "num.partitions = 4",
@@ -62,10 +72,30 @@ def table(settings: Iterable[Setting], third: str = "") -> list[str]:
 
 def between_marks(document: str, what: str, table: str) -> str:
     """The text of a document as it stands, with ``table`` between its marks."""
-    text = (DOCS / document).read_text()
-    before, begin, rest = text.partition(f"<!-- {what}: printed from the code by `make docs` -->\n")
+    return filled((DOCS / document).read_text(), f"{what}: printed from the code by `make docs`", what, table)
+
+
+def filled(text: str, begin_mark: str, what: str, table: str) -> str:
+    before, begin, rest = text.partition(f"<!-- {begin_mark} -->\n")
     _, end, after = rest.partition(f"<!-- end of {what} -->\n")
     return before + begin + table + end + after
+
+
+def benchmarks() -> str:
+    """The text of docs/benchmarks.md, with the newest recorded run of each benchmark."""
+    sys.path.insert(0, str(DOCS.parent))
+    from benchmarks.figures import recorded
+    from benchmarks.figures import table as figures_table
+
+    text = (DOCS / "benchmarks.md").read_text()
+    for hop, (machine, figures) in recorded(DOCS.parent / "benchmarks" / "results").items():
+        when = (
+            f"{machine['date']}, commit {machine['commit']}, load average {machine['load_before']} before the run and "
+            f"{machine['load_after']} after it."
+        )
+        shown = f"{when}\n\n{figures_table(figures, padded=False)}\n"
+        text = filled(text, f"{hop}: printed from benchmarks/results by `make docs`", hop, shown)
+    return text
 
 
 def compatibility() -> str:
@@ -92,16 +122,25 @@ def spark_source() -> str:
         default = str(each.default).lower() if isinstance(each.default, bool) else each.default
         rows.append(f"| `{each.name}` | {'' if default is None else f'`{default}`'} | {each.meaning} |")
     kafka = ", ".join(f"`{name}`" for name in KAFKA_OPTIONS)
-    return between_marks("spark-source.md", "options", "\n".join([*rows, "", f"Of the client: {kafka}."]) + "\n")
+    client = textwrap.fill(f"Of the client: {kafka}.", 100, break_on_hyphens=False)
+    return between_marks("spark-source.md", "options", "\n".join([*rows, "", client]) + "\n")
+
+
+def command_line() -> str:
+    """The text of docs/cli.md, with the options of every command."""
+    return command_reference.with_options((DOCS / "cli.md").read_text())
 
 
 PRINTED: dict[str, Callable[[], str]] = {
+    "cli.md": command_line,
+    "benchmarks.md": benchmarks,
     "compatibility.md": compatibility,
     "bounds.md": bounds_document,
     "configuration.md": configuration,
     "operations.md": operations,
     "spark-source.md": spark_source,
     "support-matrix.md": support_matrix,
+    **{path: functools.partial(api_reference.page, name) for name, path in api_reference.MODULES.items()},
 }
 
 

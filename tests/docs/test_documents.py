@@ -6,12 +6,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from headrace import testing
 from tests.servers.headrace import headrace_server
 from tests.servers.process import RunningServer, spare_port
 
@@ -30,8 +31,12 @@ class Block:
     text: str
 
 
-def blocks(document: str) -> list[Block]:
-    return [Block(*found.groups()) for found in BLOCK.finditer((ROOT / document).read_text())]
+def blocks(document: str, replaced: Mapping[str, str] | None = None) -> list[Block]:
+    """The blocks of code; ``replaced`` has what stands for a name of the document here, such as an address."""
+    text = (ROOT / document).read_text()
+    for name, here in (replaced or {}).items():
+        text = text.replace(name, here)
+    return [Block(*found.groups()) for found in BLOCK.finditer(text)]
 
 
 @pytest.fixture
@@ -51,10 +56,10 @@ def run(command: list[str], server: RunningServer, folder: Path) -> str:
     return done.stdout
 
 
-def play(document: str, server: RunningServer, folder: Path) -> int:
+def play(document: str, server: RunningServer, folder: Path, replaced: Mapping[str, str] | None = None) -> int:
     """Run the blocks of a document in order; a text block is what the shell block before it prints."""
     printed, ran = "", 0
-    for block in blocks(document):
+    for block in blocks(document, replaced):
         if block.language == "sh" and block.text.strip() != "headrace up":
             printed = run(["bash", "-euo", "pipefail", "-c", block.text], server, folder)
             ran += 1
@@ -77,21 +82,15 @@ def test_every_command_and_program_of_a_document_runs_and_prints_what_it_says(
     assert play(document, server, tmp_path) == count
 
 
-@pytest.mark.slow
-@pytest.mark.spark
-def test_the_way_from_a_database_to_a_table_that_follows_ends_at_the_table(
-    server: RunningServer, tmp_path: Path
-) -> None:
-    """The Spark part of docs/capture.md, which is too slow for the test above."""
-    made, captured, program, runs, *_ = [each for each in blocks("docs/capture.md") if each.language != "text"]
-    for block in (made, captured):
-        run(["bash", "-euo", "pipefail", "-c", block.text], server, tmp_path)
-    assert (program.language, runs.language) == ("py", "bash")
-    (tmp_path / "totals.py").write_text(program.text)
-    printed = run(["bash", "-euo", "pipefail", "-c", runs.text], server, tmp_path)
-    promised = re.search(r"It prints `(.*)`", (ROOT / "docs/capture.md").read_text())
-    assert promised is not None
-    assert printed.splitlines()[-1] == promised[1]
+def test_a_topic_moves_from_kafka_as_the_page_says(server: RunningServer, tmp_path: Path) -> None:
+    """docs/howto/from-kafka.md, with a second broker in the place of the old one."""
+    with testing.broker() as old:
+        run(["headrace", "topic", "create", "orders", "-p", "3", "--bootstrap", old.bootstrap], server, tmp_path)
+        lines = ["bash", "-c", f"printf 'anna:1\\nben:2\\n' | headrace produce orders -K : -b {old.bootstrap}"]
+        run(lines, server, tmp_path)
+        assert play("docs/howto/from-kafka.md", server, tmp_path, {"kafka-1:9092": old.bootstrap}) == 4
+    copied = run(["headrace", "consume", "orders", "-e", "-f", "%k=%v\\n"], server, tmp_path)
+    assert sorted(copied.split()) == sorted(["anna=1", "ben=2", 'anna={"amount":', "3.20}"])
 
 
 @pytest.mark.timeout(660)  # the Spark examples start a session of their own
