@@ -2,6 +2,7 @@
 
     families.py   every metric, declared once: name, kind, labels, what it means
     collector.py  reads the parts' counters when somebody asks, in small slices
+    reported.py   lag of pipelines and captures, from the state records that they publish
     endpoints.py  /metrics, /health and /ready
 
 The parts know nothing of this: they keep plain attributes (``headrace.measures``), and the collector looks at them.

@@ -26,6 +26,7 @@ from headrace.measures import Histogram
 from headrace.metrics import families
 from headrace.metrics.families import Family
 from headrace.metrics.known_names import Unfilled, kafka_exporter, rabbitmq_plugin
+from headrace.metrics.reported import ReportedStates
 from headrace.server import KafkaService, Listener
 from headrace.server.kafka import KafkaSession
 from headrace.wire.kafka.apis import APIS
@@ -62,6 +63,7 @@ class Collector:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._process = ProcessCollector(registry=None)
+        self._reported = ReportedStates(sources.broker)
 
     def collect(self) -> Iterator[Metric]:
         """Everything at once, on the event loop's thread."""
@@ -87,12 +89,14 @@ class Collector:
         yield from self._transactions()
         yield from self._queues()
         yield from self._known_names()
+        yield from self._reported.seek()
 
     def slow(self) -> Iterator[Metric]:
         """What is not the event loop's to read: may be called on another thread."""
         directory = self._sources.broker.store.directory
         yield families.DISK_FREE.of(self._sources.disk.free_bytes(directory))
         yield families.DISK_TOTAL.of(self._sources.disk.total_bytes(directory))
+        yield from self._reported.metrics(self._sources.groups_max)
         yield from self._process.collect()
 
     # ---- the server -------------------------------------------------------------------------------------------------

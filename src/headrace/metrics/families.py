@@ -185,6 +185,25 @@ QUEUES_DISK_LIMIT = _gauge(
     "headrace_queues_disk_free_limit_bytes", "publishers are held while headrace_disk_free_bytes is below this"
 )
 
+PIPELINE_UP = _gauge(
+    "headrace_pipeline_up", "1 while it runs without an error, 0 if it ended, failed or is not heard of", "pipeline"
+)
+PIPELINE_LAG = _gauge("headrace_pipeline_lag_records", "records of its topics that it has not read", "pipeline")
+PIPELINE_ROWS = _counter("headrace_pipeline_rows_total", "rows read since its process started", "pipeline")
+CAPTURE_UP = _gauge(
+    "headrace_capture_up", "1 while it runs without an error, 0 if it ended, failed or is not heard of", "capture"
+)
+CAPTURE_LAG_SECONDS = _gauge(
+    "headrace_capture_lag_seconds", "how far the topics are behind the database, in time", "capture"
+)
+CAPTURE_LAG_BYTES = _gauge("headrace_capture_lag_bytes", "the same in bytes of the database's log", "capture")
+CAPTURE_RETAINED = _gauge("headrace_capture_retained_bytes", "bytes that the database keeps for it: a slot", "capture")
+CAPTURE_EVENTS = _counter("headrace_capture_events_total", "changes written since its process started", "capture")
+CAPTURE_DEAD_LETTERS = _gauge("headrace_capture_dead_letters", "rows set aside in all runs", "capture")
+REPORTS_UNLISTED = _gauge(
+    "headrace_reports_unlisted", "pipelines and captures without metrics, above metrics.groups.max"
+)
+
 KAFKA_BROKERS = _gauge("kafka_brokers", "brokers: 1")
 KAFKA_PARTITIONS = _gauge("kafka_topic_partitions", "partitions", "topic")
 KAFKA_CURRENT_OFFSET = _gauge("kafka_topic_partition_current_offset", "the high watermark", "topic", "partition")
@@ -212,3 +231,10 @@ RABBITMQ_READY = _gauge("rabbitmq_queue_messages_ready", "messages that wait for
 RABBITMQ_UNACKED = _gauge("rabbitmq_queue_messages_unacked", "messages not yet acknowledged", "vhost", "queue")
 RABBITMQ_MESSAGES = _gauge("rabbitmq_queue_messages", "both together", "vhost", "queue")
 RABBITMQ_QUEUE_CONSUMERS = _gauge("rabbitmq_queue_consumers", "consumers", "vhost", "queue")
+
+DEBEZIUM_LAG = _gauge(
+    "debezium_metrics_MilliSecondsBehindSource", "headrace_capture_lag_seconds in ms", "plugin", "name", "context"
+)
+DEBEZIUM_EVENTS = _gauge(
+    "debezium_metrics_TotalNumberOfEventsSeen", "headrace_capture_events_total", "plugin", "name", "context"
+)

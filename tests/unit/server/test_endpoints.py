@@ -7,6 +7,7 @@ import errno
 import json
 import re
 import threading
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace import testing
 from headrace.broker.queues.message import Message
-from headrace.client import Admin, Client, Groups, Producer, Queues, TopicPartition, init_producer_id
+from headrace.client import (
+    STATE_TOPIC,
+    Admin,
+    Client,
+    Groups,
+    Producer,
+    Queues,
+    StateRecord,
+    TopicPartition,
+    init_producer_id,
+)
+from headrace.client.positioned import STATE_CONFIG, ensure_topic
 from headrace.config import Settings
 from headrace.errors import UsageError
 from headrace.log.errors import CorruptLog
@@ -55,7 +67,7 @@ class Samples:
             for sample in family.samples
         }
 
-    def __call__(self, name: str, **labels: str) -> float:
+    def __call__(self, name: str, /, **labels: str) -> float:
         return self._values[name, frozenset(labels.items())]
 
     def labels(self, name: str, label: str) -> set[str]:
@@ -151,6 +163,118 @@ def test_boards_made_for_kafka_exporter_find_their_names() -> None:
     assert of("kafka_consumergroup_current_offset_sum", consumergroup="readers", topic="orders") == 6
     assert of("kafka_consumergroup_members", consumergroup="readers") == 0
     assert of("headrace_partitions_unlisted") == 0
+
+
+def reports(client: Client, **records: bytes | None) -> None:
+    """State records by name, each of a capture unless it says otherwise."""
+    ensure_topic(client, STATE_TOPIC, partitions=1, config=STATE_CONFIG)
+    with Producer(client) as producer:
+        for name, value in records.items():
+            producer.send(STATE_TOPIC, value, key=name.replace("__", "/").encode(), partition=0)
+
+
+def report(kind: str, name: str, *, age_ms: int = 0, **given: Any) -> bytes:
+    now_ms = time.time_ns() // 1_000_000
+    return StateRecord(kind=kind, name=name, at_ms=now_ms - age_ms, **given).to_json()
+
+
+CAPTURED = {
+    "database_kind": "postgres",
+    "topic_prefix": "shop",
+    "lag_ms": 1_500,
+    "lag_bytes": 4_096,
+    "retained_bytes": 8_192,
+    "events": 17,
+    "dead_letters": {"public.orders": 2, "public.lines": 1},
+}
+
+
+def test_metrics_tell_how_far_pipelines_and_captures_are_behind_as_they_report() -> None:
+    with testing.broker(settings=METRICS) as broker, Client(broker.bootstrap) as client:
+        of = Samples(broker)
+        assert of.labels("headrace_capture_up", "capture") == set()
+        reports(
+            client,
+            capture__shop=report("capture", "shop", details=CAPTURED),
+            pipeline__revenue=report("pipeline", "revenue", details={"lag": 40, "rows": 600}),
+        )
+        of = Samples(broker)
+        assert of("headrace_capture_up", capture="shop") == 1
+        assert of("headrace_capture_lag_seconds", capture="shop") == 1.5
+        assert of("headrace_capture_lag_bytes", capture="shop") == 4_096
+        assert of("headrace_capture_retained_bytes", capture="shop") == 8_192
+        assert of("headrace_capture_events_total", capture="shop") == 17
+        assert of("headrace_capture_dead_letters", capture="shop") == 3
+        debezium = {"plugin": "postgres", "name": "shop", "context": "streaming"}
+        assert of("debezium_metrics_MilliSecondsBehindSource", **debezium) == 1_500
+        assert of("debezium_metrics_TotalNumberOfEventsSeen", **debezium) == 17
+        assert of("headrace_pipeline_up", pipeline="revenue") == 1
+        assert of("headrace_pipeline_lag_records", pipeline="revenue") == 40
+        assert of("headrace_pipeline_rows_total", pipeline="revenue") == 600
+        reports(client, capture__shop=report("capture", "shop", details={**CAPTURED, "lag_ms": 0}))
+        assert Samples(broker)("headrace_capture_lag_seconds", capture="shop") == 0
+        reports(client, capture__shop=None)
+        assert Samples(broker).labels("headrace_capture_up", "capture") == set()
+
+
+def test_what_is_not_heard_of_ended_or_fails_is_not_up_and_its_old_lag_is_not_served() -> None:
+    with testing.broker(settings=METRICS) as broker, Client(broker.bootstrap) as client:
+        reports(
+            client,
+            capture__lost=report("capture", "lost", details=CAPTURED, age_ms=21_000, heartbeat_ms=5_000),
+            capture__late=report("capture", "late", details=CAPTURED, age_ms=15_000, heartbeat_ms=5_000),
+            capture__ended=report("capture", "ended", details=CAPTURED, ended=True),
+            capture__failing=report("capture", "failing", details=CAPTURED, error="the database is away"),
+        )
+        of = Samples(broker)
+        up = {name: of("headrace_capture_up", capture=name) for name in ("lost", "late", "ended", "failing")}
+        assert up == {"lost": 0, "late": 1, "ended": 0, "failing": 0}
+        assert of.labels("headrace_capture_lag_seconds", "capture") == {"late", "failing"}
+
+
+def test_a_deleted_topic_of_states_takes_its_metrics_along_and_another_one_is_read_from_its_start() -> None:
+    with testing.broker(settings=METRICS) as broker, Client(broker.bootstrap) as client:
+        reports(client, capture__a=report("capture", "a"), capture__b=report("capture", "b"))
+        assert Samples(broker).labels("headrace_capture_up", "capture") == {"a", "b"}
+        Admin(client).delete_topic(STATE_TOPIC)
+        assert Samples(broker).labels("headrace_capture_up", "capture") == set()
+        reports(client, capture__c=report("capture", "c"))
+        assert Samples(broker).labels("headrace_capture_up", "capture") == {"c"}
+        reports(client, capture__d=report("capture", "d"))
+        assert Samples(broker).labels("headrace_capture_up", "capture") == {"c", "d"}
+
+
+def test_hostile_state_records_do_not_break_a_scrape() -> None:
+    twin = report("capture", "twin", details=CAPTURED)
+    with testing.broker(settings=METRICS) as broker, Client(broker.bootstrap) as client:
+        reports(
+            client,
+            capture__text=b"not json",
+            capture__other=report("capture", "another name", details=CAPTURED),
+            capture__huge=report(
+                "capture", "huge", details={"lag_ms": 10**400, "lag_bytes": float("inf"), "events": True}
+            ),
+            capture__nan=report("capture", "nan", details={"lag_ms": float("nan"), "dead_letters": [1]}),
+            capture__half=report(
+                "capture", "half", details={**CAPTURED, "topic_prefix": "\ud800", "database_kind": [1]}
+            ),
+            capture__shop=report("capture", "shop", details=CAPTURED),
+            capture__twin=twin,
+            dashboard__shown=report("dashboard", "shown"),
+        )
+        of = Samples(broker)
+        assert of.labels("headrace_capture_up", "capture") == {"huge", "nan", "half", "shop", "twin"}
+        assert of.labels("headrace_capture_lag_seconds", "capture") == {"half", "shop", "twin"}
+        assert of.labels("debezium_metrics_MilliSecondsBehindSource", "name") == {"?", "shop"}
+        assert len(of.families["debezium_metrics_MilliSecondsBehindSource"].samples) == 2
+
+
+def test_reports_above_the_limit_have_no_series_and_are_counted() -> None:
+    with testing.broker(settings={**METRICS, "metrics.groups.max": 2}) as broker, Client(broker.bootstrap) as client:
+        reports(client, **{f"capture__{name}": report("capture", name) for name in "abc"})
+        of = Samples(broker)
+    assert of.labels("headrace_capture_up", "capture") == {"a", "b"}
+    assert of("headrace_reports_unlisted") == 1
 
 
 def test_partitions_above_the_limit_have_no_series_and_are_counted() -> None:
@@ -322,7 +446,9 @@ def test_every_metric_that_the_grafana_dashboard_names_is_served() -> None:
     board = json.loads((DOCUMENT.parent / "grafana-headrace.json").read_text())
     expressions = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
     expressions += [each["query"]["query"] for each in board["templating"]["list"] if each["type"] == "query"]
-    named = {name for each in expressions for name in re.findall(r"\b(?:headrace|kafka|rabbitmq|process)_\w+", each)}
+    named = {
+        name for each in expressions for name in re.findall(r"\b(?:headrace|kafka|rabbitmq|debezium|process)_\w+", each)
+    }
     assert len(named) > 20
     with testing.broker(amqp=True, settings=METRICS) as broker:
         text = get(broker.addresses["metrics"], "/metrics")[1]
