@@ -107,6 +107,7 @@ nexmark: $(STAMP) ## nineteen questions to an auction house, checked by DuckDB, 
 chaos: $(STAMP) ## for hours: kill -9 under load with a checker (the broker KILLS times, then Spark, capture, sinks, event stores), other faults, damaged files
 	$(BIN)/python -m tests.chaos.run --kills $(KILLS)
 	$(BIN)/python -m tests.chaos.run --kills $(FAULTS) --faults all --session-ms 45000
+	$(BIN)/python -m tests.chaos.run --kills $(FAULTS) --faults restore,kill --session-ms 45000
 	$(BIN)/python -m tests.chaos.damage --cases $(DAMAGES)
 	$(BIN)/python -m tests.amqp.kills --kills $(KILLS)
 	$(BIN)/python -m tests.amqp.move_kills --kills $(KILLS)

@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.servers.process import CannotRun, log_tail, spare_port
 from tests.waiting import eventually
 
-__all__ = ["WRITES", "ChaosBroker", "Strace", "require_strace"]
+__all__ = ["COMMAND", "WRITES", "ChaosBroker", "Strace", "require_strace"]
 
 COMMAND = Path(sys.executable).with_name("headrace")
 INTERFERENCE = Path(__file__).parent / "interference"

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import random
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable
 
-from tests.chaos.broker import WRITES, ChaosBroker
+from tests.chaos.broker import COMMAND, WRITES, ChaosBroker
 from tests.chaos.proxy import TO_BROKER, TO_CLIENT, Proxy
 
-__all__ = ["FAULTS", "JUMP_MS_MAX", "Faults"]
+__all__ = ["FAULTS", "JUMP_MS_MAX", "THROUGH_PROXY", "Faults"]
 
 HOUR_S, DAY_S = 3_600, 86_400
 JUMPS_S = (0, 0, HOUR_S, -HOUR_S, DAY_S, -DAY_S, 8 * DAY_S)
 JUMP_MS_MAX = 2 * 1000 * (max(JUMPS_S) - min(JUMPS_S))
 SYNCS = "fdatasync,syncfs"
+ANSWERED_S = 2.0
+"""What was asked before is answered after this time."""
+THROUGH_PROXY = frozenset({"network", "restore"})
+"""Faults that need clients to connect through it."""
 
 
 class Faults:
@@ -26,6 +32,7 @@ class Faults:
         self.proxy = proxy
         self.calm = calm
         self.chance = random.Random(seed)
+        self.restored = 0
 
     def last(self, least_s: float, most_s: float) -> None:
         time.sleep(self.chance.uniform(least_s, most_s))
@@ -56,6 +63,28 @@ class Faults:
         with self.broker.few_files(self.chance.randint(0, 4)):
             self.last(1.0, 4.0)
 
+    def restore(self) -> None:
+        """Nothing reaches the broker any more and all that did is answered; then a backup of it, as it runs, is made
+        and restored, and a broker on the restored directory takes its place. Nobody has seen more than the backup has,
+        so everything that holds after a kill must hold after this."""
+        home, self.restored = self.broker.home, self.restored + 1
+        backups, data = home / "backups", home / f"data-{self.restored}"
+        with self.calm, self.proxy.closed(TO_BROKER):
+            time.sleep(ANSWERED_S)
+            with self.proxy.held(TO_CLIENT):
+                self._headrace("backup", "create", str(backups), "--bootstrap", self.broker.bootstrap)
+                self.broker.kill()
+                self._headrace("restore", str(backups), "--data", str(data))
+                shutil.rmtree(self.broker.data)
+                self.broker.data = data
+                self.proxy.cut()
+                self.broker.start()
+
+    def _headrace(self, *arguments: str) -> None:
+        done = subprocess.run([str(COMMAND), *arguments], capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode != 0 or done.stderr:
+            raise RuntimeError(f"headrace {' '.join(arguments)} exited {done.returncode}:\n{done.stderr}")
+
     def network(self) -> None:
         directions = self.chance.choice([(TO_BROKER,), (TO_CLIENT,), (TO_BROKER, TO_CLIENT)])
         what = self.chance.choice(["held", "lost", "vanished"])
@@ -76,4 +105,5 @@ FAULTS: dict[str, Callable[[Faults], None]] = {
     "full": Faults.full,
     "files": Faults.files,
     "network": Faults.network,
+    "restore": Faults.restore,
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -16,6 +17,7 @@ __all__ = ["TO_BROKER", "TO_CLIENT", "Link", "Proxy"]
 
 TO_BROKER, TO_CLIENT = "to broker", "to client"
 PIECE_BYTES = 1 << 16
+CONNECTED_S = 0.2
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -81,6 +83,7 @@ class Proxy:
         self.links: list[Link] = []
         self.port: int = self._listener.getsockname()[1]
         self.bootstrap = f"127.0.0.1:{self.port}"
+        self._is_closed = False
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
@@ -101,6 +104,9 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self._is_closed:
+                client.close()
+                continue
             try:
                 broker = socket.create_connection(("127.0.0.1", self._broker_port))
             except OSError:
@@ -131,6 +137,25 @@ class Proxy:
             for link in links:
                 for direction in directions:
                     link.open[direction].set()
+
+    @contextmanager
+    def closed(self, *directions: str) -> Iterator[None]:
+        """As ``held``, and connections that are made meanwhile are refused at once."""
+        self._is_closed = True
+        time.sleep(CONNECTED_S)  # one that is just being made must not be missed by held
+        try:
+            with self.held(*directions):
+                yield
+        finally:
+            self._is_closed = False
+
+    def cut(self) -> None:
+        """All connections of the moment end on both sides, and what waits on them is gone."""
+        for link in list(self.links):
+            link.lossy |= {TO_BROKER, TO_CLIENT}
+            for sock in (link.client, link.broker):
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
 
     def lose(self, *directions: str) -> list[Link]:
         """From here on, what is sent on the connections of the moment in these directions is gone."""

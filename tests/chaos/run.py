@@ -33,7 +33,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.chaos.broker import ChaosBroker
 from tests.chaos.checker import check
 from tests.chaos.consumers import READ_TIMEOUT_S, AioMember, Member, Observer, Reader, Rereader, Watcher, drain
-from tests.chaos.faults import FAULTS, JUMP_MS_MAX, Faults
+from tests.chaos.faults import FAULTS, JUMP_MS_MAX, THROUGH_PROXY, Faults
 from tests.chaos.history import Recorder, Worker
 from tests.chaos.operations import read_lines
 from tests.chaos.producers import IdempotentProducer, TransactionalProducer, Transformer
@@ -91,7 +91,7 @@ class Load:
     def __init__(self, bootstrap: str, recorder: Recorder, options: argparse.Namespace) -> None:
         chance = random.Random(options.seed)
         per_second, session_ms = options.per_second, options.session_ms
-        client = {"socket.timeout.ms": SOCKET_TIMEOUT_MS} if "network" in options.faults else {}
+        client = {"socket.timeout.ms": SOCKET_TIMEOUT_MS} if THROUGH_PROXY & set(options.faults) else {}
         self.bootstrap = bootstrap
         self.recorder = recorder
 
@@ -259,10 +259,11 @@ def run(options: argparse.Namespace, home: Path) -> int:
     recorder = Recorder(home / "history.jsonl")
     broker = ChaosBroker(home, settings={**BROKER, "group.consumer.session.timeout.ms": options.session_ms})
     with Proxy(broker.port) as proxy:
-        if "network" in options.faults:
+        through_proxy = bool(THROUGH_PROXY & set(options.faults))
+        if through_proxy:
             broker.settings["advertised.kafka"] = proxy.bootstrap
         broker.start()
-        bootstrap = proxy.bootstrap if "network" in options.faults else broker.bootstrap
+        bootstrap = proxy.bootstrap if through_proxy else broker.bootstrap
         create_topics(bootstrap, options.faults)
         load = Load(bootstrap, recorder, options)
         return run_load(options, Faults(broker, proxy, recorder.calm, options.seed), load)

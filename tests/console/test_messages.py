@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from headrace import testing
 from headrace.client import (
     Admin,
     Client,
@@ -23,6 +25,7 @@ from headrace.client import (
     ProducerOptions,
     TopicPartition,
     TransactionalProducer,
+    fetch_range,
 )
 from headrace.console import scanning
 from headrace.console.limits import SEARCHES_MAX, TAILS_MAX
@@ -97,6 +100,118 @@ def test_the_newest_messages_come_first_and_older_ones_follow_without_a_gap(
             bounds[1] = min([*shown, bounds[1]])
         ranges = ",".join(f"{index}:{low}:{high}" for index, (low, high) in left.items())
     assert sorted(seen) == [(partition, offset) for partition in range(3) for offset in range(100)]
+
+
+@pytest.mark.parametrize("order", ["newest", "oldest"])
+def test_pages_go_on_without_a_gap_also_where_clocks_went_back(
+    console: RunningConsole, unique: Callable[[str], str], order: str
+) -> None:
+    topic, count = unique("clocks"), 90
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic(topic, partitions=2)
+        with Producer(client) as producer:
+            for number in range(count):
+                at_ms = 1_700_000_000_000 + (number * 37 % count) * 1000
+                producer.send(topic, b"%d" % number, partition=number % 2, timestamp=at_ms)
+    seen: list[tuple[int, int]] = []
+    why, ranges = "count", ""
+    while why == "count":
+        page = console.get("messages", topic=topic, count=20, order=order, ranges=ranges)
+        seen += offsets(page["messages"])
+        why, ranges = page["why"], page["left"]
+    assert why == "end"
+    assert sorted(seen) == [(index, offset) for index in range(2) for offset in range(count // 2)]
+
+
+def pages(client: Client, topic: str, look: Callable[..., scanning.MessagePage]) -> tuple[list[bytes | None], int]:
+    """Everything a person finds who goes on as long as there is more, with no time at all for each page; and how many
+    pages that took."""
+    selection = scanning.select(client, topic)
+    found: list[bytes | None] = []
+    for number in range(1, 200):
+        page = look(client, selection, 10, seconds=0.0)
+        found += [each.record.value for each in page.found]
+        left = sum(high - low for low, high in page.left.values())
+        assert left < selection.offsets, "every page gets further"
+        if not page.left:
+            return found, number
+        assert page.is_late or len(page.found) == 10
+        selection = scanning.Selection(ranges=page.left, committed=True)
+    raise AssertionError("it does not come to an end")
+
+
+def test_a_page_of_a_partition_that_was_aborted_almost_whole_ends_in_time_and_can_be_gone_on_with(
+    console: RunningConsole, unique: Callable[[str], str]
+) -> None:
+    topic = unique("aborted")
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic(topic, partitions=1)
+        with TransactionalProducer(client, topic) as producer:
+            producer.init()
+            for name in (b"first", b"last"):
+                producer.begin()
+                producer.send(topic, name, partition=0)
+                producer.commit()
+                for _ in range(4 if name == b"first" else 0):
+                    producer.begin()
+                    for _ in range(3_000):
+                        producer.send(topic, bytes(20), partition=0)
+                    producer.abort()
+        for look, order in ((scanning.newest, [b"last", b"first"]), (scanning.oldest, [b"first", b"last"])):
+            found, count = pages(client, topic, look)
+            assert found == order
+            assert count > 3
+            whole = look(client, scanning.select(client, topic), 10)
+            assert ([each.record.value for each in whole.found], whole.is_late) == (order, False)
+    page = console.get("messages", topic=topic, count=1)
+    assert (len(page["messages"]), page["why"]) == (1, "count")
+    page = console.get("messages", topic=topic, ranges=page["left"])
+    assert (len(page["messages"]), page["why"], page["left"]) == (1, "end", "")
+
+
+def test_a_page_of_a_partition_that_was_compacted_almost_whole_ends_in_time_too() -> None:
+    quick = {"log.cleaner.backoff.ms": 100, "log.retention.check.interval.ms": 100}
+    config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "200"}
+    with testing.broker(settings=quick) as broker, Client(broker.bootstrap) as client:
+        Admin(client).create_topic("table", partitions=1, config=config)
+        place = TopicPartition("table", 0)
+        with Producer(client, ProducerOptions(batch_bytes=5_000)) as producer:
+            producer.send("table", b"first", key=b"other", partition=0)
+            for _ in range(20_000):
+                producer.send("table", bytes(50), key=b"same", partition=0)
+            producer.flush()
+            time.sleep(0.3)
+            producer.send("table", b"last", key=b"end", partition=0)  # begins another segment
+        selection = scanning.select(client, "table")
+
+        def records() -> int:
+            return sum(each.record_count for each in fetch_range(client, place, 0, 20_000))
+
+        eventually(records, lambda count: count < 10, pause_s=0.2)
+        page = scanning.oldest(client, selection, 10, seconds=0.0)
+        assert page.is_late
+        assert [each.record.value for each in page.found] == [b"first"]
+        assert pages(client, "table", scanning.newest)[0] == [b"last", bytes(50), b"first"]
+
+
+def test_every_partition_has_its_share_of_the_time_of_a_page(
+    console: RunningConsole, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = scanning.scan
+    shares: list[float] = []
+
+    def measured(*arguments: Any, until_s: float, **keywords: Any) -> Any:
+        shares.append(until_s - time.monotonic())
+        return real(*arguments, until_s=until_s, **keywords)
+
+    monkeypatch.setattr(scanning, "scan", measured)
+    with Client(console.bootstrap) as client:
+        scanning.newest(client, scanning.select(client, orders), 10, seconds=300.0)
+        assert [round(each, -1) for each in shares] == [100, 150, 300]
+        late = scanning.newest(client, scanning.select(client, orders), 10, seconds=-1.0)
+    assert late.is_late
+    assert sorted(each.partition for each in late.left) == [0, 1, 2], "the first is looked at, the others are left"
+    assert late.left[TopicPartition(orders, 1)] == (0, 100)
 
 
 def test_messages_are_read_from_an_offset_and_from_a_time(console: RunningConsole, orders: str) -> None:

@@ -33,7 +33,8 @@ class Backup:
 
 def create(repository: Repository, source: Source, on_file: Callable[[int], None] = lambda size: None) -> Backup:
     """Copy what is new. ``on_file`` is called with the bytes of each file that is done. Raises HeadraceError or
-    OSError; then there is no new backup, and the others are as they were."""
+    OSError; then there is no new backup, and the others are as they were. UsageError: they are of another cluster."""
+    repository.check_cluster(source.cluster_id)
     manifest = Manifest(
         name=_name(source.created_ms, repository.names()),
         created_ms=source.created_ms,

@@ -3,6 +3,7 @@
 ::
 
     <backups>/headrace-backups          one line: headrace-backups 1
+    <backups>/epoch                     the last leader epoch that a restore has begun with
     <backups>/lock                      flock of the command that writes here
     <backups>/manifests/<name>          one for each backup; see manifest.py
     <backups>/objects/ab/<checksum>     up to 8 MiB of a file, called by the BLAKE2b of its bytes
@@ -32,6 +33,9 @@ __all__ = ["OBJECT_BYTES", "Repository"]
 
 OBJECT_BYTES: Final = 8 << 20
 _MARK: Final = "headrace-backups"
+_EPOCH: Final = "epoch"
+_STARTS_MAX: Final = 1_000
+"""Of a restored broker, before the time has passed it by."""
 _LINE: Final = b"headrace-backups 1\n"
 _FIRST: Final = frozenset({"manifests", "objects", f"{_MARK}.tmp"})
 """What a first command that was killed has left."""
@@ -97,6 +101,27 @@ class Repository:
         """All objects of the manifest have been put. It is durable when this returns."""
         self.disk.syncfs(self.path)
         replace_file(self.disk, f"{self.path}/manifests/{manifest.name}", encode_manifest(manifest))
+
+    def check_cluster(self, cluster_id: str) -> None:
+        """Raises UsageError if the backups here are of another cluster: the newest, and what pruning keeps, would be
+        that of one or the other by chance."""
+        newest = self.newest()
+        if newest is not None and newest.cluster_id and cluster_id and newest.cluster_id != cluster_id:
+            raise UsageError(
+                f"{self.path} has backups of the cluster {newest.cluster_id}, and this is {cluster_id}",
+                "give each cluster its own directory",
+            )
+
+    def next_epoch(self, least: int) -> int:
+        """A leader epoch for a restore, so far after the one of the last restore that the broker there may have been
+        started some times."""
+        path = f"{self.path}/{_EPOCH}"
+        if self.disk.exists(path):
+            with suppress(ValueError):
+                least = max(least, int(self._read(path)) + _STARTS_MAX)
+        with suppress(OSError):  # backups that may only be read are restored too
+            replace_file(self.disk, path, b"%d\n" % least)
+        return least
 
     # Objects.
 

@@ -5,12 +5,16 @@ mistaken for a data directory. Every object is compared with its checksum. At th
 first broker that starts here that what was done after the backup is missing. That broker goes on with a leader epoch
 and producer ids that the old one cannot have used. So clients notice that the log was cut, by OffsetForLeaderEpoch, and
 no producer of the old broker is taken for one of the new.
+
+Two restores one after the other must not meet in one epoch either, so the directory of backups remembers the last one
+that was given out. Where it may not be written, the time alone tells them apart.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 
 from headrace.backup.manifest import Manifest
@@ -20,7 +24,7 @@ from headrace.errors import UsageError
 from headrace.log.disk import OsDisk, replace_file
 from headrace.log.findings import Finding
 from headrace.log.format import RESTORING
-from headrace.log.store import RESTORED
+from headrace.log.store import RESTORED, epoch_of_time
 
 __all__ = ["findings_in", "restore"]
 
@@ -47,7 +51,11 @@ def restore(
             position += target.write([repository.read(name)], position)
         target.close()
         on_file(file.size)
-    note = {"backup": manifest.name, "created_ms": manifest.created_ms}
+    note = {
+        "backup": manifest.name,
+        "created_ms": manifest.created_ms,
+        "leader_epoch": repository.next_epoch(epoch_of_time(time.time_ns() // 1_000_000)),
+    }
     replace_file(disk, f"{directory}/{RESTORED}", json.dumps(note).encode())
     disk.syncfs(directory)
     disk.unlink(f"{directory}/{RESTORING}")

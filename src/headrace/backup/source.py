@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from headrace.broker.verify import DataVerifier
 from headrace.client import Admin, Client
 from headrace.errors import UsageError
 from headrace.log.disk import OsDisk
@@ -83,9 +85,19 @@ def of_stopped(directory: str) -> Iterator[Source]:
             directory=directory,
             files=[(name, disk.file_size(f"{directory}/{name}")) for name in files],
             created_ms=int(time.time() * 1000),
+            cluster_id=_cluster_id(disk, directory),
         )
     finally:
         lock.release()
+
+
+def _cluster_id(disk: OsDisk, directory: str) -> str:
+    """As the journal says; nothing where it is damaged."""
+    verifier = DataVerifier(disk, os.path.abspath(directory))
+    for _ in verifier.read_tables():
+        pass
+    row = verifier.rows.get("node", {}).get("identity") or {}
+    return str(row.get("cluster_id", ""))
 
 
 def _files_below(disk: OsDisk, directory: str, path: str) -> Iterator[str]:

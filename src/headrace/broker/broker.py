@@ -52,7 +52,7 @@ from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
 from headrace.log.maintenance import Maintenance, MaintenanceSettings
 from headrace.log.space import STATE
-from headrace.log.store import LogStore
+from headrace.log.store import LogStore, epoch_of_time
 from headrace.ports import Clock
 from headrace.vocabulary import Epoch
 from headrace.wire.kafka.api_key import ApiKey
@@ -393,14 +393,14 @@ class Broker:
     def _begin_run(self) -> tuple[str, Epoch]:
         """The cluster id, made at the first start, and the leader epoch of this run. The epoch rises at each start, so
         that a client can find out that a crash took back what it has read (OffsetForLeaderEpoch). If starts may be
-        missing in the journal, it goes on from the time in minutes: nobody starts a broker more often than that."""
+        missing in the journal, it goes on from the time, or from what a restore says: see ``log.store``."""
         row = self.state.table("node").get("identity")
         if row is None:
             self.state.has_lost_changes |= any(self.state.tables.values())  # this row is written before all others
             row = {"cluster_id": base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("="), "starts": -1}
         starts = row["starts"] + 1
         if self.state.has_lost_changes:
-            starts = max(starts, self.clock.wall_ms() // 60_000)
+            starts = max(starts, epoch_of_time(self.clock.wall_ms()), self.store.restored_epoch())
         row = {**row, "starts": starts}
         self.state.put("node", "identity", row)
         return str(row["cluster_id"]), Epoch(row["starts"])

@@ -18,7 +18,7 @@ from __future__ import annotations
 import random
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import google_crc32c
@@ -136,12 +136,14 @@ class RawBatch(BatchAttributes):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeOptions:
-    """``timeout_ms`` is the longest time without progress."""
+    """``timeout_ms`` is the longest time without progress. ``check`` is called with the next offset after each
+    answer in which nothing is wanted, such as aborted transactions, and may raise to end the range."""
 
     read_committed: bool = False
     bytes_per_fetch: int = 4 * 1024 * 1024  # larger answers leave the processor's cache before they are used
     timeout_ms: int = 60_000
     check_crc: bool = True
+    check: Callable[[int], None] | None = None
 
 
 def fetch_range(
@@ -199,6 +201,8 @@ class _Reader:
                 continue
             self._failing_since = None
             self._pause_ms = float(self._client.options.retry_pause_ms)
+            if self._options.check is not None and not found:
+                self._options.check(self._position)
             self._ask_ahead()
             found.reverse()
             while found:  # a batch that was given must not be kept alive by us: the next answer is about to be read

@@ -28,6 +28,8 @@ NAMES_MAX = 5_000
 
 MESSAGES_MAX = 500
 """Messages of one answer, and matches of one search."""
+PAGE_S = 4.0
+"""That a page of messages is looked for, where compaction or aborted transactions have left few."""
 PREVIEW_BYTES_MAX = 8 * 1024
 """Of a key, a value or a header in a list; the whole is asked for when it is opened."""
 RECORD_BYTES_MAX = 1024 * 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -99,6 +99,10 @@ def _selection(ask: Ask) -> Selection:
     )
 
 
+def _ranges_text(ranges: Mapping[TopicPartition, tuple[int, int]]) -> str:
+    return ",".join(f"{each.partition}:{low}:{high}" for each, (low, high) in ranges.items() if low < high)
+
+
 def _within(asked: tuple[int, int], there: tuple[int, int]) -> tuple[int, int]:
     """The part of a range that exists: a walk through offsets that nobody wrote would take forever."""
     low, high = max(asked[0], there[0]), min(asked[1], there[1])
@@ -109,13 +113,16 @@ def _within(asked: tuple[int, int], there: tuple[int, int]) -> tuple[int, int]:
 
 
 def messages(ask: Ask) -> dict[str, Any]:
-    """Newest first, or from a place on, oldest first."""
+    """Newest first, or from a place on, oldest first. ``left`` goes on; ``why`` says why the page ended."""
     count = ask.integer("count", 50, least=1, most=MESSAGES_MAX)
     is_newest = ask.text("order", "newest") == "newest"
     selection = _selection(ask)
-    found = (newest if is_newest else oldest)(ask.client, selection, count, Matcher())
+    page = (newest if is_newest else oldest)(ask.client, selection, count)
     return {
-        "messages": [found_json(each, PREVIEW_BYTES_MAX) for each in found],
+        "messages": [found_json(each, PREVIEW_BYTES_MAX) for each in page.found],
+        "why": "time" if page.is_late else "count" if page.left else "end",
+        "left": _ranges_text(page.left),
+        "looked": selection.offsets - sum(high - low for low, high in page.left.values()),
         "ranges": {each.partition: list(bounds) for each, bounds in selection.ranges.items()},
         "offsets": selection.offsets,
     }
@@ -264,8 +271,7 @@ def search(ask: Ask, emit: Emit) -> None:
             report("progress")
     else:
         why = "time" if progress.left else "end"
-    ranges = [(each.partition, low, high) for each, (low, high) in progress.left.items() if low < high]
-    report("done", why=why, left=",".join(f"{index}:{low}:{high}" for index, low, high in ranges))
+    report("done", why=why, left=_ranges_text(progress.left))
 
 
 def _left(

@@ -14,7 +14,6 @@ from typing import Any
 
 from headrace.client import Client
 from headrace.client.positioned import topic_exists
-from headrace.console.matching import Matcher
 from headrace.console.scanning import Found, Selection, newest, select
 
 __all__ = ["Row", "field_of", "read_rows", "time_ms"]
@@ -40,7 +39,7 @@ def read_rows(client: Client, topic: str, last: int, *, by_key: bool = False) ->
     if not topic_exists(client, topic):
         return [], 0
     client.forget_topic(topic)
-    found = newest(client, _near_the_end(select(client, topic), by_key), _count(last, by_key), Matcher())
+    found = newest(client, _near_the_end(select(client, topic), by_key), _count(last, by_key)).found
     rows: list[Row] = []
     seen: set[bytes | None] = set()
     unreadable = 0

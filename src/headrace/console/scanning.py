@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,12 +26,12 @@ from headrace.client import (
     list_offsets,
     start_offsets,
 )
-from headrace.console.limits import BATCH_BYTES_MAX, CHUNK_OFFSETS_MAX, HELD_BYTES_MAX
+from headrace.console.limits import BATCH_BYTES_MAX, CHUNK_OFFSETS_MAX, HELD_BYTES_MAX, PAGE_S
 from headrace.console.matching import Matcher
 from headrace.console.problems import BadRequest
 from headrace.record import CorruptRecords, DecompressedTooLarge, Record, iter_records, records_of
 
-__all__ = ["Found", "Progress", "Selection", "newest", "oldest", "scan", "select"]
+__all__ = ["Found", "MessagePage", "Progress", "Selection", "newest", "oldest", "scan", "select"]
 
 GROWTH = 4
 CHUNK_OFFSETS_FIRST = 200
@@ -119,35 +120,65 @@ def _places(
 # ---- pages ----------------------------------------------------------------------------------------------------------
 
 
-def newest(client: Client, selection: Selection, count: int, matcher: Matcher) -> list[Found]:
+@dataclass(frozen=True, slots=True)
+class MessagePage:
+    """``left``: what is still to be looked at, for going on. ``is_late``: the page ended because its time was over."""
+
+    found: list[Found]
+    left: Mapping[TopicPartition, tuple[int, int]]
+    is_late: bool
+
+
+def newest(client: Client, selection: Selection, count: int, *, seconds: float = PAGE_S) -> MessagePage:
     """The newest messages of all partitions together, newest first."""
-    found: list[Found] = []
-    for partition, (low, high) in selection.ranges.items():
-        one = Selection(ranges={partition: (low, high)}, committed=selection.committed)
-        found += _first(scan(client, one, matcher, newest_first=True), count)
-        found.sort(key=lambda each: (-each.record.timestamp, -each.record.offset, each.partition.partition))
-        del found[count:]
-    return found
+    return _page(client, selection, count, seconds, newest_first=True)
 
 
-def oldest(client: Client, selection: Selection, count: int, matcher: Matcher) -> list[Found]:
+def oldest(client: Client, selection: Selection, count: int, *, seconds: float = PAGE_S) -> MessagePage:
     """The oldest messages of all partitions together, oldest first."""
+    return _page(client, selection, count, seconds, newest_first=False)
+
+
+def _page(client: Client, selection: Selection, count: int, seconds: float, *, newest_first: bool) -> MessagePage:
+    """Each partition has its share of the time: one whose messages were compacted away, or aborted, almost whole would
+    take all of it."""
+    until_s = time.monotonic() + seconds
     found: list[Found] = []
-    for partition, (low, high) in selection.ranges.items():
-        one = Selection(ranges={partition: (low, high)}, committed=selection.committed)
-        found += _first(scan(client, one, matcher, newest_first=False), count)
-        found.sort(key=lambda each: (each.record.timestamp, each.record.offset, each.partition.partition))
-        del found[count:]
-    return found
+    offsets: dict[TopicPartition, list[int]] = {}
+    left: dict[TopicPartition, tuple[int, int]] = {}
+    is_late = False
+    for number, (partition, bounds) in enumerate(selection.ranges.items()):
+        now_s = time.monotonic()
+        if number and now_s > until_s:
+            left[partition] = bounds
+            is_late = True
+            continue
+        share_s = max(0.0, until_s - now_s) / (len(selection.ranges) - number)
+        one = Selection(ranges={partition: bounds}, committed=selection.committed)
+        progress = Progress()
+        parts = scan(client, one, Matcher(), newest_first=newest_first, progress=progress, until_s=now_s + share_s)
+        of_one = _first(parts, count)
+        is_late |= len(of_one) < count and bool(progress.left)
+        left |= progress.left
+        offsets[partition] = [each.record.offset for each in of_one]
+        found = merge([found, of_one[:count]], newest_first)[:count]
+    kept = Counter(each.partition for each in found)
+    for partition, of_one_offsets in offsets.items():
+        for dropped in of_one_offsets[kept[partition] : kept[partition] + 1]:
+            low, high = selection.ranges[partition]
+            left[partition] = (low, dropped + 1) if newest_first else (dropped, high)
+    left = {each: (low, high) for each, (low, high) in left.items() if low < high}
+    return MessagePage(found, left, is_late)
 
 
 def _first(parts: Iterator[list[Found]], count: int) -> list[Found]:
+    """At least ``count``, if there are so many."""
     found: list[Found] = []
     for part in parts:
         found += part
         if len(found) >= count:
             break
-    return found[:count]
+    return found
 
 
 # ---- scans ----------------------------------------------------------------------------------------------------------
@@ -165,10 +196,17 @@ def scan(
 ) -> Iterator[list[Found]]:
     """Matches, a few at a time, and an empty list at least once per chunk, so that the caller can look at ``progress``.
 
-    ``check`` is called for every batch and may raise to end the scan. At ``until_s`` (monotonic) the scan ends;
-    ``progress.left`` then says what was not read.
+    ``check`` is called for every batch and may raise to end the scan. At ``until_s`` (monotonic) the scan ends, but not
+    before its first chunk, so that going on leads somewhere; ``progress.left`` then says what was not read.
     """
     progress = progress or Progress()
+    first = True
+
+    def check_time(offset: int) -> None:
+        check()
+        if not first and time.monotonic() > until_s:
+            raise _OutOfTime(offset)
+
     progress.left = {each: (low, high) for each, (low, high) in selection.ranges.items() if low < high}
     size = CHUNK_OFFSETS_FIRST
     while progress.left:
@@ -180,17 +218,24 @@ def scan(
             chunk = (max(low, high - size), high) if newest_first else (low, min(high, low + size))
             found: list[Found] = []
             held = 0
-            for part in _read(client, partition, chunk, selection.committed, matcher, progress, check):
-                if not newest_first and size > MERGED_OFFSETS_MAX:
-                    yield part
-                    continue
-                found += part
-                held += sum(map(_size, part))
-                if held > held_max and len(found) > 1:
-                    found, chunk, is_full = _narrowed(found, chunk, held_max, newest_first)
-                    held, widest = sum(map(_size, found)), min(widest, chunk[1] - chunk[0])
-                    if is_full:
-                        break
+            try:
+                for part in _read(client, partition, chunk, selection.committed, matcher, progress, check_time):
+                    if not newest_first and size > MERGED_OFFSETS_MAX:
+                        yield part
+                        continue
+                    found += part
+                    held += sum(map(_size, part))
+                    if held > held_max and len(found) > 1:
+                        found, chunk, is_full = _narrowed(found, chunk, held_max, newest_first)
+                        held, widest = sum(map(_size, found)), min(widest, chunk[1] - chunk[0])
+                        if is_full:
+                            break
+            except _OutOfTime as over:
+                if newest_first:  # the newest of the chunk were not read: it is for the next time
+                    yield merge(merged, newest_first)
+                    return
+                chunk = low, min(max(over.offset, low), chunk[1])
+            first = False
             progress.offsets += chunk[1] - chunk[0]
             _take(progress.left, partition, (low, chunk[0]) if newest_first else (chunk[1], high))
             ordered = found[::-1] if newest_first else found
@@ -203,6 +248,13 @@ def scan(
                 return
         yield merge(merged, newest_first)
         size = min(size * GROWTH, CHUNK_OFFSETS_MAX) if widest == size else max(widest, 1)
+
+
+class _OutOfTime(Exception):
+    """``offset``: the first that was not read."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
 
 
 def _size(found: Found) -> int:
@@ -248,7 +300,7 @@ def _read(
     committed: bool,
     matcher: Matcher,
     progress: Progress,
-    check: Callable[[], None],
+    check: Callable[[int], None],
 ) -> Iterator[list[Found]]:
     """Matches of one chunk in the order of the log, batch by batch. What retention removes meanwhile is passed over."""
     low, high = chunk
@@ -257,11 +309,12 @@ def _read(
         read_committed=committed,
         timeout_ms=10_000,
         bytes_per_fetch=SMALL_FETCH_BYTES if small else LARGE_FETCH_BYTES,
+        check=check,
     )
     while low < high:
         try:
             for batch in fetch_range(client, partition, low, high, options=options):
-                check()
+                check(low)
                 low = batch.next_offset
                 if not batch.is_control:
                     progress.records += _inside(batch, chunk)

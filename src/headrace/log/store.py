@@ -20,6 +20,7 @@ the data directory is reported and not changed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -41,15 +42,24 @@ from headrace.log.unsynced import FlushMark
 from headrace.ports import Disk
 from headrace.vocabulary import Offset
 
-__all__ = ["RESTORED", "CheckpointJob", "LogStore", "exhaust", "in_chunks"]
+__all__ = ["RESTORED", "CheckpointJob", "LogStore", "epoch_of_time", "exhaust", "in_chunks"]
 
 LOGS_PER_STEP = 100
+EPOCH_MS = 2_000
+EPOCH_MAX = 2**31 - 1_000_000
+"""There must be room for starts after it."""
 RESTORED: Final = "restored"
 _OWN_NAMES: Final = frozenset(
     {"lock", "format", "checkpoint", "checkpoint.tmp", "flushed", "deleted", "snapshots", RESTORED, *SPACES}
 )
 
 T = TypeVar("T")
+
+
+def epoch_of_time(now_ms: int) -> int:
+    """A leader epoch for a broker that does not know its last one: greater than all before, as long as no broker is
+    started every two seconds for long. It has 31 bits, which last until 2106."""
+    return min(now_ms // EPOCH_MS, EPOCH_MAX)
 
 
 def in_chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -271,6 +281,13 @@ class LogStore:
     def is_restored(self) -> bool:
         """Whether this is a backup, restored: what was done after the backup was made is missing."""
         return self.disk.exists(f"{self.directory}/{RESTORED}")
+
+    def restored_epoch(self) -> int:
+        """The leader epoch to begin with that a restore has chosen; 0 where there is none."""
+        if not self.is_restored:
+            return 0
+        file = self.disk.open(f"{self.directory}/{RESTORED}", writable=False)
+        return int(json.loads(file.pread(file.size(), 0)).get("leader_epoch", 0))
 
     def forget_restored(self) -> None:
         """What follows from a restored backup is durable."""

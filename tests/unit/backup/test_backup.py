@@ -21,6 +21,7 @@ from headrace.cli.main import run
 from headrace.client import Admin, Client, Groups, Producer, TopicPartition, end_offsets
 from headrace.errors import HeadraceError, UsageError
 from headrace.log.snapshot import sweep
+from headrace.log.store import epoch_of_time
 from tests.waiting import PATIENCE_S, eventually
 
 TOPIC = "orders"
@@ -97,6 +98,63 @@ def test_clients_of_the_old_broker_notice_a_restored_one_by_its_leader_epoch_and
     with testing.broker(data=tmp_path / "again") as again:
         send(again.bootstrap, 1)
         assert last_batch(tmp_path / "again")["producer_id"] > new["producer_id"], "also at its second start"
+
+
+def test_two_restores_right_after_each_other_do_not_share_an_epoch_with_one_another(
+    broker: testing.InProcessBroker, tmp_path: Path
+) -> None:
+    """What one of the two writes under an epoch must not be taken for what the other writes under it."""
+    send(broker.bootstrap, 1)
+    repository = Repository.create(str(tmp_path / "backups"))
+    made = backed_up(broker.bootstrap, repository)
+    used: list[set[int]] = []
+    for name in ("first", "second"):
+        restore(repository, made.manifest, str(tmp_path / name))
+        epochs = set()
+        for _ in range(3):
+            with testing.broker(data=tmp_path / name) as again:
+                send(again.bootstrap, 1)
+            epochs.add(last_batch(tmp_path / name)["leader_epoch"])
+        used.append(epochs)
+    assert len(used[0]) == 3
+    assert used[0].isdisjoint(used[1])
+    assert min(used[1]) > max(used[0])
+
+
+def test_backups_that_may_only_be_read_are_restored(broker: testing.InProcessBroker, tmp_path: Path) -> None:
+    repository = Repository.create(str(tmp_path / "backups"))
+    made = backed_up(broker.bootstrap, repository)
+    (tmp_path / "backups/epoch.tmp").mkdir()  # root may write anywhere, but no file over a directory
+    restore(repository, made.manifest, str(tmp_path / "again"))
+    assert not (tmp_path / "backups/epoch").exists()
+    with testing.broker(data=tmp_path / "again") as again:
+        assert ends(again.bootstrap) == {P0: 0}
+
+
+def test_a_leader_epoch_fits_its_31_bits_whatever_the_clock_says() -> None:
+    now_ms = 1_800_000_000_000
+    assert epoch_of_time(now_ms + 2_000) == epoch_of_time(now_ms) + 1
+    assert epoch_of_time(now_ms) > now_ms // 60_000, "an earlier version counted minutes"
+    assert epoch_of_time(2**62) < 2**31
+
+
+def test_backups_of_two_clusters_do_not_go_into_one_directory(
+    broker: testing.InProcessBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = str(tmp_path / "backups")
+    assert run(["backup", "create", target, "--bootstrap", broker.bootstrap]) == 0
+    with testing.broker(data=tmp_path / "other") as other:
+        assert run(["backup", "create", target, "--bootstrap", other.bootstrap]) == 1
+        assert f"has backups of the cluster {cluster(broker.bootstrap)}" in capsys.readouterr().err
+    assert run(["backup", "create", target, "--data", str(tmp_path / "other")]) == 1
+    assert "give each cluster its own directory" in capsys.readouterr().err
+    assert len(Repository(target).names()) == 1
+    broker.stop()
+    assert run(["backup", "create", target, "--data", str(tmp_path / "data")]) == 0
+    assert run(["restore", target, "--data", str(tmp_path / "again")]) == 0
+    with testing.broker(data=tmp_path / "again") as again:
+        assert run(["backup", "create", target, "--bootstrap", again.bootstrap]) == 0, "a restored one is the same"
+    assert len(Repository(target).names()) == 3
 
 
 def last_batch(data: Path) -> dict[str, int]:

@@ -22,7 +22,6 @@ export function messageBrowser(view, topic) {
   let place = null;
   let columns = load(`columns.${topic}`, []);
   let shown = [];
-  let ranges = {};
   let round = 0;
 
   // ---- what is asked for -------------------------------------------------------------------------------------------
@@ -59,24 +58,16 @@ export function messageBrowser(view, topic) {
       const found = await get("messages", { ...asked(), order: isOldest() ? "oldest" : "newest", count: COUNT, ...more });
       if (own !== round) return;
       shown = [...shown, ...found.messages];
-      ranges = found.ranges;
-      drawRows();
-      fill(foot, h("span.muted", plural(shown.length, "message")), found.messages.length === COUNT
-        ? h("button.button.small", { on: { click: () => page({ ranges: rest() }) } }, isOldest() ? "Newer messages" : "Older messages") : h("span.muted", "No more messages"));
+      drawRows(found.why === "time");
+      const next = found.why === "time" ? "Look further" : isOldest() ? "Newer messages" : "Older messages";
+      fill(foot, h("span.muted", plural(shown.length, "message")),
+        found.why === "time" ? h("span.muted.late", `Looking through ${plural(found.looked, "offset")} took too long: compaction or aborted transactions have left few messages.`) : null,
+        found.left ? h("button.button.small", { on: { click: () => page({ ranges: found.left }) } }, next) : h("span.muted", "No more messages"));
     } catch (error) {
       if (own !== round) return;
       fill(rows);
       view.problem(error.message, error.hint);
     }
-  }
-
-  /** What is left of the ranges when what is shown has been seen. */
-  function rest() {
-    return Object.entries(ranges).map(([partition, [low, high]]) => {
-      const offsets = shown.filter((each) => each.partition === Number(partition)).map((each) => each.offset);
-      if (!offsets.length) return [partition, low, high];
-      return isOldest() ? [partition, Math.max(...offsets) + 1, high] : [partition, low, Math.min(...offsets)];
-    }).filter(([, low, high]) => low < high).map((each) => each.join(":")).join(",") || "0:0:0";
   }
 
   // ---- live tail -----------------------------------------------------------------------------------------------------
@@ -145,9 +136,10 @@ export function messageBrowser(view, topic) {
       h("th.grow", "Value"));
   }
 
-  function drawRows() {
+  function drawRows(isLate = false) {
     if (!shown.length) {
-      fill(rows, h("tr.no-hover", h("td", { colspan: 9 }, empty("No messages here", "The topic is empty in this place. Produce one, or look elsewhere."))));
+      const why = isLate ? empty("No messages yet", "There is more to look through.") : empty("No messages here", "The topic is empty in this place. Produce one, or look elsewhere.");
+      fill(rows, h("tr.no-hover", h("td", { colspan: 9 }, why)));
       return;
     }
     const open = new Set([...rows.querySelectorAll("tr.open")].map((each) => each.dataset.at));
