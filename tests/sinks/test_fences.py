@@ -16,6 +16,9 @@ from headrace.errors import Refused
 from headrace.spark.owner import PipelineRun, owner_text
 from headrace.targets.delta import DeltaTarget
 from headrace.targets.sql import table as to_sql
+from headrace.targets.sql.dialect import TableName
+from headrace.targets.sql.rebuild import SqlRebuild
+from headrace.targets.sql.table import SqlSession
 from headrace.targets.target import Changes, Delivery, Fence, Letters, Target, Unavailable
 from tests.sinks.world import SCHEMA, Base, changes_of, deliver, fence
 from tests.waiting import eventually
@@ -110,6 +113,43 @@ def test_two_new_checkpoints_of_one_pipeline_at_once_write_into_an_empty_table_o
     with pytest.raises(Refused, match=r"from another checkpoint \(query one, batch 0 at \S+, by A\)"):
         two_at_once(base, fence(0, owner="A", query="one"), fence(0, owner="B", query="two"))
     assert base.rows(columns="count(*), count(distinct id)") == [(10, 10)]
+
+
+def test_a_run_that_waits_while_its_table_is_rebuilt_finds_the_fence_of_the_rebuild_and_adds_no_row(
+    base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver on another machine, with a copy of the checkpoint from before the rebuild."""
+    target, inside, gate = base.target(key=()), threading.Event(), threading.Event()
+    deliver(target, [(0, "x"), (1, "x")], at=fence(0, query="old", owner="A"))
+    version = target.version()
+    version.begin("p")
+    deliver(version.target, [(0, "x"), (1, "x"), (2, "x")], at=fence(0, query="new", owner="R"))
+    hand_over, claim, claimed = SqlRebuild._hand_over_fence, SqlSession._claim, threading.Event()
+
+    def handed_over(self: SqlRebuild, filled: TableName) -> None:
+        hand_over(self, filled)
+        inside.set()
+        assert gate.wait(TOGETHER), "the gate stays closed"
+
+    def claim_before(self: SqlSession, at: Fence) -> None:
+        claim(self, at)
+        claimed.set()
+        assert inside.wait(TOGETHER), "the rebuild does not get there"
+
+    monkeypatch.setattr(SqlRebuild, "_hand_over_fence", handed_over)
+    monkeypatch.setattr(SqlSession, "_claim", claim_before)
+    with ThreadPoolExecutor(2) as threads:
+        late = threads.submit(deliver, target, [(2, "x")], at=fence(1, query="old", owner="B"))
+        assert claimed.wait(TOGETHER)
+        switch = threads.submit(version.switch)
+        assert inside.wait(TOGETHER)
+        eventually(lambda: someone_waits(base) or late.done())
+        gate.set()
+        switch.result()
+        with pytest.raises(Refused, match="was rebuilt, and has the rows that this older checkpoint"):
+            late.result()
+    assert base.rows(columns="count(*), count(distinct id)") == [(3, 3)]
+    deliver(target, [(3, "x")], at=fence(1, query="new", owner="C"))
 
 
 @pytest.mark.parametrize("key", [(), ("id",)])

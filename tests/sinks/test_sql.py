@@ -109,7 +109,15 @@ def test_a_truncation_is_refused_where_another_pipeline_writes_into_the_table_to
     deliver(base.target(), [(2, "theirs")], at=fence(0, query="other", pipeline="other"))
     with pytest.raises(Refused, match=r"other pipelines have written into the table too \(other\)"):
         deliver(base.target(), replace(changes_of([]), truncates=True), at=fence(1))
+    with pytest.raises(Refused, match=r"other pipelines have written into the table too \((other, p|p, other)\)"):
+        deliver(base.target(), replace(changes_of([]), truncates=True))  # bounded: it has no fence
     assert base.rows() == [(1, "mine"), (2, "theirs")]
+
+
+def test_a_truncation_in_a_bounded_write_empties_a_table_that_nobody_follows(base: Base) -> None:
+    deliver(base.target(), [(1, "before")])
+    deliver(base.target(), replace(changes_of([(2, "after")]), truncates=True))
+    assert base.rows() == [(2, "after")]
 
 
 def test_a_key_may_have_several_columns(base: Base) -> None:

@@ -77,13 +77,16 @@ def on_spark(
     log_path: Path,
     bootstrap: str,
     output: str,
+    checkpoints: str | None,
 ) -> Iterator[tuple[SparkSession, Screen, Loaded]]:
     """A session, the screen, and the chosen pipelines of a file with its dashboards. What is wrong with these is said
-    before Spark starts, as far as it can be known then."""
+    before Spark starts, as far as it can be known then; also that one of them runs already, where ``checkpoints`` is
+    the folder that has to be free."""
     conf = settings_of(settings, "--conf", "spark.driver.memory=4g")
     _need_spark()
     from headrace.spark.progress import board_on
     from headrace.spark.run.before_spark import check_topics, load_early
+    from headrace.spark.run.checkpoint_lock import check_free
     from headrace.spark.run.java import find_java
     from headrace.spark.run.launch import LogFile, open_session
     from headrace.spark.run.pipelines import choose, load_file
@@ -91,6 +94,8 @@ def on_spark(
     loaded = load_early(file, only)
     find_java()
     check_topics(file, loaded, bootstrap)
+    if checkpoints is not None and loaded is not None:
+        check_free(checkpoints, [each.name for each in loaded.pipelines])
     log = LogFile(log_path)
     # With JSON, stdout is for programs: rows that the console sink prints would break it.
     tables = sys.stderr if output == "json" else None

@@ -31,7 +31,14 @@ def command(
     moment. Stop the pipeline before; headrace run goes on after what was rebuilt.
     """
     with on_spark(
-        file, (name,), master=master, settings=settings, log_path=log_path, bootstrap=bootstrap, output=output
+        file,
+        (name,),
+        master=master,
+        settings=settings,
+        log_path=log_path,
+        bootstrap=bootstrap,
+        output=output,
+        checkpoints=checkpoints,
     ) as (spark, screen, loaded):
         from headrace.spark.run.rebuild import rebuild
         from headrace.spark.run.runner import Choices

@@ -77,7 +77,14 @@ def command(
     let micro-batches finish, and exit 0.
     """
     with on_spark(
-        file, only, master=master, settings=settings, log_path=log_path, bootstrap=bootstrap, output=output
+        file,
+        only,
+        master=master,
+        settings=settings,
+        log_path=log_path,
+        bootstrap=bootstrap,
+        output=output,
+        checkpoints=checkpoints if state_key is None else None,
     ) as (spark, screen, loaded):
         from headrace.spark.run.runner import Choices, run
 

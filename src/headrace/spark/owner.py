@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 __all__ = ["PipelineRun", "owner_text"]
@@ -36,4 +36,14 @@ class PipelineRun:
     owner: str = field(default_factory=owner_text)
     has_written: bool = False
     dead_letters: int = 0
-    """Rows that the target refused since this process began."""
+    """Rows that the target refused since this process began; all targets together."""
+    part_of: PipelineRun | None = None
+
+    def beside_others(self) -> PipelineRun:
+        """The same run for one of several targets: whether it has written is known for each of them."""
+        return replace(self, part_of=self)
+
+    def refused(self, rows: int) -> None:
+        self.dead_letters += rows
+        if self.part_of is not None:
+            self.part_of.refused(rows)

@@ -62,7 +62,59 @@ def test_topics_are_found_where_they_stand_as_plain_names() -> None:
         TopicRead("shop.orders", 8, "revenue"),
         TopicRead("raw", 12, "clean"),
         TopicRead("more", 12, "clean"),
+        TopicRead("", 16, "follows"),
     ]
+
+
+HELPED = (
+    HEAD
+    + """
+import httpx
+from headrace.spark import table as latest
+
+def orders(spark):
+    return hr.changes(raw(spark, "id long"), key="id")
+
+def raw(spark, schema):
+    return hr.stream(spark, topic="shop.main.orders", schema=schema, value_format="debezium")
+
+def prices(spark):
+    httpx.stream("GET", "https://example.com")
+    return latest(spark, "prices")
+
+@hr.pipeline
+def totals(spark):
+    return hr.view(orders(spark), "id", {"orders": "count"})
+
+def made(name, topic):
+    @hr.pipeline(name=name)
+    def inner(spark):
+        return hr.stream(spark, topic).join(prices(spark), "id")
+    return inner
+
+made("priced", "orders")
+"""
+)
+
+
+def test_topics_are_found_in_the_functions_that_a_pipeline_calls_and_not_in_others() -> None:
+    assert topics_read(HELPED, {"totals"}) == [TopicRead("shop.main.orders", 11, "raw")]
+    assert topics_read(HELPED, {"inner"}) == [TopicRead("prices", 15, "prices"), TopicRead("", 24, "made")]
+    assert topics_read(HELPED, set()) == []
+
+
+def test_a_topic_that_a_helper_reads_is_refused_before_spark_starts(tmp_path: Path, running: TestBroker) -> None:
+    """As in the tutorial, where one function reads the orders for all pipelines."""
+    path = file(tmp_path, HELPED.replace("import httpx", ""))
+    with pytest.raises(UsageError, match=r"shop.py:11: there is no topic 'shop.main.orders'"):
+        check_topics(path, load_early(path, ("totals",)), running.bootstrap)
+
+
+def test_a_broker_that_is_away_is_refused_also_where_no_topic_has_a_plain_name(tmp_path: Path) -> None:
+    text = HEAD + "@hr.pipeline\ndef copied(spark):\n    return hr.stream(spark, '-'.join(['a', 'b']))\n"
+    path = file(tmp_path, text)
+    with pytest.raises(BrokerUnreachable):
+        check_topics(path, load_early(path, ()), "127.0.0.1:1")
 
 
 def test_a_topic_that_is_not_there_is_refused_with_the_line_that_reads_it(tmp_path: Path, running: TestBroker) -> None:
@@ -94,6 +146,8 @@ def test_a_file_that_reads_no_plain_topic_needs_no_broker(tmp_path: Path) -> Non
         ("import no_such_module_at_all\n", (), "shop.py:1: ModuleNotFoundError"),
         ("x = 1\n", (), "has no pipeline"),
         (HEAD + "\nhr.sinks.sql('oracle://x', table='t', wides=1)\n", (), "shop.py:4: a sink knows no 'wides'"),
+        (HEAD + "\nhr.sinks.sql('oracle://me:word@x/y', table='t')\n", (), "shop.py:4: oracle://me@x/y is no database"),
+        (HEAD + "\n@hr.pipeline(sinks=hr.sinks.console())\ndef a(spark): ...\n", (), "shop.py:4: sinks=.* is no list"),
         (READING, ("revenu",), "there is no pipeline 'revenu'"),
     ],
 )

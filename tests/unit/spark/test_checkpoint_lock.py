@@ -19,6 +19,7 @@ from headrace.spark.run.checkpoint_lock import (
     LocalLock,
     Locks,
     StoredFile,
+    check_free,
     local_folder,
     locked,
     take_leases,
@@ -50,6 +51,22 @@ def test_a_second_driver_of_a_checkpoint_is_refused_with_the_name_of_the_first(t
     ):
         raise AssertionError("two drivers hold one checkpoint")
     with locked(str(tmp_path), ["other", "items", "orders"], no_store, no_words) as locks:
+        locks.check()
+
+
+def test_whether_a_checkpoint_is_free_is_known_without_taking_or_making_it(tmp_path: Path) -> None:
+    """For a command that has not started Spark yet."""
+    check_free(str(tmp_path / "none"), ["orders"])
+    check_free("hdfs:///headrace", ["orders"])
+    assert not list(tmp_path.iterdir())
+    with locked(str(tmp_path), ["orders"], no_store, no_words):
+        check_free(str(tmp_path), ["items"])
+        with pytest.raises(
+            CheckpointInUse, match=r"/orders is in use by process \d+ on .+ since 20.*Stop that process"
+        ):
+            check_free(f"file://{tmp_path}", ["items", "orders"])
+    check_free(str(tmp_path), ["orders"])
+    with locked(str(tmp_path), ["orders"], no_store, no_words) as locks:
         locks.check()
 
 

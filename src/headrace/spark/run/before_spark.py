@@ -1,7 +1,8 @@
 """What can be known of a file of pipelines before Spark starts, which takes half a minute.
 
 The file is run, unless its top level needs Spark (``F.col`` does); then it is run again later. The topics that it reads
-are looked up where they stand in the text as plain names, read from the broker of the command line.
+are looked up where they stand in the text as plain names, read from the broker of the command line; in the functions
+that are pipelines, and in those of the file that these call.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ __all__ = ["check_topics", "load_early", "topics_read"]
 
 STARTS_SPARK = re.compile(r"\b(getOrCreate|session)\s*\(")
 PYSPARK = Path(pyspark.__file__).parent
+SPARK_MODULE = "headrace.spark"
 READERS = frozenset({"stream", "batch", "table"})
 BROKER_TIMEOUT_MS = 2_000
 
@@ -51,27 +53,27 @@ def _comes_from_pyspark(error: BaseException) -> bool:
 @dataclass(frozen=True, slots=True)
 class TopicRead:
     topic: str
+    """Empty where the name is not written there."""
     line: int
     function: str
 
 
-def topics_read(text: str) -> list[TopicRead]:
-    """Topics that functions read by their plain names, from the default broker, with nothing said of encryption.
+def topics_read(text: str, chosen: Set[str] | None = None) -> list[TopicRead]:
+    """What functions read from the default broker, with nothing said of encryption.
 
-    Those that the file writes itself need not be there yet.
+    ``chosen``: only these functions, and those that they use. Topics that the file writes itself need not be there yet;
+    they have no name here either.
     """
     module = ast.parse(text)
-    names = dict(_constants(module))
-    written = topics_written(text)
+    names, readers, written = dict(_constants(module)), _Readers.of(module), topics_written(text)
     found = []
-    for function in module.body:
-        if not isinstance(function, ast.FunctionDef):
-            continue
-        for call in _calls(function, READERS):
-            plain = not any(keyword.arg in (None, "bootstrap") for keyword in call.keywords)
-            given = _text(call.args[1], names) if plain and len(call.args) > 1 else None
-            topics = [each.strip() for each in (given or "").split(",")]
-            found += [TopicRead(each, call.lineno, function.name) for each in topics if each and each not in written]
+    for function in _used(module, chosen):
+        for call in _calls(function, READERS | readers.functions):
+            if not readers.is_one(call) or any(keyword.arg in (None, "bootstrap") for keyword in call.keywords):
+                continue
+            topics = [each.strip() for each in (_topic_of(call, names) or "").split(",")]
+            unknown = [each for each in topics if each and each not in written]
+            found += [TopicRead(each, call.lineno, function.name) for each in unknown or [""]]
     return found
 
 
@@ -86,7 +88,7 @@ def check_topics(path: Path, loaded: Loaded | None, bootstrap: str) -> None:
     """Refuse a broker that is away and a topic that is not there, with the line that reads or shows it."""
     text = path.read_text()
     chosen = None if loaded is None else {getattr(each.build, "__name__", "") for each in loaded.pipelines}
-    wanted = [(path, each) for each in topics_read(text) if chosen is None or each.function in chosen]
+    wanted = [(path, each) for each in topics_read(text, chosen)]
     wanted += _shown(loaded.dashboards, topics_written(text)) if loaded is not None else []
     if not wanted:
         return
@@ -94,7 +96,7 @@ def check_topics(path: Path, loaded: Loaded | None, bootstrap: str) -> None:
     with Client(bootstrap, options) as client:
         known = [each.name for each in client.topics()]
     for file, each in wanted:
-        if each.topic not in known:
+        if each.topic and each.topic not in known:
             close = difflib.get_close_matches(each.topic, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"headrace topic create {each.topic}"
             raise UsageError(f"{file}:{each.line}: there is no topic {each.topic!r} at {bootstrap}", hint)
@@ -108,6 +110,57 @@ def _shown(dashboards: Sequence[Dashboard], written: Set[str | None]) -> list[tu
         if each.topic not in written:
             found.append((Path(file), TopicRead(each.topic, int(line), "dashboard")))
     return found
+
+
+def _used(module: ast.Module, chosen: Set[str] | None) -> list[ast.FunctionDef]:
+    """The functions of a file that are named, and those that they name in turn; all of them without ``chosen``.
+
+    A function within another is a part of that one.
+    """
+    functions = [each for each in module.body if isinstance(each, ast.FunctionDef)]
+    if chosen is None:
+        return functions
+    inside = {
+        each.name: {node.name for node in ast.walk(each) if isinstance(node, ast.FunctionDef)} for each in functions
+    }
+    named = {each.name: {node.id for node in ast.walk(each) if isinstance(node, ast.Name)} for each in functions}
+    used = {each.name for each in functions if inside[each.name] & chosen}
+    waiting = list(used)
+    while waiting:
+        further = (named[waiting.pop()] & named.keys()) - used
+        used |= further
+        waiting += further
+    return [each for each in functions if each.name in used]
+
+
+@dataclass(frozen=True, slots=True)
+class _Readers:
+    """How a file calls the functions that read topics; other libraries have a ``stream`` too."""
+
+    modules: frozenset[str]
+    functions: frozenset[str]
+
+    @classmethod
+    def of(cls, module: ast.Module) -> _Readers:
+        modules, functions = {SPARK_MODULE}, set[str]()
+        for node in ast.walk(module):
+            if isinstance(node, ast.Import):
+                modules |= {each.asname for each in node.names if each.name == SPARK_MODULE and each.asname}
+            elif isinstance(node, ast.ImportFrom) and node.module == "headrace":
+                modules |= {each.asname or each.name for each in node.names if each.name == "spark"}
+            elif isinstance(node, ast.ImportFrom) and node.module == SPARK_MODULE:
+                functions |= {each.asname or each.name for each in node.names if each.name in READERS}
+        return cls(frozenset(modules), frozenset(functions))
+
+    def is_one(self, call: ast.Call) -> bool:
+        if isinstance(call.func, ast.Attribute):
+            return ast.unparse(call.func.value) in self.modules
+        return isinstance(call.func, ast.Name) and call.func.id in self.functions
+
+
+def _topic_of(call: ast.Call, names: dict[str, str]) -> str | None:
+    given = [each.value for each in call.keywords if each.arg == "topic"] or call.args[1:2]
+    return _text(given[0], names) if given else None
 
 
 def _constants(module: ast.Module) -> Iterator[tuple[str, str]]:

@@ -26,7 +26,17 @@ from typing import Protocol
 from headrace.errors import HeadraceError
 from headrace.spark.owner import owner_text
 
-__all__ = ["CheckpointInUse", "Lease", "LocalLock", "Locks", "StoredFile", "local_folder", "locked", "take_leases"]
+__all__ = [
+    "CheckpointInUse",
+    "Lease",
+    "LocalLock",
+    "Locks",
+    "StoredFile",
+    "check_free",
+    "local_folder",
+    "locked",
+    "take_leases",
+]
 
 FOLDER = ".locks"
 LEASE_S = 30.0
@@ -186,6 +196,25 @@ def local_folder(checkpoints: str) -> Path | None:
     if checkpoints.startswith("file:"):
         return Path("/" + checkpoints.removeprefix("file:").lstrip("/"))
     return None if "://" in checkpoints else Path(checkpoints)
+
+
+def check_free(checkpoints: str, pipelines: Sequence[str]) -> None:
+    """Refuse at once what ``locked`` would refuse later. Nothing is held or made; leases are not looked at."""
+    folder = local_folder(checkpoints)
+    if folder is None:
+        return
+    for name in pipelines:
+        try:
+            file = os.open(folder / FOLDER / name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue  # nobody has run it yet, or it cannot be locked, which is reported when it is
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(file, 1000, 0).decode(errors="replace").strip()
+            raise _in_use(f"{checkpoints.rstrip('/')}/{name}", owner) from None
+        finally:
+            os.close(file)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from headrace.errors import UsageError
 from headrace.spark.sinks.following import Following
 from headrace.spark.sinks.plain import Sink
 from headrace.targets.sql.dialect import TableName
-from headrace.targets.sql.table import SqlTarget
+from headrace.targets.sql.table import SqlTarget, check_scheme
 from headrace.targets.target import Target
 
 __all__ = ["delta", "email", "find", "opensearch", "redis", "search", "sql", "webhook"]
@@ -37,7 +37,9 @@ def sql(
     ``dead_letters`` a topic for rows that the target refuses, which end the pipeline otherwise; ``refused_max`` how
     many of them a batch may have; ``bootstrap`` and ``options`` are for the broker with that topic.
     """
-    return _following(SqlTarget(Address(url), TableName.of(table), _names(key), version, create, widen), more)
+    made = _following(SqlTarget(Address(url), TableName.of(table), _names(key), version, create, widen), more)
+    check_scheme(Address(url))
+    return made
 
 
 def search(

@@ -154,7 +154,7 @@ class Follower:
             outcome = session.write(delivery)
         finally:
             session.close()
-        self.run.dead_letters += letters.count
+        self.run.refused(letters.count)
         return outcome
 
     def _fence(self, frame: DataFrame, batch_id: int) -> Fence:

@@ -31,8 +31,10 @@ from headrace.spark.sinks.plain import BatchWrite, Sink, as_sink
 __all__ = ["Several", "Transformed", "several"]
 
 
-def several(given: Sequence[Sink | BatchWrite]) -> Sink:
+def several(given: Sequence[Sink | BatchWrite] | Sink | BatchWrite) -> Sink:
     """One sink that is all of these. Two that write to the same place are refused."""
+    if not isinstance(given, Sequence):
+        raise UsageError(f"sinks={given!r} is no list", "sinks=[one, other]; one alone: sink=…")
     sinks = tuple(as_sink(each) for each in given)
     if not sinks:
         raise UsageError("sinks=[] has no sink", "sinks=[hr.sinks.topic(…), hr.sinks.sql(…)]")
@@ -54,8 +56,17 @@ class Several(Sink):
         return ", ".join(each.describe() for each in self.sinks)
 
     def for_run(self, run: PipelineRun) -> Several:
-        """The run is the same, but which targets it has written to is known for each of them."""
-        return Several(tuple(each.for_run(replace(run)) for each in self.sinks))
+        return Several(tuple(each.for_run(run.beside_others()) for each in self.sinks))
+
+    @property
+    def results_topic(self) -> str:
+        """The first of them."""
+        return next((each.results_topic for each in self.sinks if each.results_topic), "")
+
+    @property
+    def dead_letters_topic(self) -> str:
+        """The first of them."""
+        return next((each.dead_letters_topic for each in self.sinks if each.dead_letters_topic), "")
 
     def stream(self, rows: DataFrame, mode: str, checkpoint: str) -> DataStreamWriter:
         return rows.writeStream.outputMode(mode).foreachBatch(self.batches(rows, mode, checkpoint))
@@ -99,6 +110,14 @@ class Transformed(Sink):
 
     def for_run(self, run: PipelineRun) -> Transformed:
         return replace(self, sink=self.sink.for_run(run))
+
+    @property
+    def results_topic(self) -> str:
+        return self.sink.results_topic
+
+    @property
+    def dead_letters_topic(self) -> str:
+        return self.sink.dead_letters_topic
 
     def stream(self, rows: DataFrame, mode: str, checkpoint: str) -> DataStreamWriter:
         return self.sink.stream(self._checked(rows), mode, checkpoint)

@@ -46,9 +46,10 @@ from headrace.targets.target import (
     utc,
 )
 
-__all__ = ["FENCES", "SqlSession", "SqlTarget", "connect"]
+__all__ = ["FENCES", "SqlSession", "SqlTarget", "check_scheme", "connect"]
 
 FENCES = "headrace_fences"
+SCHEMES = ("postgresql", "postgres", "mysql", "mariadb", "sqlite")
 FENCE_WAIT_S_MAX = 30
 """How long a run that takes over waits for the batch of the run before it."""
 FENCE_COLUMNS = ("target", "pipeline", "query", "owner", "batch_id", "ends", "replaced", "written_at")
@@ -95,9 +96,7 @@ def connect(address: Address, shown: str) -> Dialect:
     elif scheme == "sqlite":
         from headrace.targets.sql.sqlite import Sqlite as Chosen  # type: ignore[assignment]
     else:
-        raise UsageError(
-            f"{address.shown} is no database that this sink knows", "postgresql://…, mysql://…, sqlite:///FILE"
-        )
+        raise _unknown_scheme(address)
     try:
         return Chosen(address)
     except HeadraceError:
@@ -107,6 +106,18 @@ def connect(address: Address, shown: str) -> Dialect:
         if Chosen.refuses_login(error):
             raise login_refused(shown, reason) from None
         raise Unavailable(f"{shown} cannot be reached: {reason}") from None
+
+
+def check_scheme(address: Address) -> None:
+    """Refuse what is no database here. An address that is all in the environment is looked at when it is used."""
+    if not address.text.startswith("${") and address.scheme not in SCHEMES:
+        raise _unknown_scheme(address)
+
+
+def _unknown_scheme(address: Address) -> UsageError:
+    return UsageError(
+        f"{address.shown} is no database that this sink knows", "postgresql://…, mysql://…, sqlite:///FILE"
+    )
 
 
 def _line(error: BaseException) -> str:
@@ -170,12 +181,14 @@ class SqlSession(Session):
         self.dialect.update(self._place, changes.rows)
 
     def _empty(self, fence: Fence | None) -> None:
-        """Remove all rows, unless other pipelines write into the table too: which rows are theirs is not known."""
-        if fence is not None:
+        """Remove all rows, unless other pipelines write into the table too: which rows are theirs is not known.
+
+        A bounded write has no fence, so every pipeline that has one is another."""
+        if fence is not None or self.dialect.columns(self._fences):
             others = self.dialect.run(
                 f"SELECT pipeline FROM {self.dialect.table(self._fences)} WHERE target = {MARK} AND pipeline <> {MARK} "
                 f"AND batch_id > {MARK}",
-                (*self._name_of(fence), NO_BATCH),
+                (self.target.name.name, fence.name if fence is not None else "", NO_BATCH),
             )
             if others:
                 raise Refused(
@@ -357,13 +370,23 @@ class SqlSession(Session):
         return self.target.name.name, fence.name
 
     def _hand_over_fence(self, filled: TableName) -> None:
-        """The fence of the batches that filled a new version becomes the target's, and names the query it replaces."""
+        """The fence of the batches that filled a new version becomes the target's, and names the query it replaces.
+
+        In place too: a run that waits for a row that is deleted would wake to none, and take the target for new."""
         fences, here = self.dialect.table(self._fences), self.target.name.name
-        for (pipeline,) in self.dialect.run(f"SELECT pipeline FROM {fences} WHERE target = {MARK}", (filled.name,)):
-            one = f"WHERE target = {MARK} AND pipeline = {MARK}"
+        one = f"WHERE target = {MARK} AND pipeline = {MARK}"
+        handed = self.dialect.run(
+            f"SELECT pipeline, query, owner, batch_id, ends, written_at FROM {fences} WHERE target = {MARK}",
+            (filled.name,),
+        )
+        for pipeline, *new in handed:
             old = self.dialect.run(f"SELECT query FROM {fences} {one}{self.dialect.lock_suffix}", (here, pipeline))
-            self.dialect.run(f"DELETE FROM {fences} {one}", (here, pipeline))
+            if not old:
+                self.dialect.run(f"UPDATE {fences} SET target = {MARK} {one}", (here, filled.name, pipeline))
+                continue
             self.dialect.run(
-                f"UPDATE {fences} SET target = {MARK}, replaced = {MARK} {one}",
-                (here, old[0][0] if old else "", filled.name, pipeline),
+                f"UPDATE {fences} SET query = {MARK}, owner = {MARK}, batch_id = {MARK}, ends = {MARK}, "
+                f"written_at = {MARK}, replaced = {MARK} {one}",
+                (*new, old[0][0], here, pipeline),
             )
+            self.dialect.run(f"DELETE FROM {fences} {one}", (filled.name, pipeline))
