@@ -167,6 +167,34 @@ def test_the_same_id_twice_in_one_append_is_refused_whole(store: EventStore) -> 
     assert store.append("account-1", paid(3)).position == 1
 
 
+def test_an_event_is_known_by_the_id_that_the_store_gave_it(store: EventStore) -> None:
+    store.append("account-1", [paid(1), paid(2)])
+    store.append("account-2", paid(3))
+    one, two, _ = (event.event_id for event in store.read_all())
+    again = store.append("account-1", [paid(1, event_id=one), paid(2, event_id=two)], expected=0)
+    assert (again.repeated, again.first_position, again.position, again.version) == (True, 1, 2, 2)
+    with pytest.raises(AppendConflict, match="an id belongs to one event"):
+        store.append("account-2", paid(9, event_id=one))
+    with pytest.raises(AppendConflict, match="an id belongs to one event"):
+        store.append("account-2", [paid(9, event_id=two), paid(9)])
+    assert store.head() == 3
+
+
+@pytest.mark.parametrize("place", [1, 2, 3, 9])
+def test_an_id_that_looks_like_one_of_the_store_is_an_id_like_any_other(store: EventStore, place: int) -> None:
+    """The first 48 bits of ids that the store makes are a position: of an event here, or of none."""
+    given = f"00000000-{place:04x}-8000-8000-000000000000"
+    store.append("account-1", paid(1))
+    first = store.append("account-1", paid(2, event_id=given), expected=1)
+    again = store.append("account-1", paid(2, event_id=given), expected=1)
+    assert (first.repeated, again.repeated, again.position) == (False, True, 2)
+    with pytest.raises(SourcingError):
+        store.append("account-1", [paid(3, event_id=given), paid(4)])
+    with pytest.raises(SourcingError):
+        store.append("account-1", [paid(3, event_id=f"{given}x"), paid(4, event_id=f"{given}x")])
+    assert store.head() == 2
+
+
 def test_what_cannot_be_stored_is_refused_in_words(store: EventStore) -> None:
     with pytest.raises(UsageError, match="no name of a stream"):
         store.append("", paid(1))

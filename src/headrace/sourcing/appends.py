@@ -25,7 +25,8 @@ __all__ = ["Appended", "Appends", "EventRow", "GroupCommit", "Part", "Progress",
 BATCH_REQUESTS_MAX = 256
 
 EventRow = tuple[str, str, int, str, str, str | None, str | None, str | None]
-"""event_id, type, schema_version, data, tags, correlation_id, causation_id, actor."""
+"""event_id, type, schema_version, data, tags, correlation_id, causation_id, actor. The id is empty where the
+application gave none and the store makes it from the position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ class Request:
     outcome: Appended | BaseException | None = None
     batch: list[Request] = field(default_factory=list)
     """What it has taken to write, while it leads."""
-    wake: Any = field(default_factory=lambda: _locked())
+    wake: Any = None
+    """The lock that it waits with, if it waits."""
 
     @property
     def event_ids(self) -> list[str]:
@@ -125,10 +127,12 @@ class GroupCommit:
     def _join(self, request: Request) -> None:
         """Wait until the request was written, or leads."""
         with self._lock:
-            self._queue.append(request)
             if self._leader is None:
                 self._leader = request
-        if self._leader is not request:
+            else:
+                request.wake = _locked()
+            self._queue.append(request)
+        if request.wake is not None:
             request.wake.acquire()
 
     def _lead(self, own: Request) -> None:

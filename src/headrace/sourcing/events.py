@@ -62,9 +62,11 @@ EXISTS: Literal["exists"] = "exists"
 
 def new_id() -> str:
     """A UUID of version 7: ids that are made one after another stand beside each other in an index."""
-    digits = f"{time.time_ns() // 1_000_000:012x}" + os.urandom(10).hex()
-    variant = "89ab"[int(digits[16], 16) & 3]
-    return f"{digits[:8]}-{digits[8:12]}-7{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
+    time_digits, digits = f"{time.time_ns() // 1_000_000:012x}", os.urandom(10).hex()
+    return f"{time_digits[:8]}-{time_digits[8:]}-7{digits[:3]}-{_VARIANTS[digits[3]]}{digits[4:7]}-{digits[7:19]}"
+
+
+_VARIANTS = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
 
 
 def check_text(value: object, what: str, length_max: int) -> None:
@@ -149,13 +151,10 @@ class Event:
     def __post_init__(self) -> None:
         """What is no event is refused here: in a store it would fail together with the appends of others."""
         check_text(self.type, "type of an event", TYPE_LENGTH_MAX)
-        if not isinstance(self.data, Mapping):
+        if type(self.data) is not dict and not isinstance(self.data, Mapping):
             raise UsageError(f"the data of {self.type} is no object", 'for example {"amount": 5}')
-        given: object = self.tags
-        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) > TAGS_MAX:
-            raise UsageError(f"the tags of {self.type} are no list of at most {TAGS_MAX}", "give a list of texts")
-        for tag in self.tags:
-            check_text(tag, "tag", TAG_LENGTH_MAX)
+        if self.tags != ():
+            self._check_tags()
         if self.event_id is not None:
             check_text(self.event_id, "id of an event", EVENT_ID_LENGTH_MAX)
         for each in (self.correlation_id, self.causation_id, self.actor):
@@ -166,6 +165,13 @@ class Event:
             raise UsageError(f"{schema!r} is no schema version", "use 1, 2, 3 …")
         if self.personal:
             self._check_personal()
+
+    def _check_tags(self) -> None:
+        given: object = self.tags
+        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) > TAGS_MAX:
+            raise UsageError(f"the tags of {self.type} are no list of at most {TAGS_MAX}", "give a list of texts")
+        for tag in given:
+            check_text(tag, "tag", TAG_LENGTH_MAX)
 
     def _check_personal(self) -> None:
         if not isinstance(self.personal, Mapping):

@@ -25,8 +25,11 @@ COLUMNS = (
 )
 
 
-def tables(integer: str = "integer", order: str = "", no_rowid: str = "") -> list[str]:
-    """Statements that make what is not there. ``order`` is the collation of names: categories lie together."""
+def tables(integer: str = "integer", order: str = "", no_rowid: str = "", indexed_ids: str = "true") -> list[str]:
+    """Statements that make what is not there. ``order`` is the collation of names: categories lie together.
+
+    ``indexed_ids`` says which ids of events are in the index: those that are not found in another way.
+    """
     text = f"text{order}"
     return [
         f"create table if not exists headrace_events (position {integer} primary key, stream {text}, "
@@ -34,7 +37,7 @@ def tables(integer: str = "integer", order: str = "", no_rowid: str = "") -> lis
         "data text not null, tags text not null, correlation_id text, causation_id text, actor text, command_id text, "
         f"recorded_us {integer} not null)",
         "create unique index if not exists headrace_events_stream on headrace_events (stream, version)",
-        "create unique index if not exists headrace_events_id on headrace_events (event_id)",
+        f"create unique index if not exists headrace_events_id on headrace_events (event_id) where {indexed_ids}",
         "create index if not exists headrace_events_command on headrace_events (command_id) "
         "where command_id is not null",
         f"create table if not exists headrace_tags (tag {text} not null, position {integer} not null, "

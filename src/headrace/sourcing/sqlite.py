@@ -3,11 +3,17 @@
 The file is in WAL mode and every commit is synced. SQLite has one writer at a time: an append begins with
 ``BEGIN IMMEDIATE``, so its position is the greatest one plus one, and commits happen in the order of positions. Appends
 of one process share transactions (``appends.py``); those of several processes take turns.
+
+What an append costs beside the sync depends on the pages that it changes: each is written to the WAL. An id that the
+store makes begins with the position of its event. Such an event is found by its position, so its id is in no index, and
+an append changes two pages and not three. The index has the ids that applications give.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import sqlite3
 import threading
 import time
@@ -30,6 +36,7 @@ LOCK_TIMEOUT_S = 60.0
 TURN_PAUSE_S = 0.0005
 """Between two attempts to become the writer; SQLite's own pauses grow to 100 ms, while a commit takes one or two."""
 IDLE_CONNECTIONS_MAX = 8
+_POSITION_IN_ID = re.compile(r"([0-9a-f]{8})-([0-9a-f]{4})")
 _PASSING = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
@@ -38,11 +45,15 @@ _PASSING = {
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PROTOCOL,
 }
+_INDEXED_IDS = "substr(event_id, 1, 13) <> printf('%08x-%04x', position >> 16, position & 65535)"
+"""Not the ids that ``id_at`` makes, which begin with their position."""
 INSERT = "insert into headrace_events values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class SqliteStore(EventStore):
     """See the module. ``synced=False`` is for a file that can be made again from something else."""
+
+    _makes_ids = False
 
     def __init__(self, path: str | Path, choices: Choices | None = None, *, synced: bool = True) -> None:
         super().__init__(f"sqlite:///{path}", choices or Choices())
@@ -83,7 +94,7 @@ class SqliteStore(EventStore):
         if not self._may_create:
             raise no_store(self.shown)
         self._begin()
-        for statement in tables(no_rowid=" without rowid"):
+        for statement in tables(no_rowid=" without rowid", indexed_ids=_INDEXED_IDS):
             self._writer.execute(statement)
         self._writer.execute("commit")
 
@@ -110,9 +121,12 @@ class SqliteStore(EventStore):
         try:
             yield
         except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            text = f"{self.path}: {error}"
-            raise (StoreUnavailable(text) if code in _PASSING else SourcingError(text)) from error
+            raise self._explanation(error) from error
+
+    def _explanation(self, error: sqlite3.Error) -> SourcingError:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        text = f"{self.path}: {error}"
+        return StoreUnavailable(text) if code in _PASSING else SourcingError(text)
 
     def _ask(self, statement: str, values: Sequence[Any]) -> list[Row]:
         with self._reading() as connection:
@@ -129,12 +143,13 @@ class SqliteStore(EventStore):
 
     def _begin(self) -> None:
         """Become the file's only writer. Attempts are our own: many processes take turns of a millisecond."""
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        deadline = None
         while True:
             try:
                 self._writer.execute("begin immediate")
                 return
             except sqlite3.OperationalError as error:
+                deadline = deadline or time.monotonic() + LOCK_TIMEOUT_S
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                     raise
             time.sleep(TURN_PAUSE_S * random.uniform(0.5, 1.5))
@@ -151,7 +166,7 @@ class SqliteStore(EventStore):
 
     def _write_together(self, batch: Sequence[Request]) -> bool:
         """In one transaction. False: nothing was written, since one of several failed with more than a conflict."""
-        with self._explained():
+        try:
             self._begin()
             try:
                 try:
@@ -165,6 +180,8 @@ class SqliteStore(EventStore):
             except BaseException:
                 self._writer.rollback()
                 raise
+        except sqlite3.Error as error:
+            raise self._explanation(error) from error
         return True
 
     def _commit(self, batch: Sequence[Request]) -> None:
@@ -198,12 +215,22 @@ class SqliteStore(EventStore):
         if not request.checks_ids:
             return None
         ids = request.event_ids
+        given = [each for each in ids if each]
+        if len(set(given)) < len(given):
+            raise AppendConflict("an append has an event id twice: an id belongs to one event")
         rows = []
         for start in range(0, len(ids), 500):
             part = ids[start : start + 500]
             marks = ", ".join("?" * len(part))
             rows += ask(
-                f"select position, stream, version from headrace_events where event_id in ({marks})", part
+                f"select position, stream, version from headrace_events where event_id in ({marks}) and {_INDEXED_IDS}",
+                part,
+            ).fetchall()
+        for event_id, position in _positions_in(ids):
+            rows += ask(
+                "select position, stream, version from headrace_events where position = ? and event_id = ? "
+                f"and not ({_INDEXED_IDS})",
+                (position, event_id),
             ).fetchall()
         return repeated_by_ids(request, rows)
 
@@ -218,18 +245,20 @@ class SqliteStore(EventStore):
         self._check_condition(request)
         self._advance(request)
         first = position + 1
+        rows: list[Row] = []
+        tags: list[tuple[str, int]] = []
         for part in request.parts:
-            for (event_id, kind, schema, data, named, correlation, causation, actor), tags in zip(
-                part.rows, part.tags, strict=True
-            ):
+            for event, names in zip(part.rows, part.tags, strict=True):
                 position += 1
                 version = None
                 if part.stream is not None:
                     version = versions[part.stream] = versions[part.stream] + 1
-                row = (position, part.stream, version, event_id, kind, schema, data, named, correlation, causation)
-                ask(INSERT, (*row, actor, request.command_id, recorded_us))
-                for tag in set(tags):
-                    ask("insert into headrace_tags values (?, ?)", (tag, position))
+                event_id = event[0] or id_at(position)
+                rows.append((position, part.stream, version, event_id, *event[1:], request.command_id, recorded_us))
+                tags += [(tag, position) for tag in set(names)]
+        self._writer.executemany(INSERT, rows)
+        if tags:
+            self._writer.executemany("insert into headrace_tags values (?, ?)", tags)
         return Appended(position, first, versions)
 
     def _check_condition(self, request: Request) -> None:
@@ -330,6 +359,21 @@ def purge_file(path: Path) -> None:
         raise StoreUnavailable(
             "the WAL could not be emptied while others read: end their transactions, and purge again"
         )
+
+
+def id_at(position: int) -> str:
+    """The id of an event that got none from the application: its position in 48 bits, then random ones (UUID 8)."""
+    digits = os.urandom(10).hex()
+    place = f"{position:012x}"
+    return f"{place[:8]}-{place[8:]}-8{digits[:3]}-a{digits[3:6]}-{digits[6:18]}"
+
+
+def _positions_in(ids: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Those of the ids that ``id_at`` may have made, with the position in each."""
+    for event_id in ids:
+        match = _POSITION_IN_ID.match(event_id)
+        if match:
+            yield event_id, int(match[1] + match[2], 16)
 
 
 def repeated_of(rows: Sequence[Row]) -> Appended:

@@ -100,6 +100,9 @@ class Snapshot(NamedTuple):
 class EventStore(ABC):
     """A store of events; see the module. May be used by many threads."""
 
+    _makes_ids = True
+    """Before an append, for events that have none. Otherwise ``_write`` does, for rows whose id is empty."""
+
     def __init__(self, shown: str, choices: Choices) -> None:
         self.shown = shown
         """Its address for people, without a password."""
@@ -216,7 +219,7 @@ class EventStore(ABC):
             raise UsageError("an append names a stream twice", "give all events of a stream in one part")
         if sum(len(part.rows) for part in given) > BATCH_EVENTS_MAX:
             raise UsageError(f"an append has more than {BATCH_EVENTS_MAX:,} events", "append them in several batches")
-        checks_ids = any(event.event_id is not None for _, events, _ in parts for event in events)
+        checks_ids = any(event.event_id for _, events, _ in parts for event in events)
         appended = self._group.submit(Request(given, command_id, condition, progress, checks_ids))
         self._appends.happened()
         return appended
@@ -238,9 +241,10 @@ class EventStore(ABC):
         return Part(stream, expected, rows, tags)
 
     def _row_of(self, event: Event) -> tuple[EventRow, tuple[str, ...]]:
-        event_id = event.event_id or new_id()
+        event_id = event.event_id or (new_id() if self._makes_ids else "")
         data, tags = event.data, tuple(event.tags)
         if event.personal or self.privacy.rules:
+            event_id = event_id or new_id()  # ciphertexts are bound to it
             data, subjects = self.privacy.sealed(event, event_id)
             tags = tuple(dict.fromkeys((*tags, *subjects)))
         text = as_json(data)
