@@ -7,14 +7,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from headrace.sourcing import (
     AppendConflict,
+    Command,
     Decider,
     Event,
     EventStore,
+    RecordedEvent,
     Rejection,
     Repository,
     Snapshots,
@@ -22,6 +25,7 @@ from headrace.sourcing import (
     check,
     handle,
     load,
+    on,
     open_store,
     run_process,
 )
@@ -180,6 +184,29 @@ def test_a_process_that_died_before_its_progress_was_stored_does_nothing_twice(
     assert store.progress("Transfers") == 0
     run_process(store, Transfers(), until_current=True)
     assert load(store, "account-2", account).state["cents"] == 4
+
+
+def test_a_process_that_answers_differently_after_a_crash_has_the_effect_of_its_first_answer_only(
+    store: EventStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.sourcing import processes
+
+    class Wavering(Transfers):
+        to: ClassVar = ["account-2"]
+
+        @on("Sent")
+        def sent(self, event: RecordedEvent) -> list[Command]:
+            return [Command(each, account, Deposit(event.data["cents"])) for each in self.to]
+
+    handle(store, "account-1", account, Deposit(9))
+    handle(store, "account-1", account, Send(4, "account-2"))
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "_advance", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run_process(store, Wavering(), until_current=True)
+    Wavering.to = ["account-3", "account-4"]
+    run_process(store, Wavering(), until_current=True)
+    assert [load(store, f"account-{each}", account).state["cents"] for each in (2, 3, 4)] == [4, 0, 4]
 
 
 def test_a_second_runner_of_a_process_stops_and_nothing_happens_twice(store: EventStore) -> None:

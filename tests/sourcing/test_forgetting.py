@@ -315,3 +315,35 @@ def test_after_forgetting_and_a_purge_no_table_file_of_postgresql_has_the_plain_
         assert files_with(tables, secret) == []
         assert len(files_with(tables, other)) == 2
         runner.close()
+
+
+@pytest.mark.servers
+def test_a_purge_that_postgresql_refuses_is_an_error_that_says_which_right_is_missing(
+    keys: KeyStore, postgres: PostgresServer, new_schema: Callable[[], str]
+) -> None:
+    """For a user who does not own the tables VACUUM only warns, and leaves what was deleted in the files."""
+    url, name = new_schema(), f"app_{os.getpid()}_{os.urandom(3).hex()}"
+    as_app = url.replace("postgres@", f"{name}:other@")
+    with psycopg.connect(url, autocommit=True) as server, open_store(url, keys=keys) as owner:
+        server.execute(f"create role {name} login password 'other'".encode())
+        server.execute(f"grant usage, create on schema {schema_of(url)} to {name}".encode())
+        rights = "select, insert, update, delete"
+        server.execute(f"grant {rights} on all tables in schema {schema_of(url)} to {name}".encode())
+        with open_store(as_app, keys=keys) as store:
+            runner = ProjectionRunner(store, as_app, Names())
+            with pytest.raises(SourcingError, match=r"still in the files .*purge as the owner of the tables"):
+                store.purge()
+            with pytest.raises(SourcingError, match=f"GRANT pg_checkpoint TO {name}"):
+                runner.purge()
+            server.execute(f"grant pg_checkpoint to {name}".encode())
+            runner.purge()
+            with pytest.raises(SourcingError, match="still in the files"):
+                store.purge()
+            runner.close()
+        owner.purge()
+        server.execute(f"drop owned by {name}".encode())
+        server.execute(f"drop role {name}".encode())
+
+
+def schema_of(url: str) -> str:
+    return url.rpartition("%3D")[2]

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -205,3 +206,20 @@ def test_runners_that_start_at_once_in_an_empty_database_do_not_fail(events: Eve
 def test_a_statement_may_have_a_percent_sign_beside_values(runner: Runner) -> None:
     view = runner()
     assert view.ask("select 'abc' like 'a%' where 1 = ?", 1) in ([(1,)], [(True,)])
+
+
+def test_a_view_may_have_the_name_of_a_keyword(events: EventStore, runner: Runner) -> None:
+    class Orders(Projection):
+        tables: ClassVar = {"order": "account text primary key"}
+        personal = False
+
+        @on("Deposited")
+        def deposited(self, view: View, event: RecordedEvent) -> None:
+            view.execute(f"insert into {view.table('order')} values (?) on conflict do nothing", event.stream)
+
+    fill(events)
+    orders = runner(Orders())
+    orders.run(until_current=True)
+    before = orders.ask('select * from "order"')
+    orders.rebuild()
+    assert orders.ask('select * from "order"') == before != []

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from headrace.sourcing import Event, open_store
 from headrace.sourcing.sql import tables
+from headrace.sourcing.sqlite import SqliteStore
 
 FRAME_BYTES = 4096 + 24
 
@@ -28,6 +32,24 @@ def test_an_append_writes_few_pages_since_ids_that_the_store_makes_are_in_no_ind
             ).fetchone()
     assert "printf" in plan
     assert pages < 300
+
+
+def test_every_commit_is_synced_whatever_the_default_of_sqlite_is(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "events.db") as store:
+        assert store._writer.execute("pragma synchronous").fetchone() == (2,)  # FULL
+        assert store._writer.execute("pragma journal_mode").fetchone() == ("wal",)
+
+
+def test_times_do_not_go_back_when_the_clock_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(tmp_path / "events.db") as store:
+        store.append("account-1", Event("Paid"))
+        earlier_ns = time.time_ns() - 3600 * 10**9
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time_ns", lambda: earlier_ns)
+            store.append("account-1", Event("Paid"))
+        store.append("account-1", Event("Paid"))
+        first, second, third = (event.recorded_at for event in store.read_all())
+    assert first == second <= third
 
 
 def test_a_file_whose_index_has_all_ids_is_used_as_before(tmp_path: Path) -> None:

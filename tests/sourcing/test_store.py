@@ -26,11 +26,12 @@ from headrace.sourcing import (
     Query,
     QueryItem,
     SourcingError,
+    StoreUnavailable,
     Upcasters,
     open_store,
     retrying,
 )
-from headrace.sourcing.appends import Appended, Request
+from headrace.sourcing.appends import Appended, EventRow, Part, Request
 from headrace.sourcing.postgres import PostgresStore
 from tests.waiting import eventually
 
@@ -161,7 +162,7 @@ def test_a_command_has_its_effect_once(store: EventStore) -> None:
 
 
 def test_the_same_id_twice_in_one_append_is_refused_whole(store: EventStore) -> None:
-    with pytest.raises(SourcingError):
+    with pytest.raises(UsageError, match="has an event id twice"):
         store.append("account-1", [paid(1, event_id="a"), paid(2, event_id="a")])
     assert store.head() == 0
     assert store.append("account-1", paid(3)).position == 1
@@ -188,10 +189,8 @@ def test_an_id_that_looks_like_one_of_the_store_is_an_id_like_any_other(store: E
     first = store.append("account-1", paid(2, event_id=given), expected=1)
     again = store.append("account-1", paid(2, event_id=given), expected=1)
     assert (first.repeated, again.repeated, again.position) == (False, True, 2)
-    with pytest.raises(SourcingError):
+    with pytest.raises(AppendConflict):
         store.append("account-1", [paid(3, event_id=given), paid(4)])
-    with pytest.raises(SourcingError):
-        store.append("account-1", [paid(3, event_id=f"{given}x"), paid(4, event_id=f"{given}x")])
     assert store.head() == 2
 
 
@@ -210,6 +209,16 @@ def test_what_cannot_be_stored_is_refused_in_words(store: EventStore) -> None:
 
 
 # ---- conditions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "query", [Query.of(types=["Paid"]), Query.of(tags=["t"]), Query.of(streams=["account-1"]), Query()]
+)
+def test_a_condition_looks_only_after_the_position_that_the_decision_has_read(store: EventStore, query: Query) -> None:
+    store.append("account-1", [paid(1, tags=["t"]), paid(2, tags=["t"])])
+    with pytest.raises(AppendConflict, match="there is one at position 2"):
+        store.append("account-1", paid(3, tags=["t"]), condition=Condition(query, after=1))
+    assert store.append("account-1", paid(3, tags=["t"]), condition=Condition(query, after=2)).position == 3
 
 
 def test_a_condition_refuses_an_append_if_matching_events_exist(store: EventStore) -> None:
@@ -502,12 +511,13 @@ def together(store: EventStore, appends: list[Callable[[], Appended]]) -> list[A
 def test_an_append_that_the_database_does_not_take_fails_alone_and_those_beside_it_are_written(
     store: EventStore,
 ) -> None:
-    twice = [Event("A", event_id="e-1"), Event("A", event_id="e-1")]
+    row: EventRow = ("e-1", "A", 1, "{}", "[]", None, None, None)
+    twice = Part("b-1", ANY, [row, row], [(), ()])  # as ``append`` would not let it through
     one, bad, two = together(
         store,
         [
             lambda: store.append("a-1", Event("A")),
-            lambda: store.append("b-1", twice),
+            lambda: store._group.submit(Request([twice])),
             lambda: store.append("c-1", Event("A")),
         ],
     )
@@ -524,6 +534,34 @@ def test_a_server_whose_default_is_another_isolation_changes_nothing(new_schema:
     with open_store(f"{new_schema()}%20-cdefault_transaction_isolation%3Dserializable") as store:
         assert isinstance(store, PostgresStore)
         assert store._run("show transaction_isolation") == [("read committed",)]
+
+
+@pytest.mark.servers
+def test_commits_are_synced_also_where_the_database_does_not_ask_for_it(new_schema: Callable[[], str]) -> None:
+    with PostgresStore(new_schema().replace("?options=", "?options=-csynchronous_commit%3Doff%20")) as store:
+        assert store._run("show synchronous_commit") == [("on",)]
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("many", [1, 3])
+def test_an_append_whose_answer_is_lost_is_sent_again_and_has_its_effect_once(
+    new_schema: Callable[[], str], monkeypatch: pytest.MonkeyPatch, many: int
+) -> None:
+    """The connection breaks after the commit and before the answer; the second time the ids tell that it is done."""
+    with PostgresStore(new_schema()) as store:
+        answers, lost = store._answers, []
+
+        def losing(calls: Sequence[Sequence[object]]) -> list[tuple[object, ...]]:
+            found = answers(calls)
+            if not lost:
+                lost.append(found)
+                raise StoreUnavailable("the connection broke")
+            return found
+
+        monkeypatch.setattr(store, "_answers", losing)
+        done = store.append("account-1", [paid(number) for number in range(many)], expected=0)
+        assert (len(lost), done.position, done.version) == (1, many, many)
+        assert amounts(store, "account-1") == list(range(many))
 
 
 def test_a_store_that_is_not_there_is_not_made_by_reading(url: str) -> None:

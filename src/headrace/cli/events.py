@@ -328,13 +328,13 @@ def forget(
     store: str, subject: str, keys: Path, master: Path | None, actor: str | None, no_purge: bool, yes: bool
 ) -> None:
     """Destroy a subject's key, so that nobody can read its fields any more. This cannot be undone."""
-    confirm(f"Destroy the key of {subject} for good?", yes)
     with opened(store, keys, master) as found:
+        if not found.has_events_of(subject):
+            say(f"{found.shown} has no event of {subject}: is that the right name?")
+        confirm(f"Destroy the key of {subject} for good?", yes)
         done = found.forget(subject, actor=actor)
         again = "was forgotten already" if done.repeated else "is forgotten"
         click.echo(f"{subject} {again}; views follow the event at position {done.position}, then purge their files")
-        if not found.has_events_of(subject):
-            say(f"{found.shown} has no event of {subject}: is that the right name?")
         if not no_purge:
             found.purge()
 

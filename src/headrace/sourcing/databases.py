@@ -180,9 +180,10 @@ class PostgresDatabase(Database):
             "select quote_ident(tablename) from pg_tables where schemaname = current_schema() "
             "and (tablename = 'headrace_projections' or tablename ~ '__g[0-9]+$')"
         )
-        for (name,) in names:
-            self.ask(f"vacuum full {name}")
-        self.ask("checkpoint")
+        from headrace.sourcing.postgres import purge_tables
+
+        with self._lock, self._explained():
+            purge_tables(self._connected(), [name for (name,) in names], self.shown)
 
     def close(self) -> None:
         with self._lock:

@@ -279,7 +279,10 @@ def _master_key(path: Path, *, may_create: bool) -> bytes:
     """32 bytes in base64. A key store with keys in it gets no new master key: it would open none of them."""
     if not path.exists():
         if not may_create:
-            raise UsageError(f"the master key {path} is missing", "bring the file back, or say where: master_file=…")
+            raise UsageError(
+                f"the master key {path} is missing",
+                "bring the file back, or say where: master_file=FILE, or --master FILE",
+            )
         _make_master_key(path)
     try:
         key = b64decode(path.read_bytes(), validate=True)

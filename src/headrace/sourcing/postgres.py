@@ -42,7 +42,7 @@ try:
 except ModuleNotFoundError as error:
     raise UsageError("a store in PostgreSQL needs the package psycopg", "pip install 'headrace[sourcing]'") from error
 
-__all__ = ["PostgresStore"]
+__all__ = ["PostgresStore", "purge_tables"]
 
 IDLE_CONNECTIONS_MAX = 8
 CONNECT_TIMEOUT_S = 10
@@ -354,8 +354,39 @@ class PostgresStore(EventStore):
 
     def purge(self) -> None:
         """VACUUM FULL writes the table of snapshots again; then the server's WAL goes on in a new file."""
-        self._run("vacuum full headrace_snapshots")
-        self._run("checkpoint")
+        with self._connection() as connection:
+            purge_tables(connection, ["headrace_snapshots"], self.shown)
+
+
+def purge_tables(connection: psycopg.Connection[Row], names: Iterable[str], shown: str) -> None:
+    """Write tables again without what was deleted from them, then make a checkpoint.
+
+    PostgreSQL only warns about a table that the user may not vacuum, and leaves it as it is.
+    """
+    warnings: list[str] = []
+
+    def warned(diagnostic: psycopg.errors.Diagnostic) -> None:
+        if diagnostic.severity_nonlocalized == "WARNING":
+            warnings.append(str(diagnostic.message_primary))
+
+    connection.add_notice_handler(warned)
+    try:
+        for name in names:
+            connection.execute(f"vacuum full {name}".encode())
+        if warnings:
+            raise SourcingError(
+                f"{shown}: deleted rows are still in the files ({'; '.join(warnings)}): "
+                "purge as the owner of the tables"
+            )
+        connection.execute("checkpoint")
+    except psycopg.errors.InsufficientPrivilege as error:
+        user = connection.info.user
+        raise SourcingError(
+            f"{shown}: the tables are purged, and the checkpoint was refused ({error.diag.message_primary}): "
+            f"as an administrator, GRANT pg_checkpoint TO {user} (PostgreSQL 15), or run CHECKPOINT"
+        ) from error
+    finally:
+        connection.remove_notice_handler(warned)
 
 
 def _one(row: Row | None) -> Row:

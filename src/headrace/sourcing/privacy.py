@@ -64,7 +64,9 @@ class Privacy:
         self._keys = keys
         self.rules = rules
         if rules and keys is None:
-            raise UsageError("personal data needs a key store", "open the store with keys=KeyStore(FILE)")
+            raise UsageError(
+                "personal data needs a key store", "open the store with keys=KeyStore(FILE), or --keys FILE"
+            )
 
     @property
     def is_used(self) -> bool:
@@ -73,7 +75,9 @@ class Privacy:
     @property
     def keys(self) -> KeyStore:
         if self._keys is None:
-            raise UsageError("personal data needs a key store", "open the store with keys=KeyStore(FILE)")
+            raise UsageError(
+                "personal data needs a key store", "open the store with keys=KeyStore(FILE), or --keys FILE"
+            )
         return self._keys
 
     @staticmethod

@@ -333,8 +333,9 @@ class ProjectionRunner:
 
     def _show(self, transaction: Transaction, generation: int) -> None:
         for name in self.projection.tables:
-            transaction.execute(f"drop view if exists {name}")
-            transaction.execute(f"create view {name} as select * from {name}__g{generation}")
+            # In quotes: a view may be named order, or user.
+            transaction.execute(f'drop view if exists "{name}"')
+            transaction.execute(f'create view "{name}" as select * from {name}__g{generation}')
 
     def _drop(self, transaction: Transaction, generation: int) -> None:
         for name in self.projection.tables:

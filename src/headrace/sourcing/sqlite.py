@@ -215,9 +215,6 @@ class SqliteStore(EventStore):
         if not request.checks_ids:
             return None
         ids = request.event_ids
-        given = [each for each in ids if each]
-        if len(set(given)) < len(given):
-            raise AppendConflict("an append has an event id twice: an id belongs to one event")
         rows = []
         for start in range(0, len(ids), 500):
             part = ids[start : start + 500]

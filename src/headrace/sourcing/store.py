@@ -219,8 +219,10 @@ class EventStore(ABC):
             raise UsageError("an append names a stream twice", "give all events of a stream in one part")
         if sum(len(part.rows) for part in given) > BATCH_EVENTS_MAX:
             raise UsageError(f"an append has more than {BATCH_EVENTS_MAX:,} events", "append them in several batches")
-        checks_ids = any(event.event_id for _, events, _ in parts for event in events)
-        appended = self._group.submit(Request(given, command_id, condition, progress, checks_ids))
+        ids = [event.event_id for _, events, _ in parts for event in events if event.event_id is not None]
+        if len(set(ids)) < len(ids):
+            raise UsageError("an append has an event id twice", "an id belongs to one event")
+        appended = self._group.submit(Request(given, command_id, condition, progress, bool(ids)))
         self._appends.happened()
         return appended
 
