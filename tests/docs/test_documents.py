@@ -74,7 +74,7 @@ def play(document: str, server: RunningServer, folder: Path, replaced: Mapping[s
 
 @pytest.mark.parametrize(
     ("document", "count"),
-    [("README.md", 3), ("docs/quickstart.md", 7), ("docs/capture.md", 3), ("docs/sourcing.md", 7)],
+    [("README.md", 3), ("docs/quickstart.md", 7), ("docs/capture.md", 3), ("docs/sourcing.md", 8)],
 )
 def test_every_command_and_program_of_a_document_runs_and_prints_what_it_says(
     document: str, count: int, server: RunningServer, tmp_path: Path

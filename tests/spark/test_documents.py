@@ -17,14 +17,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
 import headrace.spark as hr
+from headrace import testing
+from headrace.client import Admin, Client, Producer, TopicPartition, end_offsets
 from headrace.spark.run import pipelines
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NEEDS_A_QUERY = ("explain_watermark(query)", "state_totals(", ".start()", "run_pipeline(")
-"""Blocks about a query that runs, or that has run."""
+"""Blocks about a query that runs, or that has run: tests further down run them with one."""
 
 
 def raw(spark: SparkSession, columns: str) -> DataFrame:
@@ -89,6 +92,7 @@ PAGES: dict[str, Callable[[SparkSession], dict[str, Any]]] = {
     "patterns.md": patterns,
     "pipelines.md": nothing,
     "queues.md": nothing,
+    "searches.md": nothing,
     "sinks.md": nothing,
     "spark-source.md": nothing,
     "state.md": states,
@@ -123,3 +127,91 @@ def build_pipelines(names: dict[str, Any], spark: SparkSession) -> None:
         if inspect.isfunction(value) and list(inspect.signature(value).parameters) == ["spark"]:
             is_left_out = not value.__code__.co_names  # def orders(spark): ...
             assert is_left_out or isinstance(value(spark), DataFrame), name
+
+
+# ---- blocks about a query that runs ---------------------------------------------------------------------------------
+
+
+def block_with(page: str, part: str) -> str:
+    (found,) = [each for each in BLOCK.findall((DOCS / page).read_text()) if part in each]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("page", "rows", "made"), [("spark-sink.md", "totals", "minute"), ("howto/from-spark-kafka.md", "rows", "id")]
+)
+def test_the_query_of_a_page_writes_to_a_topic(
+    page: str, rows: str, made: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    hr.register(spark)
+    with testing.broker() as broker, Client(broker.bootstrap) as client:
+        Admin(client).create_topic("totals", partitions=1)
+        frame = spark.readStream.format("rate").load().select(F.col("value").alias(made))
+        names: dict[str, Any] = {rows: frame}
+        program = block_with(page, ".start()").replace("127.0.0.1:9092", broker.bootstrap)
+        exec(compile(program.replace("checkpoints/totals", str(tmp_path)), page, "exec"), names)
+        place = TopicPartition("totals", 0)
+        try:
+            eventually(lambda: end_offsets(client, [place])[place], patience_s=120)
+        finally:
+            names["query"].stop()
+
+
+def test_the_page_about_time_explains_the_watermark_of_a_query(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """time.md"""
+    query = stream(spark, "at timestamp, id long").writeStream.format("noop").start()
+    try:
+        eventually(lambda: query.lastProgress, patience_s=60)
+        exec(compile(block_with("time.md", "explain_watermark(query)"), "time.md", "exec"), {"hr": hr, "query": query})
+    finally:
+        query.stop()
+    assert "watermark" in capsys.readouterr().out
+
+
+def test_the_page_about_state_asks_a_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    """state.md: the query of its sessions, and then the questions."""
+    hr.register(spark)
+    names: dict[str, Any] = {"hr": hr, "F": F, "spark": spark, **states(spark)}
+    clicks = spark.readStream.format("rate").option("rowsPerSecond", 10).load()
+    clicks = clicks.selectExpr("timestamp AS at", "if(value % 2 = 0, 'anna', 'ben') AS user", "1.0D AS amount")
+    names["clicks"] = hr.watermark(clicks, "at", "10 seconds")
+    exec(compile(block_with("state.md", "hr.session_window("), "state.md", "exec"), names)
+    folder = str(tmp_path / "visits")
+    query = names["visits"].writeStream.format("noop").option("checkpointLocation", folder).outputMode("append").start()
+    try:
+        eventually(lambda: sum(each["numInputRows"] for each in query.recentProgress) > 5, patience_s=120)
+    finally:
+        query.stop()
+    questions = block_with("state.md", "state_totals(").replace("checkpoints/visits", folder).splitlines()
+    names["answers"] = []
+    exec("\n".join(f"answers.append({line.partition('  #')[0]})" for line in questions), names)
+    assert len(names["answers"]) == 2
+    assert all(names["answers"])
+
+
+def test_the_page_about_pipelines_tests_its_pipeline(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pipelines.md"""
+    (tmp_path / "shop.py").write_text(block_with("pipelines.md", "# shop.py"))
+    monkeypatch.syspath_prepend(tmp_path)
+    exec(compile(block_with("pipelines.md", "run_pipeline("), "pipelines.md", "exec"), {})
+
+
+def test_the_sql_about_the_source_reads_a_topic(spark: SparkSession) -> None:
+    """spark-source.md"""
+    hr.register(spark)
+    (sql,) = re.findall(r"^```sql\n(.*?)^```$", (DOCS / "spark-source.md").read_text(), re.MULTILINE | re.DOTALL)
+    with testing.broker() as broker, Client(broker.bootstrap) as client:
+        Admin(client).create_topic("orders", partitions=2)
+        with Producer(client) as producer:
+            for number in range(3):
+                producer.send("orders", b'{"id": %d, "amount": 2.5}' % number)
+        create, select = [each for each in sql.replace("127.0.0.1:9092", broker.bootstrap).split(";") if each.strip()]
+        spark.sql(create)
+        try:
+            assert [row[0] for row in spark.sql(select).collect()] == [7.5]
+        finally:
+            spark.catalog.dropTempView("orders")

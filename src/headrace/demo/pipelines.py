@@ -18,7 +18,10 @@ PAYMENT = "id long, customer_id long, amount decimal(10,2), paid_at timestamp"
 CLICK = "id long, device string, page string, occurred timestamp, sent timestamp, received timestamp, really timestamp"
 
 
-# Live charts in the console, of a captured table and of results.
+# Live charts in the console, of results and of a captured table. What goes into tables goes into topics too, for them.
+hr.dashboard("Revenue per minute", view="revenue-per-minute", x="window_start", y="revenue", unit="€")
+hr.dashboard("Best sellers", view="best-sellers", kind="bar", x="product", y="sold", unit="sold")
+hr.dashboard("Fraud alerts", topic="fraud-alerts", columns=["at", "customer_id", "first_order", "last_order"], last=20)
 hr.dashboard("Payments", topic="shop.public.payments", x="paid_at", y="amount", last=200, unit="€")
 hr.dashboard("Orders at the price of their time", topic="orders-priced", x="id", y="amount", last=200, unit="€")
 hr.dashboard("The newest order", topic="orders-priced", kind="number", y="amount", last=100, unit="€")
@@ -36,7 +39,16 @@ def inserted(spark: SparkSession, table: str, schema: str) -> DataFrame:
     return captured(spark, table, schema).where("op in ('c', 'r')").select("after.*")
 
 
-@hr.pipeline(sink=hr.sinks.sql(DATABASE, table="best_sellers", key="product_id", create=True))
+def named(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("product", F.concat(F.lit("product "), "product_id"))
+
+
+@hr.pipeline(
+    sinks=[
+        hr.sinks.sql(DATABASE, table="best_sellers", key="product_id", create=True),
+        hr.sinks.topic("best-sellers", key="product_id").transform(named),
+    ]
+)
 def best_sellers(spark: SparkSession) -> DataFrame:
     """What sells, as a table that follows: orders that are cancelled or deleted leave it again."""
     orders = hr.deltas(hr.changes(captured(spark, "orders", ORDER), key="id"))
@@ -45,7 +57,10 @@ def best_sellers(spark: SparkSession) -> DataFrame:
 
 
 @hr.pipeline(
-    sink=hr.sinks.sql(DATABASE, table="revenue_per_minute", key="window_start", version="revision", create=True)
+    sinks=[
+        hr.sinks.sql(DATABASE, table="revenue_per_minute", key="window_start", version="revision", create=True),
+        hr.sinks.topic("revenue-per-minute", key="window_start"),
+    ]
 )
 def revenue_per_minute(spark: SparkSession) -> DataFrame:
     """What was paid in each minute: early, then final, and corrected when a till hands in later."""
@@ -62,7 +77,12 @@ def revenue_per_minute(spark: SparkSession) -> DataFrame:
     return minutes.where("not is_retraction")  # a table takes the newest revision, whatever it replaces
 
 
-@hr.pipeline(sink=hr.sinks.sql(DATABASE, table="fraud_alerts", key="last_order", create=True))
+@hr.pipeline(
+    sinks=[
+        hr.sinks.sql(DATABASE, table="fraud_alerts", key="last_order", create=True),
+        hr.sinks.topic("fraud-alerts", key="last_order"),
+    ]
+)
 def fraud_alerts(spark: SparkSession) -> DataFrame:
     """Four orders of one customer within a second: a stolen card is tried out."""
     orders = inserted(spark, "orders", ORDER).withWatermark("placed_at", "2 seconds")
