@@ -52,8 +52,8 @@ Offsets = dict[TopicPartition, int]
 PAUSE_S_MAX = 30.0
 READ_RATE_S = 10.0
 READ_RATE_S_MIN = 3.0
-RATE_SAMPLES = 5
-"""A rate that is shown as a number is the mean of so many samples."""
+RATE_S = 5.0
+"""A rate that is shown as a number is the mean of the samples of so many seconds, and of one at least."""
 
 
 class Sampler:
@@ -86,7 +86,7 @@ class Sampler:
         self._read_rates: dict[str, float] = {}
         self._turn = 0
         self._bytes_rate = 0.0
-        self._written: deque[tuple[float, dict[str, int]]] = deque(maxlen=RATE_SAMPLES)
+        self._written: deque[tuple[float, dict[str, int]]] = deque()
 
     def start(self) -> None:
         self._thread.start()
@@ -143,6 +143,9 @@ class Sampler:
             for each in topic.partitions
             if each.leader >= 0
         ]
+        if self._ends_s:  # the first sample looks at the starts of all
+            unknown = [each for each in self._served if each not in self._starts]
+            self._starts |= in_parts(unknown, lambda part: start_offsets(client, part))
         kept = {f"in/{topic.name}" for topic in self._topics}
         kept |= {f"{kind}/{name}" for name in self._groups for kind in ("lag", "out")}
         self._history.keep_only(kept | {"in", "out", "bytes", "lag", "used", "free"})
@@ -229,6 +232,8 @@ class Sampler:
             values |= {f"in/{topic}": count / seconds for topic, count in written.items()}
             values["in"] = sum(written.values()) / seconds
             self._written.append((seconds, written))
+            while sum(covered_s for covered_s, _ in islice(self._written, 1, None)) >= RATE_S:
+                self._written.popleft()
         values |= self._bytes(now_s)
         return values
 
