@@ -15,6 +15,7 @@ from headrace.errors import UsageError
 
 if TYPE_CHECKING:
     from headrace.spark import sinks
+    from headrace.spark.patterns.changing import check_pattern, match_patterns
     from headrace.spark.patterns.explanation import explain_pattern, why_not
     from headrace.spark.patterns.fluent import match, pattern
     from headrace.spark.patterns.recognize import match_recognize
@@ -61,6 +62,7 @@ __all__ = [
     "batch",
     "calendar",
     "changes",
+    "check_pattern",
     "check_search",
     "compare",
     "correct_clock",
@@ -76,6 +78,7 @@ __all__ = [
     "join_tables",
     "join_within",
     "match",
+    "match_patterns",
     "match_recognize",
     "match_searches",
     "null_future_times",
@@ -120,6 +123,7 @@ _HOMES = {
     "batch": "source.reading",
     "calendar": "windowing.assignment",
     "changes": "tables.changelog",
+    "check_pattern": "patterns.changing",
     "check_search": "searches.searches",
     "compare": "windowing.analytics",
     "correct_clock": "time.clocks",
@@ -135,6 +139,7 @@ _HOMES = {
     "join_tables": "tables.views",
     "join_within": "tables.joins",
     "match": "patterns.fluent",
+    "match_patterns": "patterns.changing",
     "match_recognize": "patterns.recognize",
     "match_searches": "searches.searches",
     "null_future_times": "windowing.windows",

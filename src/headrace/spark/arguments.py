@@ -12,7 +12,7 @@ from pyspark.sql.types import TimestampType
 from headrace.changes import WEIGHT
 from headrace.errors import UsageError
 
-__all__ = ["micros_of", "names_of", "no_doubles", "plain_columns", "time_column", "without_weights"]
+__all__ = ["duration_of", "micros_of", "names_of", "no_doubles", "plain_columns", "time_column", "without_weights"]
 
 UNITS_US = {
     "microsecond": 1,
@@ -73,3 +73,9 @@ def micros_of(duration: str, argument: str) -> int:
     if found <= 0:
         raise UsageError(f"{argument}={duration!r} is not longer than nothing", "'10 minutes', say")
     return found
+
+
+def duration_of(micros: int) -> str:
+    """The opposite, in the largest unit that gives a whole number."""
+    unit = max((each for each, of in UNITS_US.items() if micros % of == 0), key=lambda each: UNITS_US[each])
+    return f"{micros // UNITS_US[unit]} {unit}s"

@@ -73,12 +73,13 @@ class Clauses:
     define: tuple[tuple[str, Piece], ...]
 
 
-def parse_clauses(text: str) -> Clauses:
+def parse_clauses(text: str, *, ordered: bool = True) -> Clauses:
+    """``ordered``: whether the text has to say ORDER BY."""
     text = QUOTED.sub(_blanked, text)
     found = dict(_clauses(text))
     if "pattern" not in found:
         raise PatternSyntaxError(text, len(text), "there is no PATTERN; expected PATTERN (…)")
-    if "order" not in found:
+    if ordered and "order" not in found:
         raise PatternSyntaxError(text, 0, "there is no ORDER BY; expected ORDER BY and a column with event time")
     pattern_piece = found["pattern"]
     opened = text.index("(", pattern_piece.at)
@@ -91,7 +92,7 @@ def parse_clauses(text: str) -> Clauses:
     return Clauses(
         text=text,
         partition=tuple(_columns(found.get("partition"), text)),
-        order=tuple(_order(found["order"], text)),
+        order=tuple(_order(found["order"], text)) if "order" in found else (),
         measures=tuple(_measures(found.get("measures"), text)),
         rows="all" if "all" in found else "one",
         empty=empty,

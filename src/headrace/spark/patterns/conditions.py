@@ -28,6 +28,7 @@ from headrace.spark.state.bucket import Flags, Ints
 __all__ = [
     "FUNCTIONS",
     "Aggregated",
+    "AllRows",
     "ArithmeticOverflow",
     "At",
     "Call",
@@ -36,6 +37,7 @@ __all__ = [
     "Here",
     "Lookup",
     "Register",
+    "holds",
     "offsets_of",
     "registers_of",
 ]
@@ -72,6 +74,21 @@ class Lookup:
         inside = (places >= self.first) & (places < self.end)
         return self.columns[column].take(pa.array(np.where(inside, places, 0), mask=~inside))
 
+    def here(self, column: str) -> pa.Array:
+        """Values at the rows in question."""
+        return self.columns[column].take(pa.array(self.rows))
+
+
+class AllRows(Lookup):
+    """Every row there is, for conditions on a row alone."""
+
+    def __init__(self, columns: Mapping[str, pa.Array], count: int) -> None:
+        rows = np.arange(count)
+        super().__init__(columns=columns, rows=rows, first=np.zeros_like(rows), end=rows + 1, registers={})
+
+    def here(self, column: str) -> pa.Array:
+        return self.columns[column]
+
 
 @dataclass(frozen=True, slots=True)
 class Constant:
@@ -88,7 +105,7 @@ class Here:
     offset: int = 0
 
     def compute(self, lookup: Lookup) -> Any:
-        return lookup.at(self.column, lookup.rows + self.offset)
+        return lookup.at(self.column, lookup.rows + self.offset) if self.offset else lookup.here(self.column)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +230,12 @@ def _modulo(left: Any, right: Any) -> Any:
     )
 
 
+def _like(value: Any, wanted: Any) -> Any:
+    if not isinstance(wanted, pa.Scalar):
+        raise pa.ArrowNotImplementedError("LIKE takes a text that is the same for all rows")
+    return pc.match_like(value, pattern=wanted.as_py())
+
+
 def _in(value: Any, *options: Any) -> Any:
     return functools.reduce(pc.or_kleene, [pc.equal(value, each) for each in options])
 
@@ -244,6 +267,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "is_null": pc.is_null,
     "between": lambda value, low, high: pc.and_kleene(pc.greater_equal(value, low), pc.less_equal(value, high)),
     "in": _in,
+    "like": _like,
     "case": _case,
     "coalesce": pc.coalesce,
     "abs": _arithmetic(pc.abs_checked),

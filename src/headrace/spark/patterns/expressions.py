@@ -7,6 +7,7 @@ Spark with a column in the place of each atom (``measures``).
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ OPERATORS: dict[type[exp.Expr], str] = {
     exp.GTE: "gte",
     exp.And: "and",
     exp.Or: "or",
+    exp.Like: "like",
 }
 MODE = re.compile(r"\b(FINAL|RUNNING)(\s+)(?=(?:FIRST|LAST|COUNT|SUM|AVG|MIN|MAX|ARRAY_AGG)\s*\()", re.IGNORECASE)
 
@@ -75,6 +77,10 @@ class Columns:
     given: dict[str, Column] = field(default_factory=dict)
     """Conditions that were given as columns, by the text that stands for them."""
 
+    def computes(self, node: exp.Expr) -> bool:
+        """Whether Spark computes this, where it speaks of one row alone."""
+        return True
+
     def value(self, sql: str) -> str:
         return self.values.setdefault(sql, f"_v{len(self.values)}")
 
@@ -97,17 +103,25 @@ class Reader:
 
     def split(self, name: str, piece: Piece) -> tuple[str | None, Expression | None]:
         """What a definition says of the row alone, as SQL for Spark, and the rest of it."""
-        parts = _conjuncts(self._parsed(piece))
-        alone = [each for each in parts if self._row_alone(each, name)]
-        rest = [each for each in parts if not self._row_alone(each, name)]
+        alone, rest = self._halves(name, piece)
         sql = " AND ".join(f"({self._plain(each)})" for each in alone) if alone else None
-        if not rest:
-            return sql, None
-        trees = [self._tree(each, name, piece) for each in rest]
-        tree = trees[0]
-        for each in trees[1:]:
-            tree = Call("and", (tree, each))
-        return sql, tree
+        return sql, self._all_of(rest, name, piece)
+
+    def trees(self, name: str, piece: Piece) -> tuple[Expression | None, Expression | None]:
+        """The same, both as trees: for columns that Spark does not compute."""
+        alone, rest = self._halves(name, piece)
+        return self._all_of(alone, name, piece), self._all_of(rest, name, piece)
+
+    def _halves(self, name: str, piece: Piece) -> tuple[list[exp.Expr], list[exp.Expr]]:
+        parts = _conjuncts(self._parsed(piece))
+        flags = [self._row_alone(each, name) for each in parts]
+        return [part for part, is_alone in zip(parts, flags, strict=True) if is_alone], [
+            part for part, is_alone in zip(parts, flags, strict=True) if not is_alone
+        ]
+
+    def _all_of(self, parts: list[exp.Expr], name: str, piece: Piece) -> Expression | None:
+        trees = [self._tree(each, name, piece) for each in parts]
+        return functools.reduce(lambda left, right: Call("and", (left, right)), trees) if trees else None
 
     def measure(self, piece: Piece, atoms: dict[Atom, int], per_row: bool) -> str:
         """SQL for Spark, with a numbered column for each atom. Atoms that are new are added to ``atoms``."""
@@ -280,7 +294,7 @@ class Reader:
         constant = _constant(node)
         if constant is not None:
             return constant
-        if self._row_alone(node, name):
+        if self._row_alone(node, name) and self.columns.computes(node):
             return Here(self.columns.value(self._plain(node)))
         special = self._special(node)
         if special is not None:

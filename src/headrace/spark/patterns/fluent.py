@@ -13,16 +13,17 @@ Rows of a loop follow each other as with ``followed_by``, unless ``consecutive``
 from __future__ import annotations
 
 import functools
+import json
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
 from headrace.errors import UsageError
-from headrace.spark.arguments import micros_of, names_of, plain_columns, time_column, without_weights
+from headrace.spark.arguments import duration_of, micros_of, names_of, plain_columns, time_column, without_weights
 from headrace.spark.patterns.automaton import ACCEPT, Automaton, compile_pattern
 from headrace.spark.patterns.clauses import Piece
 from headrace.spark.patterns.conditions import Expression
@@ -47,7 +48,18 @@ from headrace.spark.patterns.syntax import Absence, Contiguity, Node, Repeat, Va
 from headrace.spark.patterns.syntax import Sequence as InOrder
 from headrace.spark.state.kernel import BUCKETS, apply_operator, arrow_schema, key_type
 
-__all__ = ["UNTIL", "Pattern", "fluent_plan", "match", "pattern"]
+__all__ = [
+    "UNTIL",
+    "Part",
+    "Pattern",
+    "fluent_automaton",
+    "fluent_plan",
+    "match",
+    "pattern",
+    "refuse_conditions",
+    "refuse_names",
+    "with_events",
+]
 
 AfterMatch = Literal["none", "past_last", "next"]
 UNTIL = "__UNTIL"
@@ -56,7 +68,7 @@ RESULT = ("pattern", "match_id", "match_start", "match_end")
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """One step of a pattern: rows of one variable, or a group, or something that must not come."""
 
     name: str
@@ -74,12 +86,29 @@ class _Part:
     def loops(self) -> bool:
         return (self.least, self.most) != (1, 1)
 
+    def as_document(self) -> dict[str, Any]:
+        """What differs from a part that says nothing."""
+        for each in (*self.conditions, self.until):
+            if isinstance(each, Column):
+                raise UsageError(f"{self.name}: a condition that is a Column cannot be stored", "write it as text")
+        found: dict[str, Any] = {"name": self.name} if self.group is None else {"group": self.group.as_document()}
+        said = {
+            "follows": self.contiguity if self.contiguity != "next" else None,
+            "absent": self.absent or None,
+            "times": [self.least, self.most] if self.loops else None,
+            "optional": self.optional or None,
+            "loop": self.inner if self.inner != "followed" else None,
+            "where": list(self.conditions) or None,
+            "until": self.until,
+        }
+        return found | {name: value for name, value in said.items() if value is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """A pattern. Every method returns a new one; those about a part speak of the last."""
 
-    parts: tuple[_Part, ...]
+    parts: tuple[Part, ...]
     within_us: int | None = None
     after: Skip = field(default_factory=lambda: Skip("none"))
 
@@ -99,11 +128,11 @@ class Pattern:
 
     def not_next(self, name: str) -> Pattern:
         """The very next row does not match."""
-        return self._add(_Part(name, contiguity="next", absent=True))
+        return self._add(Part(name, contiguity="next", absent=True))
 
     def not_followed_by(self, name: str) -> Pattern:
         """No row before the next part matches; at the end of a pattern, no row until its time is over."""
-        return self._add(_Part(name, contiguity="followed", absent=True))
+        return self._add(Part(name, contiguity="followed", absent=True))
 
     # ---- about the last part ---------------------------------------------------------------------------------------
 
@@ -170,16 +199,30 @@ class Pattern:
             )
         return replace(self, after=Skip(skip))  # type: ignore[arg-type]  # one of those that were just checked
 
+    def to_json(self) -> str:
+        """A text that ``hr.match_patterns`` reads. Conditions have to be texts, not Columns."""
+        return json.dumps(self.as_document(), ensure_ascii=False)
+
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _add(self, part: _Part) -> Pattern:
+    def as_document(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"parts": [each.as_document() for each in self.parts]}
+        if self.within_us is not None:
+            found["within"] = duration_of(self.within_us)
+        if self.after.to in ("first", "last"):
+            found["after_match"] = [f"to_{self.after.to}", *self.after.variables]
+        elif self.after.to != "none":
+            found["after_match"] = [self.after.to]
+        return found
+
+    def _add(self, part: Part) -> Pattern:
         return replace(self, parts=(*self.parts, part))
 
     def _then(self, part: str | Pattern, contiguity: Contiguity) -> Pattern:
         if isinstance(part, Pattern):
             part.check_group()
-            return self._add(_Part("group", group=part, contiguity=contiguity))
-        return self._add(_Part(part, contiguity=contiguity))
+            return self._add(Part("group", group=part, contiguity=contiguity))
+        return self._add(Part(part, contiguity=contiguity))
 
     def _last(self, **changes: object) -> Pattern:
         last = self.parts[-1]
@@ -231,7 +274,7 @@ class Pattern:
         return InOrder(tuple(nodes))
 
 
-def _node(part: _Part, contiguity: Contiguity, forbidden: tuple[str, ...]) -> Node:
+def _node(part: Part, contiguity: Contiguity, forbidden: tuple[str, ...]) -> Node:
     until = (part.name.upper() + UNTIL,) if part.until is not None else ()
 
     def one(how: Contiguity, no: tuple[str, ...], stop: tuple[str, ...]) -> Node:
@@ -258,7 +301,7 @@ def _node(part: _Part, contiguity: Contiguity, forbidden: tuple[str, ...]) -> No
 
 def pattern(name: str) -> Pattern:
     """The beginning of a pattern: its first row, under a name."""
-    return Pattern((_Part(name),))
+    return Pattern((Part(name),))
 
 
 def match(
@@ -303,7 +346,7 @@ def match(
     places = [(each, "ascending") for each in (event_time, *order)]
     shown = [] if measures is not None else rows.columns
     side = rows.columns if late == "side" else []
-    _refuse_names(names, [event_time, *order], shown, measures or {}, bool(side))
+    refuse_names(names, [event_time, *order], shown, measures or {}, bool(side))
     prepared = prepare(rows, names, places, columns, [*shown, *side], overflow)
     if not side and all(_ignores_others(plan) for plan, _ in plans.values()):
         # Part of the condition is the time, so that Spark does not filter before the watermark is taken.
@@ -327,7 +370,7 @@ def match(
     values = [F.col(EVENTS)] if measures is None else []
     values += [F.expr(sql).alias(each) for _, texts in plans.values() for each, sql in texts.items()]
     unique = match_id(names, ["_end_place", "match_end"] + (["timed_out"] if timeouts else []))
-    identity = _with_events(unique, measures).alias("match_id")
+    identity = with_events(unique, measures).alias("match_id")
     return found.select(*plain_columns(names), "pattern", identity, *said, *values, *([LATE] if side else []))
 
 
@@ -346,7 +389,7 @@ def _any_holds(columns: Columns) -> Column:
     return functools.reduce(operator.or_, (F.col(mask_name(part)) != 0 for part in parts))
 
 
-def _refuse_names(
+def refuse_names(
     keys: Sequence[str], order: Sequence[str], shown: Sequence[str], measures: Mapping[str, str], side: bool
 ) -> None:
     refuse_reserved([*keys, *measures] if side else [], [LATE])
@@ -356,19 +399,13 @@ def _refuse_names(
     refuse_twice([*dict.fromkeys(keys), *RESULT, *measures])
 
 
-def _with_events(unique: Column, measures: Mapping[str, str] | None) -> Column:
+def with_events(unique: Column, measures: Mapping[str, str] | None) -> Column:
     """Matches with the same first and last row differ in the rows between, which are part of the id."""
     return unique if measures is not None else F.md5(F.concat(unique, F.xxhash64(F.col(EVENTS)).cast("string")))
 
 
-def fluent_plan(
-    name: str,
-    pattern: Pattern,
-    columns: Columns,
-    limit: tuple[int, Overflow],
-    timeouts: bool,
-    measures: Mapping[str, str],
-) -> tuple[PatternPlan, dict[str, str]]:
+def fluent_automaton(name: str, pattern: Pattern) -> tuple[Automaton, dict[str, str]]:
+    """The automaton of a pattern, and by variable its name as the user wrote it."""
     labels = {each.upper(): each for each in pattern.names()}
     if len(labels) < len(pattern.names()):
         raise UsageError(f"{name}: a variable stands twice in {', '.join(pattern.names())}", "give each its own name")
@@ -380,6 +417,18 @@ def fluent_plan(
         raise UsageError(
             f"{name}: something must not come after parts that may all be absent", "leave out an optional()"
         )
+    return automaton, labels
+
+
+def fluent_plan(
+    name: str,
+    pattern: Pattern,
+    columns: Columns,
+    limit: tuple[int, Overflow],
+    timeouts: bool,
+    measures: Mapping[str, str],
+) -> tuple[PatternPlan, dict[str, str]]:
+    automaton, labels = fluent_automaton(name, pattern)
     variables = {each: frozenset({each}) for each in labels}
     bits: dict[str, int] = {}
     conditions: dict[str, Expression] = {}
@@ -397,7 +446,7 @@ def fluent_plan(
         raise UsageError(
             "matches made by functions have no MATCH_NUMBER()", "they come in the order of their completion"
         )
-    _refuse_conditions(name, automaton, conditions)
+    refuse_conditions(name, automaton, conditions)
     plan = PatternPlan(
         name=name,
         text=repr(pattern),
@@ -432,7 +481,7 @@ def _condition(
     return columns.bit(key), rest
 
 
-def _refuse_conditions(name: str, automaton: Automaton, conditions: Mapping[str, Expression]) -> None:
+def refuse_conditions(name: str, automaton: Automaton, conditions: Mapping[str, Expression]) -> None:
     """What must not come, or ends a loop, is judged by the row alone: rows are found by it without being tested."""
     for state in automaton.states:
         alone = {*state.forbidden, *state.until, *([state.variable] if state.kind.startswith("absent") else [])}

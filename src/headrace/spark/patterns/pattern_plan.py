@@ -31,7 +31,7 @@ class PatternPlan:
     """The pattern as it was written, for descriptions."""
     automaton: Automaton
     bits: Mapping[str, int]
-    """By variable: its bit in ``MASK``. A variable without one has no condition on a row alone."""
+    """By variable: its bit in ``MASK``, which says what Spark found of a row alone."""
     conditions: Mapping[str, Expression]
     skip: Skip
     one: bool
@@ -42,6 +42,9 @@ class PatternPlan:
     timeouts: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     """By variable: its name as the user wrote it."""
+    tested: Mapping[str, Expression] = field(default_factory=dict)
+    """By variable: its condition on a row alone, of patterns that Spark did not know when the query was planned. A
+    variable that is neither here nor in ``bits`` has no such condition."""
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.text}"
@@ -74,7 +77,7 @@ class PatternPlan:
         found = []
         for target in self.automaton.start:
             state = None if target.state == ACCEPT else self.automaton.states[target.state]
-            if state is None or state.kind != "row" or state.variable not in self.bits:
+            if state is None or state.kind != "row" or state.variable not in {*self.bits, *self.tested}:
                 return ()
             found.append(state.variable)
         return tuple(found)

@@ -22,7 +22,6 @@ manifest: JSON.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import json
 import uuid
@@ -147,6 +146,10 @@ class Chunk:
     key_count: int
     timer_count: int
     byte_count: int = 0
+    by_deadline: Ints | None = None
+    """Rows with a deadline, the earliest first; made when it is first asked for."""
+    passed: int = 0
+    """How many of these are known to be hidden."""
 
     @classmethod
     def of(
@@ -194,6 +197,32 @@ class Chunk:
         self.current[fresh] = False
         self.key_count -= int(np.count_nonzero(self.live[fresh]))
         self.timer_count -= int(np.count_nonzero(self.due[fresh] < NEVER))
+
+    def due_rows(self, now_us: int) -> Ints:
+        """Rows that count and whose deadline has come."""
+        order = self._order()
+        if self.next_due_us() > now_us:
+            return order[:0]
+        rows = order[self.passed : int(np.searchsorted(self.due[order], now_us, "right"))]
+        return rows[self.current[rows]]
+
+    def next_due_us(self) -> int:
+        """The earliest deadline of a row that counts. A hidden row stays hidden, so none is looked at twice."""
+        order, block = self._order(), 64
+        while self.passed < len(order):
+            ahead = self.current[order[self.passed : self.passed + block]]
+            if ahead.any():
+                self.passed += int(np.argmax(ahead))
+                return int(self.due[order[self.passed]])
+            self.passed += len(ahead)
+            block *= 2
+        return NEVER
+
+    def _order(self) -> Ints:
+        if self.by_deadline is None:
+            rows = np.flatnonzero(self.due < NEVER)
+            self.by_deadline = rows[np.argsort(self.due[rows], kind="stable")]
+        return self.by_deadline
 
     def encode(self) -> bytes:
         sink = pa.BufferOutputStream()
@@ -271,10 +300,6 @@ class Bucket:
     def _forget(self) -> None:
         self.chunks.clear()
         self._index: dict[Key, int] = {}
-        self._heap: list[tuple[int, int, Key]] = []
-        """Deadline, a number that makes entries comparable whatever keys are, and the key. An entry counts only while
-        it is the deadline of its key."""
-        self._tickets = itertools.count()
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -297,8 +322,12 @@ class Bucket:
 
     def find(self, keys: Sequence[Key]) -> Ints:
         """Where the newest row of each key is; dead rows are found too."""
-        get = self._index.get
-        return np.fromiter((get(key, ABSENT) for key in keys), np.int64, len(keys))
+        return np.fromiter(map(self._index.get, keys, itertools.repeat(ABSENT)), np.int64, len(keys))
+
+    def keys_at(self, places: Ints) -> list[Key]:
+        """The keys of rows."""
+        chunks = [each.keys for each in self.chunks]
+        return [chunks[place >> ROW_BITS][place & ROW_MASK] for place in places.tolist()]
 
     def live_keys(self) -> list[Key]:
         """All keys that are held."""
@@ -322,7 +351,7 @@ class Bucket:
     def _by_chunk(self, places: Ints) -> Iterator[tuple[int, Ints, Ints]]:
         """(chunk, positions among the places, rows of the chunk) for each chunk that any place is in."""
         numbers = places >> ROW_BITS
-        for number in np.unique(numbers[places != ABSENT]).tolist():
+        for number in np.flatnonzero(np.bincount(numbers[places != ABSENT])).tolist():
             positions = np.flatnonzero(numbers == number)
             yield number, positions, places[positions] & ROW_MASK
 
@@ -337,26 +366,13 @@ class Bucket:
         together = pa.concat_arrays(parts) if parts else pa.array([], self.layout.schema.field(column).type)
         return together.take(pa.array(order, mask=order < 0))
 
-    def due(self, now_us: int) -> list[Key]:
-        """Keys whose deadline has come, each once; they are not given again unless they are written again."""
-        found: dict[Key, None] = {}
-        while self._heap and self._heap[0][0] <= now_us:
-            deadline, _, key = heapq.heappop(self._heap)
-            if self._deadline(key) == deadline:
-                found[key] = None
-        return list(found)
+    def due(self, now_us: int) -> Ints:
+        """The places of keys whose deadline has come. They are given until they are written again."""
+        found = [(number << ROW_BITS) + each.due_rows(now_us) for number, each in enumerate(self.chunks)]
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def next_due_us(self) -> int:
-        while self._heap:
-            deadline, _, key = self._heap[0]
-            if self._deadline(key) == deadline:
-                return deadline
-            heapq.heappop(self._heap)
-        return NEVER
-
-    def _deadline(self, key: Key) -> int:
-        place = self._index.get(key, ABSENT)
-        return NEVER if place == ABSENT else int(self.chunks[place >> ROW_BITS].due[place & ROW_MASK])
+        return min((each.next_due_us() for each in self.chunks), default=NEVER)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -369,23 +385,23 @@ class Bucket:
         wake: Ints,
         expire: Ints,
         states: pa.StructArray,
+        places: Ints | None = None,
     ) -> None:
-        """The new rows of these keys; whatever was known of them is hidden."""
+        """The new rows of these keys; whatever was known of them is hidden. ``places``: where that is, if the caller
+        has found it."""
         columns = [keys, pa.array(live), pa.array(wake), pa.array(expire), states]
         batch = pa.RecordBatch.from_arrays(columns, schema=self.layout.schema)
+        places, done = self.find(python_keys) if places is None else places, 0
         for part, keys_of_part in _cut(batch, python_keys):
-            self._add(Chunk.of(part, self.layout, keys=keys_of_part))
+            self._add(Chunk.of(part, self.layout, keys=keys_of_part), places[done : done + len(keys_of_part)])
+            done += len(keys_of_part)
         self._merge_when_worth_it()
 
-    def _add(self, chunk: Chunk) -> None:
-        for number, _, rows in self._by_chunk(self.find(chunk.keys)):
+    def _add(self, chunk: Chunk, places: Ints) -> None:
+        """``places``: what is known of its keys."""
+        for number, _, rows in self._by_chunk(places):
             self.chunks[number].hide(rows)
         self._point_to(chunk)
-        for row in np.flatnonzero(chunk.due < NEVER).tolist():
-            heapq.heappush(self._heap, (int(chunk.due[row]), next(self._tickets), chunk.keys[row]))
-        if len(self._heap) > 2 * len(self._index) + GARBAGE_ROWS_MIN:
-            self._heap = [entry for entry in self._heap if self._deadline(entry[2]) == entry[0]]
-            heapq.heapify(self._heap)
 
     def _point_to(self, chunk: Chunk) -> None:
         base = len(self.chunks) << ROW_BITS
@@ -418,7 +434,7 @@ class Bucket:
         if keys:
             (merged,) = pa.Table.from_batches(parts, self.layout.schema).combine_chunks().to_batches()
             for part, keys_of_part in _cut(merged, keys):
-                self._point_to(Chunk.of(part, self.layout, keys=keys_of_part))  # the heap knows deadlines by key
+                self._point_to(Chunk.of(part, self.layout, keys=keys_of_part))
 
     # ---- to and from the store -------------------------------------------------------------------------------------
 
@@ -447,7 +463,7 @@ class Bucket:
             for key in vanished:
                 del self._index[key]
         for chunk in wanted:
-            self._add(chunk)
+            self._add(chunk, self.find(chunk.keys))
 
     def save(self, before: Manifest, bucket_count: int, store: Store) -> Manifest:
         """Write what is not in the store yet, remove what no longer counts, and give the new manifest."""

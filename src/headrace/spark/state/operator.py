@@ -94,6 +94,14 @@ class Whole:
     def keys(self) -> list[Key]:
         return self.bucket.live_keys()
 
+    def state_of(self, key: Key) -> dict[str, Any] | None:
+        """What was held of one key."""
+        places = self.bucket.find([key])
+        if not self.bucket.alive(places)[0]:
+            return None
+        found: dict[str, Any] | None = self.bucket.gather(places)[0].as_py()
+        return found
+
     def column(self, name: Literal["key", "state"]) -> pa.StructArray:
         """In the order of ``keys``."""
         kept = [each.batch.column(name).filter(pa.array(each.current & each.live)) for each in self.bucket.chunks]
@@ -131,6 +139,9 @@ class Operator(ABC):
     """True: late rows, and those without a time, are handed to ``step`` as well, which says how many they were."""
     everywhere: ClassVar[str | None] = None
     """A boolean column of the input. A row where it is true goes to every bucket and touches every key there."""
+    copied: ClassVar[str | None] = None
+    """A boolean column of the input. A row where it is true goes to every bucket, under its own key: so every bucket
+    holds that key. All others go to the bucket of their key."""
     keyless: ClassVar[str | None] = None
     """A boolean column of the input. A row where it is true has no key and goes to one bucket, whichever. All others go
     to every bucket, so that every bucket holds every key."""
@@ -213,17 +224,20 @@ def advance(
     shared, rows = _divided(rows, operator.everywhere)
     codes, keys = factorize(rows, bucket.layout.keys)
     python_keys = bucket.layout.python_keys(keys)
-    woken, expired = _due(bucket, python_keys, now_us)
+    places = bucket.find(python_keys)
+    woken, expired = _due(bucket, places, now_us)
     if shared.num_rows:
-        known = {*python_keys, *woken, *expired}
-        woken = woken + [key for key in bucket.live_keys() if key not in known]
-    if woken:
-        keys = pa.concat_arrays([keys, bucket.gather(bucket.find(woken), "key")])
-        python_keys = python_keys + woken
+        known = np.r_[places, woken, expired]
+        others = bucket.find(bucket.live_keys())
+        woken = np.r_[woken, others[~np.isin(others, known)]]
+    if len(woken):
+        keys = pa.concat_arrays([keys, bucket.gather(woken, "key")])
+        python_keys, places = python_keys + bucket.keys_at(woken), np.r_[places, woken]
     output = operator.output.empty_table()
     changes, counts = [], dict.fromkeys(operator.counters, 0)
     if python_keys or keyless.num_rows:
-        held = _held(bucket, python_keys, late_before_us)
+        valid = bucket.alive(places) & ~bucket.expired(places, late_before_us)
+        held = bucket.gather(np.where(valid, places, -1))
         touched = Touched(
             keys=keys,
             held=held,
@@ -241,8 +255,8 @@ def advance(
         output = step.output
         late_rows += step.late_rows
         counts |= step.counts
-        changes.append(_changes(bucket, touched, python_keys, step))
-    if expired:
+        changes.append(_changes(bucket, touched, python_keys, places, step))
+    if len(expired):
         changes.append(_removal(bucket, expired))
     _write(bucket, changes)
     bucket.late_rows += late_rows
@@ -257,22 +271,12 @@ def _divided(rows: pa.Table, column: str | None) -> tuple[pa.Table, pa.Table]:
     return rows.filter(flags), rows.filter(pc.invert(flags))
 
 
-def _due(bucket: Bucket, with_rows: list[Key], now_us: int) -> tuple[list[Key], list[Key]]:
-    """Keys without rows whose deadline has come: those to be woken, and those to be forgotten."""
+def _due(bucket: Bucket, with_rows: Ints, now_us: int) -> tuple[Ints, Ints]:
+    """Places of keys without rows whose deadline has come: of those to be woken, and those to be forgotten."""
     due = bucket.due(now_us)
-    if not due:
-        return [], []
-    known = set(with_rows)
-    due = [key for key in due if key not in known]
-    expired = bucket.expired(bucket.find(due), now_us).tolist()
-    woken = [key for key, gone in zip(due, expired, strict=True) if not gone]
-    return woken, [key for key, gone in zip(due, expired, strict=True) if gone]
-
-
-def _held(bucket: Bucket, keys: list[Key], now_us: int) -> pa.StructArray:
-    places = bucket.find(keys)
-    valid = bucket.alive(places) & ~bucket.expired(places, now_us)
-    return bucket.gather(np.where(valid, places, -1))
+    due = due[~np.isin(due, with_rows)]
+    gone = bucket.expired(due, now_us)
+    return due[~gone], due[gone]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,24 +285,27 @@ class _Changes:
 
     keys: pa.StructArray
     python_keys: list[Key]
+    places: Ints
+    """What is known of the keys."""
     live: Flags
     wake: Ints
     expire: Ints
     states: pa.StructArray
 
 
-def _changes(bucket: Bucket, touched: Touched, python_keys: list[Key], step: Step) -> _Changes:
+def _changes(bucket: Bucket, touched: Touched, python_keys: list[Key], places: Ints, step: Step) -> _Changes:
     count = len(python_keys)
     wake = np.full(count, NEVER) if step.wake_us is None else step.wake_us
     expire = np.full(count, NEVER) if step.expire_us is None else step.expire_us
     live = step.keep & (expire > touched.now_us)
     # Of a key that was not held and is not to be, nothing is written.
-    needed = live | bucket.alive(bucket.find(python_keys))
+    needed = live | bucket.alive(places)
     written = np.flatnonzero(needed if step.changed is None else needed & step.changed)
     chosen = pa.array(written)
     return _Changes(
         keys=touched.keys.take(chosen),
         python_keys=[python_keys[each] for each in written.tolist()],
+        places=places[written],
         live=live[written],
         wake=wake[written],
         expire=expire[written],
@@ -306,15 +313,16 @@ def _changes(bucket: Bucket, touched: Touched, python_keys: list[Key], step: Ste
     )
 
 
-def _removal(bucket: Bucket, keys: list[Key]) -> _Changes:
-    never = np.full(len(keys), NEVER)
+def _removal(bucket: Bucket, places: Ints) -> _Changes:
+    never = np.full(len(places), NEVER)
     return _Changes(
-        keys=bucket.gather(bucket.find(keys), "key"),
-        python_keys=keys,
-        live=np.zeros(len(keys), np.bool_),
+        keys=bucket.gather(places, "key"),
+        python_keys=bucket.keys_at(places),
+        places=places,
+        live=np.zeros(len(places), np.bool_),
         wake=never,
         expire=never,
-        states=pa.nulls(len(keys), bucket.layout.state),
+        states=pa.nulls(len(places), bucket.layout.state),
     )
 
 
@@ -329,6 +337,7 @@ def _write(bucket: Bucket, changes: list[_Changes]) -> None:
             wake=np.concatenate([each.wake for each in changes]),
             expire=np.concatenate([each.expire for each in changes]),
             states=pa.concat_arrays([each.states for each in changes]),
+            places=np.concatenate([each.places for each in changes]),
         )
 
 

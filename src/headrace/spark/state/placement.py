@@ -33,11 +33,10 @@ def with_buckets(rows: DataFrame, operator: Operator, keys: Sequence[str], bucke
         chosen = F.when(F.col(f"`{operator.keyless}`"), F.array(ANY)).otherwise(numbers)
         return rows.withColumn(BUCKET, F.explode(chosen))
     own = bucket_of(keys, buckets)
-    if operator.everywhere is None:
+    repeated = operator.everywhere or operator.copied
+    if repeated is None:
         return rows.withColumn(BUCKET, own)
-    return rows.withColumn(
-        BUCKET, F.explode(F.when(F.col(f"`{operator.everywhere}`"), numbers).otherwise(F.array(own)))
-    )
+    return rows.withColumn(BUCKET, F.explode(F.when(F.col(f"`{repeated}`"), numbers).otherwise(F.array(own))))
 
 
 def bucket_of(keys: Sequence[str], buckets: int) -> Column:
@@ -47,16 +46,17 @@ def bucket_of(keys: Sequence[str], buckets: int) -> Column:
 
 
 def part_of(operator: Operator, keys: Sequence[str]) -> Column:
-    """In which part of a bucket that is too large for memory a row is; null for a row for every key.
+    """In which part of a bucket that is too large for memory a row is; null for a row that every part needs.
 
     Where every bucket holds the same keys a bucket is not cut: each part would hold them all again.
     """
     if operator.keyless is not None:
         return F.lit(0)
     own = F.pmod(F.shiftright(F.xxhash64(*keys), 32), F.lit(PARTS)).cast("int")
-    if operator.everywhere is None:
+    repeated = operator.everywhere or operator.copied
+    if repeated is None:
         return own
-    return F.when(~F.coalesce(F.col(f"`{operator.everywhere}`"), F.lit(False)), own)
+    return F.when(~F.coalesce(F.col(f"`{repeated}`"), F.lit(False)), own)
 
 
 @functools.cache
