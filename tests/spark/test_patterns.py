@@ -120,6 +120,16 @@ def test_names_in_another_case_are_found_and_names_that_collide_are_refused(spar
         hr.match(frame.withColumnRenamed("kind", "variable"), hr.pattern("a"), keys="user", event_time="at")
 
 
+def test_rows_with_maps_and_lists_are_matched_and_have_ids(spark: SparkSession) -> None:
+    """Spark hashes no maps, so they are no part of an id."""
+    frame = spark.createDataFrame([("anna", START, 1, "pay")], SCHEMA).withColumns(
+        {"tags": F.create_map(F.lit("a"), F.lit(1)), "words": F.array(F.lit("b"))}
+    )
+    (found,) = hr.match(frame, hr.pattern("a"), keys="user", event_time="at", buckets=BUCKETS).collect()
+    assert (found.events[0].tags, found.events[0].words) == ({"a": 1}, ["b"])
+    assert found.match_id
+
+
 def test_the_matches_are_those_one_sees(spark: SparkSession) -> None:
     rows = bounded(spark, by_text, EVENTS)
     assert [(row.user, row.top, row.bottom, row.after, row.n, row.last_of, row.half) for row in rows] == [

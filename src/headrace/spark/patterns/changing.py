@@ -85,7 +85,7 @@ def match_patterns(
     )
     said = [F.col("match_start"), F.col("match_end"), *([F.col("timed_out")] if timeouts else [])]
     unique = match_id(names, ["_end_place", "match_end"] + (["timed_out"] if timeouts else []))
-    identity = with_events(unique, None).alias("match_id")
+    identity = with_events(unique, rows.schema).alias("match_id")
     return found.select(*plain_columns(names), "pattern", identity, *said, EVENTS)
 
 

@@ -332,10 +332,11 @@ class Reader:
         function, arguments = _function(node)
         if function not in FUNCTIONS:
             known = ", ".join(sorted(FUNCTIONS))
+            alone = ". Of the current row alone, everything that Spark SQL has is possible"
             self._fail(
                 piece,
-                f"{node.sql('spark')} cannot be computed over matched rows; there are {known}. Of the current row "
-                f"alone, everything that Spark SQL has is possible",
+                f"{node.sql('spark')} cannot be computed over matched rows; there are {known}"
+                f"{alone if self.columns.computes(node) else ''}",
             )
         return Call(function, tuple(self._tree(each, name, piece) for each in arguments))
 

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
+from pyspark.sql.types import StructType
 
 from headrace.errors import UsageError
 from headrace.spark.arguments import duration_of, micros_of, names_of, plain_columns, time_column, without_weights
@@ -29,7 +30,7 @@ from headrace.spark.patterns.clauses import Piece
 from headrace.spark.patterns.conditions import Expression
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.measures import Atom
-from headrace.spark.patterns.names import refuse_reserved, refuse_twice, resolved
+from headrace.spark.patterns.names import hashable, refuse_reserved, refuse_twice, resolved
 from headrace.spark.patterns.operator import EVENTS, LATE, MASK_BITS, MATCH_FIELDS, MatchPatterns
 from headrace.spark.patterns.overflow import Overflow
 from headrace.spark.patterns.pattern_plan import PatternPlan
@@ -370,7 +371,7 @@ def match(
     values = [F.col(EVENTS)] if measures is None else []
     values += [F.expr(sql).alias(each) for _, texts in plans.values() for each, sql in texts.items()]
     unique = match_id(names, ["_end_place", "match_end"] + (["timed_out"] if timeouts else []))
-    identity = with_events(unique, measures).alias("match_id")
+    identity = (unique if measures is not None else with_events(unique, rows.schema)).alias("match_id")
     return found.select(*plain_columns(names), "pattern", identity, *said, *values, *([LATE] if side else []))
 
 
@@ -399,9 +400,13 @@ def refuse_names(
     refuse_twice([*dict.fromkeys(keys), *RESULT, *measures])
 
 
-def with_events(unique: Column, measures: Mapping[str, str] | None) -> Column:
+def with_events(unique: Column, rows: StructType) -> Column:
     """Matches with the same first and last row differ in the rows between, which are part of the id."""
-    return unique if measures is not None else F.md5(F.concat(unique, F.xxhash64(F.col(EVENTS)).cast("string")))
+    events = F.col(EVENTS)
+    named = [each.name for each in rows if hashable(each.dataType)]
+    if len(named) < len(rows):
+        events = F.transform(events, lambda each: F.struct(each["variable"], *(each[name] for name in named)))
+    return F.md5(F.concat(unique, F.xxhash64(events).cast("string")))
 
 
 def fluent_automaton(name: str, pattern: Pattern) -> tuple[Automaton, dict[str, str]]:

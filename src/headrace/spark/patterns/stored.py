@@ -181,9 +181,13 @@ def _check(plan: PatternPlan, schema: pa.Schema, limits: Limits) -> None:
     _check_automaton(plan.automaton)
     refuse_odd_totals(plan, schema)
     for name, condition in (*plan.tested.items(), *plan.conditions.items()):
-        kind = _type_of(condition, schema)
+        said = plan.labels.get(name, name)
+        try:
+            kind = _type_of(condition, schema)
+        except pa.ArrowException as error:
+            raise UsageError(f"the condition of {said} cannot be computed over these columns: {error}") from None
         if not pa.types.is_boolean(kind) and not pa.types.is_null(kind):
-            raise UsageError(f"the condition of {plan.labels.get(name, name)} is {kind} and not true or false")
+            raise UsageError(f"the condition of {said} is {kind} and not true or false")
 
 
 def _check_automaton(automaton: Automaton) -> None:

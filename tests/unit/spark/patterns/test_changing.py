@@ -136,9 +136,9 @@ def versions_of(batches: Sequence[tuple[int, Sequence[Paid | Said]]]) -> list[tu
         found.append((name, kind, began, max(at, began)))
         last[name] = max(at, began)
 
-    for now, batch in batches:
+    for clock, batch in batches:
         for said in sorted((each for each in batch if isinstance(each, Said)), key=lambda each: each.position):
-            at = max(now if said.at_s is None else said.at_s * SECOND, now)
+            at = max(clock if said.at_s is None else said.at_s * SECOND, clock)
             if said.pattern is None:
                 for name in list(current):
                     end(name, at)
@@ -155,7 +155,9 @@ def versions_of(batches: Sequence[tuple[int, Sequence[Paid | Said]]]) -> list[tu
 
 
 def plain(batches: Sequence[tuple[int, Sequence[Paid | Said]]]) -> Counter[tuple[Any, ...]]:
-    events = [each for now, batch in batches for each in batch if isinstance(each, Paid) and each.at_s * SECOND >= now]
+    events = [
+        each for clock, batch in batches for each in batch if isinstance(each, Paid) and each.at_s * SECOND >= clock
+    ]
     found: Counter[tuple[Any, ...]] = Counter()
     for name, kind, begin, end in versions_of(batches):
         for user in {each.user for each in events}:
@@ -341,6 +343,7 @@ def test_a_malformed_pattern_is_set_aside_with_its_error_and_the_others_match() 
         "long": "PATTERN (A B) WITHIN '2 minutes'",
         "types": "PATTERN (A B) WITHIN '1 second' DEFINE B AS B.amount > 'x'",
         "number": "PATTERN (A B) WITHIN '1 second' DEFINE B AS B.amount + 1",
+        "function": "PATTERN (A) WITHIN '1 second' DEFINE A AS date_trunc('day', at) = at",
         "anchor": "PATTERN (^ A) WITHIN '1 second'",
         "empty": "PATTERN (A*) WITHIN '1 second'",
         "ordered": "ORDER BY at PATTERN (A B) WITHIN '1 second'",
@@ -360,7 +363,10 @@ def test_a_malformed_pattern_is_set_aside_with_its_error_and_the_others_match() 
     assert "needs a bound of time" in str(errors["endless"])
     assert "at most 1 minutes are allowed" in str(errors["long"])
     assert "is int64 and not true or false" in str(errors["number"])
+    assert "the condition of B cannot be computed over these columns" in str(errors["types"])
     assert "a part has no 'nam'" in str(errors["field"])
+    assert "DATE_TRUNC('DAY', at) cannot be computed" in str(errors["function"])
+    assert "Spark SQL" not in str(errors["function"])
     query.push(table([Paid("u", 1, 1, 1), Paid("u", 2, 2, 2)]))
     assert [row["pattern"] for row in query.finish().to_pylist()] == ["good"]
 
