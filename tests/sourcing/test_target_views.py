@@ -12,7 +12,8 @@ from redis import Redis
 
 from headrace.address import Address
 from headrace.errors import Refused, UsageError
-from headrace.sourcing import Event, EventStore, RecordedEvent, open_store
+from headrace.sourcing import Event, EventStore, Query, RecordedEvent, open_store
+from headrace.sourcing.keys import KeyStore
 from headrace.sourcing.target_views import Gone, TargetView
 from headrace.targets.redis import RedisTarget
 from headrace.targets.target import Target
@@ -84,6 +85,47 @@ def test_an_older_runner_is_refused_with_the_name_of_the_newer_one(
         older.run(until_current=True)
     newer.run(until_current=True)
     assert "late" in seen()["a-1"]
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("query", [Query(), Query.of(types=["Named"])])
+def test_a_cache_loses_the_rows_of_a_person_who_is_forgotten_and_a_replay_brings_none_back(
+    tmp_path: Path, cache: tuple[Target, Any], query: Query
+) -> None:
+    target, seen = cache
+    keys = KeyStore(tmp_path / "k.keys")
+    with open_store(tmp_path / "people.db", keys=keys) as store:
+        for number, name in enumerate(["Ada", "Grace", "Ada L."]):
+            person = "u2" if name == "Grace" else "u1"
+            store.append(f"a-{number}", Event("Named", {"name": name}, personal={"name": person}))
+        names = TargetView(store, target, name="names", columns=COLUMNS, rows=rows, query=query)
+        names.run(until_current=True)
+        assert sorted(seen()) == ["a-0", "a-1", "a-2"]
+        store.forget("u1")
+        names.run(until_current=True)
+        assert list(seen()) == ["a-1"]
+        assert names.position() == store.head()
+        again = TargetView(store, target, name="again", columns=COLUMNS, rows=rows, query=query)
+        again.run(until_current=True)
+        assert list(seen()) == ["a-1"]
+        assert "Grace" in seen()["a-1"]
+
+
+@pytest.mark.servers
+def test_a_view_says_itself_what_becomes_of_the_rows_of_a_forgotten_person(
+    tmp_path: Path, cache: tuple[Target, Any]
+) -> None:
+    target, seen = cache
+    with open_store(tmp_path / "people.db", keys=KeyStore(tmp_path / "k.keys")) as store:
+        store.append("a-1", Event("Named", {"name": "Ada"}, personal={"name": "u1"}))
+        names = TargetView(
+            store, target, name="names", columns=COLUMNS, rows=rows, forget=lambda subject: [{"id": "a-1", "name": "?"}]
+        )
+        names.run(until_current=True)
+        store.forget("u1")
+        names.run(until_current=True)
+        assert '"?"' in seen()["a-1"]
+        assert "Ada" not in seen()["a-1"]
 
 
 def test_a_target_without_a_key_is_refused(store: EventStore) -> None:

@@ -15,7 +15,10 @@ events, and refuses a runner that another one has taken over. How far a view is 
 runner dies after the target has a page and before the store knows, that page is written once more, by key, which
 changes nothing.
 
-A view with personal data answers the event ``SubjectForgotten`` with ``Gone`` rows. Needs the package pyarrow.
+**Forgetting.** When a subject is forgotten, the rows of all events with its personal data are removed, whatever
+``query`` selects. Where a row is shared with others, say with ``forget`` what becomes of it: it gets the subject and
+gives rows and ``Gone``. A view without personal data says ``personal=False``. In a later replay, a forgotten field is
+null in its row. Needs the package pyarrow.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +34,8 @@ import pyarrow as pa
 
 from headrace.errors import UsageError
 from headrace.sourcing.appends import Progress
-from headrace.sourcing.events import EVERYTHING, Query, RecordedEvent
+from headrace.sourcing.events import EVERYTHING, Forgotten, Query, RecordedEvent
+from headrace.sourcing.privacy import FORGOTTEN_TYPE
 from headrace.sourcing.store import EventStore, Page
 from headrace.targets.target import Changes, Delivery, Fence, Letters, Session, Target
 
@@ -48,13 +52,23 @@ class Gone:
 
 
 Rows = Callable[[RecordedEvent], Iterable[Mapping[str, Any] | Gone]]
+Forget = Callable[[str], Iterable[Mapping[str, Any] | Gone]]
 
 
 class TargetView:
     """Keeps a target up to date with a store; see the module. Used by one thread."""
 
     def __init__(
-        self, store: EventStore, target: Target, *, name: str, columns: pa.Schema, rows: Rows, query: Query = EVERYTHING
+        self,
+        store: EventStore,
+        target: Target,
+        *,
+        name: str,
+        columns: pa.Schema,
+        rows: Rows,
+        query: Query = EVERYTHING,
+        personal: bool = True,
+        forget: Forget | None = None,
     ) -> None:
         if not target.key:
             raise UsageError(f"{target.shown} has no key", "a view needs one: pages may be written twice, by key")
@@ -62,7 +76,10 @@ class TargetView:
         self._target = target
         self._columns = columns
         self._rows = rows
-        self._query = query
+        self._wanted = query
+        self._query = query | Query.of(types=[FORGOTTEN_TYPE]) if query.items and personal else query
+        self._personal = personal
+        self._forget = forget or self._rows_of
         self._name = f"view:{name}"
         self._owner = f"{socket.gethostname()} process {os.getpid()} {os.urandom(3).hex()}"
         self._takes_over = True
@@ -101,9 +118,27 @@ class TargetView:
         rows: list[Mapping[str, Any]] = []
         gone: list[bool] = []
         for event in page.events:
-            for each in self._rows(event):
+            for each in self._answers(event):
                 is_gone = isinstance(each, Gone)
-                rows.append(each.key if isinstance(each, Gone) else each)
+                rows.append(_without_forgotten(each.key if isinstance(each, Gone) else each))
                 gone.append(is_gone)
         table = pa.Table.from_pylist(rows, schema=self._columns)
         return Changes(table, pa.chunked_array([gone], pa.bool_()) if any(gone) else None)
+
+    def _answers(self, event: RecordedEvent) -> Iterator[Mapping[str, Any] | Gone]:
+        if self._personal and event.type == FORGOTTEN_TYPE:
+            yield from self._forget(event.data["subject"])
+        if self._wanted.matches(event):
+            yield from self._rows(event)
+
+    def _rows_of(self, subject: str) -> Iterator[Gone]:
+        """Every row that an event with the subject's data has led to is removed."""
+        for event in self._store.read_all(Query.of(tags=[self._store.privacy.tag(subject)])):
+            if self._wanted.matches(event):
+                for each in self._rows(event):
+                    row = each.key if isinstance(each, Gone) else each
+                    yield Gone({name: row[name] for name in self._target.key})
+
+
+def _without_forgotten(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: None if isinstance(value, Forgotten) else value for name, value in row.items()}
