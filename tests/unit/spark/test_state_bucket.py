@@ -123,6 +123,14 @@ def test_keys_are_due_once_their_deadline_has_come_and_the_last_word_counts(
     assert len(bucket.due(now_us)) == 0
 
 
+def test_a_key_is_due_at_its_very_deadline_and_not_before() -> None:
+    bucket = Bucket(LAYOUT)
+    write(bucket, {"a": (True, 1, 5), "b": (True, 1, 9)})
+    assert bucket.keys_at(bucket.due(4)) == []
+    assert bucket.keys_at(bucket.due(5)) == ["a"]
+    assert sorted(bucket.keys_at(bucket.due(9))) == ["a", "b"]
+
+
 def test_a_copy_that_fell_behind_reads_only_the_chunks_that_it_lacks() -> None:
     store, here, elsewhere = MemoryStore(), Bucket(LAYOUT), Bucket(LAYOUT)
     write(here, {f"user {number}": (True, number % 5, NEVER) for number in range(1000)})
