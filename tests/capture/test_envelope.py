@@ -20,6 +20,7 @@ from headrace.capture.envelope import (
     Transaction,
     json_text,
 )
+from headrace.capture.postgres.values import json_string
 from headrace.capture.schemas import named
 from headrace.errors import UsageError
 from tests.capture.told import Told
@@ -39,11 +40,10 @@ table_rows = st.lists(st.tuples(numbers, texts, texts), max_size=8)
     keyed=st.sampled_from([(), (0,), (2, 0)]),
     unwrap=st.booleans(),
     written=st.integers(0, 3),
-    with_keys=st.booleans(),
     schemas=st.booleans(),
 )
 def test_rows_told_together_are_the_same_events_as_rows_told_one_by_one(
-    rows: list[tuple[Any, ...]], keyed: tuple[int, ...], unwrap: bool, written: int, with_keys: bool, schemas: bool
+    rows: list[tuple[Any, ...]], keyed: tuple[int, ...], unwrap: bool, written: int, schemas: bool
 ) -> None:
     kind = named("string", "io.debezium.data.Json%s")
     columns = (
@@ -57,10 +57,44 @@ def test_rows_told_together_are_the_same_events_as_rows_told_one_by_one(
     first, second = Transaction("a%d:1", 123_456_789, written), Transaction("a%d:1", 123_456_789, written)
     for row in rows:
         encoder.read(singly, first, b'{"table":"%s"}', row)
-    identities = encoder.identities(list(zip(*rows, strict=True)), len(rows)) if with_keys else None
-    encoder.read_all(together, second, b'{"table":"%s"}', rows, identities)
+    encoder.read_all(together, second, b'{"table":"%s"}', rows)
     assert together.records == singly.records
     assert (second.index, second.per_table) == (first.index, first.per_table)
+
+
+plain_rows = st.lists(
+    st.tuples(st.integers(0, 999).map(lambda each: b"%d" % each), st.sampled_from([b"a", "é%d".encode(), b"%b", b""])),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(rows=plain_rows, keyed=st.sampled_from([(), (0,), (1, 0), (0, 1)]), unwrap=st.booleans(), schemas=st.booleans())
+def test_plain_rows_told_together_are_the_same_events_as_rows_told_one_by_one(
+    rows: list[tuple[bytes, bytes]], keyed: tuple[int, ...], unwrap: bool, schemas: bool
+) -> None:
+    kind = named("string", "io.debezium.data.Json")
+    number, text = Column("%d", schema=kind), Column('"t"', json_string, schema=kind, is_text=True)
+    times = Column("time", lambda value: b"[" + value + b"]", schema=kind)
+    table = Table("s", "t", (number, text, times), keyed)
+    encoder = encoder_of(table, unwrap=unwrap, schemas=schemas, masks={"*.hidden": "hash"})
+    columns = [*zip(*rows, strict=True), [row[0] for row in rows]]
+    one, plain = Told(), Told()
+    first, second = Transaction("a:1", 123_456_789), Transaction("a:1", 123_456_789)
+    first.index = second.index = 7
+    for row in zip(*columns, strict=True):
+        encoder.read(one, first, b"{}", row)
+    encoder.read_columns(plain, second, b"{}", columns, len(rows), plain=True)
+    assert plain.records == one.records
+    assert (second.index, second.per_table) == (first.index, first.per_table)
+
+
+def test_a_masked_text_among_plain_rows_is_masked() -> None:
+    table = Table("public", "users", (Column("id"), Column("email", json_string, is_text=True)), (0,))
+    told = Told()
+    encoder = encoder_of(table, masks={"*.email": "****"})
+    encoder.read_columns(told, Transaction("a:1", 1), b"{}", [[b"7"], [b"ada@example.org"]], 1, plain=True)
+    assert json.loads(told.records[0][2])["after"] == {"id": 7, "email": "****"}
 
 
 def test_a_truncation_stands_in_every_partition_as_one_event_that_says_so() -> None:
@@ -97,7 +131,7 @@ def written(encoder: TableEncoder, *rows: Any) -> list[tuple[Any, Any]]:
     first, second = Transaction("a:1", 1), Transaction("a:1", 1)
     for row in rows:
         encoder.read(singly, first, b"{}", row)
-    encoder.read_all(together, second, b"{}", rows, encoder.identities(list(zip(*rows, strict=True)), len(rows)))
+    encoder.read_all(together, second, b"{}", rows)
     assert together.records == singly.records
     return [(json.loads(key), json.loads(value)["after"]) for _, key, value, _ in singly.records]
 
@@ -251,13 +285,7 @@ def test_with_schemas_keys_and_values_say_what_they_are() -> None:
     one, together = Told(), Told()
     row = (b"7", "ada@example.org", b"20000")
     encoder.read(one, Transaction("a:1", 1), b'{"connector":"x","lsn":7}', row)
-    encoder.read_all(
-        together,
-        Transaction("a:1", 1),
-        b'{"connector":"x","lsn":7}',
-        [row],
-        encoder.identities([[each] for each in row], 1),
-    )
+    encoder.read_all(together, Transaction("a:1", 1), b'{"connector":"x","lsn":7}', [row])
     assert one.records == together.records
     ((_, key, value, _),) = one.records
     assert json.loads(key)["payload"] == {"id": 7}
@@ -297,6 +325,6 @@ def test_a_key_that_cannot_be_encoded_names_its_row_and_only_its_events_are_dead
     assert not encoder.has_same_key(rows[0], rows[1])
     assert encoder.has_same_key(rows[0], rows[2])
     told = Told()
-    encoder.read_all(told, Transaction("a:1", 1), b"{}", rows, identities)
+    encoder.read_all(told, Transaction("a:1", 1), b"{}", rows)
     assert [key for _, key, _, _ in told.records] == [b'{"id":"even"}']
     assert [each["key"] for each in told.letters] == [None, None]

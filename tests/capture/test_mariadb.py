@@ -415,9 +415,9 @@ def test_a_table_without_a_key_is_not_held_in_memory(log: str, shop: Shop, monke
 
     read_all = TableEncoder.read_all
 
-    def counted(encoder: Any, out: Any, transaction: Any, source: bytes, rows: Any, identities: Any = None) -> None:
+    def counted(encoder: Any, out: Any, transaction: Any, source: bytes, rows: Any) -> None:
         blocks.append(len(rows))
-        read_all(encoder, out, transaction, source, rows, identities)
+        read_all(encoder, out, transaction, source, rows)
 
     monkeypatch.setattr(mariadb_source.MariadbSource, "_emit", watched)
     monkeypatch.setattr(TableEncoder, "read_all", counted)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import psycopg
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from headrace.capture import Capture
 from headrace.capture.postgres.pgoutput import RelationColumn
 from headrace.capture.postgres.setup import TableInfo
-from headrace.capture.postgres.snapshot import Chunk, SeenTransactions, Snapshots
+from headrace.capture.postgres.snapshot import Chunk, Lines, SeenTransactions, Snapshots
+from headrace.client import Admin
 from tests.capture.conftest import Database
 from tests.capture.test_postgres import AfterSome, Died, options
 from tests.capture.world import catch_up, events, fold, fold_bag
@@ -106,6 +108,41 @@ def test_rows_of_a_chunk_that_change_before_its_watermark_are_told_in_their_newe
     assert not {1, 2, 3, 4} & set(read), "the changes are newer than these rows"
 
 
+def test_small_tables_wait_for_one_watermark_and_changes_before_it_are_newer_than_their_rows(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(12):
+        database.run(
+            f"create table t{number} (id int primary key, n int)", f"insert into t{number} values (1, 0), (2, 0)"
+        )
+    watermark, create_topics = Snapshots._watermark, Admin.create_topics
+    written: list[int] = []
+    requests: list[Sequence[str]] = []
+
+    def changing(self: Snapshots) -> int:
+        written.append(len(self.chunks))
+        if self.chunks and max(written[:-1], default=0) == 0:
+            database.run("update t1 set n = 1 where id = 1", "delete from t5 where id = 2", "truncate t11")
+            database.run("update t7 set id = 3 where id = 1", "insert into t9 values (3, 0)")
+        return watermark(self)
+
+    def counted(self: Admin, names: Sequence[str], **given: Any) -> None:
+        requests.append(names)
+        create_topics(self, names, **given)
+
+    monkeypatch.setattr(Snapshots, "_watermark", changing)
+    monkeypatch.setattr(Admin, "create_topics", counted)
+    catch_up(log, options(database))
+    assert max(written) == 12
+    assert len(written) <= 3
+    assert max(map(len, requests)) == 7, "topics are made together, but for those of the five that changed"
+    for number in range(12):
+        rows = {
+            json.dumps({"id": row[0]}): {"id": row[0], "n": row[1]} for row in database.all(f"select * from t{number}")
+        }
+        assert fold(events(log, f"{database.name}.public.t{number}")) == rows
+
+
 def test_a_change_that_passed_before_a_chunk_could_see_it_is_not_overwritten_by_the_chunk(
     log: str, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,8 +157,8 @@ def test_a_change_that_passed_before_a_chunk_could_see_it_is_not_overwritten_by_
 
     def late(self: Snapshots, table: TableInfo, columns: list[RelationColumn], seen: SeenTransactions) -> Chunk | None:
         calls.append(seen)
-        blocks = iter([[b"\t".join(row) + b"\n" for row in before]])
-        monkeypatch.setattr(Snapshots, "_copied", lambda *_: blocks)
+        lines = Lines(b"".join(b"\t".join(row) + b"\n" for row in before), len(before), 4)
+        monkeypatch.setattr(Snapshots, "_copied", lambda *_: iter([lines]))
         return read_chunk(self, table, columns, old)
 
     monkeypatch.setattr(Snapshots, "_forget_seen", lambda self, seen: None)

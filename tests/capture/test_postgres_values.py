@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from headrace.capture.envelope import CannotEncode
 from headrace.capture.options import CaptureOptions
 from headrace.capture.postgres import values
-from headrace.capture.postgres.snapshot import SeenTransactions, copied_columns, copied_fields
-from headrace.capture.postgres.values import PgType, renderer, renderer_of_all, unavailable
+from headrace.capture.postgres.snapshot import Lines, SeenTransactions, copied_columns, copied_fields
+from headrace.capture.postgres.values import PgType, json_string, renderer, renderer_of_all, unavailable
 
 OPTIONS = CaptureOptions(name="x", url="postgresql://x/y", decimals="precise", times="numbers")
 STRINGS = CaptureOptions(name="x", url="postgresql://x/y")
@@ -174,8 +174,31 @@ def test_a_line_of_copy_gives_the_values_that_went_into_it(row: list[str | None]
 @given(st.integers(1, 4).flatmap(lambda count: st.lists(st.lists(copied_texts, min_size=count, max_size=count))))
 def test_lines_of_copy_as_columns_have_the_values_of_the_lines(rows: list[list[str | None]]) -> None:
     lines = [copied_line(row) for row in rows]
-    columns = copied_columns(lines, len(rows[0]) if rows else 2)
+    columns = copied_columns(b"".join(lines), len(rows[0]) if rows else 2)
     assert [list(each) for each in zip(*columns, strict=True)] == [copied_fields(each) for each in lines]
+
+
+likely_plain = st.one_of(st.text("aé\x7f\u2028😀 "), copied_texts)
+
+
+@given(
+    st.integers(1, 3).flatmap(lambda n: st.lists(st.lists(likely_plain, min_size=n, max_size=n), min_size=1)),
+)
+def test_lines_are_plain_when_every_value_stands_in_json_as_copy_gives_it(rows: list[list[str | None]]) -> None:
+    made = [copied_line(row) for row in rows]
+    lines = Lines(b"".join(made), len(made), max(map(len, made)))
+    is_plain = all(
+        each is not None and json_string(each.encode()) == b'"%b"' % each.encode() for row in rows for each in row
+    )
+    assert lines.is_plain(len(rows[0])) == is_plain
+    assert lines.last == made[-1]
+
+
+@pytest.mark.parametrize("value", [b"\xff", b"\x01", b"\x1f", b'"', b"\\\\", b"\\N", b"a\\tb"])
+def test_one_value_that_json_or_copy_escapes_makes_lines_not_plain(value: bytes) -> None:
+    assert Lines(b"a\tb\nc\td\n", 2, 4).is_plain(2)
+    assert not Lines(b"a\tb\nc\t" + value + b"\n", 2, 4).is_plain(2)
+    assert not Lines(b"\n\n", 2, 1).is_plain(0)
 
 
 @pytest.mark.parametrize(("kind", "exact"), [("text", False), ("text", True), ("timestamp", False), ("bool", False)])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from headrace.capture.envelope import Headers, Table
+from headrace.client.byte_column import ByteColumn
 
 
 class Told:
@@ -33,9 +33,9 @@ class Told:
         self.records.append((topic, key, value, list(headers)))
         self.partitions_written.append(partition)
 
-    def add_many(self, topic: str, keys: Sequence[bytes | None], values: Sequence[bytes]) -> None:
-        for key, value in zip(keys, values, strict=True):
-            self.add(topic, key, value)
+    def add_many(self, topic: str, keys: ByteColumn | None, values: ByteColumn) -> None:
+        for place in range(values.count):
+            self.add(topic, None if keys is None else keys[place], values[place])
 
     def begin_shape(self, table: Table) -> None:
         """Nothing is hidden here."""

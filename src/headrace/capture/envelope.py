@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from headrace.capture.columns import Mask, is_shown, mask_of, masked
 from headrace.capture.options import CaptureOptions
 from headrace.capture.schemas import STRING, Type, before_payload, envelope_schema, struct
+from headrace.client.byte_column import ByteColumn, Part
 from headrace.errors import HeadraceError, UsageError
 
 __all__ = [
@@ -80,7 +81,7 @@ class Out(Protocol):
         partition: int | None = None,
     ) -> None: ...
 
-    def add_many(self, topic: str, keys: Sequence[bytes | None], values: Sequence[bytes]) -> None:
+    def add_many(self, topic: str, keys: ByteColumn | None, values: ByteColumn) -> None:
         """``add`` for many records at once."""
 
     def partitions(self, topic: str) -> int: ...
@@ -124,6 +125,8 @@ class Column(NamedTuple):
     """What ``render`` writes, for messages with a schema."""
     render_all: RenderAll | None = None
     """``render`` for many values at once: the same bytes, faster."""
+    is_text: bool = False
+    """``render`` makes a JSON string of bytes of UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +152,10 @@ def _escaped(value: bytes) -> bytes:
     return value.replace(b"%", b"%%")
 
 
-def _object_template(names: Sequence[str]) -> bytes:
-    return b"{" + b",".join(_escaped(json_text(name)) + b":%b" for name in names) + b"}"
+def _object_template(names: Sequence[str], quoted: Sequence[bool] | None = None) -> bytes:
+    """A JSON object whose values are open; ``quoted``: which of them are texts without their quotes."""
+    opened = [b":%b"] * len(names) if quoted is None else [b':"%b"' if each else b":%b" for each in quoted]
+    return b"{" + b",".join(_escaped(json_text(name)) + each for name, each in zip(names, opened, strict=True)) + b"}"
 
 
 def _column(render: Render | None, render_all: RenderAll | None, values: Sequence[Any]) -> Sequence[bytes]:
@@ -212,6 +217,7 @@ class TableEncoder:
         self._identity = _object_template([names[place] for place in table.key]) if table.key else None
         self._key_places = self._chosen_key(options, names)
         self._key = _object_template([names[place] for place in self._key_places]) if self._key_places else None
+        self._key_schema = b""
         masks = [mask_of(options.masks, each) for each in full_names]
         for place in self._key_places:
             mask = masks[place]
@@ -227,9 +233,7 @@ class TableEncoder:
         self._render_alls = [
             column.render_all if mask is None else None for column, mask in zip(table.columns, masks, strict=True)
         ]
-        self.key_is_identity = (
-            self._key_places == table.key and not options.schemas and not any(masks[place] for place in table.key)
-        )
+        self._is_text = [column.is_text and mask is None for column, mask in zip(table.columns, masks, strict=True)]
         shown = [
             place
             for place, each in enumerate(full_names)
@@ -239,6 +243,7 @@ class TableEncoder:
         self._shown_renders = [self._renders[place] for place in shown]
         self._shown_columns = [table.columns[place] for place in shown]
         self._row = _object_template([names[place] for place in shown])
+        self._plain_row = _object_template([names[place] for place in shown], [self._is_text[place] for place in shown])
         self._row_schema: Type | None = None
         self._before_payload: bytes | None = None
         if options.schemas:
@@ -271,7 +276,8 @@ class TableEncoder:
         )
         if self._key is not None:
             key = struct(f"{self.topic}.Key", [(names[place], kind(place), False) for place in self._key_places])
-            self._key = _escaped(before_payload(key)) + self._key + b"}"
+            self._key_schema = before_payload(key)
+            self._key = _escaped(self._key_schema) + self._key + b"}"
 
     def _with_schema(self, value: bytes, source: bytes) -> bytes:
         if self._row_schema is None:
@@ -350,22 +356,13 @@ class TableEncoder:
     def created(self, out: Out, transaction: Transaction, source: bytes, new: Sequence[Any]) -> None:
         self._event(out, transaction, source, b"c", None, new)
 
-    def read(
-        self, out: Out, transaction: Transaction, source: bytes, row: Sequence[Any], identity: bytes | None = None
-    ) -> None:
-        """A row of a snapshot; ``identity`` where it is known already."""
-        self._event(out, transaction, source, b"r", None, row, key=identity if self.key_is_identity else None)
+    def read(self, out: Out, transaction: Transaction, source: bytes, row: Sequence[Any]) -> None:
+        """A row of a snapshot."""
+        self._event(out, transaction, source, b"r", None, row)
 
-    def read_all(
-        self,
-        out: Out,
-        transaction: Transaction,
-        source: bytes,
-        rows: Sequence[Sequence[Any]],
-        identities: Sequence[bytes | None] | None = None,
-    ) -> None:
+    def read_all(self, out: Out, transaction: Transaction, source: bytes, rows: Sequence[Sequence[Any]]) -> None:
         """Many rows of a snapshot with one ``source``: rendered column by column, which is faster than row by row."""
-        self.read_columns(out, transaction, source, list(zip(*rows, strict=True)), len(rows), identities)
+        self.read_columns(out, transaction, source, list(zip(*rows, strict=True)), len(rows))
 
     def read_columns(
         self,
@@ -374,26 +371,29 @@ class TableEncoder:
         source: bytes,
         columns: Sequence[Sequence[Any]],
         count: int,
-        identities: Sequence[bytes | None] | None = None,
+        *,
+        plain: bool = False,
     ) -> None:
-        """``read_all`` of rows that are given as columns."""
+        """``read_all`` of rows that are given as columns. ``plain``: no value is null, and all are bytes of UTF-8
+        without a character that JSON escapes."""
         made = None
         if count and not transaction.written_up_to:
-            made = self._rendered_together(transaction, source, columns, count, identities)
+            made = self._rendered_together(transaction, source, columns, count, plain)
         if made is None:
             for row in _rows(columns, count):
                 self.read(out, transaction, source, row)
             return
         keys, values = made
         limit = self._limit(out)
-        if max(map(len, values)) <= limit:
+        if max(values.lengths) <= limit:
             in_table = transaction.per_table.get(self._full_name, 0)
-            transaction.index += len(values)
-            transaction.per_table[self._full_name] = in_table + len(values)
+            transaction.index += count
+            transaction.per_table[self._full_name] = in_table + count
             out.add_many(self.topic, keys, values)
             return
-        for row, key, value in zip(_rows(columns, count), keys, values, strict=True):
+        for number, row in enumerate(_rows(columns, count)):
             place = self._count(transaction)
+            key, value = None if keys is None else keys[number], values[number]
             if len(value) > limit and not out.takes(self.topic, key, value):
                 self._too_large(out, transaction, source, place, b"r", key, row, len(value))
             else:
@@ -405,38 +405,58 @@ class TableEncoder:
         source: bytes,
         given: Sequence[Sequence[Any]],
         count: int,
-        identities: Sequence[bytes | None] | None,
-    ) -> tuple[Sequence[bytes | None], list[bytes]] | None:
+        plain: bool,
+    ) -> tuple[ByteColumn | None, ByteColumn] | None:
         """Keys and values; None: one of them cannot be encoded."""
         try:
-            columns = list(map(_column, self._renders, self._render_alls, given))
+            render = self._plain_column if plain else self._column
+            columns = list(map(render, range(len(given)), given))
         except CannotEncode:
             return None
-        keys: Sequence[bytes | None]
-        if self._key is None:
-            keys = [None] * count
-        elif identities is not None and self.key_is_identity:
-            keys = identities
-        else:
-            keys = list(map(self._key.__mod__, zip(*(columns[place] for place in self._key_places), strict=True)))
         shown = columns if self._shown is None else [columns[place] for place in self._shown]
-        template = self._template(transaction, source)
+        template = self._plain_row if plain else self._row
+        rows = list(map(template.__mod__, zip(*shown, strict=True))) if shown else [template] * count
+        parts: list[Part] = [*self._around_rows(transaction, source)]
         if self._unwrap:
-            return keys, [template % each for each in _rows(shown, count)]
-        index, in_table = transaction.index + 1, transaction.per_table.get(self._full_name, 0) + 1
-        places = range(index, index + count), range(in_table, in_table + count)
-        return keys, list(map(template.__mod__, zip(*shown, *places, strict=True)))
+            return self._keys(columns, count, plain), ByteColumn([parts[0], rows, parts[1]], count)
+        first, first_in_table = transaction.index + 1, transaction.per_table.get(self._full_name, 0) + 1
+        order = list(map(b"%d".__mod__, range(first, first + count)))
+        in_table = order
+        if first_in_table != first:
+            in_table = list(map(b"%d".__mod__, range(first_in_table, first_in_table + count)))
+        values = ByteColumn([parts[0], rows, parts[1], order, parts[2], in_table, parts[3]], count)
+        return self._keys(columns, count, plain), values
 
-    def _template(self, transaction: Transaction, source: bytes) -> bytes:
-        """Of values of rows of a snapshot: their columns are open, and their place unless they are plain rows."""
-        template = self._row
+    def _column(self, place: int, values: Sequence[Any]) -> Sequence[bytes]:
+        return _column(self._renders[place], self._render_alls[place], values)
+
+    def _plain_column(self, place: int, values: Sequence[Any]) -> Sequence[bytes]:
+        """Of texts, what stands between their quotes."""
+        render, render_all = self._renders[place], self._render_alls[place]
+        if render is None or self._is_text[place]:
+            return values
+        return render_all(values) if render_all is not None else list(map(render, values))
+
+    def _keys(self, columns: Sequence[Sequence[bytes]], count: int, plain: bool) -> ByteColumn | None:
+        """The keys of rows by their rendered columns."""
+        if not self._key_places:
+            return None
+        parts: list[Part] = []
+        before = self._key_schema + b"{"
+        for place in self._key_places:
+            quote = b'"' if plain and self._is_text[place] else b""
+            parts += [before + json_text(self.table.columns[place].name) + b":" + quote, columns[place]]
+            before = quote + b","
+        return ByteColumn([*parts, before[:-1] + (b"}}" if self._key_schema else b"}")], count)
+
+    def _around_rows(self, transaction: Transaction, source: bytes) -> list[bytes]:
+        """What values of a snapshot have in common: before and after the row, and around their place, if they tell
+        it. No JSON has a zero byte."""
+        value = b"\0"
         if not self._unwrap:
-            order = b'{"id":%b,"total_order":%%d,"data_collection_order":%%d}' % _escaped(transaction.id_json)
-            template = _VALUE % (NULL, self._row, _escaped(source), order, b"r", *transaction.times)
-        if self._row_schema is None:
-            return template
-        before, after = self._with_schema(b"\0", source).split(b"\0")
-        return _escaped(before) + template + after
+            order = _PLACE.replace(b"%d", b"\0") % transaction.id_json
+            value = _VALUE % (NULL, b"\0", source, order, b"r", *transaction.times)
+        return self._with_schema(value, source).split(b"\0")
 
     def updated(
         self, out: Out, transaction: Transaction, source: bytes, old: Sequence[Any] | None, new: Sequence[Any]

@@ -90,7 +90,7 @@ class CaptureOptions:
     triggers: bool = False  # PostgreSQL is followed by triggers, without the right to replicate
     streaming: bool = False  # PostgreSQL sends large transactions before they commit
     heartbeat_ms: int = 10_000
-    chunk_rows: int = 10_000
+    chunk_rows: int = 25_000
     remembered_bytes_max: int = 64 * 1024 * 1024  # large values kept to fill in where the database does not resend
     lag_alarm_bytes: int = 1024 * 1024 * 1024
 

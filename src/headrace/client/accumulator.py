@@ -10,9 +10,10 @@ import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice, repeat
+from itertools import accumulate
 
 from headrace.batch import NO_PRODUCER_ID, TRANSACTIONAL, batch_without_records, reseal
+from headrace.client.byte_column import ByteColumn, Part, interleaved
 from headrace.client.client import TopicPartition
 from headrace.record import Codec, Record, compress, encode_records
 
@@ -37,7 +38,7 @@ _NULL = _varint(-1)
 _NO_HEADERS = b"\x00"
 _COUNTED_SIZES = [size + len(_SMALL[size]) for size in range(8192)]
 """The bytes of something with its length before it."""
-_BLOCK_RECORDS = 256
+_BLOCK_RECORDS = 1024
 _RECORD_OVERHEAD_MAX = 26
 """The bytes of a record without headers besides its key and value."""
 
@@ -59,6 +60,21 @@ def _encode_headers(headers: Headers) -> bytes:
     return b"".join(parts)
 
 
+def _small_varints(numbers: Sequence[int]) -> list[bytes]:
+    return [_SMALL[each] for each in numbers]
+
+
+def _joined_constants(parts: Sequence[Part]) -> list[Part]:
+    """The same strings of fewer parts."""
+    found: list[Part] = []
+    for part in parts:
+        if isinstance(part, bytes) and found and isinstance(found[-1], bytes):
+            found[-1] += part
+        else:
+            found.append(part)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedRecords:
     """Records that somebody else has encoded (``headrace.record`` has the bytes), uncompressed, for one batch.
@@ -70,6 +86,8 @@ class PreparedRecords:
     count: int
     base_timestamp: int
     max_timestamp: int
+    compressed: bytes | None = None
+    """The same bytes as the producer's codec makes them, where somebody has compressed them already."""
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> PreparedRecords:
@@ -85,6 +103,7 @@ class OpenBatch:
     __slots__ = (
         "base_timestamp",
         "codec",
+        "compressed",
         "count",
         "created",
         "data",
@@ -105,6 +124,7 @@ class OpenBatch:
         self.transactional = transactional
         self.data = bytearray()
         self.prepared: bytes | bytearray | memoryview | None = None
+        self.compressed: bytes | None = None
         self.count = 0
         self.base_timestamp = 0
         self.max_timestamp = 0
@@ -136,64 +156,68 @@ class OpenBatch:
         self.data += body
         self.count = count + 1
 
-    def add_many(
-        self, keys: Sequence[bytes | None], values: Sequence[bytes], first: int, timestamp: int, bytes_max: int
-    ) -> int:
+    def add_many(self, keys: ByteColumn | None, values: ByteColumn, first: int, timestamp: int, bytes_max: int) -> int:
         """Take records from ``first`` on while they fit into ``bytes_max``, at least one; gives where it stopped."""
         if self.count == 0:
             self.base_timestamp = timestamp
         self.max_timestamp = max(self.max_timestamp, timestamp)
         place, taken = first, _BLOCK_RECORDS
-        while taken == _BLOCK_RECORDS and place < len(values):
-            block = slice(place, place + _BLOCK_RECORDS)
-            taken = self._add_block(keys[block], values[block], timestamp, bytes_max)
+        while taken == _BLOCK_RECORDS and place < values.count:
+            end = place + _BLOCK_RECORDS
+            of_keys = None if keys is None else keys.slice(place, end)
+            taken = self._add_block(of_keys, values.slice(place, end), timestamp, bytes_max)
             place += taken
         if place == first:
-            self.add(keys[first], values[first], (), timestamp)
+            self.add(None if keys is None else keys[first], values[first], (), timestamp)
             place += 1
         return place
 
-    def _add_block(self, keys: Sequence[bytes | None], values: Sequence[bytes], timestamp: int, bytes_max: int) -> int:
+    def _add_block(self, keys: ByteColumn | None, values: ByteColumn, timestamp: int, bytes_max: int) -> int:
         """Take those of a few records that fit; gives their number. Whole columns at a time, which is faster."""
         head = b"\x00" + _varint(timestamp - self.base_timestamp)
-        deltas = _SMALL[self.count : self.count + len(values)]
-        counted_keys = list(map(_counted, keys))
-        largest = max(map(len, counted_keys)) + max(map(len, values)) + _RECORD_OVERHEAD_MAX
-        if largest >= len(_SMALL) or len(deltas) < len(values):
+        deltas = _SMALL[self.count : self.count + values.count]
+        longest_key = 0 if keys is None else max(keys.lengths)
+        if longest_key + max(values.lengths) + _RECORD_OVERHEAD_MAX >= len(_SMALL) or len(deltas) < values.count:
             return self._add_singly(keys, values, timestamp, bytes_max)
+        counted_keys = [len(_NULL)] * values.count if keys is None else [_COUNTED_SIZES[each] for each in keys.lengths]
         fixed = len(head) + len(_NO_HEADERS)
         sizes = [
-            fixed + len(delta) + len(key) + _COUNTED_SIZES[len(value)]
-            for delta, key, value in zip(deltas, counted_keys, values, strict=True)
+            fixed + len(delta) + key + _COUNTED_SIZES[value]
+            for delta, key, value in zip(deltas, counted_keys, values.lengths, strict=True)
         ]
         ends = accumulate(map(_COUNTED_SIZES.__getitem__, sizes), initial=len(self.data))
         taken = bisect_right(list(ends), bytes_max) - 1
         if taken <= 0:
             return 0
-        columns = (
-            map(_SMALL.__getitem__, sizes),
-            repeat(head),
+        if taken < values.count:
+            keys, values = None if keys is None else keys.slice(0, taken), values.slice(0, taken)
+            sizes, deltas = sizes[:taken], deltas[:taken]
+        parts: list[Part] = [
+            _small_varints(sizes),
+            head,
             deltas,
-            counted_keys,
-            map(_SMALL.__getitem__, map(len, values)),
-            values,
-            repeat(_NO_HEADERS),
-        )
-        self.data += b"".join(chain.from_iterable(islice(zip(*columns, strict=False), taken)))
+            *([_NULL] if keys is None else [_small_varints(keys.lengths), *keys.parts]),
+            _small_varints(values.lengths),
+            *values.parts,
+            _NO_HEADERS,
+        ]
+        self.data += interleaved(_joined_constants(parts), taken)
         self.count += taken
         return taken
 
-    def _add_singly(self, keys: Sequence[bytes | None], values: Sequence[bytes], timestamp: int, bytes_max: int) -> int:
-        for taken, (key, value) in enumerate(zip(keys, values, strict=True)):
+    def _add_singly(self, keys: ByteColumn | None, values: ByteColumn, timestamp: int, bytes_max: int) -> int:
+        for taken in range(values.count):
+            key, value = None if keys is None else keys[taken], values[taken]
             if len(self.data) + len(key or b"") + len(value) + _RECORD_OVERHEAD_MAX > bytes_max:
                 return taken
             self.add(key, value, (), timestamp)
-        return len(values)
+        return values.count
 
     def fill(self, prepared: PreparedRecords) -> None:
         """Take a whole batch's records as they are."""
         assert self.count == 0, "prepared records are a batch of their own"
         self.prepared = prepared.data
+        self.compressed = prepared.compressed
         self.count = prepared.count
         self.base_timestamp = prepared.base_timestamp
         self.max_timestamp = prepared.max_timestamp
@@ -211,5 +235,8 @@ class OpenBatch:
             producer_epoch=epoch,
             base_sequence=sequence,
         )
-        reseal(batch, compress(self.codec, bytes(self.data if self.prepared is None else self.prepared)))
+        records = self.compressed
+        if records is None:
+            records = compress(self.codec, bytes(self.data if self.prepared is None else self.prepared))
+        reseal(batch, records)
         return batch.data

@@ -5,7 +5,7 @@ Groups have their own module, ``groups``. Every function names what it was asked
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -123,20 +123,39 @@ class Admin:
         validate_only: bool = False,
     ) -> None:
         """Make a topic; -1 leaves a number to the broker's default."""
-        topic = CreatableTopic(
-            name=name,
-            num_partitions=partitions,
+        self.create_topics(
+            [name],
+            partitions=partitions,
             replication_factor=replication_factor,
-            configs=[CreatableTopicConfig(name=key, value=value) for key, value in (config or {}).items()],
+            config=config,
+            validate_only=validate_only,
         )
+
+    def create_topics(
+        self,
+        names: Sequence[str],
+        *,
+        partitions: int = -1,
+        replication_factor: int = -1,
+        config: Mapping[str, str] | None = None,
+        validate_only: bool = False,
+        may_exist: bool = False,
+    ) -> None:
+        """Make several topics alike with one request; ``may_exist``: one that is there already stays as it is."""
+        configs = [CreatableTopicConfig(name=key, value=value) for key, value in (config or {}).items()]
+        topics = [
+            CreatableTopic(name=name, num_partitions=partitions, replication_factor=replication_factor, configs=configs)
+            for name in names
+        ]
         request = CreateTopicsRequest(
-            topics=[topic], timeout_ms=self._client.options.request_timeout_ms, validate_only=validate_only
+            topics=topics, timeout_ms=self._client.options.request_timeout_ms, validate_only=validate_only
         )
 
         def attempt() -> None:
             answer = self._client.call(CONTROLLER, request, CreateTopicsResponse)
             for each in answer.topics:
-                check(each.error_code, each.error_message, f"creating topic {name!r}")
+                if not (may_exist and each.error_code == ErrorCode.TOPIC_ALREADY_EXISTS):
+                    check(each.error_code, each.error_message, f"creating topic {each.name!r}")
 
         self._client.retrying(attempt)
 
@@ -190,6 +209,26 @@ class Admin:
                 )
                 for each in sorted(result.configs, key=lambda config: config.name)
             ]
+
+        return self._client.retrying(attempt)
+
+    def describe_topics(self, names: Sequence[str], settings: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Some settings of many topics, with one request; a topic that may not be described is left out."""
+        resources = [
+            DescribeConfigsResource(
+                resource_type=ResourceKind.TOPIC, resource_name=name, configuration_keys=list(settings)
+            )
+            for name in names
+        ]
+        request = DescribeConfigsRequest(resources=resources)
+
+        def attempt() -> dict[str, dict[str, str]]:
+            found = {}
+            for each in self._client.call(ANY, request, DescribeConfigsResponse).results:
+                if each.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                    check(each.error_code, each.error_message, f"describing topic {each.resource_name!r}")
+                    found[each.resource_name] = {one.name: one.value or "" for one in each.configs}
+            return found
 
         return self._client.retrying(attempt)
 

@@ -11,21 +11,25 @@ must find the same position again after any crash. So the position is itself a r
 The state is a dict of named parts, each JSON. Its topic is compacted, with one record per part; ``commit`` writes only
 the parts that changed.
 
-Records are encoded as they come, into one batch per partition; full batches go out while the next ones are filled. The
-transaction begins with the first of them and ends with ``commit``. A process that is killed in between leaves an open
-transaction, which no reader of committed records sees; the next ``start`` aborts it before it reads the state.
+Records are encoded as they come, into one batch per partition; full batches are compressed by another thread and go
+out while the next ones are filled. The transaction begins with the first of them and ends with ``commit``. A process
+that is killed in between leaves an open transaction, which no reader of committed records sees; the next ``start``
+aborts it before it reads the state.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 from headrace.client.accumulator import OpenBatch, PreparedRecords
 from headrace.client.admin import Admin
+from headrace.client.byte_column import ByteColumn
 from headrace.client.client import Client, TopicPartition
 from headrace.client.consumer import Consumer, ConsumerOptions
 from headrace.client.fetch import FetchOptions
@@ -34,14 +38,23 @@ from headrace.client.partitioner import partition_for_key
 from headrace.client.producer import ProducerOptions
 from headrace.client.transactional import TransactionalProducer
 from headrace.client.transactions import describe_transaction
-from headrace.errors import ErrorCode, KafkaError
-from headrace.record import Codec, Record
+from headrace.errors import ErrorCode
+from headrace.record import Codec, Record, compress
 
-__all__ = ["STATE_CONFIG", "PositionedProducer", "committed_records", "ensure_topic", "read_state", "topic_exists"]
+__all__ = [
+    "STATE_CONFIG",
+    "PositionedProducer",
+    "committed_records",
+    "ensure_topic",
+    "ensure_topics",
+    "read_state",
+    "topic_exists",
+]
 
 Headers = Sequence[tuple[str, bytes | None]]
 
 BATCH_BYTES = 512 * 1024
+CODEC = Codec.LZ4
 TRANSACTION_TIMEOUT_MS = 600_000
 """Some sources must be read in one piece and written in one transaction; Kafka allows 15 minutes."""
 STATE_CONFIG = {"cleanup.policy": "compact", "segment.bytes": str(1024 * 1024), "min.cleanable.dirty.ratio": "0.1"}
@@ -55,14 +68,21 @@ def topic_exists(client: Client, name: str) -> bool:
 
 def ensure_topic(client: Client, name: str, *, partitions: int = -1, config: Mapping[str, str] | None = None) -> None:
     """Make a topic unless it is there."""
-    if topic_exists(client, name):
+    ensure_topics(client, [name], partitions=partitions, config=config)
+
+
+def ensure_topics(
+    client: Client, names: Sequence[str], *, partitions: int = -1, config: Mapping[str, str] | None = None
+) -> None:
+    """Make those of these topics that are not there: one request tells which, and one makes them."""
+    answer = client.retrying(lambda: client.refresh(names))
+    there = {topic.name for topic in answer.topics if topic.error_code == ErrorCode.NONE}
+    missing = [name for name in names if name not in there]
+    if not missing:
         return
-    try:
-        Admin(client).create_topic(name, partitions=partitions, config=dict(config or {}))
-    except KafkaError as error:
-        if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
-            raise
-    client.forget_topic(name)
+    Admin(client).create_topics(missing, partitions=partitions, config=dict(config or {}), may_exist=True)
+    for name in missing:
+        client.forget_topic(name)
 
 
 def committed_records(client: Client, topic: str) -> Iterator[Record]:
@@ -112,7 +132,7 @@ class PositionedProducer:
             client,
             transactional_id,
             TRANSACTION_TIMEOUT_MS,
-            ProducerOptions(create_topics=False, codec=Codec.LZ4, batch_bytes=BATCH_BYTES),
+            ProducerOptions(create_topics=False, codec=CODEC, batch_bytes=BATCH_BYTES),
         )
         self._state_topic = state_topic
         self._new_partitions = partitions
@@ -124,6 +144,8 @@ class PositionedProducer:
         self._only_partition: dict[str, TopicPartition] = {}
         self._open: dict[TopicPartition, OpenBatch] = {}
         self._held: list[OpenBatch] | None = None
+        self._compressing: deque[tuple[OpenBatch, Future[bytes]]] = deque()
+        self._compressor = ThreadPoolExecutor(1, "headrace-compress")
         self._in_transaction = False
         self._now_ms = 0
         self.events = 0
@@ -198,16 +220,16 @@ class PositionedProducer:
             batch = self._open[place] = OpenBatch(place, Codec.NONE, 0)
         return batch
 
-    def add_many(self, topic: str, keys: Sequence[bytes | None], values: Sequence[bytes]) -> None:
+    def add_many(self, topic: str, keys: ByteColumn | None, values: ByteColumn) -> None:
         """``add`` for many records without headers; faster where the topic has one partition."""
         if self.partitions(topic) > 1:
-            for key, value in zip(keys, values, strict=True):
-                self.add(topic, key, value)
+            for place in range(values.count):
+                self.add(topic, None if keys is None else keys[place], values[place])
             return
-        place = TopicPartition(topic, 0)
+        partition = TopicPartition(topic, 0)
         taken = 0
-        while taken < len(values):
-            batch = self._batch(place, len(keys[taken] or b"") + len(values[taken]))
+        while taken < values.count:
+            batch = self._batch(partition, (0 if keys is None else keys.lengths[taken]) + values.lengths[taken])
             before, first = len(batch), taken
             taken = batch.add_many(keys, values, first, self._now_ms, self._batch_bytes[topic])
             self.events += taken - first
@@ -226,9 +248,14 @@ class PositionedProducer:
 
     def ensure(self, topic: str) -> None:
         """Make a topic unless it is there."""
-        if topic not in self._ensured:
-            ensure_topic(self._client, topic, partitions=self._new_partitions, config=self._new_config)
-            self._ensured.add(topic)
+        self.ensure_all([topic])
+
+    def ensure_all(self, topics: Sequence[str]) -> None:
+        """Make those of these topics that are not there."""
+        unknown = [topic for topic in topics if topic not in self._ensured]
+        if unknown:
+            ensure_topics(self._client, unknown, partitions=self._new_partitions, config=self._new_config)
+            self._ensured.update(unknown)
 
     def bytes_max(self, topic: str) -> int:
         """The bytes of records that a topic takes in one batch for certain."""
@@ -240,6 +267,7 @@ class PositionedProducer:
         if not changed and not self.events_pending:
             return
         self._begin()
+        self._send_compressed()
         batches = [(batch.partition, _prepared(batch)) for batch in self._open.values()]
         self._open.clear()
         if changed:
@@ -265,6 +293,7 @@ class PositionedProducer:
     def abandon(self) -> None:
         """Take back what was not committed."""
         self._open.clear()
+        self._compressing.clear()
         self._in_transaction = False
         self.events_pending = self.bytes_pending = 0
         self._producer.abort()
@@ -278,12 +307,23 @@ class PositionedProducer:
             self._in_transaction = True
 
     def _send(self, batch: OpenBatch) -> None:
+        """Compress a full batch while the next one is filled; the one before goes out."""
         self._begin()
-        self._producer.send_prepared(batch.partition, _prepared(batch))
+        self._compressing.append((batch, self._compressor.submit(_compressed, batch)))
+        self._send_compressed(left=1)
+
+    def _send_compressed(self, left: int = 0) -> None:
+        while len(self._compressing) > left:
+            batch, compressed = self._compressing.popleft()
+            self._producer.send_prepared(batch.partition, _prepared(batch, compressed.result()))
 
 
-def _prepared(batch: OpenBatch) -> PreparedRecords:
-    return PreparedRecords(batch.data, batch.count, batch.base_timestamp, batch.max_timestamp)
+def _compressed(batch: OpenBatch) -> bytes:
+    return compress(CODEC, bytes(batch.data))
+
+
+def _prepared(batch: OpenBatch, compressed: bytes | None = None) -> PreparedRecords:
+    return PreparedRecords(batch.data, batch.count, batch.base_timestamp, batch.max_timestamp, compressed)
 
 
 def _json(value: Any) -> bytes:

@@ -49,6 +49,7 @@ from headrace.capture.mariadb.statements import (
 )
 from headrace.capture.mariadb.tables import KnownTables, is_reached
 from headrace.capture.options import CaptureOptions, counted
+from headrace.capture.shapes import table_topic
 from headrace.capture.source import Progress, SourceStatus, TableReplaced
 from headrace.capture.writer import Writer
 from headrace.errors import UsageError
@@ -488,6 +489,11 @@ class MariadbSource:
         name = f"{gtid_text(self._gtids)}/{self._round}/{table}/{progress.rows}"
         self._transaction = Transaction(name, time.time_ns())
         source = followed.source(self._transaction.id, b"incremental") % 0
+        self._writer.prepare_ahead(
+            table_topic(self._options.topic_prefix, self._schema, name.removeprefix(f"{self._schema}."))
+            for name in self._pending
+            if self._progress[name].rows_expected and name.startswith(f"{self._schema}.")
+        )
         for rows in chunk.blocks():
             followed.encoder.read_all(self._writer, self._transaction, source, rows)
         chunk.close()

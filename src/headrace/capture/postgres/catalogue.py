@@ -10,7 +10,7 @@ key is then the primary key where the index has all of its columns, and otherwis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ __all__ = ["Catalogue", "Connection", "TableInfo", "UniqueIndex"]
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 COUNTED_BYTES_MAX = 64 * 1024 * 1024
+COUNTED_TABLES_MAX = 50
 ROW_BYTES_GUESSED = 100
 STORED_ARE_PUBLISHED_FROM = 180_000
 """The server's version from which stored generated columns can be published."""
@@ -212,6 +213,10 @@ class Catalogue:
         row = self.connection.execute(query, arguments or None).fetchone()
         return None if row is None else row[0]
 
+    def row(self, query: str, *arguments: object) -> Any:
+        """The one row that a query gives."""
+        return self.connection.execute(query, arguments or None).fetchone()
+
     @property
     def with_stored(self) -> bool:
         """Whether stored generated columns are captured: the server's log can have them."""
@@ -285,15 +290,23 @@ class Catalogue:
         rows = self.connection.execute(COLUMNS, (table.schema, table.name, generated)).fetchall()
         return [RelationColumn(*row) for row in rows]
 
-    def rows_expected(self, table: TableInfo) -> int:
-        """The server's own estimate; a table that it has never looked at is counted where that is quick."""
-        if table.rows_estimated >= 0:
-            return table.rows_estimated
-        pages_bytes = self.one("select pg_relation_size(%s::oid)", table.oid) or 0
-        if pages_bytes > COUNTED_BYTES_MAX:
-            return int(pages_bytes) // ROW_BYTES_GUESSED
-        (count,) = self.connection.execute(sql.SQL("select count(*) from {}").format(table.rows_of)).fetchone() or (0,)
-        return int(count)
+    def rows_expected(self, tables: Sequence[TableInfo]) -> dict[int, int]:
+        """By OID: the server's own estimates. Tables that it has never looked at are counted where that is quick."""
+        expected = {table.oid: table.rows_estimated for table in tables}
+        unknown = [table for table in tables if table.rows_estimated < 0]
+        if not unknown:
+            return expected
+        sizes = self.connection.execute(
+            "select oid::bigint, pg_relation_size(oid) from unnest(%s::oid[]) oid", ([each.oid for each in unknown],)
+        )
+        pages_bytes = {oid: size or 0 for oid, size in sizes.fetchall()}
+        for table in unknown:
+            size_bytes = pages_bytes[table.oid]
+            expected[table.oid] = size_bytes // ROW_BYTES_GUESSED
+            if size_bytes <= COUNTED_BYTES_MAX and len(unknown) <= COUNTED_TABLES_MAX:
+                query = sql.SQL("select count(*) from {}").format(table.rows_of)
+                (expected[table.oid],) = self.connection.execute(query).fetchone() or (0,)
+        return expected
 
     def types(self) -> dict[int, PgType]:
         return {row[0]: PgType(*row) for row in self.connection.execute(TYPES).fetchall()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import LiteralString, cast
 
 from psycopg import errors, sql
@@ -17,11 +18,48 @@ from psycopg.pq import ExecStatus
 from headrace.capture.postgres.catalogue import Connection, TableInfo
 from headrace.capture.postgres.pgoutput import RelationColumn
 
-__all__ = ["as_stored", "copied_columns", "copied_fields", "copied_rows", "has_data", "key_text"]
+__all__ = ["Lines", "as_stored", "copied_columns", "copied_fields", "copied_rows", "has_data", "key_text"]
 
 BLOCK_BYTES = 64 * 1024
 """Of lines that are handed on together, and the one that makes them as many."""
 WITHOUT_CHARACTERS = "SQL_ASCII"
+_CONTROL = bytes(range(32))
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Rows as lines of COPY's text format, one after the other."""
+
+    data: bytes
+    count: int
+    longest: int
+    """Bytes of the longest line."""
+
+    def columns(self, count: int) -> list[Sequence[bytes | None]]:
+        return copied_columns(self.data, count)
+
+    def is_plain(self, columns: int) -> bool:
+        """Whether no value is null, and none has a byte that COPY or JSON escapes or that is not UTF-8: each is as it
+        stands in a JSON string."""
+        data = self.data
+        if b"\\" in data or b'"' in data or not columns:
+            return False
+        # Tabs and line ends stand between values; values have theirs escaped.
+        if len(data) - len(data.translate(None, _CONTROL)) != columns * self.count:
+            return False
+        return data.isascii() or _is_utf8(data)
+
+    @property
+    def last(self) -> bytes:
+        return self.data[self.data.rfind(b"\n", 0, -1) + 1 :]
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 @contextmanager
@@ -59,7 +97,7 @@ def copied_rows(
     columns: list[RelationColumn],
     after: list[str] | None = None,
     limit: int | None = None,
-) -> Iterator[list[bytes]]:
+) -> Iterator[Lines]:
     """Rows as lines of COPY, by key; some at a time."""
     names = sql.SQL(", ").join(sql.Identifier(each.name) for each in columns)
     query = sql.SQL("SELECT {} FROM {}").format(names, table.rows_of)
@@ -84,34 +122,36 @@ def has_data(descriptor: int, wait_s: float | None = None) -> bool:
     return bool(waiting.poll(None if wait_s is None else wait_s * 1000))
 
 
-def _copied(connection: Connection, statement: str) -> Iterator[list[bytes]]:
+def _copied(connection: Connection, statement: str) -> Iterator[Lines]:
     with as_stored(connection):
         yield from _blocks(connection, statement)
 
 
-def _blocks(connection: Connection, statement: str) -> Iterator[list[bytes]]:
+def _blocks(connection: Connection, statement: str) -> Iterator[Lines]:
     """The lines of a COPY, from libpq itself: psycopg's own way costs as much per line as all that becomes of it."""
     pgconn = connection.pgconn
     started = pgconn.exec_(statement.encode())
     if started.status != ExecStatus.COPY_OUT:
         raise errors.error_from_result(started)
     size, next_line = 0, pgconn.get_copy_data
-    block: list[bytes] = []
-    held = 0
+    lines: list[bytes] = []
+    held = longest = 0
     try:
         while size >= 0:
             size, data = next_line(1)
             if size > 0:
-                block.append(bytes(data))
+                lines.append(bytes(data))
                 held += size
+                if size > longest:
+                    longest = size
                 if held >= BLOCK_BYTES:
-                    yield block
-                    block, held = [], 0
+                    yield Lines(b"".join(lines), len(lines), longest)
+                    lines, held, longest = [], 0, 0
             elif size == 0:
                 has_data(pgconn.socket)
                 pgconn.consume_input()
-        if block:
-            yield block
+        if lines:
+            yield Lines(b"".join(lines), len(lines), longest)
     finally:
         if size >= 0:  # the reader has had enough: the rest must go before the connection can do anything else
             connection.cancel_safe()
@@ -150,12 +190,11 @@ def copied_fields(line: bytes) -> list[bytes | None]:
     return [None if value == b"\\N" else _unescaped(value) if b"\\" in value else value for value in values]
 
 
-def copied_columns(lines: Sequence[bytes], count: int) -> list[Sequence[bytes | None]]:
+def copied_columns(lines: bytes, count: int) -> list[Sequence[bytes | None]]:
     """Lines of COPY's text format as so many columns. Tabs and line ends inside of values are always escaped."""
-    joined = b"".join(lines)
-    values = joined.replace(b"\n", b"\t").split(b"\t")
+    values = lines.replace(b"\n", b"\t").split(b"\t")
     columns = [values[place:-1:count] for place in range(count)]
-    return list(map(_unescaped_column, columns)) if b"\\" in joined else list(columns)
+    return list(map(_unescaped_column, columns)) if b"\\" in lines else list(columns)
 
 
 def _unescaped_column(values: Sequence[bytes]) -> Sequence[bytes | None]:

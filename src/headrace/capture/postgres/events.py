@@ -24,7 +24,7 @@ from headrace.capture.options import CaptureOptions
 from headrace.capture.outbox import OutboxRouter
 from headrace.capture.postgres import pgoutput
 from headrace.capture.postgres.schemas import schema_of
-from headrace.capture.postgres.values import PgType, renderer, renderer_of_all, unavailable
+from headrace.capture.postgres.values import PgType, is_text, renderer, renderer_of_all, unavailable
 from headrace.capture.shapes import announce, table_topic
 
 __all__ = ["Followed", "LargeValues", "PostgresEvents", "SourceBlock"]
@@ -233,6 +233,7 @@ class PostgresEvents:
             unavailable(oid, self.types),
             schema=schema_of(oid, modifier, self.types, self._options),
             render_all=renderer_of_all(render),
+            is_text=is_text(render),
         )
 
     # ---- transactions -----------------------------------------------------------------------------------------------

@@ -29,11 +29,13 @@ left out, and so are, until the log has passed the place where it was read, chan
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 from psycopg import errors, sql
 
-from headrace.capture.postgres.copying import copied_columns, copied_fields, copied_rows, key_text
+from headrace.capture.postgres.copying import Lines, copied_columns, copied_fields, copied_rows, key_text
 from headrace.capture.postgres.pgoutput import RelationColumn
 from headrace.capture.postgres.setup import Connection, PostgresSetup, TableInfo
 from headrace.capture.source import Progress
@@ -44,6 +46,7 @@ __all__ = [
     "READ_ONLY",
     "Chunk",
     "ChunkSize",
+    "Lines",
     "SeenTransactions",
     "Snapshots",
     "begin_reading",
@@ -56,12 +59,17 @@ __all__ = [
 T = TypeVar("T")
 Values: TypeAlias = list[Sequence[bytes | None]]
 """Rows as columns, each with a value for every row."""
+EmitWhole: TypeAlias = Callable[[TableInfo, list[RelationColumn], int, Iterator[Lines]], int]
+"""Emits all rows of a table without a key; gives their number."""
 
 CHUNK_BYTES_MAX = 16 * 1024 * 1024
 """A chunk ends with the row with which it holds this much, whatever number of rows was asked for."""
 FIRST_ROWS = 500
 GROWTH = 4
 """A table begins with few rows, and so many times more are asked for each time: how large they are shows first."""
+TABLES_TOGETHER = 100
+"""So many tables that fit into a chunk each are read together, and wait for one watermark."""
+TOGETHER_BYTES_MAX = 4 * 1024 * 1024
 TOUCHED_MAX = 100_000
 """With more keys or transactions noted for a table, those are looked for that every later chunk has seen anyway."""
 LOCK_TIMEOUT = "1s"
@@ -91,29 +99,62 @@ class SeenTransactions:
         return full < self._xmin or (full < self._xmax and full not in self._running)
 
 
-class Chunk(NamedTuple):
-    """Rows of one statement that wait for their watermark."""
+@dataclass(slots=True)
+class Chunk:
+    """Rows of one statement that wait for their watermark.
 
-    number: int
+    They stay the lines that COPY gave until they are emitted. Only when a change passes that may concern them are they
+    told apart, by ``rows``.
+    """
+
     table: TableInfo
     columns: list[RelationColumn]
     seen: SeenTransactions
-    values: Values
-    rows: dict[bytes, int]
-    """Where in ``values`` each row is that waits, by its identity."""
+    lines: list[Lines]
     after: list[str] | None
-    rows_read: int
     is_last: bool
-    line_bytes_max: int
+    identities: Callable[[Values, int], list[bytes | None]]
+    _values: Values | None = None
+    _rows: dict[bytes, int] | None = None
+
+    @property
+    def rows_read(self) -> int:
+        return sum(each.count for each in self.lines)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(each.data) for each in self.lines)
+
+    @property
+    def line_bytes_max(self) -> int:
+        return max((each.longest for each in self.lines), default=0)
+
+    @property
+    def values(self) -> Values:
+        if self._values is None:
+            self._values = copied_columns(b"".join([each.data for each in self.lines]), len(self.columns))
+        return self._values
+
+    @property
+    def rows(self) -> dict[bytes, int]:
+        """Where in ``values`` each row is that waits, by its identity."""
+        if self._rows is None:
+            found = self.identities(self.values, self.rows_read)
+            self._rows = {identity or b"": place for place, identity in enumerate(found)}
+        return self._rows
 
     def row(self, place: int) -> list[bytes | None]:
         return [column[place] for column in self.values]
 
-    def waiting(self) -> Values:
-        """The values of the rows that still wait."""
-        if len(self.rows) == self.rows_read:
-            return self.values
-        return [[column[place] for place in self.rows.values()] for column in self.values]
+    def waiting(self) -> Iterator[tuple[Values, int, bool]]:
+        """The rows that still wait, some at a time: their columns, their number, and whether these are plain."""
+        width = len(self.columns)
+        if self._rows is None or len(self._rows) == self.rows_read:
+            for each in self.lines:
+                yield each.columns(width), each.count, each.is_plain(width)
+        else:
+            places = list(self._rows.values())
+            yield [[column[place] for place in places] for column in self.values], len(places), False
 
 
 class ChunkSize:
@@ -133,7 +174,8 @@ class ChunkSize:
 
 
 class Snapshots:
-    """Which tables are still to be read, how far, and the chunk under way."""
+    """Which tables are still to be read, how far, and the chunks under way: the next of a large table, or several
+    small tables whole. They wait for the same watermark."""
 
     def __init__(
         self,
@@ -146,13 +188,14 @@ class Snapshots:
         self.prefix = f"{setup.slot}.watermark"
         self._run = run
         self._size = ChunkSize(chunk_rows)
+        self._size_of = ""
         self._keys_of = keys_of
         self.progress: dict[str, Progress] = {}
         self._tables: dict[str, TableInfo] = {}
         self._pending: list[str] = []
         self._number = 0
         self._awaited: int | None = None
-        self.chunk: Chunk | None = None
+        self.chunks: dict[str, Chunk] = {}
         self._touched: dict[str, dict[bytes, int]] = {}
         self._lacking: dict[str, set[bytes]] = {}
         """Keys among those touched whose change came without a large value."""
@@ -163,9 +206,10 @@ class Snapshots:
     def start(self, progress: dict[str, Progress], tables: dict[str, TableInfo]) -> None:
         """Take up what is recorded, and plan the tables that are not."""
         self.progress = progress
+        expected = self._setup.rows_expected([table for name, table in tables.items() if name not in progress])
         for name, table in tables.items():
             if name not in progress:
-                progress[name] = Progress(rows_expected=self._setup.rows_expected(table))
+                progress[name] = Progress(rows_expected=expected[table.oid])
             if not progress[name].done:
                 self._plan(table)
         for name, each in progress.items():
@@ -186,18 +230,16 @@ class Snapshots:
     def add(self, table: TableInfo) -> None:
         """Read a table from its beginning, whatever was known of it. Called where the stream changes over to it."""
         self.forget(table.full_name)
-        self.progress[table.full_name] = Progress(rows_expected=self._setup.rows_expected(table))
+        self.progress[table.full_name] = Progress(rows_expected=self._setup.rows_expected([table])[table.oid])
         self._plan(table)
         if self._awaited is None:
             self._awaited = self._watermark()
 
     def forget(self, name: str) -> None:
         """The table is gone, or another one."""
-        if self.chunk is not None and self.chunk.table.full_name == name:
-            self.chunk = None
         if name in self._pending:
             self._pending.remove(name)
-        for each in (self.progress, self._tables, self._touched, self._touched_without_key, self._filters):
+        for each in (self.chunks, self.progress, self._tables, self._touched, self._touched_without_key, self._filters):
             each.pop(name, None)
         self._lacking.pop(name, None)
 
@@ -233,8 +275,8 @@ class Snapshots:
         touched = self._touched.get(table)
         if touched is not None and key is not None:
             touched[key] = xid
-            chunk = self.chunk
-            if chunk is not None and chunk.table.full_name == table and not chunk.seen.sees(xid):
+            chunk = self.chunks.get(table)
+            if chunk is not None and not chunk.seen.sees(xid):
                 chunk.rows.pop(key, None)
             if len(touched) > self._touched_limit:
                 self._prune()
@@ -250,8 +292,8 @@ class Snapshots:
 
         The change takes the place of the row. So large values that PostgreSQL did not send with it must come from here.
         """
-        chunk = self.chunk
-        if chunk is None or chunk.table.full_name != table or chunk.seen.sees(xid):
+        chunk = self.chunks.get(table)
+        if chunk is None or chunk.seen.sees(xid):
             return None
         if key not in chunk.rows or [each.name for each in chunk.columns] != names:
             return None
@@ -266,76 +308,89 @@ class Snapshots:
 
     def truncated(self, table: str, xid: int, commit_lsn: int) -> bool:
         """A truncation passes: a change of every row. The answer is that of ``changed``."""
-        chunk = self.chunk
-        if chunk is not None and chunk.table.full_name == table and not chunk.seen.sees(xid):
+        chunk = self.chunks.get(table)
+        if chunk is not None and not chunk.seen.sees(xid):
             chunk.rows.clear()
         return self.changed(table, None, xid, commit_lsn)
 
-    def passed(self, content: bytes) -> Chunk | None:
-        """A watermark comes by; gives the chunk that waited for it."""
+    def passed(self, content: bytes) -> list[Chunk]:
+        """A watermark comes by; gives the chunks that waited for it."""
         run, _, number = content.decode().partition(":")
         if run != self._run or int(number) != self._awaited:
-            return None  # of a run that is over: its chunk is read again
+            return []  # of a run that is over: its chunks are read again
         self._awaited = None
-        chunk, self.chunk = self.chunk, None
-        if chunk is None:
-            return None
-        progress = self.progress[chunk.table.full_name]
-        progress.after = chunk.after or progress.after
-        progress.rows += chunk.rows_read
-        if chunk.is_last:
-            self._finish(chunk.table.full_name)
-        return chunk
+        chunks, self.chunks = list(self.chunks.values()), {}
+        for chunk in chunks:
+            progress = self.progress[chunk.table.full_name]
+            progress.after = chunk.after or progress.after
+            progress.rows += chunk.rows_read
+            if chunk.is_last:
+                self._finish(chunk.table.full_name)
+        return chunks
 
     def _finish(self, table: str) -> None:
         self.progress[table].done = True
         self.progress[table].after = None
         self._pending.remove(table)
         self._tables.pop(table, None)
-        self._size.begin()
         self._touched.pop(table, None)
         self._touched_without_key.pop(table, None)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
-    def step(self, emit_whole: Callable[[TableInfo, list[RelationColumn], int, Iterator[list[bytes]]], int]) -> None:
-        """Read the next chunk unless one is under way. A table without a key is emitted whole, at once."""
-        if self._awaited is not None or not self._pending:
+    def step(self, emit_whole: EmitWhole) -> None:
+        """Read the next chunks unless some are under way. A table without a key is emitted whole, at once."""
+        if self._awaited is not None:
             return
-        name = self._pending[0]
-        table = self._tables[name]
+        size_bytes = 0
+        is_read = False
+        for name in self._pending[:TABLES_TOGETHER]:
+            table = self._tables[name]
+            if is_read and not table.key:
+                break
+            if not self._read(table, emit_whole):
+                self._put_off(name)
+                break
+            is_read = bool(table.key)
+            chunk = self.chunks.get(name)
+            size_bytes += 0 if chunk is None else chunk.size_bytes
+            if chunk is None or not chunk.is_last or size_bytes >= TOGETHER_BYTES_MAX:
+                break
+        if is_read:
+            self._awaited = self._watermark()
+
+    def _read(self, table: TableInfo, emit_whole: EmitWhole) -> bool:
+        """Read the next chunk of a table, or all of one without a key; False: it is not there, or is being altered."""
         connection = self._setup.connection
         try:
-            if not begin_reading(connection, table) or not self._is_the_same(table):
-                self._put_off(name)
-                return
-            seen = SeenTransactions(self._setup.one("select pg_current_snapshot()::text"))
-            self._forget_seen(seen)
+            if not begin_reading(connection, table):
+                return False
+            oid, seen_text = self._setup.row(
+                "select to_regclass(%s)::oid::bigint, pg_current_snapshot()::text", table.quoted
+            )
             columns = self._setup.columns(table)
+            # Whether the name, which is locked now, is still that of the table to be read, with its key.
+            if oid != table.oid or not {each.name for each in columns}.issuperset(table.key):
+                return False
+            seen = SeenTransactions(seen_text)
+            self._forget_seen(seen)
             if not table.key:
                 self._read_whole(table, columns, seen, emit_whole)
-                return
+                return True
             chunk = self._read_chunk(table, columns, seen)
+            if chunk is not None:
+                self.chunks[table.full_name] = chunk
         except errors.UndefinedTable:
-            self._put_off(name)
-            return
+            return False
         except errors.InsufficientPrivilege as error:
             raise UsageError(
-                f"{name} cannot be read whole: {error.diag.message_primary}",
+                f"{table.full_name} cannot be read whole: {error.diag.message_primary}",
                 f"GRANT SELECT ON {table.quoted} TO the user; ALTER ROLE … BYPASSRLS where row-level security hides "
-                f"rows; or leave it out with --exclude-tables {name}",
+                f"rows; or leave it out with --exclude-tables {table.full_name}",
             ) from error
         finally:
             connection.execute("COMMIT")
-        self._awaited = self._watermark()
-        if chunk is not None:
-            self.chunk = chunk._replace(number=self._awaited)
-
-    def _is_the_same(self, table: TableInfo) -> bool:
-        """Whether the name, which is locked now, is still that of the table to be read, with its key."""
-        if self._setup.one("select to_regclass(%s)::oid::bigint", table.quoted) != table.oid:
-            return False
-        return {each.name for each in self._setup.columns(table)}.issuperset(table.key)
+        return True
 
     def _put_off(self, name: str) -> None:
         """Somebody is at the table. The others come first; what became of it, the next look at the catalogue tells."""
@@ -344,45 +399,52 @@ class Snapshots:
 
     def _forget_seen(self, seen: SeenTransactions) -> None:
         for name, touched in self._touched.items():
-            self._touched[name] = {key: xid for key, xid in touched.items() if not seen.sees(xid)}
+            if touched:
+                self._touched[name] = {key: xid for key, xid in touched.items() if not seen.sees(xid)}
         for name, keys in self._lacking.items():
             self._lacking[name] = keys & self._touched.get(name, {}).keys()
         for name, xids in self._touched_without_key.items():
-            self._touched_without_key[name] = {xid for xid in xids if not seen.sees(xid)}
+            if xids:
+                self._touched_without_key[name] = {xid for xid in xids if not seen.sees(xid)}
 
     def _read_chunk(self, table: TableInfo, columns: list[RelationColumn], seen: SeenTransactions) -> Chunk | None:
         """None: a row is newer in the stream, but came without a large value. It is read again when it is seen."""
-        lines: list[bytes] = []
-        size_bytes = 0
+        lines: list[Lines] = []
+        count = size_bytes = 0
         passed_over = False
+        if self._size_of != table.full_name:
+            self._size_of = table.full_name
+            self._size.begin()
         asked = self._size.rows
-        for block in self._copied(table, columns, self.progress[table.full_name].after, asked):
+        for each in self._copied(table, columns, self.progress[table.full_name].after, asked):
             if size_bytes >= CHUNK_BYTES_MAX:
                 # Read again later: a COPY ends early only by a cancellation that may hit what follows.
                 passed_over = True
                 continue
-            lines += block
-            size_bytes += sum(map(len, block))
-        count = len(lines)
-        values = copied_columns(lines, len(columns))
-        by_key = {key or b"": place for place, key in enumerate(self._keys_of(table, columns, values, count))}
-        if not by_key.keys().isdisjoint(self._lacking.get(table.full_name, ())):
-            return None
-        for key in self._touched[table.full_name]:
-            by_key.pop(key, None)
-        places = [[each.name for each in columns].index(name) for name in table.key]
-        after = [key_text(values[place][-1]) for place in places] if lines else None
-        self._size.took(count, size_bytes)
+            lines.append(each)
+            count += each.count
+            size_bytes += len(each.data)
+        after = None
+        if lines:
+            last = copied_fields(lines[-1].last)
+            places = [[each.name for each in columns].index(name) for name in table.key]
+            after = [key_text(last[place]) for place in places]
         is_last = count < asked and not passed_over
-        line_bytes_max = max(map(len, lines), default=0)
-        return Chunk(0, table, columns, seen, values, by_key, after, count, is_last, line_bytes_max)
+        chunk = Chunk(table, columns, seen, lines, after, is_last, partial(self._keys_of, table, columns))
+        touched, lacking = self._touched[table.full_name], self._lacking.get(table.full_name, ())
+        if lacking and not chunk.rows.keys().isdisjoint(lacking):
+            return None
+        for key in touched:
+            chunk.rows.pop(key, None)
+        self._size.took(count, size_bytes)
+        return chunk
 
     def _read_whole(
         self,
         table: TableInfo,
         columns: list[RelationColumn],
         seen: SeenTransactions,
-        emit_whole: Callable[[TableInfo, list[RelationColumn], int, Iterator[list[bytes]]], int],
+        emit_whole: EmitWhole,
     ) -> None:
         name = table.full_name
         if self._touched_without_key[name]:
@@ -396,7 +458,7 @@ class Snapshots:
 
     def _copied(
         self, table: TableInfo, columns: list[RelationColumn], after: list[str] | None, limit: int | None
-    ) -> Iterator[list[bytes]]:
+    ) -> Iterator[Lines]:
         return copied_rows(self._setup.connection, table, columns, after, limit)
 
     def _watermark(self) -> int:
@@ -413,10 +475,9 @@ def begin_reading(connection: Connection, table: TableInfo) -> bool:
     The lock comes before the snapshot. Taken after it, a table that an ALTER has rewritten in between would be read
     as empty: its rows are younger than the snapshot.
     """
-    connection.execute(READ_ONLY)
+    begin = sql.SQL("{}; SET LOCAL lock_timeout = {}; LOCK TABLE {} IN ACCESS SHARE MODE")
     try:
-        connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
-        connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(table.rows_of))
+        connection.execute(begin.format(sql.SQL(READ_ONLY), sql.Literal(LOCK_TIMEOUT), table.rows_of), prepare=False)
     except errors.LockNotAvailable:
         return False
     return True

@@ -26,7 +26,7 @@ from headrace.capture.postgres.pgoutput import RelationColumn
 from headrace.capture.postgres.publications import Publications
 from headrace.capture.postgres.replication import Keepalive, LogData, ReplicationStream, ServerIdentity
 from headrace.capture.postgres.setup import PostgresSetup, TableInfo, connect, lsn_number, lsn_text, untranslatable
-from headrace.capture.postgres.snapshot import Chunk, Snapshots, Values, copied_columns
+from headrace.capture.postgres.snapshot import Chunk, Lines, Snapshots, Values
 from headrace.capture.postgres.streams import StreamedTransactions
 from headrace.capture.postgres.watch import Change, TableWatch
 from headrace.capture.source import DatabaseGone, PositionLost, Progress, SourceStatus, TableReplaced
@@ -310,9 +310,7 @@ class PostgresSource:
 
     def _logical_message(self, message: pgoutput.LogicalMessage, lsn: int) -> None:
         if message.prefix == self._snapshots.prefix:
-            chunk = self._snapshots.passed(message.content)
-            if chunk is not None:
-                self._emit_chunk(chunk, lsn)
+            self._emit_chunks(self._snapshots.passed(message.content), lsn)
             return
         if message.prefix == self._watch.prefix:
             for change in self._watch.passed(message.content):
@@ -356,6 +354,13 @@ class PostgresSource:
         encoder = self._events.follow(table.schema, table.name, columns, table.key).encoder
         return encoder.identities(values, count)
 
+    def _emit_chunks(self, chunks: Sequence[Chunk], lsn: int) -> None:
+        assert self._writer is not None
+        tables = [each.table for each in chunks if each.lines]
+        self._writer.prepare([self._events.topic_of(each.schema, each.name) for each in tables])
+        for chunk in chunks:
+            self._emit_chunk(chunk, lsn)
+
     def _emit_chunk(self, chunk: Chunk, lsn: int) -> None:
         """The chunk's rows are events of its watermark's transaction."""
         assert self._begun is not None, "a watermark is a transaction"
@@ -364,25 +369,25 @@ class PostgresSource:
         begun = self._begun
         block = followed.block.of_transaction(begun.commit_us, begun.xid, self._events.last_commit, b"incremental")
         source = block % (lsn, lsn)
-        out, transaction, identities = self._events.out, self._events.transaction, list(chunk.rows)
-        followed.encoder.read_columns(out, transaction, source, chunk.waiting(), len(identities), identities)
+        out, transaction = self._events.out, self._events.transaction
+        for values, count, plain in chunk.waiting():
+            followed.encoder.read_columns(out, transaction, source, values, count, plain=plain)
         if chunk.line_bytes_max >= LARGE_MESSAGE_BYTES:
             rows = {identity: chunk.row(place) for identity, place in chunk.rows.items()}
             self._events.remember_read(table.full_name, tuple(each.name for each in chunk.columns), rows)
         self._watch_changes()
 
-    def _emit_whole(
-        self, table: TableInfo, columns: list[RelationColumn], lsn: int, blocks: Iterator[list[bytes]]
-    ) -> int:
+    def _emit_whole(self, table: TableInfo, columns: list[RelationColumn], lsn: int, blocks: Iterator[Lines]) -> int:
         """A table without a key, between two transactions of the stream."""
         now_us = time.time_ns() // 1000
         followed = self._events.follow(table.schema, table.name, columns, [])
         source = followed.block.of_transaction(now_us, None, self._events.last_commit, b"incremental") % (lsn, lsn)
         self._events.begin(lsn, now_us, 0)
         assert self._replication is not None
-        for block in self._replication.in_touch(blocks, every=1):
-            values = copied_columns(block, len(columns))
-            followed.encoder.read_columns(self._events.out, self._events.transaction, source, values, len(block))
+        out, transaction, width = self._events.out, self._events.transaction, len(columns)
+        for lines in self._replication.in_touch(blocks, every=1):
+            values, plain = lines.columns(width), lines.is_plain(width)
+            followed.encoder.read_columns(out, transaction, source, values, lines.count, plain=plain)
         return self._events.transaction.index
 
     def _guarded(self, work: Callable[[], T]) -> T:

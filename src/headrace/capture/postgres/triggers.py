@@ -241,7 +241,7 @@ class TriggerSource:
     def _unread(self, table: TableInfo) -> Progress:
         if not self._is_snapshotted(table):
             return Progress(done=True)
-        return Progress(rows_expected=self._setup.rows_expected(table))
+        return Progress(rows_expected=self._setup.rows_expected([table])[table.oid])
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -432,26 +432,25 @@ class TriggerSource:
         source = followed.block.of_transaction(now_us, None, None, b"incremental") % (0, 0)
         limit = self._size.rows if table.key else None
         before_bytes, size_bytes = self._writer.bytes_pending, 0
-        row: list[bytes | None] = []
+        last: list[bytes | None] = []
         passed_over = False
-        for block in copied_rows(self._reader, table, columns, progress.after, limit):
+        for lines in copied_rows(self._reader, table, columns, progress.after, limit):
             if table.key and size_bytes >= CHUNK_BYTES_MAX:
                 passed_over = True  # read again later: a COPY ends early only by a cancellation
                 continue
-            rows = [copied_fields(line)[: len(columns)] for line in block]
-            if columns:
-                followed.encoder.read_all(self._writer, self._events.transaction, source, rows)
-            for row in rows if not columns else ():
-                followed.encoder.read(self._writer, self._events.transaction, source, row)
+            values, plain = lines.columns(len(columns)), lines.is_plain(len(columns))
+            followed.encoder.read_columns(
+                self._writer, self._events.transaction, source, values, lines.count, plain=plain
+            )
             size_bytes = self._writer.bytes_pending - before_bytes
-            row = rows[-1]
+            last = copied_fields(lines.last)
         taken = self._events.transaction.index
         self._events.end(self._place["number"])
         self._size.took(taken, size_bytes)
         places = [[each.name for each in columns].index(name) for name in table.key]
         progress.rows += taken
         progress.done = limit is None or (taken < limit and not passed_over)
-        progress.after = None if progress.done else [key_text(row[place]) for place in places]
+        progress.after = None if progress.done else [key_text(last[place]) for place in places]
         if progress.done:
             self._size.begin()
 

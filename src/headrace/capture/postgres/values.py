@@ -30,7 +30,7 @@ from headrace.capture.envelope import CannotEncode, json_text
 from headrace.capture.options import CaptureOptions
 from headrace.vocabulary import UNAVAILABLE
 
-__all__ = ["PgType", "Renderer", "big_integer", "json_string", "renderer", "renderer_of_all", "unavailable"]
+__all__ = ["PgType", "Renderer", "big_integer", "is_text", "json_string", "renderer", "renderer_of_all", "unavailable"]
 
 Renderer: TypeAlias = Callable[[bytes], bytes]
 RendererOfAll: TypeAlias = Callable[[Sequence[bytes]], Sequence[bytes]]
@@ -491,6 +491,11 @@ def renderer_of_all(render: Renderer | None) -> RendererOfAll | None:
     if isinstance(render, partial) and render.func is timestamp_zoned:
         return partial(_all_timestamps_zoned, *render.args)
     return None if render is None else _OF_ALL.get(render)
+
+
+def is_text(render: Renderer | None) -> bool:
+    """Whether a renderer gives a text of UTF-8 between quotes, escaped."""
+    return render is json_string or render is _exact_string
 
 
 def unavailable(oid: int, types: dict[int, PgType]) -> bytes:

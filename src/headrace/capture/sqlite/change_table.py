@@ -27,6 +27,7 @@ import json
 import re
 import time
 from collections.abc import Generator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -140,6 +141,14 @@ class Comparison:
         return not (self.wrong or self.new_shapes or self.unwanted)
 
 
+class StoredShape(NamedTuple):
+    """A row of the table of shapes."""
+
+    number: int
+    table: str
+    described: str
+
+
 def _described(table: TableInfo) -> str:
     return json.dumps([table.columns, table.types, table.key])
 
@@ -182,13 +191,20 @@ class ChangeTable:
     def compare(self, tables: Mapping[str, TableInfo]) -> Comparison:
         """How it stands with the triggers of every table; nothing is changed."""
         found = Comparison()
+        shapes = self._all_shapes()
+        numbers = {(each.table, each.described): each.number for each in reversed(shapes)}
+        highest = max((each.number for each in shapes), default=0)
+        newest_others = self._newest_others()
         for name, table in tables.items():
-            number = self._shape_number(table)
+            number = numbers.get((table.name, _described(table)))
             if number is None:
-                number = self._shape_max() + len(found.new_shapes) + 1
+                number = highest + len(found.new_shapes) + 1
                 found.new_shapes[number] = table
             wanted = triggers_of(table, changes=self.name, shape=number, prefix=self.name)
             found.triggers[name] = Triggers(table, number, wanted)
+        columns_ever: dict[str, set[str]] = {}
+        for shape in shapes:
+            columns_ever.setdefault(shape.table, set()).update(json.loads(shape.described)[0])
         view = self._file.one("select rowid from sqlite_schema where type = 'view' and name = ?", self._view)
         for name, on_table, text, place in self._own_triggers():
             each = found.triggers.get(on_table)
@@ -197,26 +213,28 @@ class ChangeTable:
                 found.unwanted.append(name)
                 continue
             each.found[name] = text
-            self._recognise(each, name, text)
+            self._recognise(each, name, text, columns_ever)
             each.were_put_back |= view is None or place > view
-            each.run_late |= place < self._newest_other(on_table)
+            each.run_late |= place < newest_others.get(on_table, -1)
         return found
 
-    def _recognise(self, triggers: Triggers, name: str, text: str) -> None:
+    def _recognise(
+        self, triggers: Triggers, name: str, text: str, columns_ever: Mapping[str, AbstractSet[str]]
+    ) -> None:
         """Which columns the triggers were made for, and which they name now; the one for deletions has both."""
         made_for = re.search(rf"select (\d+), {re.escape(literal(triggers.table.name))},", text)
         if name.endswith("$d") and made_for:
             triggers.known = self.shape(int(made_for[1]))
             triggers.named = columns_named(text)
-            triggers.dropped = self._columns_ever(triggers.table.name) - set(triggers.known.columns)
+            triggers.dropped = frozenset(columns_ever.get(triggers.table.name, set()) - set(triggers.known.columns))
 
-    def _newest_other(self, table: str) -> int:
-        """Where the newest trigger of the application stands; SQLite runs those first that were made last."""
+    def _newest_others(self) -> dict[str, int]:
+        """By table, where the newest trigger of the application stands; SQLite runs those first that were made last."""
         query = (
-            "select coalesce(max(rowid), -1) from sqlite_schema where type = 'trigger' and tbl_name = ? "
-            "and name not like '\\_headrace\\_%' escape '\\'"
+            "select tbl_name, max(rowid) from sqlite_schema where type = 'trigger' "
+            "and name not like '\\_headrace\\_%' escape '\\' group by tbl_name"
         )
-        return int(self._file.one(query, table))
+        return dict(self._file.run(query))
 
     def repair(self, compared: Comparison) -> None:
         """Make the triggers that are wrong again, and the view behind them."""
@@ -257,23 +275,14 @@ class ChangeTable:
 
     # ---- shapes -----------------------------------------------------------------------------------------------------
 
-    def _shape_number(self, table: TableInfo) -> int | None:
-        where = "table_name = ? and described = ?"
-        query = f"select shape from {self._shapes} where {where}"
-        number: int | None = self._file.one(query, table.name, _described(table))
-        return number
-
-    def _shape_max(self) -> int:
-        return int(self._file.one(f"select coalesce(max(shape), 0) from {self._shapes}"))
+    def _all_shapes(self) -> list[StoredShape]:
+        query = f"select shape, table_name, described from {self._shapes} order by shape"
+        return [StoredShape(*row) for row in self._file.run(query)]
 
     def shape(self, number: int) -> Shape:
         query = f"select table_name, described from {self._shapes} where shape = ?"
         table, described = self._file.run(query, number)[0]
         return Shape(number, table, *map(tuple, json.loads(described)))
-
-    def _columns_ever(self, table: str) -> frozenset[str]:
-        rows = self._file.run(f"select described from {self._shapes} where table_name = ?", table)
-        return frozenset(name for row in rows for name in json.loads(row[0])[0])
 
     def latest_shape(self, table: str) -> int | None:
         number: int | None = self._file.one(f"select max(shape) from {self._shapes} where table_name = ?", table)

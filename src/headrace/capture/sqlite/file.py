@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,10 +174,17 @@ class SqliteFile:
         )
         return dict(self.run(query))
 
+    def tables(self, names: Sequence[str]) -> dict[str, TableInfo]:
+        """Several tables; asked for one by one, SQLite would list all tables for each."""
+        without_rowid = dict(self.run("select name, wr from pragma_table_list where schema = 'main'"))
+        return {name: self._table(name, without_rowid=bool(without_rowid.get(name))) for name in names}
+
     def table(self, name: str) -> TableInfo:
+        return self.tables([name])[name]
+
+    def _table(self, name: str, *, without_rowid: bool) -> TableInfo:
         query = "select name, type, pk, dflt_value, hidden from pragma_table_xinfo(?) where hidden <> 1 order by cid"
         rows = self.run(query, name)
-        without_rowid = bool(self.one("select wr from pragma_table_list where schema = 'main' and name = ?", name))
         key = tuple(row[0] for row in sorted((row for row in rows if row[2]), key=lambda row: int(row[2])))
         taken = {row[0].lower() for row in rows}
         rowid = None if without_rowid else next((each for each in _ROWIDS if each not in taken), None)

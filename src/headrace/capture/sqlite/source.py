@@ -97,8 +97,8 @@ class SqliteSource:
         return self._options
 
     def columns(self) -> dict[str, list[str]]:
-        names = self._chosen(self._file.table_kinds())
-        return {f"{SCHEMA}.{name}": list(self._file.table(name).columns) for name in names}
+        tables = self._file.tables(self._chosen(self._file.table_kinds()))
+        return {f"{SCHEMA}.{name}": list(table.columns) for name, table in tables.items()}
 
     def _selects(self, name: str) -> bool:
         return self._options.selects(f"{SCHEMA}.{name}")
@@ -144,7 +144,7 @@ class SqliteSource:
             del self._progress[name]
 
     def _compare(self) -> Comparison:
-        self._tables = {name: self._file.table(name) for name in self._chosen(self._file.table_kinds())}
+        self._tables = self._file.tables(self._chosen(self._file.table_kinds()))
         self._compared = self._table.compare(self._tables)
         return self._compared
 
@@ -264,6 +264,11 @@ class SqliteSource:
             time.sleep(min(wait_s, POLL_S))
             return False
         assert self._writer is not None
+        self._writer.prepare_ahead(
+            table_topic(self._options.topic_prefix, SCHEMA, name)
+            for name, each in self._progress.items()
+            if not each.done and each.rows_expected
+        )
         with self._writer.holding(), self._file.transaction():
             # Asked inside: a schema that changes from here on is not the one that is read.
             known = self._file.schema_version == self._schema_version
