@@ -271,6 +271,25 @@ def test_only_a_record_without_a_value_is_a_deletion(spark: SparkSession, tmp_pa
         run_pipeline(lambda spark: hr.changes(keyed(spark).drop("_tombstone"), "id"), {"people": users}, spark=spark)
 
 
+def test_a_deletion_in_a_keyed_topic_is_one_in_a_topic_of_its_rows(spark: SparkSession) -> None:
+    """Also where the record's key is written in another way; a row without a column of the key stays a row."""
+    given = [
+        Event({"id": 1, "name": "x", "city": "y"}, key="1"),
+        Event(None, key="1"),
+        Event(None, key='{"id":2}'),
+        Event({"id": None, "name": "z", "city": None}, key="3"),
+    ]
+
+    def records(spark: SparkSession, **sink: Any) -> list[tuple[Any, Any]]:
+        made: Any = hr.sinks.topic("clean", **sink)
+        rows = run_pipeline(lambda spark: made.records(keyed(spark)), {"people": given}, spark=spark)
+        return [(row["key"], row["value"] and json.loads(row["value"])["name"]) for row in rows]
+
+    assert records(spark, key="id") == [("1", "x"), ("1", None), ("2", None), (None, "z")]
+    both = [('{"id":1,"name":"x"}', "x"), ("{}", None), ('{"id":2}', None), ('{"name":"z"}', "z")]
+    assert records(spark, key=["id", "name"]) == both
+
+
 def test_rows_with_weights_become_changes_in_a_sink_with_a_key_and_are_refused_without(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -97,6 +97,13 @@ def test_a_checkpoint_keeps_the_shape_and_can_be_put_aside(spark: SparkSession, 
     checkpoint.keep(kept)
     checkpoint.keep(kept)
     assert checkpoint.shape() == kept
+    folder = tmp_path / "with space" / "orders"
+    (folder / "shape.json").rename(folder / "shape.json.new")  # a driver was killed before it had put it in place
+    assert checkpoint.shape() == kept
+    (folder / "shape.json.new").write_text("{")  # or in the middle of the first one
+    assert checkpoint.shape() is None
+    checkpoint.keep(kept)
+    assert checkpoint.shape() == kept
     aside = checkpoint.put_aside()
     assert aside is not None
     assert (tmp_path / "with space" / aside / "shape.json").is_file()

@@ -443,3 +443,33 @@ def test_sessions_in_another_time_zone_are_the_same_instants(lane: Lane) -> None
     assert Counter((row.user, row.starts) for row in lane.bounded(per_user)) == expected
     streamed = Counter((row.user, row.starts) for row in lane.run(per_user))
     assert streamed == Counter({key: count for key, count in expected.items() if key[0] != "last"})
+
+
+def test_a_dot_in_the_name_of_a_key_is_part_of_the_name(spark: SparkSession) -> None:
+    """As it is for Spark's own windows, which some of these become."""
+    at = datetime(2026, 1, 31, 10, tzinfo=UTC)
+    given = [("ann", 1, at), ("ann", 1, at), ("bob", 5, at)]
+    rows = spark.createDataFrame(given, "`user.name` string, n long, at timestamp")
+    key, minute = "user.name", hr.tumbling("1 minute")
+    total, kinds = {"total": F.sum("n")}, {"total": F.count_distinct("n")}
+    found = {
+        "dedup": hr.dedup(rows, [key, "n"], within=hr.FOREVER).withColumnRenamed("n", "total"),
+        "windows": hr.windows(rows, key, event_time="at", window=minute, values=total),
+        "operator": hr.windows(rows, key, event_time="at", window=minute, values=total, emit="early"),
+        "distinct": hr.windows(rows, key, event_time="at", window=minute, values=kinds),
+        "rolling": hr.rolling(
+            hr.dedup(rows, [key], within=hr.FOREVER), key, event_time="at", within="1 minute", values=total
+        ),
+        "view": hr.as_rows(
+            hr.view(hr.changes(hr.dedup(rows, [key], within=hr.FOREVER), key, position="n"), [key], total)
+        ),
+    }
+    counted = {name: sorted({(row[key], row["total"]) for row in frame.collect()}) for name, frame in found.items()}
+    assert counted == {
+        "dedup": [("ann", 1), ("bob", 5)],
+        "windows": [("ann", 2), ("bob", 5)],
+        "operator": [("ann", 2), ("bob", 5)],
+        "distinct": [("ann", 1), ("bob", 1)],
+        "rolling": [("ann", 1), ("bob", 5)],
+        "view": [("ann", 1), ("bob", 5)],
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 from pyspark.sql.types import TimestampType
@@ -12,7 +13,17 @@ from pyspark.sql.types import TimestampType
 from headrace.changes import WEIGHT
 from headrace.errors import UsageError
 
-__all__ = ["duration_of", "micros_of", "names_of", "no_doubles", "plain_columns", "time_column", "without_weights"]
+__all__ = [
+    "duration_of",
+    "micros_of",
+    "names_of",
+    "no_doubles",
+    "plain_columns",
+    "time_column",
+    "with_dots",
+    "without_dots",
+    "without_weights",
+]
 
 UNITS_US = {
     "microsecond": 1,
@@ -35,6 +46,23 @@ def names_of(keys: str | Sequence[str]) -> list[str]:
 def plain_columns(names: Iterable[str]) -> list[Column]:
     """Columns by name, each once; a dot in a name is part of the name."""
     return [F.col(f"`{name}`") for name in dict.fromkeys(names)]
+
+
+def without_dots(rows: DataFrame, names: Sequence[str]) -> DataFrame:
+    """With other names for those that have a dot: PySpark takes the columns of a frame by name for its functions of
+    Arrow batches, and takes the dot for a field of a struct."""
+    renamed = _dotted(names)
+    return rows.withColumnsRenamed(renamed) if renamed else rows
+
+
+def with_dots(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """The rows of such a frame with their own names again."""
+    renamed = {other: name for name, other in _dotted(names).items()}
+    return table.rename_columns([renamed.get(name, name) for name in table.column_names]) if renamed else table
+
+
+def _dotted(names: Sequence[str]) -> dict[str, str]:
+    return {name: f"_column_{number}" for number, name in enumerate(names) if "." in name}
 
 
 def no_doubles(names: Sequence[str], hint: str = "give one of them another name") -> None:

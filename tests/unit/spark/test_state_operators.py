@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.spark.aggregates.totals import EVENTS
+from headrace.spark.state import kernel
 from headrace.spark.state.bucket import NEVER, StateMismatch
 from headrace.spark.state.dedup_operator import Dedup, DedupForever
 from headrace.spark.state.operator import BEGINNING, Clock, Operator, Step, Touched, run_bounded
@@ -381,3 +382,13 @@ def test_a_newer_state_without_an_upgrade_is_refused_with_what_to_do() -> None:
     newer.store = older.store
     with pytest.raises(StateMismatch, match=r"counted: .*version 1 and the program has 2.*give one, or start over"):
         newer.push(table([("a", 2, 5)]))
+
+
+def test_rows_whose_names_have_dots_are_packed_under_their_names() -> None:
+    """They come to the task under others, which PySpark can resolve."""
+    schema = pa.schema([("n", pa.int64()), ("user.name", pa.string())])
+    batch = pa.record_batch({"n": [1, 2, 3], "_column_1": ["a", "b", "c"], "_bucket": pa.array([5, 3, 5], pa.int32())})
+    packed = kernel._packed([batch], schema)
+    found = {row["_bucket"]: kernel._read(row["payload"]).to_pylist() for row in packed.to_pylist()}
+    one, two, three = ({"n": n, "user.name": name} for n, name in ((1, "a"), (2, "b"), (3, "c")))
+    assert found == {3: [two], 5: [one, three]}

@@ -68,11 +68,19 @@ class Checkpoint:
         """The shape the query had, or None where nobody wrote it down."""
         path = self._path("shape.json")
         if not self._files.exists(path):
-            return None
+            return self._shape_aside()
         try:
             return Shape.from_json(self._files.read(path))
         except (ValueError, KeyError, TypeError) as error:
             raise HeadraceError(f"{self.shown}/shape.json cannot be read: {error}; remove it to go on") from error
+
+    def _shape_aside(self) -> Shape | None:
+        """Of a driver that was killed in ``keep``: whole where it had one to replace, perhaps cut where it was the
+        first, before anything ran."""
+        try:
+            return Shape.from_json(self._files.read(self._path("shape.json.new")))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def keep(self, shape: Shape) -> None:
         """Written aside first: a driver that is killed in here leaves a whole shape or none, and no part of one."""

@@ -22,8 +22,9 @@ from headrace.changes import WEIGHT
 from headrace.errors import UsageError
 from headrace.spark.owner import PipelineRun
 from headrace.spark.progress import screen_cleared
+from headrace.spark.source.columns import TOMBSTONE_COLUMN
 from headrace.spark.source.reading import bootstrap_of, has_all_values, option_texts
-from headrace.spark.tables.changelog import CHANGE, as_records, changes
+from headrace.spark.tables.changelog import CHANGE, as_records, changes, from_record_key
 from headrace.spark.topic_sink.checkpoint import is_local, planned_batch
 from headrace.spark.topic_sink.protocol import sink_beside
 from headrace.spark.topic_sink.sink import exactly_once_batch
@@ -260,10 +261,19 @@ class _Topic(Sink):
                 f"there are: {', '.join(rows.columns)}",
             )
         shown = [_column(name) for name in rows.columns if not name.startswith("_")]
-        value = F.to_json(F.struct(*shown), {"ignoreNullFields": "false"}).alias("value")
+        value = F.to_json(F.struct(*shown), {"ignoreNullFields": "false"})
         if not self.key:
-            return rows.select(value)
-        return rows.where(has_all_values(rows)).select(self._key(rows).alias("key"), value)
+            return rows.select(value.alias("value"))
+        if _is_keyed_topic(rows):
+            gone = _column(TOMBSTONE_COLUMN)
+            rows, value = self._keys_of_tombstones(rows, gone), F.when(~gone, value)
+        return rows.where(has_all_values(rows)).select(self._key(rows).alias("key"), value.alias("value"))
+
+    def _keys_of_tombstones(self, rows: DataFrame, gone: Column) -> DataFrame:
+        """A record without a value has its key only as the record's."""
+        kinds = {name: rows.schema[name].dataType for name in self.key}
+        found = {name: from_record_key(rows, name, kind, list(self.key)) for name, kind in kinds.items()}
+        return rows.withColumns({name: F.when(gone, found[name]).otherwise(_column(name)) for name in self.key})
 
     def _of_weights(self, rows: DataFrame) -> DataFrame:
         """Each row of ``hr.deltas`` is half of a change; a record is a whole one, by its key."""
@@ -293,6 +303,11 @@ class _Topic(Sink):
         if self.run is not None:
             chosen |= {"pipeline": self.run.pipeline, "startOver": self.run.starts_over}
         return option_texts(chosen)
+
+
+def _is_keyed_topic(rows: DataFrame) -> bool:
+    """As ``hr.stream`` gives it with a schema: a record without a value removes its key, also from a topic of rows."""
+    return {"_key", TOMBSTONE_COLUMN} <= set(rows.columns)
 
 
 def _column(name: str) -> Column:

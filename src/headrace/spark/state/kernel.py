@@ -46,7 +46,7 @@ from pyspark.sql.types import (
 from pyspark.sql.types import AtomicType as Atomic
 
 from headrace.errors import UsageError
-from headrace.spark.arguments import plain_columns
+from headrace.spark.arguments import plain_columns, with_dots, without_dots
 from headrace.spark.description import Description
 from headrace.spark.plan import DESCRIPTION, METRIC, WATERMARK, event_times, keeps_state, observed_names
 from headrace.spark.state.bucket import NEVER, Bucket, Manifest, StateMismatch
@@ -144,9 +144,9 @@ def apply_operator(
     output = _spark_schema(operator, rows.schema)
     numbered = with_buckets(rows, operator, keys, buckets)
     if not rows.isStreaming:
-        parted = numbered.withColumn(PART, part_of(operator, keys))
+        parted = without_dots(numbered.withColumn(PART, part_of(operator, keys)), schema.names)
         return parted.groupBy(BUCKET).applyInArrow(_bounded(plan), output)
-    packed = numbered.mapInArrow(_packing(plan), f"{BUCKET} int, payload binary")
+    packed = without_dots(numbered, schema.names).mapInArrow(_packing(plan), f"{BUCKET} int, payload binary")
     kinds = ", ".join([KEPT, *(f"`{each}` long" for each in operator.counters)])
     kept = packed.groupBy(BUCKET).transformWithState(_Keeper(plan), kinds, "Append", TIME_MODES[operator.clock])
     shown = name or free_name(f"{operator.name}({', '.join(keys)})", rows)
@@ -278,7 +278,7 @@ def _bounded(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Rec
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle()
         for table in in_parts(batches, PART, BOUNDED_BYTES_MAX):
-            rows = table.select(plan.rows.names).cast(plan.rows)
+            rows = with_dots(table, plan.rows.names).select(plan.rows.names).cast(plan.rows)
             yield from run_bounded(plan.operator, rows, plan.keys, plan.event_time).to_batches(OUTPUT_ROWS_MAX)
 
     return run
@@ -302,7 +302,7 @@ def _packing(plan: Plan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Rec
 
 
 def _packed(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    table = pa.Table.from_batches(batches)
+    table = with_dots(pa.Table.from_batches(batches), schema.names)
     buckets = np.asarray(table.column(BUCKET), np.int64)
     order = np.argsort(buckets, kind="stable")
     rows = table.select(schema.names).cast(schema).take(pa.array(order))

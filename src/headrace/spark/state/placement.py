@@ -11,6 +11,7 @@ import numpy.typing as npt
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
+from headrace.spark.arguments import plain_columns
 from headrace.spark.state.operator import Operator
 from headrace.spark.state.spill import PARTS
 
@@ -42,7 +43,7 @@ def with_buckets(rows: DataFrame, operator: Operator, keys: Sequence[str], bucke
 def bucket_of(keys: Sequence[str], buckets: int) -> Column:
     """Where a key's state is; it may never be computed otherwise, as checkpoints depend on it."""
     numbers = F.array(*[F.lit(each) for each in bucket_numbers(buckets)])
-    return F.get(numbers, F.pmod(F.xxhash64(*keys), F.lit(buckets)).cast("int")).cast("int")
+    return F.get(numbers, F.pmod(F.xxhash64(*plain_columns(keys)), F.lit(buckets)).cast("int")).cast("int")
 
 
 def part_of(operator: Operator, keys: Sequence[str]) -> Column:
@@ -52,7 +53,7 @@ def part_of(operator: Operator, keys: Sequence[str]) -> Column:
     """
     if operator.keyless is not None:
         return F.lit(0)
-    own = F.pmod(F.shiftright(F.xxhash64(*keys), 32), F.lit(PARTS)).cast("int")
+    own = F.pmod(F.shiftright(F.xxhash64(*plain_columns(keys)), 32), F.lit(PARTS)).cast("int")
     repeated = operator.everywhere or operator.copied
     if repeated is None:
         return own

@@ -45,6 +45,7 @@ __all__ = [
     "as_records",
     "as_rows",
     "changes",
+    "from_record_key",
     "is_exact",
     "is_truncation",
     "key_names",
@@ -151,7 +152,7 @@ def _row_type(rows: DataFrame, enveloped: bool) -> StructType:
 def _of_rows(
     rows: DataFrame, row: StructType, names: list[str], time: str | None, position: str | None, gone: Column
 ) -> DataFrame:
-    keys = {name: F.coalesce(_field(name), _from_record_key(rows, name, row[name].dataType, names)) for name in names}
+    keys = {name: F.coalesce(_field(name), from_record_key(rows, name, row[name].dataType, names)) for name in names}
     after = F.struct(*[keys.get(each.name, _field(each.name)).alias(each.name) for each in row])
     at = _field("_timestamp") if "_timestamp" in rows.columns else F.lit(None).cast("timestamp")
     return rows.where(~is_bad(rows)).select(
@@ -172,7 +173,7 @@ def _of_envelopes(rows: DataFrame, names: list[str], time: str | None, position:
         F.coalesce(
             F.col(f"after.`{name}`"),
             F.col(f"before.`{name}`"),
-            _from_record_key(rows, name, row[name].dataType, names),
+            from_record_key(rows, name, row[name].dataType, names),
         ).alias(name)
         for name in names
     ]
@@ -189,7 +190,7 @@ def _of_envelopes(rows: DataFrame, names: list[str], time: str | None, position:
     )
 
 
-def _from_record_key(rows: DataFrame, name: str, kind: DataType, names: list[str]) -> Column:
+def from_record_key(rows: DataFrame, name: str, kind: DataType, names: list[str]) -> Column:
     """A column of the key from the record's key: a JSON object, such an object in Debezium's schema, or plain text."""
     if "_key" not in rows.columns:
         return F.lit(None).cast(kind)
