@@ -267,7 +267,7 @@ def test_everything_comes_from_the_console_and_is_light(tab: Tab, console: Runni
 
 
 PLACES = {
-    "overview": ("/", "Busiest topics"),
+    "overview": ("/", "messages stored"),
     "topics": ("/topics?q=shop", "shop.orders"),
     "messages": ("/topics/shop.orders", "key-299"),
     "partitions": ("/topics/shop.orders?tab=partitions", "In sync"),

@@ -107,6 +107,9 @@ def test_a_pipeline_that_was_killed_is_lost_and_can_be_forgotten(
     assert [each["level"] for each in alarms if each["title"] == f"Pipeline {name} is lost"] == ["error"]
     show(tab, "pipelines", name)
     tab.wait_for_text("it was killed, or its machine is away")
+    tab.wait("document.querySelector('main .chart-figure')")
+    figures = "[...document.querySelectorAll('main .chart-figure')].map((each) => each.textContent).join('')"
+    assert tab.value(figures) == "", "a chart beside '–' does not show an old value as the one of now"
     tab.click("button", "Forget")
     tab.click("dialog button[type=submit]", "Forget")
     tab.wait("location.hash === '#/pipelines'")

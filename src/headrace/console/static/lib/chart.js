@@ -8,8 +8,8 @@ export const RANGES = [[300, "5 min"], [600, "10 min"], [3600, "1 h"], [21600, "
 const MARGIN = { top: 8, right: 12, bottom: 22, left: 58 };
 
 /**
- * chart({title, unit, names, height, colours}) gives {node, update(data)}; data is {from, to, times, series: [{name, values}]}.
- * `names` says how series are called in the legend; `total` shows a figure beside the title.
+ * chart({title, unit, names, height, colours}) gives {node, update(data, {over})}; data is {from, to, times, series: [{name, values}]}.
+ * `over`: what it is about does not run any more. `names` says how series are called in the legend; `total` shows a figure beside the title.
  */
 export function chart({ title, unit = "count", names = {}, height = 190, colours = [], area = true }) {
   const format = UNITS[unit] || UNITS.count;
@@ -21,6 +21,7 @@ export function chart({ title, unit = "count", names = {}, height = 190, colours
   const node = h("section.card.chart",
     h("header.card-head", h("h3", title), figure, legend), h("div.chart-frame", plot, tip));
   let data = null;
+  let isOver = false;
   let width = 0;
   let scale = null;
 
@@ -32,8 +33,9 @@ export function chart({ title, unit = "count", names = {}, height = 190, colours
     }
   }).observe(plot);
 
-  function update(next) {
+  function update(next, { over = false } = {}) {
     data = next;
+    isOver = over;
     draw();
   }
 
@@ -49,11 +51,11 @@ export function chart({ title, unit = "count", names = {}, height = 190, colours
     if (!data || !width) return;
     drawLegend();
     const last = shown().map((series) => lastOf(series.values)).filter((value) => value !== null);
-    fill(figure, data.series.length === 1 && last.length ? format(last[0]) : "");
+    fill(figure, !isOver && data.series.length === 1 && last.length ? format(last[0]) : "");
     const known = data.series.some((series) => series.values.some((value) => value !== null));
     if (!known) {
       scale = null;
-      fill(plot, h("div.chart-empty", { style: { height: `${height}px` } }, "Collecting the first samples …"));
+      fill(plot, h("div.chart-empty", { style: { height: `${height}px` } }, isOver ? "No samples in this time" : "Collecting the first samples …"));
       return;
     }
     const most = Math.max(...shown().flatMap((series) => series.values.filter((value) => value !== null)), 0);

@@ -2,7 +2,7 @@
 
 import { fill, h } from "../lib/dom.js";
 import { chart, rangePicker } from "../lib/chart.js";
-import { bytes, count, duration, short } from "../lib/format.js";
+import { bytes, count, duration, plural, short } from "../lib/format.js";
 import { empty, notice } from "../lib/dialog.js";
 import { figure, following, forgetButton, lifeLine, link, stateBadge, troubles } from "../lib/subject.js";
 import { searchBox, table } from "../lib/table.js";
@@ -73,11 +73,11 @@ function renderCapture(view, place) {
       figure("Lag", data.alive ? seconds(data.lag_ms) : "–", "", data.alive ? `${bytes(data.lag_bytes)} behind` : "not known: it does not run"),
       figure("Slot", bytes(data.retained_bytes), "", "kept by the database for this capture"),
       figure("Snapshot", data.tables ? `${data.tables_done} of ${data.tables}` : "–", data.tables ? " tables" : "", `${short(data.rows)} rows read`),
-      figure("Events", short(data.events), "", `${count(data.transactions)} transactions, ${count(data.sessions)} sessions`),
+      figure("Events", short(data.events), "", `${plural(data.transactions, "transaction")}, ${plural(data.sessions, "session")}`),
       figure("Position", h("span.position", { title: data.position }, data.position || "–"), "", data.database));
-    lag.update(data.charts.lag);
-    sizes.update(data.charts.bytes);
-    events.update(data.charts.events);
+    lag.update(data.charts.lag, { over: !data.alive });
+    sizes.update(data.charts.bytes, { over: !data.alive });
+    events.update(data.charts.events, { over: !data.alive });
     fill(tables, small(data.table_rows, [
       ["Table", (row) => h("a", { href: link("topics", row.topic) }, row.table)],
       ["Snapshot", snapshot],

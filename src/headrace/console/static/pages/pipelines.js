@@ -96,8 +96,8 @@ function renderPipeline(view, place) {
       figure("Dead letters", count(data.dead_letters), "", data.dead_letters_topic ? h("a", { href: link("topics", data.dead_letters_topic) }, data.dead_letters_topic) : "no topic is set for them"));
     fill(drawing, drawGraph(data));
     phases.update(phaseLines(data.batches));
-    rows.update(data.charts.rows);
-    lag.update(data.charts.lag);
+    rows.update(data.charts.rows, { over: !data.alive });
+    lag.update(data.charts.lag, { over: !data.alive });
     fill(watermark, watermarkOf(data));
     fill(operators, small(data.graph.nodes.filter((node) => node.state !== null && node.state !== undefined), operatorColumns(data), () => empty("No state", "No operator of this pipeline keeps state."), { clip: false }));
     found.of(data);
