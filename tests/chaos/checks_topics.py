@@ -98,7 +98,10 @@ def keys_that_go_back(history: History) -> Iterator[str]:
 
 
 def earlier_lives(history: History) -> Iterator[str]:
-    """Records of a topic that was deleted are not in the topic that was created under its name."""
+    """Records of a topic that was deleted are not in the topic that was created under its name.
+
+    This holds if no request for the old topic arrives after its end: ``Recreator`` sees to that.
+    """
     ended = history.operations["life-end"]
     for read in history.operations["life-read"]:
         gone = [each["life"] for each in ended if each["topic"] == read["topic"] and each["time"] < read["began"]]

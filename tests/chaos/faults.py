@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tests.chaos.broker import COMMAND, WRITES, ChaosBroker
 from tests.chaos.proxy import TO_BROKER, TO_CLIENT, Proxy
 
-__all__ = ["FAULTS", "JUMP_MS_MAX", "THROUGH_PROXY", "Faults"]
+__all__ = ["FAULTS", "JUMP_MS_MAX", "STANDSTILL_S_MAX", "THROUGH_PROXY", "Faults"]
 
 HOUR_S, DAY_S = 3_600, 86_400
 JUMPS_S = (0, 0, HOUR_S, -HOUR_S, DAY_S, -DAY_S, 8 * DAY_S)
@@ -22,6 +22,8 @@ ANSWERED_S = 2.0
 """What was asked before is answered after this time."""
 THROUGH_PROXY = frozenset({"network", "restore"})
 """Faults that need clients to connect through it."""
+STANDSTILL_S_MAX = 8.0
+"""How long a broker is stopped, or what is under way held, before it goes on."""
 
 
 class Faults:
@@ -45,7 +47,7 @@ class Faults:
 
     def stop(self) -> None:
         with self.broker.frozen():
-            self.last(0.2, 8.0)
+            self.last(0.2, STANDSTILL_S_MAX)
 
     def clock(self) -> None:
         self.broker.shift_clock(self.chance.choice(JUMPS_S))
@@ -90,7 +92,7 @@ class Faults:
         what = self.chance.choice(["held", "lost", "vanished"])
         if what == "held":
             with self.proxy.held(*directions):
-                self.last(0.5, 8.0)
+                self.last(0.5, STANDSTILL_S_MAX)
         elif what == "lost":
             self.proxy.lose(*directions)
         else:

@@ -254,6 +254,30 @@ def test_gaps_and_stale_epochs_are_refused(same_as_kafka: Compare) -> None:
     same_as_kafka(play)
 
 
+def test_a_batch_that_arrives_after_its_topic_was_deleted_and_created_again(same_as_kafka: Compare) -> None:
+    """A network may hold it for so long; its client has sent it again meanwhile. A name says nothing of the topic that
+    was meant, and a new topic knows no producer: the batch is appended. An id says which was meant."""
+
+    def play(s: Scenario) -> None:
+        name, make = s.topic(), idempotent(s)
+        old_id, before = s.topic_id(name), s.connect()
+        s.produce(name, make(0, count=7))
+        s.note_produce("the copy that was sent again", name, make(7, count=2))
+        s.ask("DeleteTopics", topics=[{"name": name}], timeout_ms=60_000)
+        gone = {"topics": [{"topic_id": old_id}], "allow_auto_topic_creation": False}
+        s.until(lambda: s.ask("Metadata", **gone)["topics"][0]["error_code"] != 0)
+        s.topic()
+        late = [{"index": 0, "records": make(7, count=2)}]
+        asked = {"acks": -1, "timeout_ms": 60_000}
+        by_name = before.send("Produce", 12, **asked, topic_data=[{"name": name, "partition_data": late}])
+        s.note_answer("the copy that was held, by name", before, by_name)
+        by_id = before.send("Produce", 13, **asked, topic_data=[{"topic_id": old_id, "partition_data": late}])
+        s.note_answer("the copy that was held, by id", before, by_id)
+        s.note_fetch("the new topic", name, 0)
+
+    same_as_kafka(play)
+
+
 def test_an_unknown_producer_may_start_anywhere(same_as_kafka: Compare) -> None:
     def play(s: Scenario) -> None:
         name, make = s.topic(), idempotent(s)

@@ -29,8 +29,10 @@ from headrace.client import (
 )
 from headrace.errors import KafkaError
 from tests.chaos.broker import WRITES, ChaosBroker, require_strace
+from tests.chaos.history import Recorder
 from tests.chaos.proxy import TO_BROKER, TO_CLIENT, Proxy
 from tests.chaos.small_load import SmallLoad
+from tests.chaos.topics import Recreator
 from tests.skips import or_skip
 from tests.waiting import PATIENCE_S, eventually
 
@@ -145,6 +147,28 @@ def proxied(tmp_path: Path) -> Iterator[tuple[ChaosBroker, Proxy]]:
         broker.settings = {**SETTINGS, **IMPATIENT, "advertised.kafka": proxy.bootstrap}
         with broker:
             yield broker, proxy
+
+
+def test_the_load_of_a_topic_that_is_created_again_sends_nothing_twice_that_the_network_holds(
+    proxied: tuple[ChaosBroker, Proxy], tmp_path: Path
+) -> None:
+    """It would delete the topic when the second copy is acknowledged, create it again, and take the first copy, which
+    then arrives in the new topic, for a defect of the broker."""
+    broker, proxy = proxied
+    recorder = Recorder(tmp_path / "history.jsonl")
+    recreator = Recreator("recreator", proxy.bootstrap, recorder, topic="fleeting", seed=1)
+    recreator.settings = {"socket.timeout.ms": 500}
+    recreator.until_done(recreator.create)
+    producer = recreator.make_producer()
+    recreator.produce(producer)
+    assert producer.flush(PATIENCE_S) == 0
+    with proxy.held(TO_BROKER):
+        recreator.produce(producer)
+        assert producer.flush(2.5) == 1  # before the broker ends the connection, which is idle to it
+    assert producer.flush(PATIENCE_S) == 0
+    recreator.until_done(recreator.delete)
+    recorder.close()
+    broker.check_alive()
 
 
 @pytest.mark.parametrize("direction", [TO_BROKER, TO_CLIENT])

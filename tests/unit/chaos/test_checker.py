@@ -278,6 +278,11 @@ def show_a_record_of_the_deleted_topic(history: list[Operation]) -> None:
     lives(history)[1]["records"].append([2, make_value("0", "r0", 0)])
 
 
+def begin_a_new_topic_with_a_batch_from_the_middle_of_the_deleted_one(history: list[Operation]) -> None:
+    records = lives(history)[1]["records"]
+    records[:] = [[0, make_value("0", "r0", 1)], *([offset + 1, value] for offset, value in records)]
+
+
 def alter_a_record_of_a_new_topic(history: list[Operation]) -> None:
     lives(history)[0]["records"][0][1] += "x"
 
@@ -325,6 +330,7 @@ FAULTS: list[tuple[Callable[[list[Operation]], None], str]] = [
     (invent_a_key, "older value of a key"),
     (let_a_key_go_back_to_a_value_that_nobody_had_acknowledged, "key went back"),
     (show_a_record_of_the_deleted_topic, "deleted topic came back"),
+    (begin_a_new_topic_with_a_batch_from_the_middle_of_the_deleted_one, "deleted topic came back"),
     (alter_a_record_of_a_new_topic, "deleted topic came back"),
     (lose_a_record_of_the_new_topic, "lost of a new topic"),
 ]
