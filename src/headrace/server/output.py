@@ -29,7 +29,7 @@ from headrace.ports import File
 from headrace.server.descriptors import is_scarce
 from headrace.server.page_cache import has_descriptor, is_cached, read_at_once
 
-__all__ = ["PIECE_BYTES", "Output", "Slice"]
+__all__ = ["LOCAL_BUFFER_BYTES", "PIECE_BYTES", "DirectSocket", "Output", "Slice"]
 
 PIECE_BYTES = 128 << 10
 """One read from a file on its way through a transport. Measured with uvloop on loopback, CPU seconds per GB: 64 KiB
@@ -42,6 +42,11 @@ GATHERED_BYTES_MAX = 64 << 10
 TURN_BYTES = 2 << 20
 """What one connection may send around its transport before the others have their turn. That takes less than a
 millisecond; with half as much, a reader of large answers cost a tenth more."""
+
+LOCAL_BUFFER_BYTES = 192 << 10
+"""What the kernel holds for a peer on this machine. By default it holds up to 4 MB, which leave the processor's caches
+before the peer reads them: 0.29 CPU s per GB and 960 MB/s, and 0.24 and 1,720 with this bound (128 KiB and 384 KiB cost
+more). A peer on another machine keeps the kernel's own bound, which grows with the distance."""
 
 WARMED_BYTES = 1 << 20
 """What a thread reads at once where the page cache lacks something."""
@@ -267,6 +272,8 @@ class Output:
         direct.watch(bool(chunks) and self._reading is None)
 
     def _send_slice(self, direct: DirectSocket, chunk: Slice, size_max: int) -> int:
+        """How much of ``size_max`` is used up: all of it where the kernel took less than it was given, since it would
+        take no more."""
         size = min(size_max, chunk.size - self._slice_sent)
         position = chunk.position + self._slice_sent
         try:
@@ -285,7 +292,7 @@ class Output:
             return 0
         self._warmed_bytes = max(0, self._warmed_bytes - sent)
         self._advance(chunk, sent)
-        return sent
+        return sent if sent == size else size_max
 
     def _note_warmed(self, chunk: Slice, data: bytes) -> None:
         """The page cache has these bytes now, and sends them itself."""
@@ -326,6 +333,8 @@ class DirectSocket:
             return None
         connected = socket.socket(fileno=second)
         connected.setblocking(False)
+        if _is_local(connected):
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_BUFFER_BYTES)
         return cls(connected, writable)
 
     def send(self, data: bytes | bytearray | memoryview, *, more: bool) -> int:
@@ -350,3 +359,11 @@ class DirectSocket:
     def close(self) -> None:
         self.watch(False)
         self._socket.close()
+
+
+def _is_local(connected: socket.socket) -> bool:
+    """Whether the peer is a process of this machine."""
+    try:
+        return connected.family == socket.AF_UNIX or connected.getpeername()[0] == connected.getsockname()[0]
+    except OSError:
+        return False  # it has gone

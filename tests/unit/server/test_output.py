@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from headrace.broker.request import Request
 from headrace.log.disk import OsDisk, OsFile
-from headrace.server.output import PIECE_BYTES, Output
+from headrace.server.output import LOCAL_BUFFER_BYTES, PIECE_BYTES, DirectSocket, Output
 from headrace.wire.kafka.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
 from headrace.wire.kafka.messages.groups import HeartbeatResponse
 from tests.unit.server.harness import FETCH, KAFKA_LIMITS, LIMITS, Client, serving
@@ -203,3 +204,26 @@ def test_nothing_is_written_while_the_transport_is_full(on_disk: Path) -> None:
             assert not output.blocked
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("peer", "bounded"), [("127.0.0.1", True), ("127.0.0.2", False)])
+def test_the_kernel_holds_little_for_a_peer_of_this_machine_and_what_it_likes_for_others(
+    peer: str, bounded: bool
+) -> None:
+    """A peer whose address is not the broker's stands for one on another machine."""
+
+    async def buffer_bytes(listener: socket.socket) -> int:
+        connected = socket.create_connection(listener.getsockname(), source_address=(peer, 0))
+        accepted, _ = listener.accept()
+        _, writer = await asyncio.open_connection(sock=accepted)
+        direct = DirectSocket.of(writer.transport, lambda: None)
+        assert direct is not None
+        size = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        direct.close()
+        writer.close()
+        connected.close()
+        return size
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        size = asyncio.run(buffer_bytes(listener))
+    assert (LOCAL_BUFFER_BYTES <= size <= 2 * LOCAL_BUFFER_BYTES) is bounded  # Linux counts its own books too
