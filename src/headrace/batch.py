@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 import google_crc32c
 
 from headrace.errors import ErrorCode, KafkaError
-from headrace.record import Codec, CorruptRecords, Record, compress, decode_records, encode_records
+from headrace.record import Codec, CorruptRecords, Record, compress, decode_records, encode_pairs, encode_records
 from headrace.vocabulary import Epoch, Offset
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "UnsupportedCodec",
     "batch_without_records",
     "build_batch",
+    "build_pairs_batch",
     "control_batch",
     "control_type",
     "parse_header",
@@ -460,6 +461,21 @@ def build_batch(
         base_sequence=base_sequence,
     )
     reseal(batch, payload)
+    return batch
+
+
+def build_pairs_batch(pairs: Sequence[tuple[bytes, bytes | None]], timestamp: int) -> Batch:
+    """A batch of keys and values, all of one time."""
+    batch = batch_without_records(
+        attributes=int(Codec.NONE),
+        record_count=len(pairs),
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+        producer_id=NO_PRODUCER_ID,
+        producer_epoch=-1,
+        base_sequence=NO_SEQUENCE,
+    )
+    reseal(batch, encode_pairs(pairs))
     return batch
 
 

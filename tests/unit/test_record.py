@@ -23,6 +23,8 @@ from headrace.record import (
     compress,
     decode_records,
     decompress,
+    encode_pairs,
+    encode_records,
     iter_keyed,
     iter_keys,
     iter_records,
@@ -197,3 +199,9 @@ def _bomb(codec: Codec) -> bytes:
     if codec is Codec.GZIP:
         return compress(codec, bytes(64 << 20)) * 4
     return compress(codec, bytes(256 << 20))
+
+
+@given(st.lists(st.tuples(st.binary(max_size=200), st.none() | st.binary(max_size=9_000)), max_size=80))
+def test_pairs_are_written_as_the_records_that_they_are(pairs: list[tuple[bytes, bytes | None]]) -> None:
+    records = [Record(key=key, value=value, timestamp=7) for key, value in pairs]
+    assert encode_pairs(pairs) == encode_records(records, base_timestamp=7)

@@ -15,21 +15,24 @@ anywhere up to the first rewritten row folds to the same tables.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from headrace.batch import build_batch
+from headrace.batch import build_pairs_batch
 from headrace.errors import HeadraceError
 from headrace.log.flush import Flusher
 from headrace.log.log import PartitionLog
 from headrace.ports import Clock
-from headrace.record import Record, decode_records
+from headrace.record import decode_records
 from headrace.vocabulary import Epoch, Offset
 
-__all__ = ["Change", "StateStore"]
+__all__ = ["Change", "Encoded", "StateStore"]
 
 Change = tuple[str, str, Any]
-"""Table, key, and the row's new value: None removes it."""
+"""Table, key, and the row's new value, which may be ``Encoded``: None removes it."""
+
+Pair = tuple[bytes, bytes | None]
+"""Key and value of a change, as they stand in the journal."""
 
 REWRITE_BYTES_MIN = 8 << 20
 """A journal shorter than this is never rewritten."""
@@ -100,10 +103,10 @@ class StateStore:
 
     def put_many(self, changes: Sequence[Change]) -> Offset:
         """Make several changes, all or none of which survive a crash. Raises, changing nothing, if the disk is full."""
-        records = self._records(changes)
-        offset = self._append(records)
-        for (table, key, value), record in zip(changes, records, strict=True):
-            self._fold(table, key, value, _bytes(record))
+        pairs = _pairs(changes)
+        offset = self._append(pairs)
+        for (table, key, value), pair in zip(changes, pairs, strict=True):
+            self._fold(table, key, value.row if type(value) is Encoded else value, _bytes(*pair))
         self._rewrite_if_long()
         return offset
 
@@ -111,15 +114,10 @@ class StateStore:
         """Call once the journal is flushed up to and including ``offset``, which may be now."""
         self._log.when_acknowledged(Offset(offset), callback)
 
-    def _records(self, changes: Sequence[Change]) -> list[Record]:
+    def _append(self, pairs: Sequence[Pair]) -> Offset:
         now_ms = self._clock.wall_ms()
-        return [
-            Record(key=f"{table}/{key}".encode(), value=_dump(value), timestamp=now_ms) for table, key, value in changes
-        ]
-
-    def _append(self, records: Sequence[Record]) -> Offset:
-        batch = build_batch(records)
-        self._log.append(batch, leader_epoch=LEADER_EPOCH, now_ms=records[0].timestamp)
+        batch = build_pairs_batch(pairs, now_ms)
+        self._log.append(batch, leader_epoch=LEADER_EPOCH, now_ms=now_ms)
         self.journal_bytes += batch.size
         self._flusher.mark(self._log)
         return batch.last_offset
@@ -143,7 +141,12 @@ class StateStore:
             for record in decode_records(batch, BATCH_DECODED_BYTES_MAX):
                 assert record.key is not None
                 table, _, key = record.key.decode().partition("/")
-                self._fold(table, key, None if record.value is None else json.loads(record.value), _bytes(record))
+                self._fold(
+                    table,
+                    key,
+                    None if record.value is None else json.loads(record.value),
+                    _bytes(record.key, record.value),
+                )
         self.has_lost_changes |= expected < self._log.end_offset
 
     # ---- rewriting ----
@@ -189,7 +192,7 @@ class StateStore:
         live = [(table, key, self.tables[table][key]) for table, key in rows if key in self.tables[table]]
         try:
             if live:
-                self._append(self._records(live))
+                self._append(_pairs(live))
         except HeadraceError:
             self._pending_rows = rows  # the disk is full: the same rows again when it may not be
             self._clock.call_later(1.0, self._rewrite_some)
@@ -206,13 +209,30 @@ class StateStore:
         self._rewrite_if_long()  # much may have changed meanwhile
 
 
-def _bytes(record: Record) -> int:
-    return len(record.key or b"") + len(record.value or b"") + RECORD_OVERHEAD_BYTES
+def _bytes(key: bytes, value: bytes | None) -> int:
+    return len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES
 
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 """Made once: ``json.dumps`` with separators makes an encoder for each row, which takes longer than a small row."""
 
 
+class Encoded(NamedTuple):
+    """A row and its JSON: for rows that are written more than once, many at a time."""
+
+    row: Any
+    raw: bytes
+
+    @classmethod
+    def of(cls, row: Any) -> Encoded:
+        return cls(row, _encode(row).encode())
+
+
+def _pairs(changes: Iterable[Change]) -> list[Pair]:
+    return [(f"{table}/{key}".encode(), _dump(value)) for table, key, value in changes]
+
+
 def _dump(value: Any | None) -> bytes | None:
-    return None if value is None else _encode(value).encode()
+    if value is None:
+        return None
+    return value.raw if type(value) is Encoded else _encode(value).encode()

@@ -18,6 +18,7 @@ from typing import Any
 from headrace.broker.replies import PendingReply
 from headrace.broker.request import Peer, Request
 from headrace.broker.slices import Slices
+from headrace.broker.state import Encoded
 from headrace.log.errors import DiskFull
 from headrace.wire.kafka.codec import read_message, write_message
 from headrace.wire.kafka.schema import spec_of
@@ -105,6 +106,10 @@ class FakeState:
         written = []
         for table, key, value in changes:
             assert isinstance(key, str)
+            if isinstance(value, Encoded):
+                row, raw = value
+                assert json.loads(raw) == row, f"{row!r} is not what is written"
+                value = row
             assert json.loads(json.dumps(value)) == value, f"{value!r} does not survive JSON"
             _fold(self.tables, table, key, value)
             written.append((table, key, json.loads(json.dumps(value))))

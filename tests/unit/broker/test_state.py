@@ -11,7 +11,7 @@ import pytest
 from headrace.broker import state as state_module
 from headrace.broker.broker import settled
 from headrace.broker.replies import once_flushed
-from headrace.broker.state import StateStore
+from headrace.broker.state import Encoded, StateStore
 from headrace.errors import HeadraceError
 from headrace.log.config import LogConfig
 from headrace.log.log import PartitionLog
@@ -156,3 +156,15 @@ def test_the_size_of_the_live_rows_is_known_without_counting_them(tmp_path: Path
             assert 0 < state.live_bytes - before < 100
 
     asyncio.run(scenario())
+
+
+def test_a_row_that_comes_encoded_is_stored_and_recovered_as_any_other() -> None:
+    flusher = FlusherByHand(SimulatedDisk(), "/data")
+    row = [5, -1, "é", None]
+    state = StateStore(PartitionLog.open(flusher.disk, "/data/journal", LogConfig()), flusher, FakeClock())
+    state.put_many([("plain", "a", row), ("encoded", "a", Encoded.of(row))])
+    assert state.table("encoded")["a"] is row
+    size = state.live_bytes
+    again = StateStore(PartitionLog.open(flusher.disk, "/data/journal", LogConfig()), flusher, FakeClock())
+    assert again.table("encoded") == again.table("plain") == {"a": row}
+    assert again.live_bytes == size

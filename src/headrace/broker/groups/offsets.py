@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from headrace.broker.limits import OFFSETS_PER_TRANSACTION_MAX
-from headrace.broker.state import Change, StateStore
+from headrace.broker.state import Change, Encoded, StateStore
 from headrace.errors import ErrorCode, KafkaError
 
 __all__ = ["NO_OFFSET", "Offsets", "Row", "TopicPartition"]
@@ -51,7 +51,8 @@ class Offsets:
         self._state = state
         self._committed: dict[str, dict[str, dict[int, Row]]] = {}
         self._groups_of_topic: dict[str, set[str]] = {}
-        self._pending: dict[int, dict[tuple[str, str, int], Row]] = {}
+        self._pending: dict[int, dict[tuple[str, str, int], Encoded]] = {}
+        """Encoded, because the end of a transaction writes thousands of them at once."""
         self._open: dict[str, dict[TopicPartition, set[int]]] = {}
         """Per group: partitions with pending offsets, and the producers whose transactions they wait for."""
         self._sequence = 0
@@ -62,7 +63,7 @@ class Offsets:
             self._sequence = max(self._sequence, row[5])
         for key, row in self._state.table("txn_offsets").items():
             producer_id, _, rest = key.partition(":")
-            self._set_pending(int(producer_id), *parse_key(rest), row)
+            self._set_pending(int(producer_id), *parse_key(rest), Encoded.of(row))
             self._sequence = max(self._sequence, row[5])
 
     # ---- looking ----
@@ -112,9 +113,10 @@ class Offsets:
                 ErrorCode.INVALID_COMMIT_OFFSET_SIZE,
                 f"a transaction commits at most {OFFSETS_PER_TRANSACTION_MAX} offsets",
             )
-        changes = [("txn_offsets", f"{producer_id}:{key_of(group_id, *place)}", row) for place, row in rows.items()]
+        encoded = {place: Encoded.of(row) for place, row in rows.items()}
+        changes = [("txn_offsets", f"{producer_id}:{key_of(group_id, *place)}", row) for place, row in encoded.items()]
         journal_offset = self._state.put_many(changes)
-        for (topic, partition), row in rows.items():
+        for (topic, partition), row in encoded.items():
             self._set_pending(producer_id, group_id, topic, partition, row)
         return journal_offset
 
@@ -125,7 +127,7 @@ class Offsets:
         changes: list[Change] = []
         for (group_id, topic, partition), row in pending.items():
             key = key_of(group_id, topic, partition)
-            if topic in wanted and self._is_newer(group_id, topic, partition, row):
+            if topic in wanted and self._is_newer(group_id, topic, partition, row.row):
                 changes.append(("offsets", key, row))
             changes.append(("txn_offsets", f"{producer_id}:{key}", None))
         return changes
@@ -136,8 +138,8 @@ class Offsets:
         wanted = _existing(ended, topic_exists) if commit else set()
         for (group_id, topic, partition), row in ended.items():
             self._close(producer_id, group_id, topic, partition)
-            if topic in wanted and self._is_newer(group_id, topic, partition, row):
-                self._set(group_id, topic, partition, row)
+            if topic in wanted and self._is_newer(group_id, topic, partition, row.row):
+                self._set(group_id, topic, partition, row.row)
         return {group_id for group_id, _, _ in ended}
 
     def _is_newer(self, group_id: str, topic: str, partition: int, row: Row) -> bool:
@@ -232,7 +234,7 @@ class Offsets:
         if group_id in self._committed and not topics:
             del self._committed[group_id]
 
-    def _set_pending(self, producer_id: int, group_id: str, topic: str, partition: int, row: Row) -> None:
+    def _set_pending(self, producer_id: int, group_id: str, topic: str, partition: int, row: Encoded) -> None:
         self._pending.setdefault(producer_id, {})[group_id, topic, partition] = row
         self._open.setdefault(group_id, {}).setdefault((topic, partition), set()).add(producer_id)
 

@@ -473,6 +473,8 @@ def _read_array(source: _Source, target: str, wire: Field, version: int, flexibl
         source.add(f"if 0 <= n < 127 and n * {least} < len(view) - at and n <= budget[0]:")
         source.add("    at += 1")
         source.add("    budget[0] -= n")
+        if wire.nullable(version):
+            source.add("elif n < 0: at += 1")
         source.add(f"else: {slow}")
     else:
         source.add(slow)
