@@ -116,8 +116,10 @@ def test_bids_whose_auction_never_came_are_forgotten_when_the_watermark_is_past_
     bucket = Bucket(OPERATOR.layout(KEYS))
     bids = pa.Table.from_pylist(rows_of([], [(1, 12, 1, 1), (2, 30, 1, 1)]), ROWS)
     advance(bucket, OPERATOR, bids, now_us=BEGINNING, event_time="dateTime")
-    assert len(bucket.due(seconds(13))) == 1
-    assert len(bucket.due(seconds(31))) == 1
+    for second, due, left in ((12, 0, 2), (13, 1, 1), (31, 1, 0)):
+        assert len(bucket.due(seconds(second))) == due, f"at {second}"
+        advance(bucket, OPERATOR, ROWS.empty_table(), now_us=seconds(second), event_time="dateTime")
+        assert len(bucket.live_keys()) == left, f"at {second}"
 
 
 def test_winners_of_a_house_are_those_of_batch_sql() -> None:
