@@ -23,6 +23,7 @@ from headrace.client import (
     PreparedRecords,
     Producer,
     ProducerOptions,
+    RangeOptions,
     TopicPartition,
     TransactionalProducer,
     fetch_range,
@@ -157,6 +158,10 @@ def test_a_page_of_a_partition_that_was_aborted_almost_whole_ends_in_time_and_ca
                     for _ in range(3_000):
                         producer.send(topic, bytes(20), partition=0)
                     producer.abort()
+        looked: list[int] = []
+        options = RangeOptions(read_committed=True, bytes_per_fetch=1_000, check=looked.append)
+        list(fetch_range(client, TopicPartition(topic, 0), 0, 12_000, options=options))
+        assert len(looked) >= 3, "an answer in which all is aborted is time that passes too"
         for look, order in ((scanning.newest, [b"last", b"first"]), (scanning.oldest, [b"first", b"last"])):
             found, count = pages(client, topic, look)
             assert found == order
