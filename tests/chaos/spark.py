@@ -1,6 +1,6 @@
 """Kill -9 of Spark and its broker: ``python -m tests.chaos.spark --kills 50 --seed 7``.
 
-Three pipelines run from topic to topic (``spark_job``). Again and again rows are added, progress is awaited, and then
+Five pipelines run from topic to topic (``spark_job``). Again and again rows are added, progress is awaited, and then
 something is killed: a Python worker, an executor, the driver (whole, only its Python, or with everything that it
 started) or the broker, which comes back on its data. Half of the kills come whenever chance wants; half come right
 after a batch was decided, where a sink has most to lose. In the end the committed output is compared with what the
@@ -30,8 +30,9 @@ from headrace.testing.broker import ChildBroker
 from tests.chaos.spark_job import SOURCE
 from tests.chaos.spark_judge import CLOSING_S, Verdict, compare, has_read_all
 from tests.chaos.spark_life import CLUSTER, LOCAL, Life, LifeEnded
+from tests.chaos.spark_stored import stored
 
-PIPELINES = ("transform", "windows", "updates")
+PIPELINES = ("transform", "windows", "updates", "patterns", "searches")
 PARTITIONS = 4
 KEYS = 7
 ROWS_PER_KILL = 400
@@ -86,6 +87,7 @@ class Run:
         self.lives: list[Life] = []
         for topic in (SOURCE, *self.pipelines):
             Admin(self.client).create_topic(topic, partitions=PARTITIONS)
+        stored(self.client)
         DecisionTopic(self.client, DECISION_TOPIC).ensure()
 
     @property

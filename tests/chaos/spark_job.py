@@ -5,6 +5,8 @@
     transform   row by row, in append mode; a row of the output names the row that it came from
     windows     counts and sums per key and window of event time, in append mode: every window comes once
     updates     counts and sums per key so far, in update mode through foreachBatch
+    patterns    matches of stored patterns, which change at certain event times
+    searches    events beside the stored searches that they match
 
 Each writes with eight tasks or more. A query that fails is started again on its checkpoint, as ``headrace run`` does. A
 refusal is none of that: it means that the sink could not go on, which no kill may lead to, and ends the process.
@@ -29,6 +31,7 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
+import headrace.spark as hr
 from headrace.spark.run.session import session
 from headrace.spark.source.data_source import HeadraceDataSource
 from headrace.spark.topic_sink.checkpoint import read_end_offsets
@@ -41,12 +44,14 @@ from headrace.spark.topic_sink.sink import (
     make_stream_writer,
     make_writer,
 )
+from tests.chaos.spark_stored import STORED_PATTERNS, STORED_SEARCHES, words
 
 TASKS = 8
 ROWS_PER_BATCH = 160
 SOURCE = "in"
 WINDOW_S = 100
 LATENESS_S = 1000
+BUCKETS = 2
 REFUSED = 3
 """How the process ends when the sink refused to go on."""
 CONF = {
@@ -118,6 +123,8 @@ class Job:
             "transform": self.transform,
             "windows": self.windows,
             "updates": self.updates,
+            "patterns": self.patterns,
+            "searches": self.searches,
         }
         return starters[name]()
 
@@ -134,6 +141,31 @@ class Job:
         totals = grouped.agg(F.count("*").alias("n"), F.sum(F.unix_timestamp("at")).alias("total"))
         value = F.concat_ws(":", F.unix_timestamp("window.start"), "key", "n", "total").alias("value")
         return self.append("windows", totals.select("key", value))
+
+    def numbers(self) -> DataFrame:
+        return self.rows().selectExpr("cast(key AS string) AS key", "cast(cast(value AS string) AS long) AS number")
+
+    def stored(self, topic: str, schema: str) -> DataFrame:
+        bootstrap = self.options["kafka.bootstrap.servers"]
+        return hr.changes(hr.stream(self.spark, topic, schema=schema, bootstrap=bootstrap), key="id")
+
+    def patterns(self) -> StreamingQuery:
+        events = self.numbers().withColumn("at", F.timestamp_seconds("number"))
+        found = hr.match_patterns(
+            hr.watermark(events, "at", f"{LATENESS_S} seconds"),
+            self.stored(STORED_PATTERNS, "id string, pattern string"),
+            keys="key",
+            event_time="at",
+            buckets=BUCKETS,
+        )
+        numbers = F.array_join(F.transform("events", lambda each: each["number"].cast("string")), "-")
+        return self.append("patterns", found.select("key", F.concat_ws(":", "pattern", "key", numbers).alias("value")))
+
+    def searches(self) -> StreamingQuery:
+        events = self.numbers().withColumn("text", F.expr(words("number")))
+        table = self.stored(STORED_SEARCHES, "id string, query string")
+        found = hr.match_searches(events, table, default="text", buckets=BUCKETS)
+        return self.append("searches", found.select("key", F.concat_ws(":", "number", "search_id").alias("value")))
 
     def append(self, name: str, records: DataFrame) -> StreamingQuery:
         writer = records.writeStream.format(self.sink).options(**self.options)

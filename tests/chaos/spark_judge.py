@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from headrace.client import Client, Consumer, ConsumerOptions, FetchOptions, TopicPartition, end_offsets, start_offsets
 from headrace.record import Record
 from headrace.spark.topic_sink.checkpoint import read_checkpoint
 from tests.chaos.spark_job import LATENESS_S, SOURCE, WINDOW_S
+from tests.chaos.spark_stored import matched, searched
 
 __all__ = ["CLOSING_S", "Verdict", "committed", "compare", "has_read_all", "out_of_order"]
 
@@ -59,7 +60,10 @@ def has_read_all(client: Client, topic: str, checkpoint: Path) -> bool:
     places = [TopicPartition(topic, each.index) for each in client.topic(topic).partitions]
     ends = {str(place.partition): end for place, end in end_offsets(client, places).items()}
     known = read_checkpoint(str(checkpoint)) if (checkpoint / "metadata").exists() else None
-    if known is None or known.ends is None or json.loads(known.ends)[topic] != ends:
+    if known is None or known.ends is None:
+        return False
+    read = {name: each for line in known.ends.splitlines() for name, each in json.loads(line).items()}
+    if read[topic] != ends:
         return False
     return (checkpoint / "commits" / str(known.batch_id)).exists()
 
@@ -70,7 +74,7 @@ def compare(client: Client, name: str) -> Verdict:
     found = [text(record.value) for _, record in committed(client, name)]
     if name == "updates":
         return judge_updates(found, rows)
-    wanted = Counter(origins(rows) if name == "transform" else windows(rows))
+    wanted = Counter(WANTED[name](rows))
     there = Counter(found)
     return Verdict(wanted - there, there - wanted)
 
@@ -95,6 +99,23 @@ def windows(rows: Iterable[Row]) -> list[str]:
         totals[start, key] += number
     closed = [each for each in counts if each[0] + WINDOW_S <= watermark]
     return [f"{start}:{key}:{counts[start, key]}:{totals[start, key]}" for start, key in closed]
+
+
+def by_key(rows: Iterable[Row]) -> dict[str, list[int]]:
+    """The numbers of each key; the closing row is never behind the watermark."""
+    found: dict[str, list[int]] = {}
+    for _, record in rows:
+        if int(text(record.value)) < CLOSING_S:
+            found.setdefault(text(record.key), []).append(int(text(record.value)))
+    return found
+
+
+WANTED: dict[str, Callable[[list[Row]], list[str]]] = {
+    "transform": origins,
+    "windows": windows,
+    "patterns": lambda rows: matched(by_key(rows)),
+    "searches": lambda rows: searched(int(text(record.value)) for _, record in rows),
+}
 
 
 def out_of_order(rows: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:

@@ -55,6 +55,28 @@ def test_a_worker_a_broker_a_driver_and_an_executor_that_are_killed_leave_no_dup
     }
 
 
+@pytest.mark.slow
+def test_patterns_and_searches_that_are_stored_in_topics_match_the_same_after_kills(tmp_path: Path) -> None:
+    """Patterns change at times that lie between the kills; plain loops say what has to come out."""
+    chance = random.Random(3)
+    with start_broker(in_process=False, data=tmp_path / "data") as broker:
+        run = Run(tmp_path, broker, pipelines=["patterns", "searches"])
+        try:
+            run.begin(LOCAL)
+            for kill in (Kill("worker", False, 0.3), Kill("broker", False, 0.2), Kill("driver", True, 0.02)):
+                run.feed(300)
+                run.kill(kill, chance)
+            run.begin(LOCAL)
+            run.feed(300)
+            verdicts = run.finish()
+        finally:
+            run.close()
+    assert {name: str(verdict) for name, verdict in verdicts.items()} == {
+        "patterns": "complete",
+        "searches": "complete",
+    }
+
+
 class Doomed:
     """Runs of one query from topic to topic, each of which may be told when to die."""
 
