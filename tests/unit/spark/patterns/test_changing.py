@@ -406,3 +406,12 @@ def test_nothing_is_kept_of_rows_and_versions_that_no_pattern_needs() -> None:
         )
     assert query.keys_held <= 2 * WITHIN_S
     assert len(texts_of(query)) <= 3
+
+
+def test_a_row_at_the_very_time_of_a_change_meets_the_new_pattern_and_not_the_old_one() -> None:
+    single = pattern("a").where("amount = 1").within("4 seconds").to_json()
+    query = Query(operator(), INPUT, KEYS, "at")
+    query.push(table([Said("old", 0, single, 0), Said("old", 3, None, 1), Said("new", 3, single, 2)]))
+    query.push(table([Paid("u", 2, 1, 1), Paid("u", 3, 1, 2)]))
+    found = [(row["pattern"], row["events"][0]["at"].second) for row in query.finish().to_pylist()]
+    assert sorted(found) == [("new", 3), ("old", 2)]
