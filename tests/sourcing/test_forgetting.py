@@ -145,6 +145,24 @@ def test_a_process_that_died_while_forgetting_is_finished_by_the_next_one(
     assert keys.unannounced() == []
 
 
+@pytest.mark.parametrize("dies_in", ["append", "delete_snapshots"])
+def test_a_forgetting_that_is_cut_short_anywhere_is_finished_by_the_next_process(
+    secret_store: EventStore, open_: Opener, keys: KeyStore, monkeypatch: pytest.MonkeyPatch, dies_in: str
+) -> None:
+    quick = replace(account, snapshots=Snapshots(every=1))
+    handle(secret_store, "account-1", quick, Open("u1", SECRET))
+    with monkeypatch.context() as patch:
+        patch.setattr(secret_store, dies_in, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            secret_store.forget("u1")
+    assert keys.unannounced() == ["u1"]
+    secret_store.close()
+    with open_(keys=KeyStore(keys.path)) as store:
+        assert list(store.forgotten()) == ["u1"]
+        assert store.load_snapshot("account-1", account.name) is None
+    assert keys.unannounced() == []
+
+
 def test_keys_that_an_older_copy_brings_back_are_destroyed_when_the_store_is_opened(
     secret_store: EventStore, open_: Opener, keys: KeyStore, tmp_path: Path
 ) -> None:
