@@ -95,6 +95,22 @@ def test_commands_of_many_threads_are_decided_one_after_another(here: EventStore
     assert load(here, "a-1", account).state["cents"] == sum(range(40))
 
 
+def test_a_command_is_decided_again_when_somebody_appended_after_its_state_was_read(here: EventStore) -> None:
+    handle(here, "a-1", account, Deposit(5))
+    seen: list[int] = []
+
+    def decide(state: State, command: Withdraw) -> object:
+        if not seen:
+            handle(here, "a-1", account, Withdraw(4))  # somebody else is faster
+        seen.append(state["cents"])
+        return account.decide(state, command)
+
+    with pytest.raises(Rejection, match="not enough money"):
+        handle(here, "a-1", replace(account, decide=decide), Withdraw(4))  # type: ignore[arg-type]
+    assert seen == [5, 1]
+    assert load(here, "a-1", account).state["cents"] == 1
+
+
 def test_a_class_loads_changes_and_shows_earlier_versions(store: EventStore) -> None:
     wallets = Repository(store, Wallet)
     wallets.change("7", lambda wallet: wallet.deposit(5))
