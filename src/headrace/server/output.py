@@ -46,7 +46,8 @@ millisecond; with half as much, a reader of large answers cost a tenth more."""
 LOCAL_BUFFER_BYTES = 192 << 10
 """What the kernel holds for a peer on this machine. By default it holds up to 4 MB, which leave the processor's caches
 before the peer reads them: 0.26 CPU s per GB and 1,010 MB/s, and 0.21 and 1,840 with this bound, on a busy machine. The
-best of eight sizes; its neighbours are within the noise. A peer on another machine keeps the kernel's own bound, which grows with the distance."""
+best of eight sizes; its neighbours are within the noise. A peer on another machine keeps the kernel's own
+bound, which grows with the distance."""
 
 WARMED_BYTES = 1 << 20
 """What a thread reads at once where the page cache lacks something."""
