@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -31,9 +32,17 @@ def sooner(spark: SparkSession) -> Iterator[SparkSession]:
     before = {name: spark.conf.get(name, None) for name in SOONER}
     for name, value in SOONER.items():
         spark.conf.set(name, value)
+    begin_maintenance_anew(spark)
     yield spark
     for name, found in before.items():
         spark.conf.unset(name) if found is None else spark.conf.set(name, found)
+    begin_maintenance_anew(spark)
+
+
+def begin_maintenance_anew(spark: SparkSession) -> None:
+    """One thread of the JVM looks after the state of all queries, at the interval of whichever query was the first."""
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
 
 
 @pytest.mark.parametrize("named_once", [True, False], ids=["headrace run", "hr.session"])
