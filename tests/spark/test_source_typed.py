@@ -123,3 +123,14 @@ def test_the_latest_row_per_key_is_a_table_and_a_null_value_removes_its_key(
     assert sorted((bytes(row._key), row.n) for row in rows) == [(b"a", 3), (b"c", 4)]
     plain = hr.table(spark, topic, bootstrap=headrace_server.bootstrap).collect()
     assert sorted((bytes(row.key), bytes(row.value)) for row in plain) == [(b"a", b'{"n":3}'), (b"c", b'{"n":4}')]
+
+
+@pytest.mark.parametrize("schema", ["n long", None])
+def test_a_table_of_records_without_a_key_is_refused_instead_of_keeping_one_of_them(
+    spark: SparkSession, headrace_server: RunningServer, unique: Name, schema: str | None
+) -> None:
+    topic = unique("keyless")
+    create(headrace_server.bootstrap, topic)
+    send(headrace_server.bootstrap, topic, [b'{"n":1}', b'{"n":2}'])
+    with pytest.raises(Exception, match=f"a record of {topic} has no key, so hr.table cannot say which row"):
+        hr.table(spark, topic, schema, bootstrap=headrace_server.bootstrap).count()

@@ -78,7 +78,8 @@ def table(
 ) -> DataFrame:
     """The latest row per key of a keyed topic, bounded. A null value has deleted its key.
 
-    Of two records with one key the later offset counts; a key is always in one partition.
+    Of two records with one key the later offset counts; a key is always in one partition. A record without a key ends
+    the query: it is a row of its own and has no later state.
     """
     rows = batch(spark, topic, schema, value_format=value_format, bootstrap=bootstrap, **options)
     mark = "_" if schema is not None else ""
@@ -88,7 +89,8 @@ def table(
     columns = F.struct(*[F.col(f"`{name}`") for name in rows.columns])
     newest = F.max_by(columns, F.col(f"{mark}offset")).alias("row")
     parts = [F.col(f"{mark}{name}") for name in ("topic", "partition", "key")]
-    latest = rows.groupBy(*parts).agg(newest).select("row.*").where(~is_tombstone(rows))
+    keyed = rows.where(_has_key(f"{mark}key", topic))
+    latest = keyed.groupBy(*parts).agg(newest).select("row.*").where(~is_tombstone(rows))
     if value_format == "debezium":
         latest = latest.where("op <> 'd'")
     return latest.where(has_all_values(latest))
@@ -120,6 +122,17 @@ def _after_truncations(rows: DataFrame) -> DataFrame:
     return numbered.where(
         (F.col("_emptied").isNull() | (F.col("_offset") > F.col("_emptied"))) & ~F.coalesce(truncated, F.lit(False))
     ).drop("_emptied")
+
+
+def _has_key(column: str, topic: str) -> Column:
+    """True; a record without a key ends the query. For a filter, which stays in the plan."""
+    refusal = F.raise_error(
+        F.lit(
+            f"a record of {topic} has no key, so hr.table cannot say which row it replaces. "
+            "hr.batch gives every record; a captured table needs a primary key or --key-columns"
+        )
+    )
+    return F.when(F.col(column).isNull(), refusal.cast("boolean")).otherwise(F.lit(True))
 
 
 def has_all_values(rows: DataFrame) -> Column:
