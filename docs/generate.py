@@ -78,6 +78,8 @@ def between_marks(document: str, what: str, table: str) -> str:
 def filled(text: str, begin_mark: str, what: str, table: str) -> str:
     before, begin, rest = text.partition(f"<!-- {begin_mark} -->\n")
     _, end, after = rest.partition(f"<!-- end of {what} -->\n")
+    if not (begin and end):
+        raise SystemExit(f"a page lacks the marks between which the table of {what} belongs: <!-- {begin_mark} -->")
     return before + begin + table + end + after
 
 
