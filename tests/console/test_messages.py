@@ -200,6 +200,21 @@ def test_a_page_of_a_partition_that_was_compacted_almost_whole_ends_in_time_too(
         assert pages(client, "table", scanning.newest)[0] == [b"last", bytes(50), b"first"]
 
 
+@pytest.mark.parametrize("order", ["newest", "oldest"])
+def test_messages_of_one_millisecond_come_from_all_partitions(console: RunningConsole, order: str) -> None:
+    topic = f"burst-{order}"
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic(topic, partitions=3)
+        with Producer(client) as producer:
+            for number in range(60):
+                producer.send(topic, b"x", partition=number % 3, timestamp=1_700_000_000_000)
+        read = scanning.newest if order == "newest" else scanning.oldest
+        page = read(client, scanning.select(client, topic), 9)
+    places = [(each.partition.partition, each.record.offset) for each in page.found]
+    offsets = [19, 18, 17] if order == "newest" else [0, 1, 2]
+    assert sorted(places) == sorted((partition, offset) for partition in range(3) for offset in offsets)
+
+
 def test_every_partition_has_its_share_of_the_time_of_a_page(
     console: RunningConsole, orders: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -288,9 +288,12 @@ def _take(left: dict[TopicPartition, tuple[int, int]], partition: TopicPartition
 
 
 def merge(parts: Sequence[list[Found]], newest_first: bool) -> list[Found]:
-    """By time over the partitions; what is of one partition keeps its order, whatever its clocks said."""
+    """By time over the partitions; what is of one partition keeps its order, whatever its clocks said.
+
+    Equal times go by offset: a burst within one millisecond shows all its partitions, not the first one alone.
+    """
     sign = -1 if newest_first else 1
-    return list(heapq.merge(*parts, key=lambda each: sign * each.record.timestamp))
+    return list(heapq.merge(*parts, key=lambda each: (sign * each.record.timestamp, sign * each.record.offset)))
 
 
 def _read(
