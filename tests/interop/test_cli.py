@@ -313,6 +313,37 @@ def test_lines_before_a_bad_one_are_delivered_and_the_bad_one_is_named(shell: Sh
     assert shell("consume", name, "-e") == b"good\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "stdin"),
+    [
+        (["--json"], b"not json\n"),
+        (["--json"], b'\n\n{"valeu": 1}\n{"value": "good"}\n'),
+        (["--record-bytes-max", "10"], b"longer than allowed"),
+        (["--whole", "--record-bytes-max", "10"], b"longer than allowed"),
+    ],
+)
+def test_a_mistake_before_the_first_record_makes_no_topic(
+    shell: Shell, unique: Unique, arguments: list[str], stdin: bytes
+) -> None:
+    name = unique("unmade")
+    shell("produce", name, *arguments, stdin=stdin, status=1)
+    shell("produce", name, stdin=b"\n\n")
+    assert name not in shell.topics()
+
+
+def test_a_topic_is_made_for_its_first_record_and_that_is_said(shell: Shell, unique: Unique) -> None:
+    name = unique("made")
+    produced = shell.start("produce", name, "--json")
+    try:
+        _, told = produced.communicate(b'{"value": "good"}\nnot json\n', timeout=PATIENCE_S)
+    finally:
+        close(produced)
+    assert produced.returncode == 1
+    assert f"topic {name} is new; partitions: " in told.decode()
+    assert b"line 2 is not JSON" in told
+    assert shell("consume", name, "-e") == b"good\n"
+
+
 def test_a_record_the_topic_cannot_take_is_told_with_the_setting_that_helps(shell: Shell, unique: Unique) -> None:
     name = unique("large")
     shell("topic", "create", name, "--config", "max.message.bytes=1000")

@@ -7,6 +7,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import click
@@ -103,26 +104,43 @@ def command(
     shape = LineShape(as_json=as_json, key_delimiter=between, keep_partitions=keep_partitions, null=null)
     with connect(bootstrap, timeout) as client:
         producer = Producer(client, _options(acks, compress, timeout), on_delivery=_tell if verbose else None)
-        _say_if_new(client, topic)
+        is_there = _is_there(client, topic)
         if whole:
             pieces = _whole_files(files, record_bytes_max)
         else:
             pieces = _pieces(files, unescape(delimiter), record_bytes_max, producer.flush)
+        drafts = _drafts(pieces, shape, count)
+        if not is_there:
+            drafts = _creating(client, topic, drafts)
         try:
-            _send_all(producer, topic, pieces, shape, given, count)
+            for draft in drafts:
+                _send(producer, topic, draft, given)
         finally:
             # The lines before a bad one are good: they are delivered before the bad one is reported.
             producer.flush()
 
 
-def _say_if_new(client: Client, topic: str) -> None:
-    """A misspelt name makes a topic where the broker allows that. It should not do so in silence."""
+def _is_there(client: Client, topic: str) -> bool:
+    """Asked before any input is read, so that a broker that is away and a name that cannot be are reported at once."""
     from headrace.errors import ErrorCode
 
     (found,) = client.retrying(lambda: client.refresh([topic])).topics
-    info = client.topic(topic, create=True)
     if found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        return False
+    client.topic(topic)
+    return True
+
+
+def _creating(client: Client, topic: str, drafts: Iterator[Draft]) -> Iterator[Draft]:
+    """The topic is made when there is a record for it: a mistake in the first line makes none.
+
+    A misspelt name makes a topic too, where the broker allows that. It does not do so in silence.
+    """
+    for first in drafts:
+        info = client.topic(topic, create=True)
         say(f"headrace: topic {topic} is new; partitions: {len(info.partitions)}")
+        yield first
+        yield from drafts
 
 
 def _options(acks: str, compress: str, timeout: float) -> ProducerOptions:
@@ -191,25 +209,21 @@ class LineShape:
         return draft
 
 
-def _send_all(
-    producer: Producer, topic: str, pieces: Iterator[bytes], shape: LineShape, given: Draft, count: int | None
-) -> None:
-    sent = 0
-    for number, piece in enumerate(pieces, 1):
-        draft = shape.read(piece, number)
-        if draft is None:
-            continue
-        producer.send(
-            topic,
-            draft.value,
-            key=draft.key if draft.key is not None else given.key,
-            partition=draft.partition if draft.partition is not None else given.partition,
-            headers=[*draft.headers, *given.headers] if given.headers else draft.headers,
-            timestamp=draft.timestamp if draft.timestamp is not None else given.timestamp,
-        )
-        sent += 1
-        if sent == count:
-            return
+def _drafts(pieces: Iterator[bytes], shape: LineShape, count: int | None) -> Iterator[Draft]:
+    """The records of the input, no more than ``count``."""
+    found = (shape.read(piece, number) for number, piece in enumerate(pieces, 1))
+    return islice((each for each in found if each is not None), count)
+
+
+def _send(producer: Producer, topic: str, draft: Draft, given: Draft) -> None:
+    producer.send(
+        topic,
+        draft.value,
+        key=draft.key if draft.key is not None else given.key,
+        partition=draft.partition if draft.partition is not None else given.partition,
+        headers=[*draft.headers, *given.headers] if given.headers else draft.headers,
+        timestamp=draft.timestamp if draft.timestamp is not None else given.timestamp,
+    )
 
 
 def _header(pair: str) -> tuple[str, bytes | None]:
