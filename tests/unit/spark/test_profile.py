@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+import headrace.spark as hr
 from headrace.errors import UsageError
+from headrace.spark.plan import arrow_blocks, keeps_state, session_id
 from headrace.spark.run.java import find_java, java_version, wrong_version
 from headrace.spark.run.session import _cores, _given, _profile, session
 from headrace.spark.source.registration import register
+from headrace.spark.state.dedup_operator import DedupForever
 
 
 @pytest.mark.parametrize(
@@ -120,8 +126,28 @@ def test_spark_connect_is_refused_before_anything_starts(monkeypatch: pytest.Mon
         session()
 
 
-def test_a_session_of_spark_connect_that_was_made_elsewhere_is_refused() -> None:
-    """Its class is known by its module: the package that Connect needs is none of ours."""
-    remote = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
-    with pytest.raises(UsageError, match="Spark Connect has none"):
-        register(remote)
+CONNECT: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+"""Its class is known by its module: the package that Connect needs is none of ours."""
+OF_CONNECT: Any = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe", "sparkSession": CONNECT})()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: register(CONNECT),
+        lambda: hr.stream(CONNECT, "orders"),
+        lambda: hr.batch(CONNECT, "orders"),
+        lambda: hr.table(CONNECT, "orders"),
+        lambda: hr.queue(CONNECT, "work"),
+        lambda: hr.state_totals(CONNECT, "checkpoint"),
+        lambda: hr.state_of(CONNECT, "checkpoint", "key"),
+        lambda: hr.apply_operator(OF_CONNECT, DedupForever(pa.schema([("id", pa.int64())])), keys=["id"]),
+        lambda: next(arrow_blocks(OF_CONNECT, 10)),
+        lambda: keeps_state(OF_CONNECT),
+        lambda: session_id(CONNECT),
+    ],
+    ids=["register", "stream", "batch", "table", "queue", "totals", "state", "operator", "rows", "plan", "session"],
+)
+def test_a_session_of_spark_connect_that_was_made_elsewhere_is_refused(use: Callable[[], object]) -> None:
+    with pytest.raises(UsageError, match=r"Spark Connect has none.*hr.session\(master=…\)"):
+        use()

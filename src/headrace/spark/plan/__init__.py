@@ -13,7 +13,7 @@ JVM to ask, is refused here. Everything else of headrace uses PySpark's public i
 from __future__ import annotations
 
 from headrace.spark.plan.checkpoints import NotRepartitioned, SparkFiles, repartition_state
-from headrace.spark.plan.driver import ProgressListener, arrow_blocks, exit_status, refuse_connect, session_id
+from headrace.spark.plan.driver import ProgressListener, arrow_blocks, exit_status, session_id
 from headrace.spark.plan.expressions import Argument, Call, argument_of, call_of
 from headrace.spark.plan.queries import (
     DESCRIPTION,
@@ -27,7 +27,7 @@ from headrace.spark.plan.queries import (
     shape_of,
     streaming_sources,
 )
-from headrace.spark.plan.scala import CLASSIC, JvmLost
+from headrace.spark.plan.scala import CLASSIC, JvmLost, refuse_connect
 
 __all__ = [
     "CLASSIC",

@@ -10,6 +10,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from headrace.errors import HeadraceError
+from headrace.spark.plan.scala import refuse_connect
 
 __all__ = ["NotRepartitioned", "SparkFiles", "repartition_state"]
 
@@ -23,6 +24,7 @@ class SparkFiles:
     """
 
     def __init__(self, spark: SparkSession) -> None:
+        refuse_connect(spark)
         self._jvm: Any = spark._jvm
         self._conf: Any = spark._jsc.hadoopConfiguration()
 

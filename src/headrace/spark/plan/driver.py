@@ -15,10 +15,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.listener import JStreamingQueryListener, StreamingQueryListener
 from pyspark.util import _local_iterator_from_socket
 
-from headrace.errors import UsageError
-from headrace.spark.plan.scala import CLASSIC
+from headrace.spark.plan.scala import refuse_connect
 
-__all__ = ["ProgressListener", "arrow_blocks", "exit_status", "refuse_connect", "session_id"]
+__all__ = ["ProgressListener", "arrow_blocks", "exit_status", "session_id"]
 
 
 class ProgressListener(StreamingQueryListener):
@@ -55,14 +54,9 @@ class _AsJson(JStreamingQueryListener):
         self._listener.progressed(str(jevent.progress().json()))
 
 
-def refuse_connect(spark: SparkSession) -> None:
-    """A session of Spark Connect is a client of a Spark elsewhere, without a JVM to ask. Said before anything else."""
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise UsageError("headrace needs Spark's JVM beside this process, and Spark Connect has none", CLASSIC)
-
-
 def session_id(spark: SparkSession) -> str:
     """Of the JVM's session: any number of Python's objects may stand for one of those."""
+    refuse_connect(spark)
     return str(spark._jsparkSession.sessionUUID())
 
 
@@ -74,6 +68,7 @@ def exit_status(spark: SparkSession) -> int | None:
 
 def arrow_blocks(frame: DataFrame, rows_max: int) -> Iterator[pa.RecordBatch]:
     """What ``toLocalIterator`` does with pickled rows, with the Arrow that ``toArrow`` collects."""
+    refuse_connect(frame.sparkSession)
     schema = to_arrow_schema(frame.schema, timezone="UTC")
     rows: Any = frame._jdf
     jvm: Any = frame.sparkSession._jvm

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from headrace.errors import UsageError
 from headrace.spark.description import Description
 from headrace.spark.graph import Graph
-from headrace.spark.plan.scala import sequence, tree
+from headrace.spark.plan.scala import refuse_connect, sequence, tree
 from headrace.spark.shape import Column, Operator, Parameter, Shape, Source
 
 __all__ = [
@@ -161,6 +161,7 @@ def query_sources(query: StreamingQuery) -> list[tuple[str, dict[str, str]]]:
 
 
 def _analysed(rows: DataFrame) -> Any:
+    refuse_connect(rows.sparkSession)
     return rows._jdf.queryExecution().analyzed()
 
 

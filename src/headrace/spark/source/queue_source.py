@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from headrace.client import Client, ClientOptions, QueuedMessage, QueueInfo, Queues
 from headrace.errors import UsageError
+from headrace.spark.plan import refuse_connect
 from headrace.spark.source.reading import BOOTSTRAP_DEFAULT, bootstrap_of, option_texts
 from headrace.spark.source.tasks import DataLost
 
@@ -101,6 +102,7 @@ def queue(
     """
     from headrace.spark.source.queue_acknowledgements import acknowledge_committed
 
+    refuse_connect(spark)
     spark.dataSource.register(QueueDataSource)
     acknowledge_committed(spark)
     chosen = {"bootstrap": bootstrap_of(spark, bootstrap), "queue": name, "acknowledge": acknowledge, **options}

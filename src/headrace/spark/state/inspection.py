@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headrace.errors import UsageError
-from headrace.spark.plan import SparkFiles
+from headrace.spark.plan import SparkFiles, refuse_connect
 from headrace.spark.state.bucket import NEVER, VERSION_FIELD, Bucket, Layout, Manifest
 from headrace.spark.state.kernel import BUCKET, MANIFEST_ID, VARIABLE
 from headrace.spark.state.placement import bucket_of
@@ -119,6 +119,7 @@ def names_files_once(spark: SparkSession, checkpoint: str) -> bool | None:
 @contextmanager
 def _reading(spark: SparkSession, checkpoint: str) -> Iterator[None]:
     """Spark's reader goes by the session's format of state files, whatever the checkpoint has."""
+    refuse_connect(spark)
     before = spark.conf.get(STATE_FORMAT, None)
     spark.conf.set(STATE_FORMAT, "2" if names_files_once(spark, checkpoint) else "1")
     try:

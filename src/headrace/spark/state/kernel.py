@@ -48,7 +48,7 @@ from pyspark.sql.types import AtomicType as Atomic
 from headrace.errors import UsageError
 from headrace.spark.arguments import plain_columns, with_dots, without_dots
 from headrace.spark.description import Description
-from headrace.spark.plan import DESCRIPTION, METRIC, WATERMARK, event_times, keeps_state, observed_names
+from headrace.spark.plan import DESCRIPTION, METRIC, WATERMARK, event_times, keeps_state, observed_names, refuse_connect
 from headrace.spark.state.bucket import NEVER, Bucket, Manifest, StateMismatch
 from headrace.spark.state.operator import BEGINNING, Clock, Operator, advance, run_bounded
 from headrace.spark.state.placement import BUCKET, part_of, with_buckets
@@ -131,6 +131,7 @@ def apply_operator(
     """
     if isinstance(rows, Mapping):
         rows = united(rows, [*keys, *([event_time] if event_time and event_time not in keys else [])])
+    refuse_connect(rows.sparkSession)
     if buckets is None:
         buckets = _setting(rows, BUCKETS_CONF, BUCKETS)
     if not 1 <= buckets <= 4096:
