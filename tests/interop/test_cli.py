@@ -383,6 +383,31 @@ def test_the_end_of_a_committed_read_is_where_the_first_open_transaction_begins(
     assert shell("consume", name, "-e") == b"kept\nopen\n"
 
 
+def test_the_last_record_is_found_before_the_markers_of_transactions(shell: Shell, unique: Unique) -> None:
+    """A marker has an offset too, so kcat prints nothing for ``-o -1`` here. Ours counts records; both end."""
+    name, undone = unique("markers"), unique("undone")
+    for each in (name, undone):
+        shell.topic(each)
+    producer = confluent_kafka.Producer({"bootstrap.servers": shell.bootstrap, "transactional.id": name})
+    producer.init_transactions()
+    for value in ("first", "last"):
+        producer.begin_transaction()
+        producer.produce(name, value)
+        producer.commit_transaction()
+    for _ in range(3):
+        producer.begin_transaction()
+        producer.produce(name, "taken back")
+        producer.produce(undone, "taken back")
+        producer.flush()
+        producer.abort_transaction()
+    with Client(shell.bootstrap, PATIENCE) as client:
+        for each in (name, undone):
+            wait_until_complete(client, each)
+    assert shell("consume", name, "-o", "-1", "-e") == b"last\n"
+    assert shell("consume", name, "-o", "-1", "-e", "-i", "uncommitted") == b"taken back\n"
+    assert shell("consume", undone, "-o", "-1", "-e") == b"", "no record is left"
+
+
 # ---- groups ---------------------------------------------------------------------------------------------------------
 
 

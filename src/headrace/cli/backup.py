@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from headrace.cli.record_text import time_text
-from headrace.cli.shared import bootstrap_option, connect, output_option, say, show, timeout_option
+from headrace.cli.shared import bootstrap_option, connect, output_option, progress, say, show, timeout_option
 from headrace.errors import BadArgument
 
 if TYPE_CHECKING:
@@ -29,12 +28,6 @@ def command() -> None:
     DIR holds any number of backups. What they have in common is there once, so a backup takes as much space and time
     as has changed since the last one.
     """
-
-
-def progress(label: str, total: int) -> Any:
-    """A bar on stderr, where a person sees it."""
-    hidden = not sys.stderr.isatty()
-    return click.progressbar(length=max(total, 1), label=label, file=sys.stderr, hidden=hidden)
 
 
 @command.command("create")

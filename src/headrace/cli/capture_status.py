@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.shared import say, show
+from headrace.terminal import is_live
 
 if TYPE_CHECKING:
     from headrace.capture.options import CaptureOptions
@@ -181,7 +182,7 @@ def _reading(name: str, progress: Progress, rate: int) -> str:
 
 def watched(client: Client, name: str | None, output: str) -> None:
     """Until Ctrl-C: a screen for people, lines for everything else."""
-    is_screen = output == "table" and sys.stdout.isatty()
+    is_screen = output == "table" and is_live(sys.stdout)
     before: dict[str, str] = {}
     with contextlib.suppress(KeyboardInterrupt):
         while True:

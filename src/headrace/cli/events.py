@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from headrace.address import Address
-from headrace.cli.shared import bootstrap_option, confirm, output_option, say, settings_of, show, stopping_on_signals
+from headrace.cli.shared import (
+    bootstrap_option,
+    confirm,
+    output_option,
+    progress,
+    say,
+    settings_of,
+    show,
+    stopping_on_signals,
+)
 from headrace.client.places import parse_time_ms
 from headrace.errors import BadArgument, UsageError
 
@@ -277,7 +286,7 @@ def _rebuild(store: EventStore, projection: Projection, view: str | None) -> Non
     runner = ProjectionRunner(store, view, projection)
     try:
         head = store.head()
-        with click.progressbar(length=head, label=projection.name, file=sys.stderr) as bar:
+        with progress(projection.name, head) as bar:
             position = runner.rebuild(lambda reached: bar.update(reached - bar.pos))
     finally:
         runner.close()

@@ -16,6 +16,7 @@ import click
 
 import headrace
 from headrace.errors import HeadraceError
+from headrace.terminal import is_dumb
 
 __all__ = ["COMMANDS", "cli", "main"]
 
@@ -108,7 +109,7 @@ class LazyGroup(click.Group):
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """A durable log that any Kafka client can use, and pipelines on Spark over it, on one machine."""
-    if os.environ.get("NO_COLOR"):
+    if os.environ.get("NO_COLOR") or is_dumb():
         ctx.color = False
     _check_variables()
 

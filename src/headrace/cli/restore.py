@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from headrace.cli.backup import progress
-from headrace.cli.shared import say
+from headrace.cli.shared import progress, say
 from headrace.errors import UsageError
 from headrace.node_messages import count_text
 

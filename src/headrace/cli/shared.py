@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from headrace.errors import BadArgument
+from headrace.terminal import is_live
 
 if TYPE_CHECKING:
     from headrace.client import Client, TopicPartition
@@ -94,6 +95,11 @@ def connect(bootstrap: str, timeout: float = 30.0) -> Client:
 def say(line: str) -> None:
     """A line for a person; on stderr, so that pipes carry only data."""
     click.echo(line, err=True)
+
+
+def progress(label: str, total: int) -> Any:
+    """A bar on stderr, where it can be drawn."""
+    return click.progressbar(length=max(total, 1), label=label, file=sys.stderr, hidden=not is_live(sys.stderr))
 
 
 def say_leaderless(partitions: Sequence[str]) -> None:

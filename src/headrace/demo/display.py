@@ -15,6 +15,7 @@ from headrace.client import TopicPartition, end_offsets
 from headrace.demo.audit import clock_errors
 from headrace.demo.stage import CAPTURE, TABLES, Stage
 from headrace.demo.visitors import CLICKS
+from headrace.terminal import is_live
 
 __all__ = ["Display"]
 
@@ -49,7 +50,7 @@ class Display:
 
         self._stage = stage
         self._out = out or sys.stdout
-        self._live = self._out.isatty()
+        self._live = is_live(self._out)
         self._drawn = 0
         self._began_s = time.monotonic()
         self._rates = {name: Rate() for name in ("orders", "changes", "clicks")}

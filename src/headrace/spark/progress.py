@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import threading
 from collections import deque
@@ -16,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TextIO
+
+from headrace.terminal import is_live
 
 __all__ = ["Board", "Snapshot", "Tracker", "lag_of", "line_of", "screen_cleared", "watermark_of"]
 
@@ -211,7 +212,7 @@ class Board:
         """``tables``: where sinks print rows; stdout unless that is for programs."""
         self._stream = stream
         self.tables = tables
-        self._live = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._live = is_live(stream)
         self._width = width
         self._drawn = 0
         self._shown_s = float("-inf")
