@@ -19,6 +19,7 @@ from headrace.sourcing import (
     ProjectionRunner,
     Query,
     QueryItem,
+    Snapshots,
     Upcasters,
     open_store,
 )
@@ -38,13 +39,16 @@ def here(tmp_path: Path) -> Iterator[EventStore]:
         {"type": ""},
         {"type": 5},
         {"type": "\ud800"},
+        {"type": "a\0b"},
         {"data": [1]},
         {"data": None},
         {"tags": None},
         {"tags": "abc"},
         {"tags": [1]},
         {"tags": ["\udc00"]},
+        {"tags": ["a\0b"]},
         {"event_id": ""},
+        {"event_id": "a\0b"},
         {"event_id": UUID(int=7)},
         {"event_id": "x" * 201},
         {"actor": 7},
@@ -74,7 +78,18 @@ def test_an_expected_version_that_is_none_is_refused(store: EventStore, expected
         store.append("a-1", Event("Paid"), expected=expected)
 
 
-@pytest.mark.parametrize("command_id", ["", 7, "x" * 501], ids=["empty", "a number", "long"])
+def test_a_page_without_events_is_refused(here: EventStore) -> None:
+    here.append("a-1", Event("Paid"))
+    with pytest.raises(UsageError, match="a page of 0 events"):
+        here.page(limit=0)
+
+
+def test_a_snapshot_at_no_version_is_refused() -> None:
+    with pytest.raises(UsageError, match="every=1 or more"):
+        Snapshots(every=0)
+
+
+@pytest.mark.parametrize("command_id", ["", 7, "x" * 501, "a\0b"], ids=["empty", "a number", "long", "with NUL"])
 def test_an_empty_id_of_a_command_is_refused(here: EventStore, command_id: Any) -> None:
     """Else the second command of a script with an unset variable would be taken for the first one."""
     with pytest.raises(UsageError, match="id of a command"):

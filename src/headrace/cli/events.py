@@ -306,7 +306,8 @@ def _show_states(
             click.echo(json.dumps({"event": event.as_dict(), "state": shown}, default=str, ensure_ascii=False))
         else:
             text = shown if isinstance(shown, str) else json.dumps(shown, default=str, ensure_ascii=False)
-            click.echo(f"{event.version}  {event.type}  {json.dumps(event.as_dict()['data'])}  ->  {text}")
+            data = json.dumps(event.as_dict()["data"], ensure_ascii=False)
+            click.echo(f"{event.version}  {event.type}  {data}  ->  {text}")
 
 
 def _folding(thing: Decider[Any, Any] | type) -> tuple[Any, Callable[[Any, Any], Any]]:

@@ -24,7 +24,7 @@ Keys are in ``headrace.sourcing.keys``, which needs the package cryptography.
 
 from __future__ import annotations
 
-from headrace.sourcing.appends import Appended, Progress
+from headrace.sourcing.appends import Appended, Progress, retrying
 from headrace.sourcing.deciding import (
     Aggregate,
     Decider,
@@ -48,10 +48,10 @@ from headrace.sourcing.errors import (
 )
 from headrace.sourcing.events import ANY, EXISTS, NONE, Condition, Event, Forgotten, Query, QueryItem, RecordedEvent
 from headrace.sourcing.opening import open_store
-from headrace.sourcing.privacy import FORGOTTEN_STREAM, FORGOTTEN_TYPE, PersonalData
+from headrace.sourcing.privacy import FORGOTTEN_STREAM, FORGOTTEN_TYPE, InTheOpen, PersonalData
 from headrace.sourcing.processes import Command, ProcessManager, run_process
 from headrace.sourcing.projections import Projection, ProjectionRunner, View
-from headrace.sourcing.store import EventStore, Page, StreamInfo, retrying
+from headrace.sourcing.store import EventStore, Page, StreamInfo
 from headrace.sourcing.upcasting import Upcasters
 
 __all__ = [
@@ -70,6 +70,7 @@ __all__ = [
     "EventStore",
     "Forgotten",
     "Handled",
+    "InTheOpen",
     "Loaded",
     "Page",
     "PersonalData",

@@ -11,18 +11,35 @@ behind, and the one after it sees the events of those before it.
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from headrace.errors import UsageError
 from headrace.sourcing.errors import AppendConflict, StoreUnavailable
-from headrace.sourcing.events import ANY, EXISTS, NONE, Condition, Expected
+from headrace.sourcing.events import ANY, EXISTS, NONE, Condition, Expected, Row
 
-__all__ = ["Appended", "Appends", "EventRow", "GroupCommit", "Part", "Progress", "Request", "check_expected"]
+__all__ = [
+    "Appended",
+    "Appends",
+    "EventRow",
+    "GroupCommit",
+    "Part",
+    "Progress",
+    "Request",
+    "check_expected",
+    "repeated_by_ids",
+    "repeated_of",
+    "retrying",
+]
 
+T = TypeVar("T")
 BATCH_REQUESTS_MAX = 256
+RETRY_PAUSE_S_MAX = 0.1
 
 EventRow = tuple[str, str, int, str, str, str | None, str | None, str | None]
 """event_id, type, schema_version, data, tags, correlation_id, causation_id, actor. The id is empty where the
@@ -31,7 +48,9 @@ application gave none and the store makes it from the position."""
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a process has read, kept in the store. ``position`` must be greater than the one that is kept."""
+    """How far a process has read, kept in the store. ``position`` must be greater than the one that is kept; otherwise
+    the append is an ``AppendConflict``.
+    """
 
     name: str
     position: int
@@ -85,8 +104,8 @@ class Request:
         return [row[0] for part in self.parts for row in part.rows]
 
     @property
-    def streams(self) -> list[str]:
-        return [part.stream for part in self.parts if part.stream is not None]
+    def event_streams(self) -> list[str | None]:
+        return [part.stream for part in self.parts for _ in part.rows]
 
 
 def _locked() -> Any:
@@ -218,4 +237,36 @@ def check_expected(stream: str, expected: Expected, actual: int) -> None:
         f"stream {stream} {found}, and the append expected {wanted}: read it again and decide again",
         stream=stream,
         actual=actual,
+    )
+
+
+def retrying(attempt: Callable[[], T], *, attempts: int = 5, pause_s: float = 0.002) -> T:
+    """Call until there is no conflict: ``attempt`` reads, decides and appends. The last conflict is raised."""
+    for left in range(attempts - 1, -1, -1):
+        try:
+            return attempt()
+        except AppendConflict:
+            if not left:
+                raise
+            time.sleep(random.uniform(0, pause_s))
+            pause_s = min(pause_s * 2, RETRY_PAUSE_S_MAX)
+    raise UsageError("an attempt must be allowed at least once", "attempts=5")
+
+
+def repeated_of(rows: Sequence[Row]) -> Appended:
+    """What an earlier append has done, from the position, stream and version of its events."""
+    versions = {stream: version for _, stream, version in rows if stream is not None}
+    return Appended(rows[-1][0], rows[0][0], versions, repeated=True)
+
+
+def repeated_by_ids(wanted: Sequence[str | None], rows: Sequence[Row]) -> Appended | None:
+    """The same for the events that have the ids of an append; ``wanted`` are the streams of its events, in order."""
+    if not rows:
+        return None
+    rows = sorted(rows)
+    if [row[1] for row in rows] == list(wanted):
+        return repeated_of(rows)
+    raise AppendConflict(
+        f"{len(rows)} of the {len(wanted)} event ids are in the store already, and not by the same append: "
+        "an id belongs to one event"
     )

@@ -28,10 +28,10 @@ from functools import reduce
 from typing import Any, ClassVar, Generic, TypeVar
 
 from headrace.errors import UsageError
-from headrace.sourcing.appends import Appended
+from headrace.sourcing.appends import Appended, retrying
 from headrace.sourcing.errors import SourcingError
 from headrace.sourcing.events import NONE, Event, RecordedEvent, as_json
-from headrace.sourcing.store import EventStore, Snapshot, retrying
+from headrace.sourcing.store import EventStore, Snapshot
 
 __all__ = [
     "Aggregate",
@@ -83,6 +83,10 @@ class Snapshots:
     schema: int = 1
     encode: Callable[[Any], Any] = _same
     decode: Callable[[Any], Any] = _same
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UsageError(f"a snapshot at every {self.every} versions is none", "use every=1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

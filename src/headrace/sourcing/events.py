@@ -71,7 +71,7 @@ _VARIANTS = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
 
 def check_text(value: object, what: str, length_max: int) -> None:
     """Raise unless it is a text that every store can keep. ``value`` comes from users: it may be anything."""
-    if isinstance(value, str) and 0 < len(value) <= length_max:
+    if isinstance(value, str) and 0 < len(value) <= length_max and "\0" not in value:
         if value.isascii():
             return
         try:
@@ -80,7 +80,7 @@ def check_text(value: object, what: str, length_max: int) -> None:
         except UnicodeEncodeError:
             pass
     shown = repr(value)[:40]
-    raise UsageError(f"{shown} is no {what}", f"use 1 to {length_max} characters")
+    raise UsageError(f"{shown} is no {what}", f"use 1 to {length_max} characters, without NUL")
 
 
 def _names(values: Iterable[str], what: str) -> tuple[str, ...]:

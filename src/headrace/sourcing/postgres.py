@@ -28,12 +28,12 @@ from zlib import crc32
 
 from headrace.address import Address
 from headrace.errors import HeadraceError, UsageError
-from headrace.sourcing.appends import Appended, Request, check_expected
+from headrace.sourcing.appends import Appended, Request, check_expected, repeated_by_ids, repeated_of
 from headrace.sourcing.errors import SourcingError, StoreUnavailable
 from headrace.sourcing.events import ANY, EXISTS, NONE, Expected, Query, Row
 from headrace.sourcing.privacy import FORGOTTEN_STREAM
 from headrace.sourcing.sql import SqlReads, condition_of, tables
-from headrace.sourcing.sqlite import condition_failed, progress_conflict, repeated_by_ids, repeated_of
+from headrace.sourcing.sqlite import condition_failed, progress_conflict
 from headrace.sourcing.store import Choices, EventStore, Snapshot, StreamInfo, no_store
 
 try:
@@ -325,6 +325,9 @@ class PostgresStore(EventStore):
     def progress(self, name: str) -> int:
         return self._reads.progress(name)
 
+    def _rows_with_ids(self, ids: Sequence[str]) -> list[Row]:
+        return self._run("select position, stream, version from headrace_events where event_id = any(%s)", [list(ids)])
+
     def command_result(self, command_id: str) -> Appended | None:
         rows = self._reads.command(command_id)
         return repeated_of(rows) if rows else None
@@ -424,7 +427,7 @@ def outcome_of(request: Request, what: str, number: int, detail: str) -> Appende
     if what == "command":
         return repeated_of([tuple(row) for row in json.loads(detail)])
     if what == "repeated":
-        repeated = repeated_by_ids(request, [tuple(row) for row in json.loads(detail)])
+        repeated = repeated_by_ids(request.event_streams, [tuple(row) for row in json.loads(detail)])
         assert repeated is not None, "there is at least one row"
         return repeated
     if what == "expected":

@@ -16,8 +16,9 @@ that was forgotten: an append of personal data for it is refused.
 from __future__ import annotations
 
 import json
+import warnings
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, uuid5
@@ -29,12 +30,22 @@ from headrace.sourcing.events import SUBJECT_LENGTH_MAX, Event, Forgotten, as_js
 if TYPE_CHECKING:
     from headrace.sourcing.keys import KeyStore
 
-__all__ = ["FORGOTTEN_STREAM", "FORGOTTEN_TYPE", "PersonalData", "Privacy", "forgotten_event"]
+__all__ = [
+    "FORGOTTEN_STREAM",
+    "FORGOTTEN_TYPE",
+    "InTheOpen",
+    "PersonalData",
+    "Privacy",
+    "check_reserved",
+    "forgotten_event",
+]
 
 FORGOTTEN_STREAM = "$forgotten"
 """The stream of the events that record who was forgotten."""
 FORGOTTEN_TYPE = "SubjectForgotten"
 """The type of these events."""
+COPY_LENGTH_MIN = 4
+"""Of a text whose copies are looked for; shorter ones are equal by chance."""
 SEALED, SUBJECT, KEY = "$sealed", "$subject", "$key"
 
 
@@ -49,12 +60,33 @@ class PersonalData:
         given: object = self.fields
         if isinstance(given, str):
             raise UsageError(f"the fields {given!r} are no list", f"use ({given!r},): mind the comma")
+        if self.subject_field in self.fields:
+            raise UsageError(
+                f"the field {self.subject_field} names the subject, so it cannot be a personal one",
+                "names of subjects are not encrypted: use an opaque id",
+            )
+
+
+class InTheOpen(UserWarning):
+    """The value of a personal field is also in a place that is not encrypted, and stays there after forgetting."""
 
 
 def forgotten_event(subject: str, actor: str | None) -> Event:
     """Its id follows from the subject: it is appended once, however often somebody asks."""
     event_id = str(uuid5(NAMESPACE_URL, f"headrace:forgotten:{subject}"))
     return Event(FORGOTTEN_TYPE, {"subject": subject}, event_id=event_id, actor=actor)
+
+
+def check_reserved(stream: str | None, event: Event) -> None:
+    """Stores, views and snapshots act on the events in ``FORGOTTEN_STREAM``: only such an event may be there."""
+    if stream != FORGOTTEN_STREAM and event.type != FORGOTTEN_TYPE:
+        return
+    wanted = forgotten_event(str(event.data.get("subject")), None)
+    if (stream, event.type, event.event_id) != (FORGOTTEN_STREAM, wanted.type, wanted.event_id):
+        raise UsageError(
+            f"the stream {FORGOTTEN_STREAM} and the type {FORGOTTEN_TYPE} are for subjects that were forgotten",
+            "use store.forget(SUBJECT), or another name",
+        )
 
 
 class Privacy:
@@ -84,13 +116,19 @@ class Privacy:
     def tag(subject: str) -> str:
         return f"subject:{subject}"
 
-    def sealed(self, event: Event, event_id: str) -> tuple[Mapping[str, Any], list[str]]:
-        """The data as it is stored, and the tags of the subjects in it."""
+    def sealed(self, event: Event, event_id: str, names: Sequence[str | None]) -> tuple[Mapping[str, Any], list[str]]:
+        """The data as it is stored, and the tags of the subjects in it. ``names`` are those of stream and command."""
         owners = self._owners(event)
         if not owners:
             return event.data, []
         data = dict(event.data)
+        _warn_of_copies(event, owners, names)
         for name, subject in owners.items():
+            if data[name] == subject:
+                raise UsageError(
+                    f"the field {name} of {event.type} is also the name of its subject, which is not encrypted",
+                    "use an opaque id for the subject",
+                )
             number, cipher = self.keys.for_writing(subject)
             sealed = cipher.seal(as_json(data[name]).encode(), _bound(event_id, name, subject))
             data[name] = {SEALED: b64encode(sealed).decode(), SUBJECT: subject, KEY: number}
@@ -142,3 +180,34 @@ class Privacy:
 
 def _bound(event_id: str, name: str, subject: str) -> bytes:
     return json.dumps([event_id, name, subject]).encode()
+
+
+def _warn_of_copies(event: Event, owners: Mapping[str, str], names: Sequence[str | None]) -> None:
+    """Places of an event that are not encrypted and have the very value of a personal field."""
+    in_open: dict[str, Iterable[str | None]] = {
+        "the name of its stream, or the id of its command": names,
+        "its id": [event.event_id],
+        "its actor": [event.actor],
+        "its correlation_id": [event.correlation_id],
+        "its causation_id": [event.causation_id],
+        "a tag": [part for tag in event.tags for part in (tag, tag.partition(":")[2])],
+        "another field": [text for name, value in event.data.items() if name not in owners for text in _texts(value)],
+    }
+    for name in owners:
+        secrets = {text for text in _texts(event.data[name]) if len(text) >= COPY_LENGTH_MIN}
+        for place in [place for place, texts in in_open.items() if not secrets.isdisjoint(texts)]:
+            warnings.warn(
+                f"the personal field {name} of {event.type} is also in {place}, which is not encrypted: "
+                "it stays there when the subject is forgotten",
+                InTheOpen,
+                stacklevel=2,
+            )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (text for each in value.values() for text in _texts(each))
+    elif isinstance(value, list | tuple):
+        yield from (text for each in value for text in _texts(each))

@@ -17,13 +17,13 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
-from headrace.sourcing.appends import Appended, Request, check_expected
+from headrace.sourcing.appends import Appended, Request, check_expected, repeated_by_ids, repeated_of
 from headrace.sourcing.errors import AppendConflict, SourcingError, StoreUnavailable
 from headrace.sourcing.events import Query, Row
 from headrace.sourcing.privacy import FORGOTTEN_STREAM
@@ -212,10 +212,19 @@ class SqliteStore(EventStore):
             ).fetchall()
             if rows:
                 return repeated_of(rows)
-        if not request.checks_ids:
-            return None
-        ids = request.event_ids
-        rows = []
+        return (
+            repeated_by_ids(request.event_streams, self._with_ids(request.event_ids, ask))
+            if request.checks_ids
+            else None
+        )
+
+    def _rows_with_ids(self, ids: Sequence[str]) -> list[Row]:
+        with self._reading() as connection:
+            return self._with_ids(ids, connection.execute)
+
+    @staticmethod
+    def _with_ids(ids: Sequence[str], ask: Callable[[str, Sequence[Any]], sqlite3.Cursor]) -> list[Row]:
+        rows: list[Row] = []
         for start in range(0, len(ids), 500):
             part = ids[start : start + 500]
             marks = ", ".join("?" * len(part))
@@ -229,7 +238,7 @@ class SqliteStore(EventStore):
                 f"and not ({_INDEXED_IDS})",
                 (position, event_id),
             ).fetchall()
-        return repeated_by_ids(request, rows)
+        return rows
 
     def _written(self, request: Request, position: int, recorded_us: int) -> Appended:
         ask = self._writer.execute
@@ -371,25 +380,6 @@ def _positions_in(ids: Iterable[str]) -> Iterator[tuple[str, int]]:
         match = _POSITION_IN_ID.match(event_id)
         if match:
             yield event_id, int(match[1] + match[2], 16)
-
-
-def repeated_of(rows: Sequence[Row]) -> Appended:
-    versions = {stream: version for _, stream, version in rows if stream is not None}
-    return Appended(rows[-1][0], rows[0][0], versions, repeated=True)
-
-
-def repeated_by_ids(request: Request, rows: Sequence[Row]) -> Appended | None:
-    if not rows:
-        return None
-    if len(rows) == len(request.event_ids):
-        wanted = [part.stream for part in request.parts for _ in part.rows]
-        rows = sorted(rows)
-        if [row[1] for row in rows] == wanted:
-            return repeated_of(rows)
-    raise AppendConflict(
-        f"{len(rows)} of the {len(request.event_ids)} event ids are in the store already, and not by the same append: "
-        "an id belongs to one event"
-    )
 
 
 def condition_failed(position: int, after: int) -> AppendConflict:

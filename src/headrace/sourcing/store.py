@@ -13,19 +13,27 @@ Invariants, which one suite of tests checks on every backend:
 from __future__ import annotations
 
 import json
-import random
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from headrace.errors import UsageError
-from headrace.sourcing.appends import Appended, Appends, EventRow, GroupCommit, Part, Progress, Request
-from headrace.sourcing.errors import AppendConflict
+from headrace.sourcing.appends import (
+    Appended,
+    Appends,
+    EventRow,
+    GroupCommit,
+    Part,
+    Progress,
+    Request,
+    repeated_by_ids,
+)
+from headrace.sourcing.errors import AppendConflict, SubjectIsForgotten
 from headrace.sourcing.events import (
     ANY,
     EVENT_BYTES_MAX,
@@ -34,6 +42,7 @@ from headrace.sourcing.events import (
     ID_LENGTH_MAX,
     NONE,
     STREAM_LENGTH_MAX,
+    SUBJECT_LENGTH_MAX,
     Condition,
     Event,
     Expected,
@@ -44,16 +53,15 @@ from headrace.sourcing.events import (
     check_text,
     new_id,
 )
-from headrace.sourcing.privacy import FORGOTTEN_STREAM, PersonalData, Privacy, forgotten_event
+from headrace.sourcing.privacy import FORGOTTEN_STREAM, PersonalData, Privacy, check_reserved, forgotten_event
 from headrace.sourcing.upcasting import Upcasters
 
-__all__ = ["Choices", "EventStore", "Page", "Snapshot", "StreamInfo", "no_store", "retrying"]
+__all__ = ["Choices", "EventStore", "Page", "Snapshot", "StreamInfo", "no_store"]
 
 PAGE_EVENTS = 1_000
 POLL_INTERVAL_S = 0.05
 """How often a subscription looks for events of other processes. Those of the same process wake it."""
 BATCH_EVENTS_MAX = 10_000
-RETRY_PAUSE_S_MAX = 0.1
 
 T = TypeVar("T")
 
@@ -151,6 +159,10 @@ class EventStore(ABC):
         """What the append with this command id has done; None where there was none."""
 
     @abstractmethod
+    def _rows_with_ids(self, ids: Sequence[str]) -> list[Row]:
+        """Position, stream and version of the events that have these ids."""
+
+    @abstractmethod
     def load_snapshot(self, stream: str, kind: str) -> Snapshot | None: ...
 
     @abstractmethod
@@ -213,7 +225,13 @@ class EventStore(ABC):
         parts = [(stream, list(events), expected) for stream, events, expected in parts]
         if command_id is not None:
             check_text(command_id, "id of a command", ID_LENGTH_MAX)
-        given = [self._prepared(*part) for part in parts]
+        try:
+            given = [self._prepared(*part, command_id) for part in parts]
+        except SubjectIsForgotten:
+            done = self._done_before(parts, command_id)
+            if done is None:
+                raise
+            return done
         names = [part.stream for part in given if part.stream is not None]
         if len(set(names)) < len(names):
             raise UsageError("an append names a stream twice", "give all events of a stream in one part")
@@ -226,7 +244,22 @@ class EventStore(ABC):
         self._appends.happened()
         return appended
 
-    def _prepared(self, stream: str | None, events: Sequence[Event], expected: Expected) -> Part:
+    def _done_before(
+        self, parts: Sequence[tuple[str | None, Sequence[Event], Expected]], command_id: str | None
+    ) -> Appended | None:
+        """What the same append has done before its subject was forgotten: it may be repeated like any other."""
+        done = None if command_id is None else self.command_result(command_id)
+        if done is not None:
+            return done
+        wanted = [(stream, event.event_id) for stream, events, _ in parts for event in events]
+        rows = self._rows_with_ids([event_id for _, event_id in wanted if event_id is not None])
+        with suppress(AppendConflict):
+            return repeated_by_ids([stream for stream, _ in wanted], rows)
+        return None
+
+    def _prepared(
+        self, stream: str | None, events: Sequence[Event], expected: Expected, command_id: str | None
+    ) -> Part:
         if stream is not None:
             check_text(stream, "name of a stream", STREAM_LENGTH_MAX)
         if stream is None and expected != ANY:
@@ -237,17 +270,18 @@ class EventStore(ABC):
         rows: list[EventRow] = []
         tags: list[tuple[str, ...]] = []
         for event in events:
-            row, names = self._row_of(event)
+            check_reserved(stream, event)
+            row, names = self._row_of(event, (stream, command_id))
             rows.append(row)
             tags.append(names)
         return Part(stream, expected, rows, tags)
 
-    def _row_of(self, event: Event) -> tuple[EventRow, tuple[str, ...]]:
+    def _row_of(self, event: Event, names: Sequence[str | None]) -> tuple[EventRow, tuple[str, ...]]:
         event_id = event.event_id or (new_id() if self._makes_ids else "")
         data, tags = event.data, tuple(event.tags)
         if event.personal or self.privacy.rules:
             event_id = event_id or new_id()  # ciphertexts are bound to it
-            data, subjects = self.privacy.sealed(event, event_id)
+            data, subjects = self.privacy.sealed(event, event_id, names)
             tags = tuple(dict.fromkeys((*tags, *subjects)))
         text = as_json(data)
         if len(text) > EVENT_BYTES_MAX:
@@ -319,6 +353,8 @@ class EventStore(ABC):
 
     def page(self, query: Query = EVERYTHING, *, after: int = 0, limit: int = PAGE_EVENTS) -> Page:
         """The next events that match, and how far the store has been searched for them."""
+        if limit < 1:
+            raise UsageError(f"a page of {limit} events leads nowhere", "use a limit of 1 or more")
         head = self.head()
         if head <= after:
             return Page([], after)
@@ -393,6 +429,7 @@ class EventStore(ABC):
         The key goes first: if the process dies in between, the store appends the event when it is next opened, or when
         this is called again. Then the snapshots of all streams with events of the subject are deleted.
         """
+        check_text(subject, "name of a subject", SUBJECT_LENGTH_MAX)
         self.privacy.destroy(subject)
         return self._announce(subject, actor)
 
@@ -442,19 +479,6 @@ class EventStore(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def retrying(attempt: Callable[[], T], *, attempts: int = 5, pause_s: float = 0.002) -> T:
-    """Call until there is no conflict: ``attempt`` reads, decides and appends. The last conflict is raised."""
-    for left in range(attempts - 1, -1, -1):
-        try:
-            return attempt()
-        except AppendConflict:
-            if not left:
-                raise
-            time.sleep(random.uniform(0, pause_s))
-            pause_s = min(pause_s * 2, RETRY_PAUSE_S_MAX)
-    raise UsageError("an attempt must be allowed at least once", "attempts=5")
 
 
 def no_store(shown: str) -> UsageError:

@@ -311,6 +311,10 @@ class TopicStore(SqliteStore):
                 return int(read_state(self._client, state_topic(self._topic)).get(PROGRESS + name, 0))
         return super().progress(name)
 
+    def _rows_with_ids(self, ids: Sequence[str]) -> list[Row]:
+        self._catch_up()
+        return super()._rows_with_ids(ids)
+
     def command_result(self, command_id: str) -> Appended | None:
         self._catch_up()
         return super().command_result(command_id)
