@@ -6,11 +6,12 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from headrace import testing
 from headrace.client import Admin, Client, Groups, Producer, TopicPartition
 from tests.console.browser import Chromium, Tab
 from tests.console.conftest import SCREENSHOTS, RunningConsole, console_server
@@ -127,6 +128,15 @@ def test_a_search_finds_one_message_and_opens_it(tab: Tab, console: RunningConso
     tab.screenshot(SCREENSHOTS / "message-light.png")
 
 
+def test_the_same_search_can_be_made_again(tab: Tab, console: RunningConsole, orders: str) -> None:
+    go(tab, console, f"/topics/{orders}?q=name-123")
+    tab.wait_for_text("1 match among")
+    tab.value("document.querySelector('.scan-status').textContent = ''")
+    tab.click("button", "Search")
+    tab.click("button[type=submit]", "Search")
+    tab.wait_for_text("1 match among")
+
+
 def test_a_filter_is_saved_and_comes_back(tab: Tab, console: RunningConsole, orders: str) -> None:
     go(tab, console, f"/topics/{orders}?q=name-42&where=value")
     tab.wait_for_text("1 match among")
@@ -201,6 +211,69 @@ def test_hostile_names_keys_values_and_headers_are_text_and_nothing_else(tab: Ta
     go(tab, console, f"/topics?q={re.sub('.', lambda each: f'%{ord(each[0]):02x}', HOSTILE)}")
     tab.wait_for_text("No topic has that name")
     assert tab.value("window.hacked === undefined && !document.querySelector('main img, main script')") is True
+
+
+def test_characters_that_are_not_seen_or_turn_text_around_are_shown(tab: Tab, console: RunningConsole) -> None:
+    """A name that reads "live" and is "evil" backwards, and one that ends in escape sequences of a terminal."""
+    with Client(console.bootstrap) as client, Producer(client) as producer:
+        producer.send("unseen", b"value", key="pay \u202eevil\u202c".encode(), headers=[("bell\x07", b"x\x7f")])
+    console.sampled("unseen")
+    go(tab, console, "/topics/unseen")
+    tab.wait_for_text("pay [U+202E]evil[U+202C]")
+    tab.value("document.querySelector('.message-table tr.link').click()")
+    tab.wait_for_text("bell\u2407")
+
+
+def test_a_long_name_leaves_room_for_the_other_columns(tab: Tab, console: RunningConsole) -> None:
+    name = "long-" + "y" * 240
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic(name, partitions=1)
+        Groups(client).commit(name, {TopicPartition(name, 0): 0})
+    console.sampled(name)
+    for width in (1360, 390):
+        tab.resize(width, 860)
+        for page in ("topics", "groups"):
+            go(tab, console, f"/{page}?q=long-yyy")
+            tab.wait(f"document.querySelector('main .table a[title={name}]')")
+            room = "document.querySelector('main .table-frame').clientWidth"
+            assert tab.value(f"document.querySelector('main .table').scrollWidth <= {room} * 1.5"), (page, width)
+
+
+def test_a_live_table_keeps_the_focus_and_what_is_clicked(tab: Tab, console: RunningConsole, orders: str) -> None:
+    """Rows are drawn again every second or two; a link that is being clicked must not be exchanged for another."""
+    go(tab, console, "/topics")
+    tab.wait("[...document.querySelectorAll('main .table a')].find(e => e.textContent === 'shop.orders')")
+    tab.value("[...document.querySelectorAll('main .table a')].find(e => e.textContent === 'shop.orders').focus()")
+    with writing_to(console, orders):
+        rate = "document.activeElement.closest('tr')?.cells[5].textContent"
+        tab.wait(f"{rate} && {rate} !== '0'")
+    assert tab.value("document.activeElement.textContent") == orders
+    go(tab, console, "/topics?q=shop")
+    tab.wait("document.querySelectorAll('main .table tbody tr').length === 1")
+    tab.value("document.querySelector('main .table tbody tr').click()")
+    tab.wait(f"location.hash === '#/topics/{orders}'")
+
+
+def test_every_page_says_when_the_broker_is_gone_and_goes_on_when_it_is_back(chromium: Chromium) -> None:
+    pages = ("", "topics", "groups", "queues", "captures", "pipelines", "dashboards")
+    with testing.broker() as server, console_server(server.bootstrap) as console, ExitStack() as stack:
+        with Client(server.bootstrap) as client:
+            Admin(client).create_topic("there", partitions=1)
+        console.sampled("there")
+        tabs = {page: stack.enter_context(chromium.tab()) for page in pages}
+        for page, tab in tabs.items():
+            tab.open(console.url)
+            tab.wait("location.search === '' && document.querySelector('main h1')")
+            go(tab, console, f"/{page}")
+            tab.wait(f"document.querySelector('main h1').textContent === {json.dumps(page.title() or 'Overview')}")
+            tab.wait("!document.querySelector('.notice.error')")
+        server.stop()
+        for tab in tabs.values():
+            tab.wait("document.querySelector('.notice.error')")
+        server.start()
+        for tab in tabs.values():
+            tab.wait("!document.querySelector('.notice.error')")
+            assert tab.errors() == []
 
 
 def test_a_script_that_got_into_the_page_could_not_make_html(tab: Tab) -> None:

@@ -516,10 +516,24 @@ def test_an_export_has_every_message_that_was_selected(console: RunningConsole, 
 
 def test_an_export_as_csv_has_no_formulas(console: RunningConsole) -> None:
     with Client(console.bootstrap) as client, Producer(client) as producer:
-        for value in (b'=HYPERLINK("x")', b"-1.5", b"@x", b'with "quotes", and\nlines'):
+        for value in (
+            b'=HYPERLINK("x")',
+            b"-1.5",
+            b"@x",
+            b'with "quotes", and\nlines',
+            b"-2+3+cmd|' /C calc'!A0",
+            b"+1e3",
+        ):
             producer.send("formulas", value)
     rows = list(csv.DictReader(io.StringIO(exported(console, topic="formulas", format="csv").decode(), newline="")))
-    assert [row["value"] for row in rows] == ['\'=HYPERLINK("x")', "-1.5", "'@x", 'with "quotes", and\nlines']
+    assert [row["value"] for row in rows] == [
+        '\'=HYPERLINK("x")',
+        "-1.5",
+        "'@x",
+        'with "quotes", and\nlines',
+        "'-2+3+cmd|' /C calc'!A0",
+        "+1e3",
+    ]
     assert console.refusal("api/export?topic=formulas&format=xml")[0] == 400
 
 

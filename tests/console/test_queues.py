@@ -125,3 +125,51 @@ def test_a_person_redrives_dead_letters_and_hostile_names_stay_text(
         assert (ready(broker, work), ready(broker, dead)) == (3, 0)
         assert tab.value("document.querySelectorAll('main img, main script').length") == 0
         assert tab.errors() == []
+
+
+def test_what_a_filter_shows_is_redriven_and_nothing_else(
+    broker: TestBroker, console: RunningConsole, chromium: Chromium, unique: Callable[[str], str]
+) -> None:
+    work, dead = unique("work"), unique("dead")
+    with_dead_letters(broker.amqp_url, work, dead, 12)
+    with chromium.tab() as tab:
+        tab.open(console.url)
+        tab.wait("location.search === '' && document.querySelector('main h1')")
+        tab.value(f"location.hash = {json.dumps(hash_of('queues', dead))}")
+        tab.wait("document.querySelectorAll('.queue-message').length === 12")
+        tab.fill("input[aria-label='Filter messages']", '"order": 1')
+        tab.click("button", "Look again")
+        tab.wait("document.querySelectorAll('.queue-message').length === 3")
+        assert "Redrive all" not in tab.text()
+        tab.click("button", "Redrive the 3 shown")
+        tab.click("dialog button[type=submit]", "Redrive")
+        tab.wait_for_text("Nothing that was looked at matches.")
+        assert (ready(broker, work), ready(broker, dead)) == (3, 9)
+        assert tab.errors() == []
+
+
+def test_several_bindings_between_the_same_two_are_all_told(
+    broker: TestBroker, console: RunningConsole, chromium: Chromium, unique: Callable[[str], str]
+) -> None:
+    """Their labels would lie on each other. And no link runs through an exchange that it does not belong to."""
+    work, events, raw = unique("work"), unique("events"), unique("raw")
+    with channel_to(broker.amqp_url) as channel:
+        channel.exchange_declare(events, "topic")
+        channel.exchange_declare(raw, "fanout")
+        channel.exchange_bind(events, raw)
+        channel.queue_declare(work, durable=True)
+        for key in ("order.*", "refund.#"):
+            channel.queue_bind(work, events, key)
+    with chromium.tab() as tab:
+        tab.open(console.url)
+        tab.wait("location.search === '' && document.querySelector('main h1')")
+        tab.value(f"location.hash = {json.dumps(hash_of('queues', work))}")
+        tab.wait("[...document.querySelectorAll('.flow-label')].some(e => e.textContent.includes('2 bindings'))")
+        assert tab.value("document.querySelector('.flow').textContent.includes('order.*\\nrefund.#')")
+        places = (
+            "Object.fromEntries([...document.querySelectorAll('.flow-node')].map(e =>"
+            "[e.querySelector('.flow-title').textContent, Number(e.querySelector('rect').getAttribute('x'))]))"
+        )
+        at = tab.value(places)
+        assert at["(default exchange)"] == next(x for name, x in at.items() if name.startswith("events"))
+        assert tab.errors() == []

@@ -163,6 +163,20 @@ def test_a_disk_that_fills_up_is_forecast_and_one_that_does_not_is_steady() -> N
     assert alarms(snapshot, steady, NOW_S + 600) == []
 
 
+def test_two_minutes_of_writing_are_no_forecast_of_a_day() -> None:
+    """A build or a download that fills the disk for some minutes must not raise an alarm; an hour of it must."""
+    history = History()
+    snapshot = ClusterSnapshot(taken_s=NOW_S, disk=DiskFigures(total=200_000, usable=94_000))
+    for second in range(0, 181, 5):
+        history.add(NOW_S + second, {"free": 100_000.0 - 2 * second})
+    assert forecast(snapshot, history, NOW_S + 180).state == "unknown"
+    assert alarms(snapshot, history, NOW_S + 180) == []
+    for second in range(185, 3_601, 5):
+        history.add(NOW_S + second, {"free": 100_000.0 - 2 * second})
+    assert forecast(snapshot, history, NOW_S + 3_600).state == "shrinks"
+    assert [each["title"] for each in alarms(snapshot, history, NOW_S + 3_600)] == ["The disk is filling up"]
+
+
 def test_a_group_that_only_falls_behind_is_an_alarm_and_one_that_catches_up_is_not() -> None:
     history = History()
     for second in range(0, 300, 5):
@@ -176,6 +190,15 @@ def test_a_group_that_only_falls_behind_is_an_alarm_and_one_that_catches_up_is_n
     empty = {"slow": GroupFigures(name="slow", state="Empty", kind="classic", lag=4_000)}
     (alarm,) = alarms(ClusterSnapshot(taken_s=NOW_S, groups=empty), history, NOW_S + 300)
     assert "no members" in alarm["text"]
+
+
+def test_the_link_of_an_alarm_leads_to_a_group_of_any_name() -> None:
+    history, name = History(), "a&b?c#d/e%20"
+    for second in range(0, 300, 5):
+        history.add(NOW_S + second, {f"lag/{name}": 1_000.0 + 10 * second})
+    groups = {name: GroupFigures(name=name, state="Stable", kind="classic", lag=4_000)}
+    (alarm,) = alarms(ClusterSnapshot(taken_s=NOW_S, groups=groups), history, NOW_S + 300)
+    assert alarm["link"] == "/groups/a%26b%3Fc%23d%2Fe%2520"
 
 
 def test_the_overview_shows_what_flows(console: RunningConsole, orders: str) -> None:

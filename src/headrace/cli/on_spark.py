@@ -78,10 +78,12 @@ def on_spark(
     bootstrap: str,
     output: str,
     checkpoints: str | None,
+    on_loaded: Callable[[Loaded], None] = lambda loaded: None,
 ) -> Iterator[tuple[SparkSession, Screen, Loaded]]:
     """A session, the screen, and the chosen pipelines of a file with its dashboards. What is wrong with these is said
     before Spark starts, as far as it can be known then; also that one of them runs already, where ``checkpoints`` is
-    the folder that has to be free."""
+    the folder that has to be free. ``on_loaded`` is called as soon as the file is known: before Spark starts, unless
+    only Spark can tell."""
     conf = settings_of(settings, "--conf", "spark.driver.memory=4g")
     _need_spark()
     from headrace.spark.progress import board_on
@@ -102,10 +104,15 @@ def on_spark(
     with board_on(sys.stderr, width=shutil.get_terminal_size((100, 24)).columns, tables=tables) as board:
         screen = Screen(board, log, output)
         screen.say(f"starting Spark; its messages go to {log_path}")
+        if loaded is not None:
+            on_loaded(loaded)
         folder = file.resolve().parent
         spark = open_session(log, master=master, bootstrap=bootstrap, folder=folder, settings=conf)
         try:
-            yield spark, screen, choose(load_file(file), only) if loaded is None else loaded
+            if loaded is None:
+                loaded = choose(load_file(file), only)
+                on_loaded(loaded)
+            yield spark, screen, loaded
         finally:
             with contextlib.suppress(Exception):  # the JVM may be gone already, and that has been reported
                 spark.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,16 +76,21 @@ def command(
     Each has its checkpoint and goes on where it was. One that fails is started again after a pause. Ctrl-C and SIGTERM
     let micro-batches finish, and exit 0.
     """
-    with on_spark(
-        file,
-        only,
-        master=master,
-        settings=settings,
-        log_path=log_path,
-        bootstrap=bootstrap,
-        output=output,
-        checkpoints=checkpoints if state_key is None else None,
-    ) as (spark, screen, loaded):
+    wanted = not no_publish and state_key is None
+    with (
+        publishing(bootstrap) if wanted else contextlib.nullcontext() as publisher,
+        on_spark(
+            file,
+            only,
+            master=master,
+            settings=settings,
+            log_path=log_path,
+            bootstrap=bootstrap,
+            output=output,
+            checkpoints=checkpoints if state_key is None else None,
+            on_loaded=lambda loaded: publish_dashboards(publisher, bootstrap, file, loaded),
+        ) as (spark, screen, loaded),
+    ):
         from headrace.spark.run.runner import Choices, run
 
         if state_key is not None:
@@ -101,32 +106,31 @@ def command(
             start_over=start_over,
             tasks=tasks,
         )
-        with (
-            stopping_on_signals(screen) as stop,
-            publishing(bootstrap, file, loaded, wanted=not no_publish) as publisher,
-        ):
+        with stopping_on_signals(screen) as stop:
             good = run(spark, loaded.pipelines, choices, screen, stop, publisher)
         screen.finish()
     return 0 if good else 1
 
 
-@contextlib.contextmanager
-def publishing(bootstrap: str, file: Path, loaded: Loaded, *, wanted: bool) -> Iterator[StatePublisher | None]:
-    """A publisher that has the dashboards of a file; what goes wrong with it is in the log and stops nothing."""
-    if not wanted:
-        yield None
-        return
-    from headrace.client import Client, ClientOptions, StatePublisher
+def publishing(bootstrap: str) -> StatePublisher:
+    from headrace.client import StatePublisher
+
+    return StatePublisher(bootstrap)
+
+
+def publish_dashboards(publisher: StatePublisher | None, bootstrap: str, file: Path, loaded: Loaded) -> None:
+    """The dashboards of a file, for the console; what goes wrong with that is in the log and stops nothing."""
+    from headrace.client import Client, ClientOptions
     from headrace.errors import HeadraceError
     from headrace.spark.run import dashboards
 
-    with StatePublisher(bootstrap) as publisher:
-        try:
-            with Client(bootstrap, ClientOptions(client_id="headrace-run", retry_timeout_ms=5_000)) as client:
-                dashboards.publish(publisher, client, file, loaded.dashboards)
-        except HeadraceError as error:
-            logger.warning("dashboards were not published: %s", error.message)
-        yield publisher
+    if publisher is None:
+        return
+    try:
+        with Client(bootstrap, ClientOptions(client_id="headrace-run", retry_timeout_ms=5_000)) as client:
+            dashboards.publish(publisher, client, file, loaded.dashboards)
+    except HeadraceError as error:
+        logger.warning("dashboards were not published: %s", error.message)
 
 
 def show_state(spark: SparkSession, pipelines: Sequence[str], checkpoints: str, key: str, output: str) -> None:

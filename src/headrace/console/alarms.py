@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+from urllib.parse import quote
 
 from headrace.console.history import History
 from headrace.console.snapshot import ClusterSnapshot
@@ -19,6 +20,8 @@ FREE_SHARE_MIN = 0.1
 FULL_SOON_S = 24 * 3600.0
 FORECAST_S = 6 * 3600.0
 FORECAST_S_MIN = 120.0
+FORECAST_REACH = 24.0
+"""A forecast reaches so many times as far as what was seen: an hour tells of a day, two minutes of the next hour."""
 LAG_S = 300.0
 LAG_MIN = 1_000
 NAMES_SHOWN = 3
@@ -101,12 +104,17 @@ def _disk(snapshot: ClusterSnapshot, history: History, now_s: float) -> list[Ala
 
 def forecast(snapshot: ClusterSnapshot, history: History, now_s: float) -> Forecast:
     """What becomes of the disk if its free space shrinks as it did lately, whoever fills it."""
-    slope = _slope(history.recent("free", now_s, FORECAST_S))
-    if slope is None:  # a console that has just started has only its last minutes
-        slope = _slope(history.recent("free", now_s, LAG_S * 2))
+    points = history.recent("free", now_s, FORECAST_S)
+    if _slope(points) is None:  # a console that has just started has only its last minutes
+        points = history.recent("free", now_s, LAG_S * 2)
+    slope = _slope(points)
     if snapshot.disk is None or slope is None:
         return Forecast("unknown")
-    return Forecast("shrinks", snapshot.disk.usable / -slope) if slope < 0 else Forecast("steady")
+    if slope >= 0:
+        return Forecast("steady")
+    full_in_s = snapshot.disk.usable / -slope
+    seen_s = points[-1][0] - points[0][0]
+    return Forecast("shrinks", full_in_s) if full_in_s <= seen_s * FORECAST_REACH else Forecast("unknown")
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float | None:
@@ -134,7 +142,12 @@ def _lag(snapshot: ClusterSnapshot, history: History, now_s: float) -> list[Alar
         else:
             continue
         found.append(
-            Alarm(level="warning", title=f"Group {group.name} falls behind", text=text, link=f"/groups?q={group.name}")
+            Alarm(
+                level="warning",
+                title=f"Group {group.name} falls behind",
+                text=text,
+                link=f"/groups/{quote(group.name, safe='')}",
+            )
         )
     return found[:NAMES_SHOWN]
 

@@ -19,8 +19,9 @@ RANGE_S_MAX = 86_400
 
 
 def captures(ask: Ask) -> dict[str, Any]:
-    rows = [_row(each) for each in ask.console.watch.look().of(KIND)]
-    return listing(ask, rows, search=("name", "database", "state"), sort="name")
+    seen = ask.console.watch.look()
+    found = listing(ask, [_row(each) for each in seen.of(KIND)], search=("name", "database", "state"), sort="name")
+    return {**found, "problem": seen.problem}
 
 
 def _row(record: StateRecord) -> dict[str, Any]:
@@ -60,6 +61,7 @@ def capture(ask: Ask) -> dict[str, Any]:
     ]
     return {
         **_row(record),
+        "problem": ask.console.watch.newest.problem,
         "position": str(details.get("position", "")),
         "advice": str(details.get("advice", "")),
         "topic_prefix": str(details.get("topic_prefix", "")),

@@ -29,8 +29,10 @@ KINDS = ("line", "bar", "table", "number")
 
 def dashboards(ask: Ask) -> dict[str, Any]:
     """Every dashboard that was published, by the file that defines it."""
-    found = [_definition(each) for each in ask.console.watch.look().of(KIND)[:CHARTS_MAX]]
-    return {"dashboards": sorted(found, key=lambda each: (each["file"], each["line"], each["name"]))}
+    seen = ask.console.watch.look()
+    found = [_definition(each) for each in seen.of(KIND)[:CHARTS_MAX]]
+    ordered = sorted(found, key=lambda each: (each["file"], each["line"], each["name"]))
+    return {"dashboards": ordered, "problem": seen.problem}
 
 
 def _definition(record: StateRecord) -> dict[str, Any]:

@@ -24,6 +24,7 @@ PARTITIONS_MAX = 5_000
 
 def groups(ask: Ask) -> dict[str, Any]:
     """Every group, with what the sampler knows of it."""
+    snapshot = ask.console.sampler.snapshot
     rows = [
         {
             "name": each.name,
@@ -33,9 +34,10 @@ def groups(ask: Ask) -> dict[str, Any]:
             "rate": round(each.rate, 1),
             "topics": list(each.topics[:20]),
         }
-        for each in ask.console.sampler.snapshot.groups.values()
+        for each in snapshot.groups.values()
     ]
-    return listing(ask, rows, search=("name", "state", "topics"), sort="name")
+    found = listing(ask, rows, search=("name", "state", "topics"), sort="name")
+    return {**found, "problem": snapshot.problem}
 
 
 def group(ask: Ask) -> dict[str, Any]:

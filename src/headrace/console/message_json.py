@@ -16,6 +16,8 @@ from headrace.console.streams import json_text
 __all__ = ["bytes_from", "bytes_json", "csv_line", "export_line", "found_json"]
 
 UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+FORMULA_BEGINS = ("=", "+", "-", "@", "\t", "\r")
+NUMBER = re.compile(r"[+-][0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?")
 CSV_COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
 
 
@@ -118,7 +120,7 @@ def _cell(data: bytes | None) -> str:
 
 
 def _harmless(text: str) -> str:
-    return "'" + text if text[:1] in ("=", "+", "@", "\t", "\r") or re.match(r"-[^0-9.]", text) else text
+    return "'" + text if text[:1] in FORMULA_BEGINS and not NUMBER.fullmatch(text) else text
 
 
 def _header(value: bytes | None) -> Any:

@@ -22,8 +22,9 @@ RESULTS_MAX = 500
 
 
 def pipelines(ask: Ask) -> dict[str, Any]:
-    rows = [_row(each) for each in ask.console.watch.look().of(KIND)]
-    return listing(ask, rows, search=("name", "state", "error"), sort="name")
+    seen = ask.console.watch.look()
+    found = listing(ask, [_row(each) for each in seen.of(KIND)], search=("name", "state", "error"), sort="name")
+    return {**found, "problem": seen.problem}
 
 
 def _row(record: StateRecord) -> dict[str, Any]:
@@ -48,6 +49,7 @@ def pipeline(ask: Ask) -> dict[str, Any]:
     batches, nodes, graph = (details.get(name) for name in ("batches", "nodes", "graph"))
     return {
         **_row(record),
+        "problem": ask.console.watch.newest.problem,
         "origin": str(details.get("origin", "")),
         "command": str(details.get("command", "")),
         "watermark_text": str(details.get("watermark_text", "")),

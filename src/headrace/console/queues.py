@@ -35,6 +35,7 @@ def queues(ask: Ask) -> dict[str, Any]:
         return {"unavailable": seen.no_queues, **listing(ask, [], search=(), sort="name")}
     return {
         "unavailable": "",
+        "problem": seen.problem,
         **listing(ask, [_row(each) for each in seen.queues.values()], search=("name",), sort="name"),
     }
 

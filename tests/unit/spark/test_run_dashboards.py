@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from headrace import testing
+from headrace.cli.run import command
 from headrace.client import Admin, Client, StatePublisher, read_state_records
 from headrace.errors import UsageError
 from headrace.spark.run import dashboards
@@ -128,3 +130,20 @@ def test_what_a_file_shows_no_more_is_removed_and_other_files_dashboards_stay(tm
         record = read_state_records(client, "dashboard")["Two"]
         assert record.details["topic"] == "t"
         assert not record.is_lost(record.at_ms + 10**9)
+
+
+def test_dashboards_are_there_before_spark_starts(
+    tmp_path: Path, bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark takes most of a minute; a console that is open meanwhile shows what comes, and charts of other topics."""
+
+    def no_spark(*_: object, **__: object) -> None:
+        raise UsageError("Spark does not start here")
+
+    monkeypatch.setattr("headrace.spark.run.launch.open_session", no_spark)
+    path = file(tmp_path, FILE.replace("TOPIC", "revenue").replace('"Revenue"', '"Early revenue"'))
+    places = ["--log", str(tmp_path / "run.log"), "--checkpoints", str(tmp_path / "checkpoints")]
+    ended = CliRunner().invoke(command, [str(path), "-b", bootstrap, *places])
+    assert "Spark does not start here" in str(ended.exception)
+    with Client(bootstrap) as client:
+        assert "Early revenue" in read_state_records(client, "dashboard")

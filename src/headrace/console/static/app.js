@@ -1,6 +1,6 @@
 // The shell: navigation, router, palette, theme. Pages are in pages.js.
 
-import { append, fill, h, icon } from "./lib/dom.js";
+import { append, fill, h, icon, renew } from "./lib/dom.js";
 import { get, stream } from "./lib/api.js";
 import { command } from "./lib/command.js";
 import { copy, notice } from "./lib/dialog.js";
@@ -148,7 +148,8 @@ class View {
   live(name, parameters, onData) {
     return this.stream(name, parameters, {
       data: (data) => {
-        this.clear();
+        if (data.problem) this.problem(data.problem, "These are the figures of the last answer. The page goes on when the broker answers.");
+        else this.clear();
         onData(data);
       },
       problem: (problem) => this.problem(problem.error, problem.hint),
@@ -169,7 +170,7 @@ class View {
   }
 
   problem(text, hint = "") {
-    fill(this.trouble, notice("error", text, hint));
+    renew(this.trouble, notice("error", text, hint));
   }
 
   clear() {

@@ -1,7 +1,7 @@
 // Line charts in SVG: axes with units, a legend that switches series, a tooltip, time ranges.
 
 import { fill, h, svg } from "./dom.js";
-import { UNITS, clock } from "./format.js";
+import { UNITS, clock, timeMarks } from "./format.js";
 
 export const RANGES = [[300, "5 min"], [600, "10 min"], [3600, "1 h"], [21600, "6 h"], [86400, "24 h"]];
 
@@ -24,6 +24,19 @@ export function chart({ title, unit = "count", names = {}, height = 190, colours
   let isOver = false;
   let width = 0;
   let scale = null;
+  let drawn = null;
+  let pointer = null;  // where the mouse is: the tooltip stays when the next answer is drawn
+
+  plot.addEventListener("pointermove", (event) => {
+    pointer = event.clientX;
+    point();
+  });
+  plot.addEventListener("pointerleave", () => {
+    pointer = null;
+    tip.hidden = true;
+    drawn?.rule.setAttribute("visibility", "hidden");
+    if (drawn) fill(drawn.dots);
+  });
 
   new ResizeObserver(() => {
     const now = Math.round(plot.clientWidth);
@@ -71,13 +84,9 @@ export function chart({ title, unit = "count", names = {}, height = 190, colours
     const image = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title },
       gridOf(top), timesOf(), shown().flatMap((series) => lineOf(series)), rule, dots,
       svg("rect.catcher", { x: MARGIN.left, y: MARGIN.top, width: Math.max(0, inner.width), height: inner.height }));
-    image.addEventListener("pointermove", (event) => point(event, image, rule, dots));
-    image.addEventListener("pointerleave", () => {
-      tip.hidden = true;
-      rule.setAttribute("visibility", "hidden");
-      fill(dots);
-    });
     fill(plot, image);
+    drawn = { image, rule, dots };
+    if (pointer !== null) point();
   }
 
   function drawLegend() {
@@ -97,16 +106,8 @@ export function chart({ title, unit = "count", names = {}, height = 190, colours
   }
 
   function timesOf() {
-    const span = (data.to - data.from) / 1000;
-    const room = Math.max(2, Math.floor(scale.inner.width / 90));
-    const step = [10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 21600].find((each) => span / each <= room) || 43200;
-    const offset = new Date(data.from).getTimezoneOffset() * 60000;
-    const first = Math.ceil((data.from - offset) / (step * 1000)) * step * 1000 + offset;
-    const marks = [];
-    for (let ms = first; ms <= data.to; ms += step * 1000) {
-      marks.push(svg("text.axis", { x: scale.x(ms), y: height - 5, "text-anchor": "middle" }, clock(ms, step < 60)));
-    }
-    return marks;
+    const { marks, step_s } = timeMarks(data.from, data.to, Math.max(2, Math.floor(scale.inner.width / 90)));
+    return marks.map((ms) => svg("text.axis", { x: scale.x(ms), y: height - 5, "text-anchor": "middle" }, clock(ms, step_s < 60)));
   }
 
   function lineOf(series) {
@@ -134,10 +135,11 @@ export function chart({ title, unit = "count", names = {}, height = 190, colours
     });
   }
 
-  function point(event, image, rule, dots) {
+  function point() {
     if (!scale || !data.times.length) return;
+    const { image, rule, dots } = drawn;
     const box = image.getBoundingClientRect();
-    const x = event.clientX - box.left;
+    const x = pointer - box.left;
     let near = 0;
     data.times.forEach((ms, index) => {
       if (Math.abs(scale.x(ms) - x) < Math.abs(scale.x(data.times[near]) - x)) near = index;

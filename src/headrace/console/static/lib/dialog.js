@@ -11,10 +11,10 @@ export function toast(text, kind = "ok") {
   setTimeout(() => node.remove(), kind === "ok" ? 2500 : 6000);
 }
 
-export async function copy(text, what = "Copied") {
+export async function copy(text, what = "Copied", kind = "ok") {
   try {
     await navigator.clipboard.writeText(text);
-    toast(what);
+    toast(what, kind);
   } catch {
     dialog({ title: "Copy", body: h("textarea.code", { rows: 6, readonly: true, value: text }) });
   }

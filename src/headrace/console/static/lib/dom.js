@@ -38,14 +38,46 @@ function set(node, name, value) {
 export function append(node, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
-    node.append(child instanceof Node ? child : String(child));
+    node.append(child instanceof Node ? child : visible(String(child)));
   }
   return node;
+}
+
+const UNSEEN = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069]/g;
+
+/** Characters that are not seen, or that turn the text after them around, as something that is seen. */
+function visible(text) {
+  return text.replace(UNSEEN, (character) => {
+    const code = character.codePointAt(0);
+    if (code === 0x7f) return "\u2421";
+    return code < 0x20 ? String.fromCodePoint(0x2400 + code) : `[U+${code.toString(16).toUpperCase()}]`;
+  });
 }
 
 export function fill(node, ...children) {
   node.replaceChildren();
   return append(node, children);
+}
+
+/**
+ * Like `fill`, but what is the same stays the same node: a click, the focus and a selection survive the next answer.
+ * Only for nodes whose handlers depend on nothing but their attributes.
+ */
+export function renew(node, ...children) {
+  merge(node, append(document.createDocumentFragment(), children));
+  return node;
+}
+
+function merge(node, wanted) {
+  const next = [...wanted.childNodes];
+  [...node.childNodes].slice(next.length).forEach((child) => child.remove());
+  next.forEach((child, index) => {
+    const old = node.childNodes[index];
+    if (!old) node.append(child);
+    else if (old.isEqualNode(child)) return;
+    else if (old instanceof Element && old.cloneNode(false).isEqualNode(child.cloneNode(false))) merge(old, child);
+    else old.replaceWith(child);
+  });
 }
 
 const PATHS = {

@@ -75,15 +75,37 @@ export function time(ms) {
   return `${day} ${clock(ms)}.${two(at.getMilliseconds(), 3)}`;
 }
 
+/** A time with the browser's zone, and as UTC. */
+export function zoned(ms) {
+  const at = new Date(ms);
+  if (ms === null || ms === undefined || ms < 0 || Number.isNaN(at.getTime())) return time(ms);
+  const minutes = -at.getTimezoneOffset();
+  const zone = `UTC${minutes < 0 ? "-" : "+"}${two(Math.floor(Math.abs(minutes) / 60))}:${two(Math.abs(minutes) % 60)}`;
+  return minutes ? `${time(ms)} ${zone} (${at.toISOString().replace("T", " ").replace("Z", " UTC")})` : `${time(ms)} UTC`;
+}
+
 export function clock(ms, seconds = true) {
   const at = new Date(ms);
   return `${two(at.getHours())}:${two(at.getMinutes())}${seconds ? `:${two(at.getSeconds())}` : ""}`;
 }
 
+const STEPS_S = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800, 2592000];
+
+/** Round times of the browser's zone for an axis, at most `room` of them, and the seconds between two. */
+export function timeMarks(from, to, room, { utc = false } = {}) {
+  const step_s = STEPS_S.find((each) => (to - from) / 1000 / each <= room) || 31536000;
+  const offset = utc ? 0 : new Date(from).getTimezoneOffset() * 60000;
+  const first = Math.ceil((from - offset) / (step_s * 1000)) * step_s * 1000 + offset;
+  const marks = [];
+  for (let ms = first; ms <= to; ms += step_s * 1000) marks.push(ms);
+  return { marks, step_s };
+}
+
 export function ago(ms) {
   const seconds = (Date.now() - ms) / 1000;
   if (seconds < 2) return "now";
-  return `${duration(Math.floor(seconds))} ago`;
+  const [size, unit] = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].find(([each]) => seconds >= each);
+  return `${Math.floor(seconds / size)} ${unit} ago`;
 }
 
 export function plural(number, one, many = `${one}s`) {

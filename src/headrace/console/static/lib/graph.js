@@ -9,7 +9,7 @@ const MARGIN = 10;
 const LEAST_SCALE = 0.72;  // what is still too wide then is scrolled
 
 /**
- * nodes: [{id, kind, title, lines: [text, …], link, tip}], links: [{from, to, label, strength}].
+ * nodes: [{id, kind, title, lines: [text, …], link, tip}], links: [{from, to, label, tip, strength}].
  * Strength, 0 to 1, is how thick a link is.
  */
 export function graph({ nodes, links, label }) {
@@ -27,7 +27,7 @@ export function graph({ nodes, links, label }) {
   return h("div.flow-frame", image);
 }
 
-/** The layer of a node is the longest way to it. A circle, which no query has, is cut where it is met again. */
+/** The layer of a node is the longest way to it; one that nothing leads to stands before what it leads to. A circle, which no query has, is cut where it is met again. */
 function layered(nodes, links) {
   const above = new Map(nodes.map((node) => [node.id, []]));
   for (const link of links) above.get(link.to).push(link.from);
@@ -44,6 +44,11 @@ function layered(nodes, links) {
   nodes.forEach((node) => depthOf(node.id, new Set()));
   const last = Math.max(0, ...depth.values());
   nodes.filter((node) => node.kind === "sink").forEach((node) => depth.set(node.id, last));
+  const below = (id) => links.filter((link) => link.from === id).map((link) => depth.get(link.to));
+  nodes.filter((node) => !above.get(node.id).length).forEach((node) => {  // a link over a layer would run through its nodes
+    const next = Math.min(...below(node.id));
+    if (Number.isFinite(next)) depth.set(node.id, Math.max(0, next - 1));
+  });
   const layers = Array.from({ length: last + 1 }, () => []);
   nodes.forEach((node) => layers[depth.get(node.id)].push(node.id));
   return layers;
@@ -98,7 +103,7 @@ function labelOf(link, places) {
   const { x1, y1, x2, y2 } = ends(link, places);
   const wide = link.label.length * 6.3 + 12;
   const [x, y] = [(x1 + Math.min(x2, x1 + GAP.x)) / 2, x2 - x1 > GAP.x + 1 ? y1 : (y1 + y2) / 2];
-  return svg("g.flow-label", svg("rect", { x: x - wide / 2, y: y - 10, width: wide, height: 20, rx: 10 }),
+  return svg("g.flow-label", link.tip ? svg("title", link.tip) : null, svg("rect", { x: x - wide / 2, y: y - 10, width: wide, height: 20, rx: 10 }),
     svg("text", { x, y: y + 4, "text-anchor": "middle" }, link.label));
 }
 

@@ -15,44 +15,57 @@ export function parsed(text) {
   }
 }
 
-/** Nodes for a text that `parsed` accepted. `onField(path)` makes names of fields into buttons. */
+const COLOURED_MAX = 5000;
+
+/**
+ * Nodes for a text that `parsed` accepted. `onField(path)` makes names of fields into buttons. Only the beginning of a
+ * large text is coloured: a hundred thousand nodes would hold the browser for seconds.
+ */
 export function pretty(text, onField = null) {
   const out = [];
+  let plain = "";
   const stack = [];
   let expectKey = false;
-  let line = "";
-  const newline = () => { line = `\n${"  ".repeat(stack.length)}`; out.push(line); };
+  const newline = () => { plain += `\n${"  ".repeat(stack.length)}`; };
+  const node = (made, index) => {
+    if (index > COLOURED_MAX) {
+      plain += tokens[index];
+    } else {
+      out.push(plain, made());
+      plain = "";
+    }
+  };
   const tokens = text.match(TOKEN) || [];
   tokens.forEach((token, index) => {
     const top = stack.at(-1);
     if (token === "{" || token === "[") {
-      out.push(token);
+      plain += token;
       stack.push({ object: token === "{", key: "" });
       expectKey = token === "{";
       if (tokens[index + 1] !== "}" && tokens[index + 1] !== "]") newline();
     } else if (token === "}" || token === "]") {
       stack.pop();
       if (tokens[index - 1] !== "{" && tokens[index - 1] !== "[") newline();
-      out.push(token);
+      plain += token;
       expectKey = false;
     } else if (token === ",") {
-      out.push(",");
+      plain += ",";
       newline();
       expectKey = Boolean(top?.object);
     } else if (token === ":") {
-      out.push(": ");
+      plain += ": ";
       expectKey = false;
     } else if (expectKey) {
       top.key = JSON.parse(token);
       const path = stack.every((each) => each.object) ? stack.map((each) => each.key) : null;
-      out.push(onField && path
+      node(() => (onField && path
         ? h("button.json-key", { type: "button", title: `Show ${path.join(".")} as a column`, on: { click: () => onField(path) } }, token)
-        : h("span.json-key", token));
+        : h("span.json-key", token)), index);
     } else {
-      out.push(h(`span.json-${token[0] === "\"" ? "text" : /[tfn]/.test(token[0]) ? "word" : "number"}`, token));
+      node(() => h(`span.json-${token[0] === "\"" ? "text" : /[tfn]/.test(token[0]) ? "word" : "number"}`, token), index);
     }
   });
-  return out;
+  return [...out, plain];
 }
 
 /** The value at a path of fields, as a text for a cell. */

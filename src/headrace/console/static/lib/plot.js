@@ -2,10 +2,10 @@
 // Charts of what the console sampled over time are in chart.js.
 
 import { fill, h, svg } from "./dom.js";
-import { clock, short } from "./format.js";
+import { clock, short, timeMarks } from "./format.js";
 
 const MARGIN = { top: 10, right: 12, bottom: 24, left: 58 };
-const DAY_MS = 86_400_000;
+const DAYS_MS = 3 * 86_400_000;
 
 /**
  * plot({title, kind: "line" | "bar" | "stack", height, format}) gives {node, update(data)}.
@@ -82,7 +82,7 @@ export function plot({ title, kind = "line", height = 230, format = short, names
     const places = new Map(steps.map((x, index) => [x, index]));
     const slot = inner.width / Math.max(1, steps.length);
     return {
-      ...inner, ticks, slot,
+      ...inner, ticks, slot, continuous,
       x: (x) => MARGIN.left + (continuous ? ((x - steps[0]) / (steps.at(-1) - steps[0])) * inner.width : (places.get(x) + 0.5) * slot),
       y: (y) => MARGIN.top + inner.height * (1 - (y - low) / (high - low)),
       floor: Math.min(Math.max(0, low), high),
@@ -99,11 +99,20 @@ export function plot({ title, kind = "line", height = 230, format = short, names
     if (data.x_kind === "number") return short(x);
     if (data.x_kind !== "time") return String(x);
     const span = steps.at(-1) - steps[0];
-    if (span >= 3 * DAY_MS) return new Date(x).toISOString().slice(0, 10);
+    if (span >= DAYS_MS) return new Date(x).toISOString().slice(0, 10);  // a date of JSON is one of UTC
     return clock(x, span < 600_000 && steps.some((each) => each % 60_000));
   }
 
-  function xAxis(steps, scale) {
+  /** Times and numbers have round marks, wherever the points are. */
+  function roundMarks(steps, scale) {
+    const room = Math.max(2, Math.floor(scale.width / 90));
+    const [low, high] = [steps[0], steps.at(-1)];
+    return data.x_kind === "time" ? timeMarks(low, high, room, { utc: high - low >= DAYS_MS }).marks : ticksOf(low, high, room).filter((each) => each >= low && each <= high);
+  }
+
+  function xAxis(points, scale) {
+    const round = scale.continuous ? roundMarks(points, scale) : [];
+    const steps = round.length > 1 ? round : points;
     const texts = steps.map((x) => xText(x, steps));
     const longest = Math.min(18, Math.max(...texts.map((text) => text.length)));
     const room = Math.max(1, Math.floor(scale.width / (longest * 6.6 + 14)));

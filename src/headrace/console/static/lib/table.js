@@ -1,6 +1,6 @@
 // Tables whose rows, order and pages come from the server.
 
-import { fill, h, icon } from "./dom.js";
+import { fill, h, icon, renew } from "./dom.js";
 import { count } from "./format.js";
 import { empty } from "./dialog.js";
 
@@ -14,16 +14,19 @@ export function table({ columns, place, onRow, nothing, sortable = true }) {
   const foot = h("div.pager");
   const frame = h("div.table-frame", h("table.table", h("thead", head), body));
   const node = h("div", frame, foot);
+  let page = 1;
 
   function update(data) {
     const order = data.sort || "";
-    fill(head, columns.map((column) => title(column, order)));
+    page = data.page;
+    renew(head, columns.map((column) => title(column, order)));
     if (!data.rows.length) {
       fill(body, h("tr.no-hover", h("td", { colspan: columns.length }, nothing ? nothing() : empty("Nothing here", ""))));
     } else {
-      fill(body, data.rows.map(row));
+      renew(body, data.rows.map(row));
+      data.rows.forEach((each, index) => { body.rows[index].shown = each; });
     }
-    fill(foot, pager(data));
+    renew(foot, pager(data));
   }
 
   function title(column, order) {
@@ -42,7 +45,7 @@ export function table({ columns, place, onRow, nothing, sortable = true }) {
   }
 
   function row(data) {
-    const node = h("tr", { on: onRow ? { click: (event) => { if (!event.target.closest("a,button,input")) onRow(data); } } : {}, class: onRow ? "link" : "" },
+    const node = h("tr", { on: onRow ? { click: (event) => { if (!event.target.closest("a,button,input")) onRow(event.currentTarget.shown); } } : {}, class: onRow ? "link" : "" },
       columns.map((column) => h("td", { class: `${column.number ? "number" : ""} ${column.class || ""}` }, column.cell(data))));
     return node;
   }
@@ -52,8 +55,8 @@ export function table({ columns, place, onRow, nothing, sortable = true }) {
     return [
       h("span.muted", data.pages > 1 ? `Page ${count(data.page)} of ${count(data.pages)} · ${count(data.total)} in all` : `${count(data.total)} in all`),
       data.pages > 1 ? h("span.row",
-        h("button.button.small", { disabled: data.page <= 1, on: { click: () => place.change({ page: data.page - 1 }) } }, "Previous"),
-        h("button.button.small", { disabled: data.page >= data.pages, on: { click: () => place.change({ page: data.page + 1 }) } }, "Next")) : null,
+        h("button.button.small", { disabled: data.page <= 1, on: { click: () => place.change({ page: page - 1 }) } }, "Previous"),
+        h("button.button.small", { disabled: data.page >= data.pages, on: { click: () => place.change({ page: page + 1 }) } }, "Next")) : null,
     ];
   }
 

@@ -67,7 +67,7 @@ function dashboard(view, definition) {
     if (picture) picture.update(data);
     else if (kind === "number") fill(body, h("div.big-number", data.value === null ? "–" : short(data.value), unit ? h("small", unit) : null), sparkline(data.points.map(([, value]) => value).slice(-120), 0));
     else fill(body, small(data.rows.slice(0, TABLE_ROWS), data.columns.map((column, index) => [column, (row) => cellText(row[index]), data.rows.every((row) => row[index] === null || typeof row[index] === "number" || numeric(row[index]))]), () => empty("No rows yet", `Topic ${topic} has none.`), { clip: false }));
-    fill(foot, h("a", { href: link("topics", topic) }, topic), h("span", definition.by_key ? plural(data.records, "row") : `newest ${count(data.records)} records`),
+    fill(foot, h("a", { href: link("topics", topic) }, topic), h("span", definition.by_key ? plural(data.records, "row") : data.records ? `newest ${plural(data.records, "record")}` : "no records yet"),
       data.unreadable ? h("span", `${count(data.unreadable)} are no JSON objects`) : null);
   }
   load();

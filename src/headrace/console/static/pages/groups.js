@@ -1,6 +1,6 @@
 // Groups: how far behind they are, who reads what, and where they go on reading.
 
-import { fill, h, icon } from "../lib/dom.js";
+import { fill, h, icon, renew } from "../lib/dom.js";
 import { get, post } from "../lib/api.js";
 import { chart, rangePicker } from "../lib/chart.js";
 import { command } from "../lib/command.js";
@@ -17,11 +17,11 @@ export const pages = [
 ];
 
 const COLUMNS = [
-  { name: "name", title: "Group", class: "grow", cell: (row) => h("a.strong", { href: link("groups", row.name) }, row.name) },
+  { name: "name", title: "Group", class: "grow", cell: (row) => h("a.strong.name", { href: link("groups", row.name), title: row.name }, row.name) },
   { name: "state", title: "State", cell: (row) => stateBadge(row.state) },
   { name: "lag", title: "Lag", number: true, cell: (row) => count(row.lag) },
   { name: "rate", title: "Read/s", number: true, cell: (row) => (row.rate ? short(row.rate) : h("span.muted", "0")) },
-  { name: "topics", title: "Topics", class: "wide-only", sort: false, cell: (row) => h("span.muted", row.topics.slice(0, 3).join(", ") + (row.topics.length > 3 ? ` and ${row.topics.length - 3} more` : "")) },
+  { name: "topics", title: "Topics", class: "wide-only", sort: false, cell: (row) => h("div.muted.clip.topics-cell", { title: row.topics.join(", ") }, row.topics.slice(0, 3).join(", ") + (row.topics.length > 3 ? ` and ${row.topics.length - 3} more` : "")) },
   { name: "kind", title: "Protocol", class: "wide-only", cell: (row) => row.kind },
 ];
 
@@ -70,7 +70,7 @@ function renderGroup(view, place) {
     fill(note, stateBadge(found.state), h("span", `${count(found.lag)} behind`), h("span", plural(found.members.length, "member")), found.assignor ? h("span.muted", found.assignor) : null);
     lag.update(found.charts.lag);
     rate.update(found.charts.rate);
-    fill(partitions, small(found.partitions, [
+    renew(partitions, small(found.partitions, [
       ["Topic", (row) => h("a", { href: link("topics", row.topic) }, row.topic)],
       ["Partition", (row) => row.partition, true],
       ["Committed", (row) => count(row.committed), true],
@@ -78,7 +78,7 @@ function renderGroup(view, place) {
       ["Lag", (row) => (row.lag ? h("b", count(row.lag)) : count(row.lag)), true],
       ["Read by", (row) => row.member || h("span.muted", "nobody")],
     ], () => empty("No offsets", "The group has committed nothing and nothing is assigned.")));
-    fill(members, small(found.members, [
+    renew(members, small(found.members, [
       ["Client", (row) => h("span.strong", row.client)],
       ["Host", (row) => row.host],
       ["Partitions", (row) => (row.partitions.length ? row.partitions.join(", ") : h("span.muted", "none"))],

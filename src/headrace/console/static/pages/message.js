@@ -2,7 +2,7 @@
 
 import { fill, h, icon } from "../lib/dom.js";
 import { get } from "../lib/api.js";
-import { bytes, time } from "../lib/format.js";
+import { bytes, zoned } from "../lib/format.js";
 import { copy, notice } from "../lib/dialog.js";
 import { bytesOf, hex, parsed, pretty } from "../lib/json.js";
 import { session } from "../lib/session.js";
@@ -29,10 +29,10 @@ export function detail(topic, short, onField) {
   function draw(message) {
     fill(node,
       h("div.detail-head",
-        h("dl.facts", fact("Time", `${time(message.timestamp)}${message.by_broker ? " (broker's clock)" : ""}`), fact("Partition", message.partition), fact("Offset", message.offset),
+        h("dl.facts", fact("Time", `${zoned(message.timestamp)}${message.by_broker ? ", by the broker's clock" : ""}`), fact("Partition", message.partition), fact("Offset", message.offset),
           fact("Key", message.key ? bytes(message.key.size) : "null"), fact("Value", message.value ? bytes(message.value.size) : "null")),
         h("div.row.wrap",
-          h("button.button.small", { on: { click: () => copy(textOf(message.value), "The value is copied") } }, icon("copy"), "Copy value"),
+          h("button.button.small", { on: { click: () => copy(textOf(message.value), message.value?.cut ? `Only the first part of the value is copied: it has ${bytes(message.value.size)}` : "The value is copied", message.value?.cut ? "warning" : "ok") } }, icon("copy"), "Copy value"),
           h("button.button.small", { on: { click: () => copy(JSON.stringify(whole(topic, message), null, 2), "The message is copied as JSON") } }, icon("copy"), "Copy message"),
           h("button.button.small", { on: { click: () => { const line = command(["consume", topic, "--partition", String(message.partition), "--offset", String(message.offset), "--count", "1"]); copy(line, line); } } }, icon("terminal"), "Copy as command"),
           session.read_only ? null : h("button.button.small", { on: { click: () => produceDialog(topic, message) } }, icon("send"), "Re-publish"))),

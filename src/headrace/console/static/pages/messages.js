@@ -2,7 +2,7 @@
 
 import { fill, h, icon } from "../lib/dom.js";
 import { get, query } from "../lib/api.js";
-import { bytes, count, plural, time } from "../lib/format.js";
+import { bytes, count, plural, time, zoned } from "../lib/format.js";
 import { dialog, empty, field, toast } from "../lib/dialog.js";
 import { at, parsed } from "../lib/json.js";
 import { load, save } from "../lib/store.js";
@@ -159,7 +159,7 @@ export function messageBrowser(view, topic) {
   function rowOf(each, key) {
     const value = columns.length && each.value?.text !== undefined ? parsed(each.value.text) : undefined;
     const line = h("tr.link", { dataset: { at: key }, tabindex: "0", on: { click: toggle, keydown: (event) => { if (event.key === "Enter") toggle(); } } },
-      h("td.time.mono", h("span.date", time(each.timestamp).slice(0, 11)), time(each.timestamp).slice(11)), h("td.number.wide-only", each.partition), h("td.number", count(each.offset)),
+      h("td.time.mono", { title: zoned(each.timestamp) }, h("span.date", time(each.timestamp).slice(0, 11)), time(each.timestamp).slice(11)), h("td.number.wide-only", each.partition), h("td.number", count(each.offset)),
       h("td.mono.key", preview(each.key)), columns.map((path) => h("td.mono.key", value === undefined ? "" : at(value, path))),
       h("td.mono.value", preview(each.value)));
     function toggle() {
@@ -224,8 +224,9 @@ export function messageBrowser(view, topic) {
         uncommitted: open.checked ? 1 : null,
       };
       const same = Object.entries(next).every(([name, value]) => String(place.query[name] ?? "") === String(value ?? ""));
-      same ? update(place) : place.change(next);
-      if (same) view.restart();
+      if (!same) return place.change(next);
+      view.restart();
+      update(place);
     }
 
     function show(given) {

@@ -1,6 +1,6 @@
 // What flows, what waits, what is wrong.
 
-import { fill, h, icon } from "../lib/dom.js";
+import { h, icon, renew } from "../lib/dom.js";
 import { chart, rangePicker, sparkline } from "../lib/chart.js";
 import { bytes, count, duration, plural, short } from "../lib/format.js";
 import { empty } from "../lib/dialog.js";
@@ -31,26 +31,26 @@ function render(view, place) {
   }
 
   function show(data) {
-    fill(alarms, data.alarms.map(alarm));
-    fill(tiles, tilesOf(data));
+    renew(alarms, data.alarms.map(alarm));
+    renew(tiles, tilesOf(data));
     flow.update(data.charts.flow);
     lag.update(data.charts.lag);
     written.update(data.charts.bytes);
     disk.update(data.charts.disk);
-    fill(busiest, small(data.busiest, [
+    renew(busiest, small(data.busiest, [
       ["Topic", (row) => h("a", { href: `#/topics/${encodeURIComponent(row.name)}` }, row.name)],
       ["Messages/s", (row) => short(row.rate), true],
       ["Messages", (row) => short(row.messages), true],
       ["Size", (row) => bytes(row.size), true],
     ], () => empty("No topics yet", "Producers make them when they write, or you do.", h("a.button", { href: "#/topics" }, "Topics"))));
-    fill(running, small(data.running, [
+    renew(running, small(data.running, [
       ["Name", (row) => h("a", { href: link(`${row.kind}s`, row.name) }, row.name)],
       ["", (row) => row.kind],
       ["State", (row) => stateBadge(row.state)],
       ["Rows/s", (row) => short(row.rows_per_s), true],
       ["Behind", (row) => (row.kind === "capture" ? (row.lag_ms === null || row.lag_ms === undefined ? "–" : duration(row.lag_ms / 1000)) : count(row.lag)), true],
     ], () => empty("Nothing runs", "headrace run FILE.py and headrace capture run NAME report here."), { clip: false }));
-    fill(lagging, small(data.lagging, [
+    renew(lagging, small(data.lagging, [
       ["Group", (row) => h("a", { href: `#/groups/${encodeURIComponent(row.name)}` }, row.name)],
       ["State", (row) => row.state || "–"],
       ["Lag", (row) => count(row.lag), true],
@@ -76,11 +76,17 @@ function tilesOf(data) {
   return [
     tile("Written", short(data.in), "messages/s", sparkline(series("flow"), 0), `${plural(data.messages, "message")} stored`),
     tile("Read by groups", short(data.out), "messages/s", sparkline(out, 1), plural(data.groups, "group")),
-    tile("To disk", bytes(data.bytes), "/s", sparkline(series("bytes"), 2), `${bytes(data.used)} stored`),
+    tile("To disk", ...rateOf(data.bytes), sparkline(series("bytes"), 2), `${bytes(data.used)} stored`),
     tile("Lag", short(data.lag), "messages", sparkline(series("lag"), 3), data.lag ? "in all groups" : "nobody is behind"),
     used === null ? tile("Topics", count(data.topics), "", null, plural(data.partitions, "partition"))
       : tile("Disk", `${Math.round(used * 100)} %`, "used", meter(used), `${bytes(data.disk.usable)} free${forecast}`),
   ];
+}
+
+/** "4.9 MB" and "/s" as a figure with its unit, like those of the other tiles. */
+function rateOf(size) {
+  const [figure, unit] = bytes(size).split(" ");
+  return [figure, `${unit}/s`];
 }
 
 function tile(label, figure, unit, picture, note) {
@@ -91,7 +97,6 @@ function meter(share) {
   return h("div.meter", h(`i${share > 0.9 ? ".bad" : share > 0.75 ? ".warn" : ""}`, { style: { width: `${Math.min(100, share * 100)}%` } }));
 }
 
-/** A short table without pages. */
 /** A table whose rows are all there; `clip`: texts that are too long end in dots. */
 export function small(rows, columns, nothing, { clip = true } = {}) {
   if (!rows.length) return nothing();

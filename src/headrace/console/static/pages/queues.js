@@ -18,7 +18,7 @@ export const pages = [
 ];
 
 const COLUMNS = [
-  { name: "name", title: "Queue", class: "grow", cell: (row) => h("span.row", h("a.strong", { href: link("queues", row.name) }, row.name), row.flags.map((flag) => h("span.badge", flag)), row.error ? h("span.badge.bad", { title: row.error }, "cannot be served") : null) },
+  { name: "name", title: "Queue", class: "grow", cell: (row) => h("span.row", h("a.strong.name", { href: link("queues", row.name), title: row.name }, row.name), row.flags.map((flag) => h("span.badge", flag)), row.error ? h("span.badge.bad", { title: row.error }, "cannot be served") : null) },
   { name: "ready", title: "Ready", number: true, cell: (row) => count(row.ready) },
   { name: "unacknowledged", title: "Unacked", number: true, cell: (row) => count(row.unacknowledged) },
   { name: "consumers", title: "Consumers", number: true, class: "wide-only", cell: (row) => count(row.consumers) },
@@ -107,9 +107,21 @@ function drawRoutes(name, data) {
   ];
   const links = [
     { from: "x:", to: "q", label: clip(name) },
-    ...bound.map((each) => ({ from: `x:${each.source}`, to: each.to_exchange ? `x:${each.destination}` : "q", label: clip(each.key || (Object.keys(each.arguments).length ? "headers" : "")) })),
+    ...bindings(bound).map(([from, to, keys]) => ({ from: `x:${from}`, to, label: keys.length > 1 ? `${keys.length} bindings` : clip(keys[0]), tip: keys.join("\n") })),
   ];
   return graph({ nodes, links, label: `Bindings of ${name}` });
+}
+
+/** Bindings between the same two are one link: their labels would hide each other. */
+function bindings(bound) {
+  const found = new Map();
+  for (const each of bound) {
+    const to = each.to_exchange ? `x:${each.destination}` : "q";
+    const way = JSON.stringify([each.source, to]);
+    if (!found.has(way)) found.set(way, [each.source, to, []]);
+    found.get(way)[2].push(each.key || (Object.keys(each.arguments).length ? "headers" : ""));
+  }
+  return [...found.values()];
 }
 
 function clip(text) {
@@ -128,13 +140,16 @@ function messageList(view, name) {
     h("header.card-head", h("h3", "Messages"), h("span.muted", "looked at, not taken"), h("span.results-pick", view.copyButton(["queue", "peek", name]))),
     h("div.toolbar", h("label.search-box", icon("search"), search), h("button.button", { on: { click: load } }, "Look again"), status), bar, list);
   let rows = [];
+  let filtered = false;
   let ready = null;
 
   async function load() {
     status.textContent = "Looking …";
     try {
-      const found = await get("queue/messages", { name, q: search.value, count: 100 });
+      const wanted = search.value;
+      const found = await get("queue/messages", { name, q: wanted, count: 100 });
       rows = found.messages;
+      filtered = wanted !== "";
       chosen.clear();
       status.textContent = `${plural(rows.length, "message")} of ${count(found.looked)} looked at`;
       draw();
@@ -159,12 +174,13 @@ function messageList(view, name) {
   }
 
   function drawBar() {
-    const dead = rows.filter((row) => row.died && row.state === "ready").length;
+    const dead = rows.filter((row) => row.died && row.state === "ready");
     fill(bar, session.read_only ? null : [
       chosen.size ? h("b", `${plural(chosen.size, "message")} chosen`) : null,
       chosen.size && [...chosen.values()].every((row) => row.died) ? h("button.button.primary.small", { on: { click: () => redrive([...chosen.values()]) } }, "Redrive chosen") : null,
       chosen.size ? h("button.button.danger.small", { on: { click: () => drop([...chosen.values()]) } }, "Remove chosen") : null,
-      dead ? h("button.button.small.redrive-all", { on: { click: redriveAll } }, "Redrive all dead letters") : null,
+      dead.length && filtered ? h("button.button.small.redrive-shown", { on: { click: () => redrive(dead) } }, `Redrive the ${dead.length} shown`) : null,
+      dead.length && !filtered ? h("button.button.small.redrive-all", { on: { click: redriveAll } }, "Redrive all dead letters") : null,
     ]);
   }
 

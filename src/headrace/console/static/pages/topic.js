@@ -1,6 +1,6 @@
 // One topic: its messages, partitions, settings, and what can be done to it.
 
-import { fill, h, icon } from "../lib/dom.js";
+import { fill, h, icon, renew } from "../lib/dom.js";
 import { get, post } from "../lib/api.js";
 import { chart, rangePicker } from "../lib/chart.js";
 import { bytes, count, explained, plural, short } from "../lib/format.js";
@@ -75,7 +75,7 @@ function partitions(view, name, content, figures) {
     view.live("topic", { name, range: now.query.range }, (data) => {
       showFigures(figures, data);
       rate.update(data.chart);
-      fill(list, small(data.partitions, [
+      renew(list, small(data.partitions, [
         ["Partition", (row) => row.partition, true],
         ["Leader", (row) => (row.leader === null ? h("span.badge.bad", "none") : row.leader), true],
         ["In sync / replicas", (row) => `${row.in_sync.join(", ")} / ${row.replicas.join(", ")}`],
@@ -93,7 +93,7 @@ function groups(view, name, content, figures) {
   return () => {
     view.live("topic", { name }, (data) => {
       showFigures(figures, data);
-      fill(content, h("section.card.flush", small(data.groups, [
+      renew(content, h("section.card.flush", small(data.groups, [
         ["Group", (row) => h("a.strong", { href: `#/groups/${encodeURIComponent(row.name)}` }, row.name)],
         ["State", (row) => row.state || "–"],
         ["Lag in all topics", (row) => count(row.lag), true],

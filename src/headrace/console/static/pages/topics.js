@@ -41,7 +41,7 @@ function render(view, place) {
     internal.checked = Boolean(now.query.internal);
     view.title("Topics", { actions: [createButton()], words: ["topic", "list", ...(now.query.internal ? ["--internal"] : [])] });
     view.live("topics", now.query, (data) => {
-      if (!data.sampled) return view.problem(data.problem || "Waiting for the broker …");
+      if (!data.sampled) return;
       hidden.textContent = data.hidden ? ` (${data.hidden})` : "";
       list.update(data);
     });
@@ -52,7 +52,7 @@ function render(view, place) {
 }
 
 function nameCell(row) {
-  return h("span.row", h("a.strong", { href: `#/topics/${encodeURIComponent(row.name)}` }, row.name),
+  return h("span.row", h("a.strong.name", { href: `#/topics/${encodeURIComponent(row.name)}`, title: row.name }, row.name),
     row.internal ? h("span.badge", "internal") : null,
     row.leaderless ? h("span.badge.bad", `${plural(row.leaderless, "partition")} without a leader`) : null,
     row.behind && !row.leaderless ? h("span.badge.warn", "replicas behind") : null);
