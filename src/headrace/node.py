@@ -139,7 +139,7 @@ class Node:
                 self._sockets[name] = _bind(name, *address)
             self._open()
             self.broker.start()  # groups and transactions are loaded before the first request can come
-            self._kafka = KafkaService(self.broker.handle, KafkaLimits.of(self.settings))
+            self._kafka = KafkaService(self.broker.handle, KafkaLimits.of(self.settings), slices=self.broker.slices)
             self._loop_watch = LoopWatch(self._kafka, stall_s=self.settings.integer("slow.loop.ms") / 1000)
             if "kafka" in wanted:
                 await self._listen_for_kafka()

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.wire.kafka.apis import APIS, Api
-from headrace.wire.kafka.codec import MalformedMessage, read_message, write_message
+from headrace.wire.kafka.codec import MalformedMessage, read_in_steps, read_message, write_message
 from headrace.wire.kafka.connection import Connection, Event, Limits, PeerErred, RequestReceived
 from tests.unit.wire.strategies import MESSAGES, instances, versioned_messages
 
@@ -23,6 +23,16 @@ def encoded(message: object, version: int) -> bytes:
     return b"".join(bytes(chunk) for chunk in write_message(message, version))
 
 
+def read_with_steps(cls: type, version: int, raw: bytes | bytearray) -> tuple[Any, int]:
+    steps = read_in_steps(cls, version, raw)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            read: tuple[Any, int] = done.value
+            return read
+
+
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
 def test_what_is_written_in_a_version_is_read_again_in_it(cls: type) -> None:
     @RELAXED
@@ -33,6 +43,7 @@ def test_what_is_written_in_a_version_is_read_again_in_it(cls: type) -> None:
         again, position = read_message(cls, version, raw)
         assert again == message
         assert position == len(raw)
+        assert read_with_steps(cls, version, raw) == (message, len(raw))
 
     check()
 
@@ -49,6 +60,8 @@ def test_a_message_cut_short_anywhere_is_malformed_and_never_something_else(cls:
         cut = data.draw(st.integers(0, len(raw) - 1))
         with pytest.raises(MalformedMessage):
             read_message(cls, version, raw[:cut])
+        with pytest.raises(MalformedMessage):
+            read_with_steps(cls, version, raw[:cut])
 
     check()
 
@@ -65,10 +78,13 @@ def test_a_message_with_bytes_changed_is_read_or_malformed_and_nothing_else(cls:
         for where, byte in changes:
             if raw:
                 raw[int(where * len(raw))] = byte
+        assert outcome(read_message, cls, version, raw) == outcome(read_with_steps, cls, version, raw)
+
+    def outcome(read: Any, cls: type, version: int, raw: bytearray) -> object:
         try:
-            read_message(cls, version, raw)
-        except MalformedMessage:
-            pass
+            return encoded(read(cls, version, raw)[0], version)
+        except MalformedMessage as error:
+            return error.message
 
     check()
 

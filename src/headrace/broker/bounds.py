@@ -1,8 +1,8 @@
 """What bounds the cost of each API, so that no request holds the loop for long. ``docs/bounds.md`` is printed from it.
 
 Every request has at most ``request.elements.max`` array elements, and all but Produce at most
-``request.other.bytes.max`` bytes. That bounds decoding. What a handler does beyond that is said here; the tests compare
-it with what the handlers are.
+``request.other.bytes.max`` bytes; one with more than 1,000 elements is decoded in slices. What a handler does beyond
+that is said here; the tests compare it with what the handlers are.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from enum import Enum
 from headrace.broker.limits import LIMITS
 from headrace.wire.kafka.api_key import ApiKey
 from headrace.wire.kafka.apis import APIS
+from headrace.wire.kafka.connection import DECODED_AT_ONCE_MAX
 
 __all__ = ["BOUNDS", "Bound", "How", "bounds_document"]
 
@@ -128,8 +129,9 @@ def bounds_document() -> str:
         "is that none holds it for more than 50 ms; `python -m benchmarks stalls` measures the worst of each API.",
         "",
         "A request has at most `request.elements.max` array elements and, if it is no Produce, at most",
-        "`request.other.bytes.max` bytes. An answer has at most `response.bytes.max` bytes besides records; what does",
-        "not fit is refused with POLICY_VIOLATION.",
+        f"`request.other.bytes.max` bytes; one with more than {DECODED_AT_ONCE_MAX:,} elements is decoded in slices.",
+        "An answer has at most `response.bytes.max` bytes besides records; what does not fit is refused with",
+        "POLICY_VIOLATION.",
         "",
         "| API | runs | what bounds it |",
         "|---|---|---|",

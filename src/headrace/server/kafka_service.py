@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from headrace.broker.replies import Reply
 from headrace.broker.request import Peer, Request
+from headrace.broker.slices import Slices
 from headrace.config import Settings
 from headrace.server.budget import RequestBudget
 from headrace.server.kafka import READ_BYTES, KafkaSession
@@ -93,9 +94,15 @@ class KafkaService:
     """Made on the event loop; ``session`` is the protocol factory of its listeners."""
 
     def __init__(
-        self, handle: Handler, limits: KafkaLimits | None = None, authentication: Authentication | None = None
+        self,
+        handle: Handler,
+        limits: KafkaLimits | None = None,
+        authentication: Authentication | None = None,
+        slices: Slices | None = None,
     ) -> None:
         self.handle = handle
+        self.slices = slices or Slices()
+        """Where long requests are decoded: the broker's, so that both share the time of a turn."""
         self.limits = limits or KafkaLimits()
         self.authentication = authentication or NoAuthentication()
         self.scratch = memoryview(bytearray(READ_BYTES))

@@ -15,11 +15,17 @@ import pytest
 
 from headrace.broker.replies import PendingReply
 from headrace.broker.request import Peer, Request
+from headrace.broker.slices import UNITS_PER_TURN
 from headrace.server.kafka import REQUESTS_PER_TURN
 from headrace.wire.kafka.connection import Limits
 from headrace.wire.kafka.messages.groups import HeartbeatRequest, HeartbeatResponse
 from headrace.wire.kafka.messages.metadata import ApiVersionsResponse
-from headrace.wire.kafka.messages.produce import ProduceRequest, ProduceResponse
+from headrace.wire.kafka.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
 from tests.unit.server.harness import (
     HEARTBEAT,
     KAFKA_LIMITS,
@@ -127,6 +133,61 @@ def test_thousands_of_requests_of_one_connection_do_not_keep_another_waiting() -
         assert other.answered() == 2
         assert [flood.answered() for _ in range(1500)] == [1] * 1500
     assert seen.index(2) <= 4 * REQUESTS_PER_TURN, "the loop may go round a few times before it looks at the other"
+
+
+def long_produce(correlation_id: int, elements: int) -> bytes:
+    topics = [TopicProduceData(name="t", partition_data=[PartitionProduceData(index=n) for n in range(elements - 1)])]
+    return request_bytes(ProduceRequest(acks=1, topic_data=topics), PRODUCE, 8, correlation_id)
+
+
+def test_a_request_that_takes_long_to_decode_is_decoded_in_slices_and_keeps_its_place() -> None:
+    executed: list[tuple[int, int]] = []
+
+    def handle(request: Request[Any]) -> Any:
+        body = request.body
+        executed.append((request.correlation_id, len(body.topic_data[0].partition_data) if body.topic_data else 0))
+        return ProduceResponse()
+
+    with serving(handle) as server, Client(server.address) as client:
+        client.socket.sendall(long_produce(1, 15_000))
+        client.produce(2)
+        assert [client.answered(), client.answered()] == [1, 2]
+        units = server.on_loop(lambda: server.kafka.slices.units_in_turn_max)
+    assert executed == [(1, 14_999), (2, 0)]
+    assert UNITS_PER_TURN <= units < UNITS_PER_TURN * 1.1, "so it took several turns"
+
+
+def test_a_long_request_that_turns_out_malformed_closes_its_connection_after_the_answers_before_it() -> None:
+    raw = long_produce(2, 15_000)[:-1]
+    raw = struct.pack(">i", len(raw) - 4) + raw[4:]
+    with serving(at_once) as server, Client(server.address) as bad, Client(server.address) as good:
+        bad.heartbeat(1)
+        bad.socket.sendall(raw)
+        assert bad.answered() == 1
+        with pytest.raises(EOFError):
+            bad.answered()
+        good.heartbeat(3)
+        assert good.answered() == 3
+
+
+def test_a_long_request_of_a_peer_that_goes_before_it_is_decoded_is_not_executed() -> None:
+    executed: list[int] = []
+
+    def handle(request: Request[Any]) -> Any:
+        executed.append(request.correlation_id)
+        return HeartbeatResponse()
+
+    with serving(handle) as server:
+        slices = server.kafka.slices
+        slices.units_per_turn = 0
+        with Client(server.address) as client:
+            client.socket.sendall(long_produce(1, 15_000))
+            server.until(lambda: len(slices._queue) == 1)
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # so it is a reset
+        server.until(lambda: not server.listener._sessions)
+        slices.units_per_turn = UNITS_PER_TURN
+        server.until(lambda: not slices._queue)
+    assert executed == []
 
 
 def test_an_exception_in_a_handler_closes_its_connection_and_no_other(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ import pytest
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.apis import APIS, support_matrix
 from headrace.wire.kafka.codec import (
+    ELEMENTS_PER_STEP,
     MalformedMessage,
     UnwritableMessage,
     read_message,
@@ -20,9 +21,11 @@ from headrace.wire.kafka.codec import (
     write_message,
 )
 from headrace.wire.kafka.connection import (
+    DECODED_AT_ONCE_MAX,
     Connection,
     Event,
     Limits,
+    LongRequestReceived,
     PeerErred,
     ReplyTo,
     RequestReceived,
@@ -337,3 +340,47 @@ def test_requests_that_only_brokers_send_are_not_offered() -> None:
 def test_the_support_matrix_in_the_documentation_is_what_the_code_prints() -> None:
     document = Path(__file__).resolve().parents[3] / "docs" / "support-matrix.md"
     assert document.read_text() == support_matrix(), "run: python -m headrace.wire.kafka.apis > docs/support-matrix.md"
+
+
+# ---- long requests --------------------------------------------------------------------------------------------------
+
+
+def long_request(events: list[Event]) -> LongRequestReceived:
+    event = the_only(events)
+    assert isinstance(event, LongRequestReceived)
+    return event
+
+
+def test_a_request_of_many_elements_is_decoded_in_short_steps_however_they_are_nested() -> None:
+    topics = [TopicProduceData(name="t", partition_data=[PartitionProduceData(index=n) for n in range(9)])] * 500
+    message = ProduceRequest(topic_data=topics)
+    event = long_request(Connection(LIMITS).receive_data(request_bytes(message, 0, 8)))
+    steps = []
+    while True:
+        try:
+            steps.append(next(event.decoding))
+        except StopIteration as done:
+            body = done.value
+            break
+    assert body == message
+    assert max(steps) == ELEMENTS_PER_STEP
+    assert sum(steps) > 5_000 - ELEMENTS_PER_STEP
+
+
+def test_a_request_of_few_elements_is_decoded_at_once() -> None:
+    topics = [TopicProduceData(name="t", partition_data=[PartitionProduceData()])] * (DECODED_AT_ONCE_MAX // 2)
+    raw = request_bytes(ProduceRequest(topic_data=topics), 0, 8)
+    assert isinstance(the_only(Connection(LIMITS).receive_data(raw)), RequestReceived)
+    raw = request_bytes(ProduceRequest(topic_data=[*topics, TopicProduceData(name="t")]), 0, 8)
+    long_request(Connection(LIMITS).receive_data(raw))
+
+
+def test_a_long_request_is_refused_in_its_steps_where_it_is_malformed_or_has_too_many_elements() -> None:
+    topics = [TopicProduceData(name="t", partition_data=[PartitionProduceData()] * 9)] * 200
+    raw = request_bytes(ProduceRequest(topic_data=topics), 0, 8)
+    for damaged, limit, reason in ((raw, 1_999, "more than 1999 array elements"), (raw[:-1], 20_000, "at byte")):
+        sized = struct.pack(">i", len(damaged) - 4) + damaged[4:]
+        event = long_request(Connection(Limits(elements_max=limit)).receive_data(sized))
+        with pytest.raises(MalformedMessage, match=reason):
+            for _ in event.decoding:
+                pass

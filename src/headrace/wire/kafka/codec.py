@@ -9,6 +9,9 @@ What a reader promises about bytes from strangers:
 * the number of array elements and tagged fields in one message is bounded by ``elements_max``;
 * whatever is wrong, the error is ``MalformedMessage``.
 
+``read_message`` reads a message in one go. ``read_in_steps`` is for messages with thousands of elements: the same
+readers, compiled as generators that yield between the elements of arrays, so that the caller can do other work.
+
 What a writer promises: a value that its field cannot carry in this version is an ``UnwritableMessage``. A string that
 is null, in a version before the one that lets it be null, is written as an empty string, as Kafka does.
 
@@ -21,20 +24,40 @@ That is how a long answer is written piece by piece, and how elements that are r
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Generator, Iterable
 from dataclasses import MISSING
 from functools import cache
 from typing import Any, TypeVar
 
-from headrace.errors import ErrorCode, KafkaError
+from headrace.wire.kafka.primitives import (
+    FIXED,
+    I32,
+    MalformedMessage,
+    TooManyElements,
+    UnwritableMessage,
+    ValueReader,
+    read_bytes,
+    read_count,
+    read_records,
+    read_string,
+    read_tags,
+    read_uvarint,
+    records_chunks,
+    span,
+    string_bytes,
+    uvarint,
+)
 from headrace.wire.kafka.schema import NEVER, Field, fields_of, spec_of
 
 __all__ = [
     "ELEMENTS_MAX",
+    "ELEMENTS_PER_STEP",
     "EncodedElements",
     "MalformedMessage",
+    "TooManyElements",
     "UnwritableMessage",
     "blank",
+    "read_in_steps",
     "read_message",
     "read_uvarint",
     "uvarint",
@@ -45,29 +68,12 @@ __all__ = [
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
-ValueReader = Callable[[memoryview, int, list[int]], tuple[Any, int]]
 
 ELEMENTS_MAX = 1_000_000
 """Array elements and tagged fields in one message: a frame of 100 MB could otherwise ask for 100 million objects."""
 
-SHORT_STRING_BYTES_MAX = 2**15 - 1
-"""The longest string of a version that is not flexible."""
-
-LENGTH_MAX = 2**31 - 1
-
-
-class MalformedMessage(KafkaError):
-    """The peer's bytes are not the message they claim to be."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(ErrorCode.INVALID_REQUEST, f"malformed message: {reason}")
-
-
-class UnwritableMessage(KafkaError):
-    """An answer that the peer's version of the protocol cannot carry, or that is larger than answers may be."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(ErrorCode.UNKNOWN_SERVER_ERROR, f"unwritable message: {reason}")
+ELEMENTS_PER_STEP = 100
+"""Array elements that are read between two yields of ``read_in_steps``: 0.1 to 0.25 ms."""
 
 
 def read_message(
@@ -81,6 +87,21 @@ def read_message(
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise MalformedMessage(f"{cls.__name__} v{version}: {error}") from None
     return read
+
+
+def read_in_steps(
+    cls: type[T], version: int, data: Buffer, position: int = 0, *, elements_max: int = ELEMENTS_MAX
+) -> Generator[int, None, tuple[T, int]]:
+    """The same in steps: yields, after each, how many elements it has read."""
+    view = data if type(data) is memoryview else memoryview(data)
+    kind: Any = cls
+    read = _nested_reader(kind, version, _flexible(cls, version), _has_elements(kind, version))
+    try:
+        made = read(view, position, [elements_max, elements_max, 0])
+        done: tuple[T, int] = (yield from made) if _has_elements(kind, version) else made
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise MalformedMessage(f"{cls.__name__} v{version}: {error}") from None
+    return done
 
 
 def write_message(message: object, version: int) -> list[Any]:
@@ -126,185 +147,6 @@ def blank(cls: Any) -> Any:
     return cls()
 
 
-# ---- primitives -----------------------------------------------------------------------------------------------------
-
-_FIXED = {
-    "bool": "?",
-    "int8": "b",
-    "int16": "h",
-    "uint16": "H",
-    "int32": "i",
-    "uint32": "I",
-    "int64": "q",
-    "float64": "d",
-    "uuid": "16s",
-}
-
-
-def uvarint(value: int) -> bytes:
-    if value < 0x80:
-        return _ONE_BYTE[value]
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-_ONE_BYTE = [bytes([n]) for n in range(0x80)]
-
-
-def read_uvarint(view: memoryview, position: int) -> tuple[int, int]:
-    byte = view[position]
-    position += 1
-    if byte < 0x80:
-        return byte, position
-    value = byte & 0x7F
-    for shift in (7, 14, 21, 28):
-        byte = view[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise MalformedMessage("a varint of more than 5 bytes")
-
-
-_I16 = struct.Struct(">h")
-_I32 = struct.Struct(">i")
-
-
-def _span(view: memoryview, position: int, length: int) -> int:
-    """The position after ``length`` bytes, if there are as many."""
-    end = position + length
-    if length < 0 or end > len(view):
-        raise _too_long(length, position, view)
-    return end
-
-
-def _too_long(length: int, position: int, view: memoryview) -> MalformedMessage:
-    return MalformedMessage(f"a length of {length} at byte {position} of {len(view)}")
-
-
-def _read_size(view: memoryview, position: int, flexible: bool, wide: bool) -> tuple[int, int]:
-    """A length prefix; -1 is null."""
-    if flexible:
-        length = view[position]
-        if length < 0x80:
-            return length - 1, position + 1
-        length, position = read_uvarint(view, position)
-        return length - 1, position
-    if wide:
-        return _I32.unpack_from(view, position)[0], position + 4
-    return _I16.unpack_from(view, position)[0], position + 2
-
-
-def _read_string(view: memoryview, position: int, flexible: bool, nullable: bool) -> tuple[str | None, int]:
-    length, position = _read_size(view, position, flexible, wide=False)
-    if length < 0:
-        _null("string", nullable, length)
-        return None, position
-    end = position + length
-    if end > len(view):
-        raise _too_long(length, position, view)
-    return str(view[position:end], "utf-8"), end
-
-
-def _read_bytes(view: memoryview, position: int, flexible: bool, nullable: bool) -> tuple[bytes | None, int]:
-    length, position = _read_size(view, position, flexible, wide=True)
-    if length < 0:
-        _null("bytes", nullable, length)
-        return None, position
-    end = position + length
-    if end > len(view):
-        raise _too_long(length, position, view)
-    return bytes(view[position:end]), end
-
-
-def _read_records(view: memoryview, position: int, flexible: bool, nullable: bool) -> tuple[memoryview | None, int]:
-    """Records stay where they are: the view keeps the frame alive."""
-    if flexible:
-        length, position = read_uvarint(view, position)
-        length -= 1
-    else:
-        length, position = _I32.unpack_from(view, position)[0], position + 4
-    if length < 0:
-        return None, position
-    end = position + length
-    if end > len(view):
-        raise _too_long(length, position, view)
-    return view[position:end], end
-
-
-def _null(kind: str, nullable: bool, length: int) -> None:
-    if not nullable or length != -1:
-        raise MalformedMessage(f"{kind} of length {length}")
-
-
-def _read_count(
-    view: memoryview, position: int, flexible: bool, nullable: bool, item_bytes_min: int, budget: list[int]
-) -> tuple[int, int]:
-    """An array's count, or -1 for null; never more than the bytes that remain could hold."""
-    count, position = _read_size(view, position, flexible, wide=True)
-    if count < 0:
-        _null("array", nullable, count)
-        return -1, position
-    if count * item_bytes_min > len(view) - position:
-        raise MalformedMessage(f"an array of {count} at byte {position} of {len(view)}")
-    _spend(budget, count)
-    return count, position
-
-
-def _spend(budget: list[int], count: int) -> None:
-    """``budget`` is [what is left, what there was]: one list for all parts of a message."""
-    budget[0] -= count
-    if budget[0] < 0:
-        raise MalformedMessage(f"more than {budget[1]} array elements and tagged fields")
-
-
-def _read_tags(
-    view: memoryview,
-    position: int,
-    known: dict[int, tuple[str, ValueReader]],
-    into: dict[str, Any],
-    budget: list[int],
-) -> int:
-    count, position = read_uvarint(view, position)
-    _spend(budget, count)
-    for _ in range(count):
-        tag, position = read_uvarint(view, position)
-        size, position = read_uvarint(view, position)
-        end = _span(view, position, size)
-        if tag in known:
-            name, read = known[tag]
-            into[name], reached = read(view[:end], position, budget)
-            if reached != end:
-                raise MalformedMessage(f"tagged field {name} of {size} bytes ends after {reached - position}")
-        position = end
-    return position
-
-
-def _string_bytes(text: str, flexible: bool) -> bytes:
-    raw = text.encode()
-    if len(raw) > SHORT_STRING_BYTES_MAX and not flexible:
-        raise UnwritableMessage(f"a string of {len(raw)} bytes; this version carries {SHORT_STRING_BYTES_MAX}")
-    return (uvarint(len(raw) + 1) if flexible else _I16.pack(len(raw))) + raw
-
-
-def _records_chunks(value: Sized | Sequence[Sized] | None, flexible: bool, emit: Callable[[Any], None]) -> None:
-    """A records field is null, one chunk, or a list of chunks that follow each other."""
-    if value is None:
-        emit(b"\x00" if flexible else b"\xff\xff\xff\xff")
-        return
-    chunks = value if isinstance(value, list) else [value]
-    length = sum(map(len, chunks))
-    if length > LENGTH_MAX:
-        raise UnwritableMessage(f"{length} bytes of records; a field carries {LENGTH_MAX}")
-    emit(uvarint(length + 1) if flexible else _I32.pack(length))
-    for chunk in chunks:
-        emit(chunk)
-
-
 # ---- compilation ----------------------------------------------------------------------------------------------------
 
 
@@ -314,7 +156,7 @@ def _flexible(cls: type, version: int) -> bool:
 
 @cache
 def _reader(cls: Any, version: int) -> Any:
-    return _compile_reader(cls, version, _flexible(cls, version))
+    return _compile_reader(cls, version, _flexible(cls, version), in_steps=False)
 
 
 @cache
@@ -328,16 +170,16 @@ class _Source:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.names: dict[str, Any] = {
-            "read_string": _read_string,
-            "read_bytes": _read_bytes,
-            "read_records": _read_records,
-            "read_count": _read_count,
-            "read_tags": _read_tags,
-            "span": _span,
+            "read_string": read_string,
+            "read_bytes": read_bytes,
+            "read_records": read_records,
+            "read_count": read_count,
+            "read_tags": read_tags,
+            "span": span,
             "uvarint": uvarint,
-            "string_bytes": _string_bytes,
-            "records_chunks": _records_chunks,
-            "I32": _I32,
+            "string_bytes": string_bytes,
+            "records_chunks": records_chunks,
+            "I32": I32,
         }
 
     def bind(self, value: Any) -> str:
@@ -368,9 +210,22 @@ def _bytes_min(cls: type, version: int, flexible: bool) -> int:
     return max(total, 1)
 
 
+@cache
+def _has_elements(cls: type, version: int) -> bool:
+    """Whether a struct holds, at any depth, an array that is read element by element. Only such a struct is worth a
+    reader in steps. Arrays in tagged fields do not count: they are read in one go."""
+    for _, wire, _ in _present(cls, version):
+        if not wire.tagged(version):
+            if wire.kind == "array" and wire.item is not None and wire.item.kind not in FIXED:
+                return True
+            if wire.kind == "struct" and wire.type is not None and _has_elements(wire.type, version):
+                return True
+    return False
+
+
 def _item_bytes_min(wire: Field, version: int, flexible: bool) -> int:
-    if wire.kind in _FIXED:
-        return struct.calcsize(">" + _FIXED[wire.kind])
+    if wire.kind in FIXED:
+        return struct.calcsize(">" + FIXED[wire.kind])
     if wire.kind == "struct":
         assert wire.type is not None
         return 1 if wire.nullable(version) else _bytes_min(wire.type, version, flexible)
@@ -379,7 +234,9 @@ def _item_bytes_min(wire: Field, version: int, flexible: bool) -> int:
     return 2 if wire.kind == "string" else 4
 
 
-def _compile_reader(cls: type, version: int, flexible: bool) -> Any:
+def _compile_reader(cls: type, version: int, flexible: bool, in_steps: bool) -> Any:
+    """``read(view, at, budget)``, which returns the instance and the position after it; ``in_steps`` makes it a
+    generator."""
     source = _Source()
     run: list[tuple[str, str]] = []
     given: list[str] = []
@@ -387,7 +244,7 @@ def _compile_reader(cls: type, version: int, flexible: bool) -> Any:
 
     def end_run() -> None:
         if run:
-            shape = struct.Struct(">" + "".join(_FIXED[kind] for _, kind in run))
+            shape = struct.Struct(">" + "".join(FIXED[kind] for _, kind in run))
             targets = ", ".join(f"f_{name}" for name, _ in run)
             source.add(f"{targets}, = {source.bind(shape.unpack_from)}(view, at)")
             source.add(f"at += {shape.size}")
@@ -399,11 +256,11 @@ def _compile_reader(cls: type, version: int, flexible: bool) -> Any:
             tags[wire.tag] = (name, _compile_value_reader(wire, version, flexible))
             continue
         given.append(name)
-        if wire.kind in _FIXED:
+        if wire.kind in FIXED:
             run.append((name, wire.kind))
             continue
         end_run()
-        _read_variable(source, f"f_{name}", wire, version, flexible)
+        _read_variable(source, f"f_{name}", wire, version, flexible, in_steps)
     end_run()
     _make(source, cls, given)
     if flexible:
@@ -432,7 +289,9 @@ def _default_factory(cls: Any, name: str) -> Any:
     return cls.__dataclass_fields__[name].default_factory
 
 
-def _read_variable(source: _Source, target: str, wire: Field, version: int, flexible: bool) -> None:
+def _read_variable(
+    source: _Source, target: str, wire: Field, version: int, flexible: bool, in_steps: bool = False
+) -> None:
     nullable = wire.nullable(version)
     if wire.kind == "string" and flexible:
         _read_short_string(source, target, nullable)
@@ -440,15 +299,22 @@ def _read_variable(source: _Source, target: str, wire: Field, version: int, flex
         source.add(f"{target}, at = read_{wire.kind}(view, at, {flexible}, {nullable})")
     elif wire.kind == "struct":
         assert wire.type is not None
-        read = source.bind(_nested_reader(wire.type, version, flexible))
+        read = _read_struct(source, wire.type, version, flexible, in_steps)
         if nullable:
             source.add(f"{target} = None")
             source.add("at += 1")
-            source.add(f"if view[at - 1] < 128: {target}, at = {read}(view, at, budget)")
+            source.add(f"if view[at - 1] < 128: {target}, at = {read}")
         else:
-            source.add(f"{target}, at = {read}(view, at, budget)")
+            source.add(f"{target}, at = {read}")
     else:
-        _read_array(source, target, wire, version, flexible)
+        _read_array(source, target, wire, version, flexible, in_steps)
+
+
+def _read_struct(source: _Source, cls: type, version: int, flexible: bool, in_steps: bool) -> str:
+    """The expression that reads a nested struct."""
+    in_steps = in_steps and _has_elements(cls, version)
+    call = f"{source.bind(_nested_reader(cls, version, flexible, in_steps))}(view, at, budget)"
+    return f"yield from {call}" if in_steps else call
 
 
 def _read_short_string(source: _Source, target: str, nullable: bool) -> None:
@@ -463,7 +329,7 @@ def _read_short_string(source: _Source, target: str, nullable: bool) -> None:
     source.add(f"else: {target}, at = read_string(view, at, True, {nullable})")
 
 
-def _read_array(source: _Source, target: str, wire: Field, version: int, flexible: bool) -> None:
+def _read_array(source: _Source, target: str, wire: Field, version: int, flexible: bool, in_steps: bool) -> None:
     item = wire.item
     assert item is not None
     least = _item_bytes_min(item, version, flexible)
@@ -478,8 +344,8 @@ def _read_array(source: _Source, target: str, wire: Field, version: int, flexibl
         source.add(f"else: {slow}")
     else:
         source.add(slow)
-    if item.kind in _FIXED:
-        code = _FIXED[item.kind]
+    if item.kind in FIXED:
+        code = FIXED[item.kind]
         unpack = source.bind(struct.unpack_from)
         shape = f"'>' + '{code}' * n" if item.kind == "uuid" else f"f'>{{n}}{code}'"
         source.add(f"{target} = list({unpack}({shape}, view, at)) if n > 0 else None if n < 0 else []")
@@ -489,15 +355,20 @@ def _read_array(source: _Source, target: str, wire: Field, version: int, flexibl
     source.add("for _ in range(n):")
     if item.kind == "struct":
         assert item.type is not None
-        source.add(f"    item, at = {source.bind(_nested_reader(item.type, version, flexible))}(view, at, budget)")
+        source.add(f"    item, at = {_read_struct(source, item.type, version, flexible, in_steps)}")
     else:
         source.add(f"    item, at = read_{item.kind}(view, at, {flexible}, False)")
     source.add(f"    {target}.append(item)")
+    if in_steps:
+        source.add("    budget[2] += 1")
+        source.add(f"    if budget[2] >= {ELEMENTS_PER_STEP}:")
+        source.add("        done, budget[2] = budget[2], 0")
+        source.add("        yield done")
 
 
 @cache
-def _nested_reader(cls: type, version: int, flexible: bool) -> Any:
-    return _compile_reader(cls, version, flexible)
+def _nested_reader(cls: type, version: int, flexible: bool, in_steps: bool = False) -> Any:
+    return _compile_reader(cls, version, flexible, in_steps)
 
 
 @cache
@@ -508,8 +379,8 @@ def _nested_writer(cls: type, version: int, flexible: bool) -> Any:
 def _compile_value_reader(wire: Field, version: int, flexible: bool) -> Any:
     """A reader of one value alone: what a tagged field holds."""
     source = _Source()
-    if wire.kind in _FIXED:
-        shape = struct.Struct(">" + _FIXED[wire.kind])
+    if wire.kind in FIXED:
+        shape = struct.Struct(">" + FIXED[wire.kind])
         source.add(f"return {source.bind(shape.unpack_from)}(view, at)[0], at + {shape.size}")
     else:
         _read_variable(source, "value", wire, version, flexible)
@@ -524,7 +395,7 @@ def _compile_writer(cls: type, version: int, flexible: bool) -> Any:
 
     def end_run() -> None:
         if run:
-            shape = struct.Struct(">" + "".join(_FIXED[kind] for _, kind in run))
+            shape = struct.Struct(">" + "".join(FIXED[kind] for _, kind in run))
             values = ", ".join(f"m.{name}" for name, _ in run)
             source.add(f"emit({source.bind(shape.pack)}({values}))")
             run.clear()
@@ -532,7 +403,7 @@ def _compile_writer(cls: type, version: int, flexible: bool) -> Any:
     for name, wire, default in _present(cls, version):
         if wire.tagged(version):
             tagged.append((name, wire, default))
-        elif wire.kind in _FIXED:
+        elif wire.kind in FIXED:
             run.append((name, wire.kind))
         else:
             end_run()
@@ -609,8 +480,8 @@ def _write_array(source: _Source, value: str, wire: Field, version: int, flexibl
         source.add(f"{indent}        for item in items: {write}(item, emit)")
         return
     source.add(f"{indent}emit({size})")
-    if item.kind in _FIXED:
-        code = _FIXED[item.kind]
+    if item.kind in FIXED:
+        code = FIXED[item.kind]
         pack = source.bind(struct.pack)
         shape = f"'>' + '{code}' * len({value})" if item.kind == "uuid" else f"f'>{{len({value})}}{code}'"
         source.add(f"{indent}emit({pack}({shape}, *{value}))")
@@ -647,8 +518,8 @@ def _write_tags(source: _Source, tagged: list[tuple[str, Field, Any]], version: 
 
 def _compile_value_writer(wire: Field, version: int, flexible: bool) -> Any:
     source = _Source()
-    if wire.kind in _FIXED:
-        shape = struct.Struct(">" + _FIXED[wire.kind])
+    if wire.kind in FIXED:
+        shape = struct.Struct(">" + FIXED[wire.kind])
         source.add(f"emit({source.bind(shape.pack)}(value))")
     else:
         _write_variable(source, "value", wire, version, flexible)

@@ -12,21 +12,43 @@ when four bytes are here, the API and version when eight are. After a refusal th
 
 Each frame is collected in a separate buffer that nothing else uses, so the ``records`` of a Produce are views of it
 and stay valid after ``receive_data`` returns.
+
+A request with more than ``DECODED_AT_ONCE_MAX`` array elements is not decoded by ``receive_data``: that would take tens
+of milliseconds. Its event carries the decoding as a generator.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.apis import API_VERSIONS, APIS, PRODUCE, Api
-from headrace.wire.kafka.codec import MalformedMessage, UnwritableMessage, read_message, read_uvarint, write_message
+from headrace.wire.kafka.codec import (
+    MalformedMessage,
+    TooManyElements,
+    UnwritableMessage,
+    read_in_steps,
+    read_message,
+    read_uvarint,
+    write_message,
+)
 from headrace.wire.kafka.messages.metadata import ApiVersion, ApiVersionsResponse
 
-__all__ = ["Connection", "Event", "Limits", "PeerErred", "ReplyTo", "RequestReceived", "UnsupportedVersion", "joined"]
+__all__ = [
+    "DECODED_AT_ONCE_MAX",
+    "Connection",
+    "Event",
+    "Limits",
+    "LongRequestReceived",
+    "PeerErred",
+    "ReplyTo",
+    "RequestReceived",
+    "UnsupportedVersion",
+    "joined",
+]
 
 _SIZE = struct.Struct(">i")
 _HEAD = struct.Struct(">hhi")
@@ -43,8 +65,12 @@ FRAME_BYTES_MAX = 2**31 - 1
 JOINED_ANSWER_BYTES_MAX = 64 << 10
 """An answer up to this size is sent as one piece."""
 
-JOINED_BYTES_MAX = 4096
-"""A piece of a larger answer up to this size is copied together with its neighbours; others are sent as they are."""
+JOINED_BYTES_MAX = 1024
+"""A piece of a larger answer up to this size is copied together with its neighbours; others are sent as they are. So an
+answer of 20,000 elements copies 20 MB at most, some 8 ms."""
+
+DECODED_AT_ONCE_MAX = 1_000
+"""Array elements that ``receive_data`` decodes: up to 2.5 ms. A request with more is begun again, in steps."""
 
 TAGS_MAX = 64
 """Tagged fields in a request header. Kafka defines none; each one costs a step to skip."""
@@ -54,9 +80,8 @@ TAGS_MAX = 64
 class Limits:
     """The largest frames: Produce carries records, nothing else needs as much.
 
-    ``elements_max`` bounds the array elements and tagged fields of one request. Decoding one takes 0.5 to 2.5 µs, and
-    nothing else runs meanwhile: a million of them, in a frame of 2 MB, would stop everybody for two seconds. 20,000 are
-    room for a fetch of 10,000 topics, and take 50 ms at worst.
+    ``elements_max`` bounds the array elements and tagged fields of one request, and so its memory: a million of them
+    fit into a frame of 2 MB and take hundreds as objects. 20,000 are room for a fetch of 10,000 topics.
     """
 
     produce_bytes_max: int = 100 << 20
@@ -84,6 +109,16 @@ class RequestReceived(NamedTuple):
     size: int
 
 
+class LongRequestReceived(NamedTuple):
+    """A whole request arrived that takes long to decode. ``decoding`` yields the elements done after each step, and
+    returns the body or raises MalformedMessage, which is the peer's error."""
+
+    reply_to: ReplyTo
+    client_id: str | None
+    decoding: Generator[int, None, Any]
+    size: int
+
+
 class UnsupportedVersion(NamedTuple):
     """ApiVersions in a version we do not speak: answered with ``Connection.send_unsupported``."""
 
@@ -98,7 +133,7 @@ class PeerErred(NamedTuple):
     reason: str
 
 
-Event = RequestReceived | UnsupportedVersion | PeerErred
+Event = RequestReceived | LongRequestReceived | UnsupportedVersion | PeerErred
 """Something the peer did. Events are tuples: there is one for every request, and a frozen dataclass takes three times
 as long to make."""
 
@@ -109,6 +144,7 @@ class Connection:
     def __init__(self, limits: Limits | None = None, apis: Mapping[int, Api] = APIS) -> None:
         self._limits = limits or Limits()
         self._frame_bytes_max = max(self._limits.produce_bytes_max, self._limits.other_bytes_max)
+        self._elements_at_once_max = min(self._limits.elements_max, DECODED_AT_ONCE_MAX)
         self._apis = apis
         self._prefix = bytearray()
         self._frame = bytearray()
@@ -215,15 +251,28 @@ class Connection:
             return
         self._size = 0
         view = memoryview(frame)
+        reply_to = ReplyTo(api_key, version, correlation_id)
         try:
             client_id, position = _read_rest_of_header(view, api.request_header_version(version))
             # Bytes after the body are ignored, as in Kafka: librdkafka 2.16 leaves three after Metadata version 13.
             body: Any
-            body, _ = read_message(api.request, version, view, position, elements_max=self._limits.elements_max)
+            body, _ = read_message(api.request, version, view, position, elements_max=self._elements_at_once_max)
+        except TooManyElements as error:
+            elements_max = self._limits.elements_max
+            if error.found > elements_max:
+                self._refuse(f"{api.name} version {version}: {TooManyElements(elements_max, error.found)}", events)
+                return
+            decoding = self._decoding(api, version, view, position)
+            events.append(LongRequestReceived(reply_to, client_id, decoding, len(frame)))
         except (MalformedMessage, struct.error, IndexError, UnicodeDecodeError) as error:
             self._refuse(f"{api.name} version {version}: {error}", events)
-            return
-        events.append(RequestReceived(ReplyTo(api_key, version, correlation_id), client_id, body, len(frame)))
+        else:
+            events.append(RequestReceived(reply_to, client_id, body, len(frame)))
+
+    def _decoding(self, api: Api, version: int, view: memoryview, position: int) -> Generator[int, None, Any]:
+        body: Any
+        body, _ = yield from read_in_steps(api.request, version, view, position, elements_max=self._limits.elements_max)
+        return body
 
     # ---- answers ----------------------------------------------------------------------------------------------------
 
@@ -283,7 +332,7 @@ def _skip_tags(view: memoryview, position: int) -> int:
 
 def joined(chunks: list[Any]) -> list[Any]:
     """Neighbouring bytes made one; slices of files stay apart. In a large answer large pieces stay apart as well: one
-    in which the same 5 KB are repeated 20,000 times costs as many references and no copy."""
+    in which the same 2 KB are repeated 20,000 times costs as many references and no copy."""
     return _joined(chunks, sum(map(len, chunks)))
 
 
