@@ -259,6 +259,14 @@ def test_a_change_behind_the_watermark_counts_for_the_events_to_come_and_a_late_
     assert query.late_rows == 2, "the one behind the watermark, and the one without a time"
 
 
+def test_null_equals_nothing_also_where_both_have_it() -> None:
+    for query in (as_of(), Query(Latest(MATCHED), ROWS, KEYS)):
+        rows = query.push(table([Change(None, 10, "Rome", 0), Event(None, 15, 1)])).to_pylist()
+        rows += [*query.push(table([Event(None, 20, 2)])).to_pylist(), *query.finish().to_pylist()]
+        assert {row["number"]: row["city"] for row in rows} == {1: None, 2: None}
+        assert query.keys_held == 0
+
+
 # ---- the latest ----------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.spark.state import kernel
+from headrace.spark.state.kernel import PART
 from headrace.spark.state.spill import PARTS, in_parts
+from headrace.spark.tables.view_operators import Table
+from headrace.vocabulary import UNAVAILABLE
 
 SCHEMA = pa.schema({"key": pa.int64(), "number": pa.int64(), "part": pa.int32()})
 keys = st.one_of(st.none(), st.integers(0, 10))
@@ -61,3 +65,48 @@ def test_no_part_is_much_larger_than_its_share_and_the_files_are_gone_at_the_end
     next(tables)
     tables.close()
     assert os.listdir(tmp_path) == []
+
+
+KEY = pa.struct([("id", pa.int64())])
+ROW = pa.struct([("id", pa.int64()), ("name", pa.string())])
+CHANGES = pa.schema(
+    [
+        *KEY,
+        ("_truncates", pa.bool_()),
+        ("_lane", pa.int64()),
+        ("_position", pa.int64()),
+        ("_row", ROW),
+        (PART, pa.int32()),
+    ]
+)
+changes = st.tuples(st.integers(-1, 12), st.sampled_from(["ann", "bob", UNAVAILABLE, None]))
+"""Of a key, with its name from now on or None; a key below zero removes all rows."""
+
+
+@settings(max_examples=25)
+@given(st.lists(st.lists(changes, max_size=8), max_size=12), st.sampled_from([0, 200, 1 << 30]))
+def test_a_table_of_more_rows_than_fit_into_memory_is_that_of_a_plain_loop(
+    cuts: list[list[tuple[int, str | None]]], bytes_max: int
+) -> None:
+    position, batches, expected = 0, [], dict[int, str]()
+    for cut in cuts:
+        rows = []
+        for key, name in cut:
+            position += 1
+            row = None if key < 0 or name is None else {"id": key, "name": name}
+            where = {"id": None, "_truncates": True, PART: None} if key < 0 else {"id": key, PART: key * 7 % PARTS}
+            rows.append({"_truncates": False, "_lane": 0, "_position": position, "_row": row, **where})
+            if key < 0:
+                expected.clear()
+            elif name is None:
+                expected.pop(key, None)
+            else:
+                expected[key] = expected.get(key, name) if name == UNAVAILABLE else name
+        batches.append(pa.RecordBatch.from_pylist(rows, schema=CHANGES))
+    plan = kernel.Plan(Table(KEY, ROW), CHANGES.remove(len(CHANGES) - 1), KEY, None, 1, False, 0, "view")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kernel, "BOUNDED_BYTES_MAX", bytes_max)
+        found = [row for batch in kernel._bounded(plan)(iter(batches)) for row in batch.to_pylist()]
+    assert all((row["op"], row["before"]) == ("insert", None) for row in found)
+    shown = sorted((row["after"]["id"], row["after"]["name"]) for row in found)
+    assert shown == sorted((key, name) for key, name in expected.items() if name != UNAVAILABLE)
