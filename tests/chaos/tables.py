@@ -52,7 +52,8 @@ CITIES = ("Rome", "Oslo", "Bern", None)
 CHANGES_AT_ONCE = 40
 PATIENCE_S = 900.0
 PIPELINES = ("groups", "named", "paired", "adults", "visited", "latest")
-PARTS = ("worker", "worker", "worker", "driver-python", "machine")
+PARTS = (*["worker"] * 8, "driver-python", "machine")
+"""What is killed, and how often. A new driver takes longer to come than all else together."""
 CONF = (
     "spark.master=local[2,4]",
     "spark.driver.memory=768m",

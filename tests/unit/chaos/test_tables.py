@@ -81,10 +81,10 @@ LATEST = [(1, 2, "people/0/0", "Rome")]
 def test_a_planted_fault_is_noticed(tmp_path: Path, adults: list[Any], latest: list[Any]) -> None:
     people = [[change(1, 2, "a"), change(1, 4, "b", age=17)], []]
     sent = Input(people=people, visits=[{"n": 1, "who": 2, "at": "1970-01-01T00:00:01+00:00"}])
-    for number, (older, visits) in enumerate(((RIGHT, LATEST), (adults, latest))):
+    for number, (grown, visits) in enumerate(((RIGHT, LATEST), (adults, latest))):
         home = tmp_path / str(number)
         home.mkdir()
-        for name, columns, rows in (("adults", "id, decade, bio", older), ("latest", "n, who, version, city", visits)):
+        for name, columns, rows in (("adults", "id, decade, bio", grown), ("latest", "n, who, version, city", visits)):
             with closing(sqlite3.connect(home / f"{name}.db")) as database, database:
                 database.execute(f"create table {name} ({columns})")
                 marks = ", ".join("?" * len(columns.split(", ")))

@@ -323,6 +323,17 @@ def test_a_pair_whose_rows_move_together_has_changed_once() -> None:
     assert (change["before"]["ref"], change["after"]["ref"]) == (1, 3)
 
 
+@pytest.mark.parametrize("side", ["_before", "_after"])
+def test_two_rows_of_one_key_in_a_batch_are_refused_and_the_key_is_named(side: str) -> None:
+    """As ``hr.changes(rows, key=…)`` finds them, with weights and a key that is none."""
+    rows = pa.schema([*LEFT_KEY, ("_before", LEFT_ROW), ("_after", LEFT_ROW)])
+    query = Query(Consolidated(LEFT_KEY, LEFT_ROW), rows, LEFT_KEY)
+    given = [{"id": number, side: {"id": number, "ref": None, "note": note}} for number, note in ((1, "x"), (2, "y"))]
+    assert query.push(pa.Table.from_pylist(given, rows)).num_rows == 2
+    with pytest.raises(NotExact, match=r"two rows of a table have the key \{'id': 2\}"):
+        query.push(pa.Table.from_pylist([*given, given[1]], rows))
+
+
 def test_a_row_that_moves_to_another_partner_is_one_update() -> None:
     joined = Joined("foreign key", "inner")
     joined.push(
