@@ -36,6 +36,7 @@ T = TypeVar("T")
 PEER = "pyeventsourcing"
 EVENT_BYTES = 256
 STREAMS_PER_WRITER = 50
+SYNCHRONOUS_FULL = 2
 WRITERS = (1, 8, 32)
 SPACE = UUID(int=17)
 DATA = {"data": "x" * (EVENT_BYTES - len('{"data":""}'))}
@@ -115,9 +116,22 @@ def theirs(environment: dict[str, str]) -> Iterator[Side]:
 
     factory: Any = InfrastructureFactory.construct(Environment("bench", environment))
     try:
+        if "SQLITE_DBNAME" in environment:
+            _check_synced(factory.datastore)
         yield Theirs(factory.application_recorder(), StoredEvent, JSONTranscoder().encode)
     finally:
         factory.close()
+
+
+def _check_synced(datastore: Any) -> None:
+    """It takes SQLite's default, which some builds have changed to a sync at checkpoints only."""
+    with datastore.transaction(commit=False) as cursor:
+        cursor.execute("pragma synchronous")
+        (synchronous,) = cursor.fetchone()
+    if synchronous < SYNCHRONOUS_FULL:
+        raise CannotRun(
+            f"{PEER} does not sync every commit with this SQLite (synchronous={synchronous}), and ours does"
+        )
 
 
 # ---- workloads ------------------------------------------------------------------------------------------------------

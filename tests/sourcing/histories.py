@@ -307,11 +307,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--kills", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no history after that")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", InTheOpen)  # random values of personal fields are also in others
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name, addresses(arguments.kind, Path(name)) as address:
+        began = time.monotonic()
         for seed in range(arguments.first, arguments.first + arguments.seeds):
+            if time.monotonic() - began > arguments.seconds:
+                break
+            counts["histories"] += 1
             try:
                 counts += History(address(seed), Path(name), seed).run(arguments.steps, arguments.kills)
             except Exception:

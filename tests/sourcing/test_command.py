@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headrace.cli.events import command
+from headrace.errors import UsageError
 from headrace.sourcing import open_store
 
 Events = Callable[..., Result]
@@ -174,6 +176,59 @@ def test_a_name_that_the_store_does_not_know_is_pointed_out(events: Events) -> N
     assert "SubjectForgotten" not in events("read", "bank.db").output
     assert "is that the right name?" in events("forget", "bank.db", "u11", "--keys", "k.keys", "--yes").output
     assert "is that the right name?" not in events("forget", "bank.db", "u1", "--keys", "k.keys", "--yes").output
+
+
+@pytest.mark.parametrize("arguments", [("read", "bank.db", "account-2"), ("replay", "bank.db", "bank.py", "account")])
+def test_a_stream_that_the_store_does_not_have_is_pointed_out(events: Events, arguments: tuple[str, ...]) -> None:
+    deposit(events, 1)
+    named = arguments if arguments[0] == "read" else (*arguments, "--stream", "account-2")
+    assert events(*named).stderr == "sqlite:///bank.db has no stream account-2; see: headrace events streams\n"
+    assert "account-2" not in events("read", "bank.db", "account-1").stderr
+
+
+def test_an_input_without_events_is_pointed_out(events: Events) -> None:
+    assert "no event: nothing is appended" in events("append", "bank.db", "account-1", lines="\n").stderr
+
+
+def test_a_personal_value_in_the_open_is_a_line_for_a_person(events: Events) -> None:
+    append = ("append", "bank.db", "a-1", "--type", "Opened", "--data", '{"name": "Ada Lovelace"}')
+    done = events(*append, "--personal", "name=u1", "--keys", "k.keys", "--tag", "name:Ada Lovelace")
+    assert done.stderr.startswith("warning: the personal field name of Opened is also in a tag, which")
+    assert done.stderr.count("\n") == 1
+
+
+BROKEN = {
+    "evolve": (
+        "a = Decider(decide=None, evolve=lambda s, e: e.data['x'], initial=int)",
+        "'x', at version 1, Deposited",
+    ),
+    "initial": (
+        "a = Decider(decide=None, evolve=None, initial=lambda: 1 / 0)",
+        "division by zero, in the state without",
+    ),
+    "syntax": ("a = (", "SyntaxError"),
+    "import": ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_an_error_in_the_code_of_a_replay_is_reported_with_its_line(events: Events, tmp_path: Path, kind: str) -> None:
+    """Where a bug begins is what a replay is for: it is no internal error of ours."""
+    code, says = BROKEN[kind]
+    (tmp_path / "broken.py").write_text(f"from headrace.sourcing import Decider\n{code}\n")
+    deposit(events, 1)
+    done = events("replay", "bank.db", "broken.py", "a", "--stream", "account-1", fails=True)
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.message.startswith("broken.py line 2: ")
+    assert says in done.exception.message
+
+
+def test_an_error_of_a_projection_is_reported_with_its_line(events: Events, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BANK.replace('event.data["cents"])\n', 'event.data["x"])\n'))
+    deposit(events, 1)
+    done = events("replay", "bank.db", "broken.py", "Sums", "--view", "sqlite:///v.db", fails=True)
+    assert isinstance(done.exception, UsageError)
+    assert re.match(r"broken.py line 2\d: KeyError: 'x', while Sums is rebuilt", done.exception.message)
 
 
 def test_a_replay_shows_the_state_after_each_event(events: Events) -> None:

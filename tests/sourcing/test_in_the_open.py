@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import warnings
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,16 +18,70 @@ from headrace.sourcing import (
     FORGOTTEN_STREAM,
     FORGOTTEN_TYPE,
     AppendConflict,
+    Decider,
     Event,
     EventStore,
+    Forgotten,
     InTheOpen,
     PersonalData,
+    Projection,
+    ProjectionRunner,
+    RecordedEvent,
+    Snapshots,
     SubjectIsForgotten,
+    View,
+    handle,
+    on,
     open_store,
 )
 from headrace.sourcing.keys import KeyStore
+from headrace.sourcing.publishing import publish
+from headrace.testing.broker import TestBroker
+from tests.sourcing.test_forgetting import records_of
 
 MAIL = "ada@example.org"
+
+
+NAME = "Zoë Žižek \U0001f600 of 'Straße'"
+NUMBER = 4_915_112_345_678_901
+SHAPES: dict[str, Any] = {
+    "name": NAME,
+    "number": NUMBER,
+    "nested": {"list": [{"deep": NAME}, [NUMBER, NAME + NAME]], NAME: "as a key"},
+    "long": f"{NAME} " * 20_000,
+}
+"""Personal values: not ASCII, a number, inside of others, repeated, longer than a page of any database."""
+
+
+class Cards(Projection):
+    """Keeps all of them in plain, as texts and as a number."""
+
+    tables: ClassVar = {"cards": "position bigint primary key, name text, number bigint, whole text"}
+
+    @on("Registered")
+    def registered(self, view: View, event: RecordedEvent) -> None:
+        if not isinstance(event.data["name"], Forgotten):
+            values = (event.position, event.data["name"], event.data["number"], json.dumps(event.data["nested"]))
+            view.execute(f"insert into {view.table('cards')} values (?, ?, ?, ?)", *values)
+
+
+def forms() -> set[bytes]:
+    """The pieces of the values as they may stand in a file: texts in all encodings and as JSON, numbers as bytes."""
+    pieces = [NAME, "Žižek", "Straße", str(NUMBER)]
+    texts = {form for piece in pieces for form in (piece, json.dumps(piece)[1:-1])}
+    encoded = {text.encode(encoding) for text in texts for encoding in ("utf-8", "utf-16-le", "utf-16-be")}
+    coded = {form.hex().encode() for form in encoded} | {
+        b64encode(bytes(shift) + form)[4:-4] for form in encoded for shift in range(3)
+    }
+    numbers = {NUMBER.to_bytes(size, order) for size in (7, 8) for order in ("big", "little")}  # type: ignore[arg-type]
+    return {form for form in encoded | coded | numbers if len(form) >= 7}  # shorter ones are there by chance
+
+
+def files_with_any(folder: Path) -> list[str]:
+    wanted = forms()
+    return [
+        path.name for path in folder.rglob("*") if path.is_file() and any(map(path.read_bytes().__contains__, wanted))
+    ]
 
 
 @pytest.fixture
@@ -141,3 +198,37 @@ def test_an_append_is_repeatable_also_after_its_subject_was_forgotten(
     with pytest.raises(AppendConflict):
         store.append("user-2", other)
     assert store.head() == head
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "topic"])
+def test_values_of_every_shape_are_gone_from_all_files_after_forgetting_and_a_purge(
+    kind: str, new_url: Callable[[str], str], tmp_path: Path, keys: KeyStore, log_broker: TestBroker
+) -> None:
+    url = new_url(kind) if kind == "sqlite" else f"{new_url(kind)}?index={tmp_path}/index.db"
+    event = Event("Registered", {**SHAPES, "plain": 1}, personal=dict.fromkeys(SHAPES, "u1"))
+    cached: Decider[dict[str, Any], Event] = Decider(
+        decide=lambda _, command: command,
+        evolve=lambda _, event: {name: str(value) for name, value in event.data.items()},
+        initial=dict,
+        snapshots=Snapshots(every=1),
+    )
+    with open_store(url, keys=keys) as store:
+        for _ in range(2):
+            handle(store, "user-1", cached, event)
+        store.append_all([("user-2", [event, event], "any"), (None, [event], "any")])
+        assert [each.data for each in store.read_all()] == [event.data] * 5
+        runner = ProjectionRunner(store, tmp_path / "views.db", Cards())
+        runner.run(until_current=True)
+        assert len(files_with_any(tmp_path)) >= 2  # snapshots and view: the search finds what is there
+        store.forget("u1")
+        runner.run(until_current=True)
+        publish(store, log_broker.bootstrap, topic := f"shapes-{os.urandom(3).hex()}", until_current=True)
+        runner.purge()
+        store.purge()
+        assert files_with_any(tmp_path) == []
+        published = records_of(log_broker.bootstrap, topic)
+        assert b"$sealed" in published
+        assert [form for form in forms() if form in published] == []
+        gone = {**dict.fromkeys(SHAPES, Forgotten("u1")), "plain": 1}
+        assert [each.data for each in store.read_all(until=5)] == [gone] * 5
+        runner.close()

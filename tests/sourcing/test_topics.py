@@ -116,6 +116,11 @@ def test_an_index_that_fails_after_the_log_has_the_events_gives_no_position_out_
         assert [event.data["amount"] for event in store.read("a-1")] == [1, 2, 3]
 
 
+def test_a_broker_that_is_not_there_is_a_store_that_cannot_be_reached() -> None:
+    with pytest.raises(StoreUnavailable, match=r"^kafka://127\.0\.0\.1:1/events: cannot reach a broker"):
+        open_store("kafka://127.0.0.1:1/events")
+
+
 def test_a_topic_that_is_no_store_is_refused(log_broker: TestBroker) -> None:
     with Client(log_broker.bootstrap) as client:
         from headrace.client import Admin, Producer

@@ -6,6 +6,8 @@ import contextlib
 import json
 import sys
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
@@ -26,7 +28,7 @@ from headrace.cli.shared import (
     stopping_on_signals,
 )
 from headrace.client.places import parse_time_ms
-from headrace.errors import BadArgument, UsageError
+from headrace.errors import BadArgument, HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from headrace.sourcing import Decider, Event, EventStore, Projection, Query, RecordedEvent
@@ -99,8 +101,10 @@ def append(
     else:
         tags, personal = list(given["tags"]), settings_of(given["personal"], "--personal", "name=customer-7")
         fields = {"type": kind, "data": _object(given["data"], "--data"), "tags": tags, "personal": personal}
-        events = [_made({**fields, "event_id": given["event_id"]}, "--type")]
-    with opened(store, given["keys"], given["master"], must_exist=False) as found:
+        events = [_made({**fields, "event_id": given["event_id"]}, "the event")]
+    if not events:
+        say("standard input has no event: nothing is appended")
+    with opened(store, given["keys"], given["master"], must_exist=False) as found, saying_warnings():
         done = found.append(
             stream,
             [event.caused_by(None, actor) for event in events],
@@ -109,6 +113,16 @@ def append(
         )
     again = " (they were there already)" if done.repeated else ""
     click.echo(f"{stream} is at version {done.version}, the store at position {done.position}{again}")
+
+
+@contextlib.contextmanager
+def saying_warnings() -> Iterator[None]:
+    """Warnings as lines for a person, without the place in our code."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        yield
+    for each in dict.fromkeys(str(warning.message) for warning in seen):
+        say(f"warning: {each}")
 
 
 def _object(text: str, where: str) -> dict[str, Any]:
@@ -172,7 +186,13 @@ def read(store: str, stream: str | None, at: str | None, output: str, follow: bo
             with stopping_on_signals() as stop:
                 _print(found.subscribe(query, after=given["after"], stop=stop), output)
             return
+        _say_unknown(found, stream)
         _print(_selected(found, stream, query, at, given), output)
+
+
+def _say_unknown(store: EventStore, stream: str | None) -> None:
+    if stream is not None and not store.version(stream):
+        say(f"{store.shown} has no stream {stream}; see: headrace events streams")
 
 
 def _query(given: dict[str, Any], stream: str | None) -> Query:
@@ -258,12 +278,14 @@ def replay(store: str, file: Path, name: str, stream: str | None, view: str | No
         if isinstance(thing, type) and issubclass(thing, Projection):
             thing = thing()
         if isinstance(thing, Projection):
-            _rebuild(found, thing, view)
+            with code_of_user(file, f", while {name} is rebuilt"):
+                _rebuild(found, thing, view)
         elif isinstance(thing, Decider) or (isinstance(thing, type) and issubclass(thing, Aggregate)):
             if stream is None:
                 raise BadArgument(f"{name} is replayed over a stream", "name it: --stream account-1")
+            _say_unknown(found, stream)
             last = None if given["at"] is None else found.position_at(_moment(given["at"]))
-            _show_states(found, thing, stream, given["until"], last, output)
+            _show_states(found, thing, file, stream, given["until"], last, output)
         else:
             raise UsageError(f"{name} in {file} is no Decider, Aggregate or Projection", "name one of these")
 
@@ -272,10 +294,27 @@ def _named(file: Path, name: str) -> Any:
     import runpy
 
     sys.path.insert(0, str(file.parent))
-    names = runpy.run_path(str(file), run_name="headrace_events")
+    with code_of_user(file, ""):
+        names = runpy.run_path(str(file), run_name="headrace_events")
     if name not in names:
         raise UsageError(f"{file} has no {name}", "name a Decider, an Aggregate or a Projection in it")
     return names[name]
+
+
+@contextlib.contextmanager
+def code_of_user(file: Path, when: str) -> Iterator[None]:
+    """What the code in a file raises is reported with its line: it is the user's to correct, and no error of ours."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except Exception as error:
+        lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == str(file)]
+        line = error.lineno if isinstance(error, SyntaxError) else (lines or [None])[-1]
+        where = f"{file} line {line}" if line else str(file)
+        raise UsageError(
+            f"{where}: {type(error).__name__}: {error}{when}", "the traceback: HEADRACE_DEBUG=1"
+        ) from error
 
 
 def _rebuild(store: EventStore, projection: Projection, view: str | None) -> None:
@@ -294,13 +333,21 @@ def _rebuild(store: EventStore, projection: Projection, view: str | None) -> Non
 
 
 def _show_states(
-    store: EventStore, thing: Decider[Any, Any] | type, stream: str, until: int | None, last: int | None, output: str
+    store: EventStore,
+    thing: Decider[Any, Any] | type,
+    file: Path,
+    stream: str,
+    until: int | None,
+    last: int | None,
+    output: str,
 ) -> None:
-    state, evolve = _folding(thing)
+    with code_of_user(file, ", in the state without events"):
+        state, evolve = _folding(thing)
     for event in store.read(stream, until=until):
         if last is not None and event.position > last:
             break
-        state = evolve(state, event)
+        with code_of_user(file, f", at version {event.version}, {event.type}"):
+            state = evolve(state, event)
         shown = vars(state) if hasattr(state, "__dict__") else state
         if output == "json":
             click.echo(json.dumps({"event": event.as_dict(), "state": shown}, default=str, ensure_ascii=False))

@@ -96,10 +96,12 @@ class TopicStore(SqliteStore):
                 self._client, ConsumerOptions(reset="error", fetch=FetchOptions(read_committed=True))
             )
             super().__init__(index, replace(choices or Choices(), create=True), synced=False)
-        except BaseException:
+        except BaseException as error:
             self._client.close()
             if self._temporary is not None:
                 self._temporary.cleanup()
+            if isinstance(error, KafkaError):
+                raise _unavailable(f"kafka://{parts.netloc}/{self._topic}", error) from error
             raise
         self.shown = f"kafka://{parts.netloc}/{self._topic}"
 
