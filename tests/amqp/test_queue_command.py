@@ -217,3 +217,13 @@ def test_an_address_that_is_no_management_api_is_one_clear_line() -> None:
     done = CliRunner().invoke(cli, ["queue", "list", "--management", "amqp://guest:secret@127.0.0.1"])
     assert "is no address of a management API" in str(done.exception)
     assert "secret" not in str(done.exception)
+
+
+def test_a_move_to_a_queue_that_does_not_exist_is_refused_also_when_there_is_nothing_to_move(
+    broker: TestBroker,
+) -> None:
+    tool = Tool(broker.amqp_port, "--bootstrap", broker.bootstrap)
+    tool.declare("nothing-to-move")
+    done = tool.run("move", "nothing-to-move", "no-such-queue", "--yes")
+    assert done.exit_code != 0
+    assert "no queue 'no-such-queue'" in str(done.exception)

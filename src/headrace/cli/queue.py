@@ -299,6 +299,8 @@ def move(
             _say_dry(queues, name, wanted, f"move to {where}")
             return
         confirm(f"move messages of queue {name} to {where}?", yes)
+        if target is not None:
+            queues.describe(target)  # which says that it does not exist, also when there is nothing to move
         place = {"exchange": exchange or "", "routing_key": target if target is not None else with_key}
         if management is not None:
             _report(queues.move(name, wanted.fits, count=wanted.count, **place), "moved")

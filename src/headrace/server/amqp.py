@@ -65,6 +65,7 @@ CAPABILITIES: Final = {
     "consumer_priorities": True,
     "authentication_failure_close": True,
     "per_consumer_qos": True,
+    "direct_reply_to": True,
 }
 SPOKEN: Final = {"product": "RabbitMQ", "version": "3.13.0"}
 """Whose behaviour ours is. Clients choose by it: with another name Celery takes ``basic.qos`` for what the standard

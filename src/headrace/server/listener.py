@@ -162,7 +162,7 @@ def parse_address(text: str, setting: str) -> tuple[str, int]:
     host, separator, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
-        raise BadArgument(f"{setting}: '{text}' is no address", f"write HOST:PORT, e.g. {setting} = 127.0.0.1:9092")
+        raise BadArgument(f"{setting}: '{text}' is no address", "write HOST:PORT with a port up to 65535")
     return host, int(port)
 
 

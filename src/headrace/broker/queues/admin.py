@@ -6,7 +6,8 @@ Everything that may take long is a generator, run in slices (``headrace.broker.s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from headrace.broker.access import Operation
@@ -15,7 +16,7 @@ from headrace.broker.queues.message import Message
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_broker import QueueBroker
 from headrace.broker.queues.routing import Binding, Destination, Exchange
-from headrace.broker.queues.virtual_host import VirtualHost
+from headrace.broker.queues.virtual_host import COMPARED_ARGUMENTS, OTHER_ARGUMENTS, VirtualHost
 from headrace.broker.replies import PendingReply
 from headrace.broker.request import Request
 from headrace.broker.slices import Steps
@@ -58,6 +59,7 @@ BINDINGS_MAX = 10_000
 MESSAGES_MAX = 1_000
 READ_BYTES_MAX = 8 << 20
 CHANGES_MAX = 1_000
+ARGUMENTS = (*COMPARED_ARGUMENTS, *OTHER_ARGUMENTS)
 
 STATES = {"ready": 0, "unacknowledged": 1, "gone": 2, "moving": 3}
 
@@ -164,6 +166,7 @@ class QueueAdmin:
 
     async def _make_queue(self, host: VirtualHost, body: CreateQueueRequest) -> None:
         arguments = _table(body.arguments)
+        _check_arguments(arguments)
         await self._queues.registry.settled(host, body.queue)
         if body.queue in host.queues or body.queue in host.damaged:
             host.check_same_queue(
@@ -171,6 +174,7 @@ class QueueAdmin:
                 is_durable=body.is_durable,
                 is_auto_delete=body.is_auto_delete,
                 arguments=arguments,
+                compared=ARGUMENTS,
             )
             return
         await self._queues.registry.make_queue(
@@ -289,6 +293,15 @@ def _check_name(what: str, name: str) -> None:
             f"{what} name '{name}' is not allowed: names have 1 to 255 bytes, and those that begin with 'amq.' are "
             "the broker's",
         )
+
+
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Applications may send any argument, as to RabbitMQ. An administrator would never learn of a misspelt one."""
+    for name in arguments:
+        if name.startswith("x-") and name not in ARGUMENTS:
+            near = get_close_matches(name, ARGUMENTS, 1)
+            hint = f": did you mean '{near[0]}'?" if near else ""
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"queues have no argument '{name}'{hint}")
 
 
 def _bindings_by_queue(host: VirtualHost, names: set[str]) -> Steps[dict[str, list[DescribedBinding]]]:

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from headrace.broker.queues.confirms import Confirms, Flushed
-from headrace.broker.queues.consumer import ChannelConsumer, deliver_method
+from headrace.broker.queues.consumer import UNLIMITED, ChannelConsumer, deliver_method
 from headrace.broker.queues.deliveries import Deliveries, Held
-from headrace.broker.queues.message import Message
+from headrace.broker.queues.message import Message, carbon_copies, check_expiration, without_hidden_copies
 from headrace.broker.queues.queue import Published, Queue
 from headrace.broker.queues.registry import Registry
 from headrace.broker.queues.reply_to import REPLY_TO, ReplyConsumer
@@ -34,7 +34,6 @@ from headrace.wire.amqp.tables import type_name
 
 __all__ = ["Channel", "Client"]
 
-TTL_DIGITS_MAX = 15
 TIMEOUT_NOTES = 10
 """How often the age of deliveries is looked at within the consumer timeout."""
 
@@ -124,10 +123,15 @@ class Channel:
 
     @property
     def has_credit(self) -> bool:
+        return not self._prefetch_together or self.room > 0
+
+    @property
+    def room(self) -> int:
+        """How many messages the limit of the channel lets its consumers have now."""
         if not self._prefetch_together:
-            return True
+            return UNLIMITED
         settled = 0 if self._transaction is None else self._transaction.settled_count
-        return len(self._deliveries) + settled - self._deliveries.fetched < self._prefetch_together
+        return self._prefetch_together - (len(self._deliveries) + settled - self._deliveries.fetched)
 
     @property
     def is_writable(self) -> bool:
@@ -228,7 +232,7 @@ class Channel:
 
     def _publish_one(self, message: Message, is_mandatory: bool) -> None:
         if self._transaction is not None:
-            self._host.exchange(message.exchange.decode("utf-8", "surrogateescape"))
+            carbon_copies(message.headers)  # a message that cannot be routed is refused now, not at the commit
             self._transaction.publish(message.size, lambda flushed: self._route(message, is_mandatory, flushed))
         elif self._confirms is None:
             self._route(message, is_mandatory, None)
@@ -236,21 +240,21 @@ class Channel:
             self._publish_confirmed(self._confirms, message, is_mandatory)
 
     def _check_published(self, message: Message) -> None:
+        """In RabbitMQ's order: the first thing that is wrong is the error. Raises AmqpError."""
+        exchange = self._host.exchange(message.exchange.decode("utf-8", "surrogateescape"))
+        if exchange.is_internal:
+            raise AmqpError(
+                ReplyCode.ACCESS_REFUSED,
+                f"cannot publish to internal exchange '{exchange.name}' in vhost '{self._host.name}'",
+            )
         summary = message.summary
         if summary.user_id is not None and summary.user_id != self._client.user:
             raise AmqpError(
                 ReplyCode.PRECONDITION_FAILED,
                 f"user_id property set to '{summary.user_id}' but authenticated user was '{self._client.user}'",
             )
-        expiration = summary.expiration
-        if expiration is not None and not (expiration.isdecimal() and len(expiration) <= TTL_DIGITS_MAX):
-            raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"invalid expiration '{expiration}': not a number")
-        exchange = self._host.exchanges.get(message.exchange.decode("utf-8", "surrogateescape"))
-        if exchange is not None and exchange.is_internal:
-            raise AmqpError(
-                ReplyCode.ACCESS_REFUSED,
-                f"cannot publish to internal exchange '{exchange.name}' in vhost '{self._host.name}'",
-            )
+        if summary.expiration is not None:
+            check_expiration(summary.expiration)
 
     def _publish_confirmed(self, confirms: Confirms, message: Message, is_mandatory: bool) -> None:
         group = confirms.published()
@@ -261,11 +265,9 @@ class Channel:
     def _route(self, message: Message, is_mandatory: bool, published: Published | None) -> bool:
         """Give a message to its queues; True if one of them has refused it."""
         queues = self._host.route(message)
+        message = without_hidden_copies(message)
         if not queues and not self._host.replies.deliver(message) and is_mandatory:
             self._return(message)
-        if message.summary.has_headers and "BCC" in message.headers:
-            headers = {name: value for name, value in message.headers.items() if name != "BCC"}
-            message = message.with_properties(headers=headers)
         is_refused = False
         for queue in queues:
             if queue.rejects(message):

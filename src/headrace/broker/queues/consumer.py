@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headrace.broker.queues.channel import Channel
     from headrace.broker.queues.deliveries import Held
 
-__all__ = ["ChannelConsumer", "deliver_method"]
+__all__ = ["UNLIMITED", "ChannelConsumer", "deliver_method"]
 
 UNLIMITED = 1 << 30
 
@@ -33,7 +33,7 @@ class ChannelConsumer:
         self.no_ack = no_ack
         self.priority = priority
         self.unacknowledged = 0
-        self._channel = channel
+        self.outlet = self._channel = channel
         self._prefetch = prefetch
         self._short_tag = short_string(tag)
         self._method = deliver_method(tag)
@@ -48,9 +48,15 @@ class ChannelConsumer:
         )
 
     def credit(self) -> int:
-        if self._channel.limits_together or not self.has_credit():
+        return 0 if self._channel.limits_together and not self.no_ack else self.room()
+
+    def room(self) -> int:
+        if not self.has_credit():
             return 0
-        return self._prefetch - self.unacknowledged if self._prefetch and not self.no_ack else UNLIMITED
+        if self.no_ack:
+            return UNLIMITED
+        mine = self._prefetch - self.unacknowledged if self._prefetch else UNLIMITED
+        return min(mine, self._channel.room)
 
     def deliver(self, delivery: Delivery, message: Message, *, is_redelivered: bool) -> None:
         self._channel.deliver(self, self._method, delivery, message, is_redelivered)

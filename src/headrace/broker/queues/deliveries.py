@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from headrace.broker.queues.queue import Queue
@@ -81,7 +82,7 @@ class Deliveries:
             if held is None:
                 raise _unknown(tag, method)
             return {tag: held}
-        tags = list(self._held) if tag == 0 else [each for each in self._held if each <= tag]
+        tags = list(self._held) if tag == 0 else list(takewhile(lambda each: each <= tag, self._held))
         if not tags and tag != 0:
             raise _unknown(tag, method)
         return {each: self._held.pop(each) for each in tags}

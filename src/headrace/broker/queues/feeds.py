@@ -358,6 +358,7 @@ class _FeedConsumer:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
+        self.outlet = self
         self._arrived: list[tuple[Delivery, Message]] = []
         self._under_way = 0
         self._event = asyncio.Event()
@@ -367,6 +368,8 @@ class _FeedConsumer:
 
     def credit(self) -> int:
         return CREDIT - len(self._arrived) - self._under_way
+
+    room = credit
 
     def deliver(self, delivery: Delivery, message: Message, *, is_redelivered: bool) -> None:
         self._arrived.append((delivery, message))

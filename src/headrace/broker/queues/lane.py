@@ -160,12 +160,12 @@ class Lane:
         return True
 
     def take_run(
-        self, count_max: int, is_expired: Callable[[Message], bool], *, may_expire: bool
+        self, count_max: int, is_expired: Callable[[Message], bool], *, may_expire: bool, fresh: int
     ) -> tuple[list[int], list[Message]]:
         """Hand out messages from the cursor on, as many as are at hand, up to one that has expired; their offsets, and
         the messages. All were handed out before, or none. Nothing if some have come back, which go first, or if it is
         not known of each whether it was handed out before. Without ``may_expire`` only messages with a time limit of
-        their own expire."""
+        their own expire; none does from ``fresh`` on."""
         if not count_max or self._back or self._doubtful or self.head() != self.cursor:
             return [], []
         offset = self.cursor
@@ -183,7 +183,7 @@ class Lane:
                     offset += 1
                     continue
                 break
-            if may_expire and is_expired(message):
+            if may_expire and offset < fresh and is_expired(message):
                 break
             del window[offset]
             offsets.append(offset)

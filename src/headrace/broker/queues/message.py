@@ -11,11 +11,17 @@ So a message is encoded once, a Kafka client can read a queue's log, and nothing
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from headrace.wire.amqp.errors import AmqpError, ReplyCode
 from headrace.wire.amqp.properties import PropertySummary, decode_properties, encode_properties, summary_of
+from headrace.wire.amqp.tables import type_name
 
-__all__ = ["Message"]
+__all__ = ["Message", "carbon_copies", "check_expiration", "without_hidden_copies"]
+
+EXPIRATION = re.compile(r"\+?[0-9]{1,15}")
 
 
 class Message(NamedTuple):
@@ -43,3 +49,42 @@ class Message(NamedTuple):
     @property
     def size(self) -> int:
         return len(self.body) + len(self.properties) + len(self.exchange) + len(self.routing_key)
+
+
+def carbon_copies(headers: Mapping[str, Any]) -> list[bytes]:
+    """The routing keys that a message has besides its own. Raises AmqpError."""
+    keys: list[bytes] = []
+    for name in ("CC", "BCC"):
+        values = headers.get(name, [])
+        if not isinstance(values, list):
+            raise AmqpError(
+                ReplyCode.PRECONDITION_FAILED,
+                f'invalid message: {{unacceptable_type_in_header,"{name}",{type_name(values)}}}',
+            )
+        keys += [each.encode("utf-8", "surrogateescape") for each in values if isinstance(each, str)]
+    return keys
+
+
+def without_hidden_copies(message: Message) -> Message:
+    """The message as receivers see it, and its publisher if it is returned."""
+    if not message.summary.has_headers:
+        return message
+    headers = message.headers
+    if "BCC" not in headers:
+        return message
+    del headers["BCC"]
+    return message.with_properties(headers=headers)
+
+
+def check_expiration(expiration: str) -> None:
+    """Whether it is a time to live. Raises AmqpError with RabbitMQ's reasons."""
+    if EXPIRATION.fullmatch(expiration):
+        return
+    number = re.match(r"[+-]?[0-9]+", expiration)
+    if number is None:
+        why = "no_integer"
+    elif number.end() < len(expiration):
+        why = f'{{leftover_string,"{expiration[number.end() :]}"}}'
+    else:
+        why = f"{{value_{'negative' if expiration[0] == '-' else 'too_big'},{int(expiration)}}}"
+    raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"invalid expiration '{expiration}': {why}")

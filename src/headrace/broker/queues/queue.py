@@ -5,7 +5,8 @@ or gave it back) is handed out again before younger ones: it stands at its old p
 of ``rotation.py``.
 
 Time limits are looked at where they matter, at the head: an expired message behind one that is not expired leaves when
-it gets there. It is never delivered.
+it gets there. It is never delivered. A message that has just been published is not expired for consumers that take it
+in the same turn, whatever its limit: a limit of 0 means "now or never".
 """
 
 from __future__ import annotations
@@ -87,6 +88,11 @@ class Queue:
         self.used_at_ms = turn.now_ms()
         self.ready_bytes = 0
         """Of bodies; only counted where the policy limits it."""
+        self._waiting_bytes = 0
+        """Those of them that are not appended yet."""
+        self._has_returned = False
+        """Whether messages have come back since the length was last looked at: what then is too much goes before
+        somebody takes it, as in RabbitMQ."""
         self._lanes = lanes
         self._journal = journal
         self._turn = turn
@@ -100,6 +106,8 @@ class Queue:
         """Messages that wait before they are delivered again, by when that is over; a heap."""
         self._delay = Alarm(turn, self._end_delays)
         self._expiry = Alarm(turn, self._head_may_have_expired)
+        self._fresh: dict[int, int] = {}
+        """By lane, the offset from which on messages have not been offered to consumers."""
 
     def recover(self) -> None:
         """Fold the journal of a queue that was there before the start. Raises LogError."""
@@ -152,13 +160,20 @@ class Queue:
         return True
 
     def has_room(self, count: int, body_bytes: int) -> bool:
-        """Whether the policy lets so many messages in, of so many bytes together."""
-        policy = self.policy
-        if policy.overflow == "drop-head":
+        """Whether the policy lets so many messages in, of so many bytes together. What consumers take at once does not
+        count: this turn hands it out."""
+        if self.policy.overflow == "drop-head" or self._fits(self.ready + count, self.ready_bytes + body_bytes):
             return True
-        too_many = policy.length_max is not None and self.ready + count > policy.length_max
-        too_much = policy.bytes_max is not None and self.ready_bytes + body_bytes > policy.bytes_max
-        return not (too_many or too_much)
+        if not self._fits(count, body_bytes) or not self.consumers:
+            return False
+        left = max(0, self._rotation.room() - (self.ready - len(self._waiting)))
+        stay = self._waiting[left:] if left else self._waiting
+        return bool(left) and self._fits(len(stay) + count, sum(len(each.body) for each in stay) + body_bytes)
+
+    def _fits(self, count: int, body_bytes: int) -> bool:
+        """Whether the policy lets a queue be so long."""
+        length_max, bytes_max = self.policy.length_max, self.policy.bytes_max
+        return (length_max is None or count <= length_max) and (bytes_max is None or body_bytes <= bytes_max)
 
     @property
     def may_reject(self) -> bool:
@@ -172,7 +187,9 @@ class Queue:
     def publish_all(self, messages: Sequence[Message], published: Published | None = None) -> None:
         self._waiting += messages
         if self.policy.bytes_max is not None:
-            self.ready_bytes += sum(len(message.body) for message in messages)
+            size = sum(len(message.body) for message in messages)
+            self.ready_bytes += size
+            self._waiting_bytes += size
         if published is not None and published not in self._published:
             self._published[published] = None
             published.add_waits(1)
@@ -180,19 +197,25 @@ class Queue:
 
     def append_waiting(self) -> None:
         """Write what was published. Raises LogError; what is not written then waits."""
+        if self._has_returned:
+            self._has_returned = False
+            self._enforce_length()
         if not self._waiting:
-            self._enforce_length()  # the last turn may have left some of it to this one, and messages come back
             return
         waiting, self._waiting = self._by_lane(self._waiting), []
+        self._waiting_bytes = 0
         for place, (number, messages) in enumerate(waiting):
             lane = self._lanes[number]
             first = lane.end
+            self._fresh.setdefault(number, first)
             try:
                 lane.append(messages)
             except BaseException:
                 self._waiting = messages[lane.end - first :]
                 for _, others in waiting[place + 1 :]:
                     self._waiting += others
+                if self.policy.bytes_max is not None:
+                    self._waiting_bytes = sum(len(message.body) for message in self._waiting)
                 raise
             finally:
                 if lane.end > first:
@@ -203,7 +226,6 @@ class Queue:
             each.add_waits(len(written) - 1)
             for lane, offset in written.items():
                 lane.log.when_acknowledged(Offset(offset), each.one_done)
-        self._enforce_length()
 
     def _by_lane(self, messages: list[Message]) -> list[tuple[int, list[Message]]]:
         if len(self._lanes) == 1:
@@ -215,14 +237,14 @@ class Queue:
         return list(lanes.items())
 
     def _enforce_length(self) -> None:
-        """drop-head: the oldest go until it fits. Only what is ready counts."""
-        policy = self.policy
-        if policy.length_max is None and policy.bytes_max is None:
+        """drop-head: what stands at the head goes until it fits, so the oldest of the highest priority, as in RabbitMQ.
+        Only what is ready counts."""
+        if self.policy.length_max is None and self.policy.bytes_max is None:
             return
         for _ in range(DROPS_PER_TURN):
-            too_many = policy.length_max is not None and self.ready > policy.length_max
-            too_much = policy.bytes_max is not None and self.ready_bytes > policy.bytes_max
-            place = self._oldest() if too_many or too_much else None
+            count = sum(lane.ready for lane in self._lanes)
+            fits = self._fits(count, self.ready_bytes - self._waiting_bytes)
+            place = None if fits else self._first()
             if place is None:
                 return
             self._drop(*place, "maxlen")
@@ -231,28 +253,41 @@ class Queue:
     # ---- delivering -------------------------------------------------------------------------------------------------
 
     def deliver(self) -> None:
-        """Hand out what is ready to those who have credit, some at a time."""
+        """Hand out what is ready to those who have credit, some at a time. What nobody takes may be too much."""
         left = 0 if self.is_deleted else DELIVERIES_PER_TURN
         while left > 0:
             delivered = self._deliver_run(left) or self._deliver_one()
             if not delivered:
+                self._keep_what_is_left()
                 return
             left -= delivered
         if not self.is_deleted:
             self._turn.touch(self)
 
+    def _keep_what_is_left(self) -> None:
+        """Nobody takes what is ready: now it may have expired, or be too much, and its head may be another one."""
+        may_expire = self.policy.message_ttl_ms is not None or any(lane.has_expirations for lane in self._lanes)
+        self._fresh.clear()
+        self._enforce_length()
+        if may_expire:
+            self._head()
+
     def _deliver_run(self, count_max: int) -> int:
         """Hand out messages that follow each other, dealt to consumers as they would get them one by one; how many.
-        Nothing if messages have come back, which go first and differ in more than their bodies."""
+        Nothing if messages have come back, which go first and differ in more than their bodies, or if takers share a
+        channel, whose messages keep the order of the queue."""
         place = self._head()  # which drops what has expired, also when nobody is there to take the next
         takers = self._rotation.takers()
         if place is None or not takers or self.policy.delivery_limit is not None:
+            return 0
+        if len(takers) > 1 and len({taker.outlet for taker in takers}) < len(takers):
             return 0
         number, _ = place
         lane = self._lanes[number]
         count_max = min(count_max, len(takers) * min(taker.credit() for taker in takers))
         may_expire = self.policy.message_ttl_ms is not None
-        offsets, messages = lane.take_run(count_max, self._is_expired, may_expire=may_expire)
+        fresh = self._fresh.get(number, lane.end)
+        offsets, messages = lane.take_run(count_max, self._is_expired, may_expire=may_expire, fresh=fresh)
         if not messages:
             return 0
         if self.policy.bytes_max is not None:
@@ -288,6 +323,7 @@ class Queue:
         self.used()
         with suppress(LogError):  # what the disk does not take waits; the turn says so
             self.append_waiting()
+        self.deliver()  # consumers that wait come first
         place = self._head()
         if place is None:
             return None
@@ -296,6 +332,7 @@ class Queue:
         is_redelivered = self._take(number, offset, message)
         if no_ack:
             self._settle(number, offset)
+        self._head()  # what has expired after it does not count as ready
         self._turn.touch(self)
         return Delivery(self, number, offset, len(message.body)), self._counted(message, number, offset), is_redelivered
 
@@ -313,7 +350,7 @@ class Queue:
 
     def _head(self) -> tuple[int, int] | None:
         """The lane and offset of the next message: the highest priority first. Expired ones are dropped on the way."""
-        while (place := self._first(reversed(range(len(self._lanes))))) is not None:
+        while (place := self._first()) is not None:
             wait_ms = self._expires_in_ms(*place)
             if wait_ms is None:
                 return place
@@ -323,12 +360,9 @@ class Queue:
             self._drop(*place, "expired")
         return None
 
-    def _oldest(self) -> tuple[int, int] | None:
-        """What is dropped first when there is too much: the lowest priority."""
-        return self._first(range(len(self._lanes)))
-
-    def _first(self, numbers: Any) -> tuple[int, int] | None:
-        for number in numbers:
+    def _first(self) -> tuple[int, int] | None:
+        """The message that stands at the head, whether it has expired or not."""
+        for number in reversed(range(len(self._lanes))):
             offset = self._lanes[number].head()
             if offset is not None:
                 return number, offset
@@ -342,7 +376,8 @@ class Queue:
         message = lane.peek(offset)
         if self.policy.message_ttl_ms is None and not lane.has_expirations:
             return None
-        return self._left_ms(message)
+        left_ms = self._left_ms(message)
+        return 1 if left_ms == 0 and offset >= self._fresh.get(number, lane.end) else left_ms
 
     def _left_ms(self, message: Message) -> int | None:
         """How long until it expires; None if it does not."""
@@ -414,6 +449,7 @@ class Queue:
         if self.policy.bytes_max is not None:
             self.ready_bytes += delivery.size
         self._lanes[delivery.lane].give_back(delivery.offset)
+        self._has_returned = True
 
     def _end_delays(self) -> None:
         """What has waited long enough is ready again. A kill ends all delays."""

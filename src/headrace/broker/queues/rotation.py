@@ -34,10 +34,17 @@ class Consumer(Protocol):
     no_ack: bool
     priority: int
 
+    @property
+    def outlet(self) -> object:
+        """What its messages are sent through, in order: consumers of one channel share it."""
+
     def has_credit(self) -> bool: ...
 
     def credit(self) -> int:
         """How many messages it takes at once; 0 if others share its limit, so that it has to be asked for each."""
+
+    def room(self) -> int:
+        """How many messages it would take now, one by one, if nobody else took any."""
 
     def deliver(self, delivery: Delivery, message: Message, *, is_redelivered: bool) -> None: ...
 
@@ -82,6 +89,10 @@ class Rotation:
             return able
         highest = max(consumer.priority for consumer in able)
         return [consumer for consumer in able if consumer.priority == highest]
+
+    def room(self) -> int:
+        """How many messages consumers would take now."""
+        return sum(consumer.room() for consumer in self.consumers[: 1 if self._has_single_active else None])
 
     def gave(self, takers: list[Consumer], count: int) -> None:
         """So many messages were dealt to takers: who got one last is the last of all to get the next."""

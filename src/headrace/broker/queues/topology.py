@@ -140,7 +140,7 @@ class Topology:
             return {"queue": name, **self._host.replies.counts(name, self._host.name)}
         await self._registry.settled(self._host, name)
         if asked["passive"]:
-            queue = self._host.queue(self.named(name), self._client)
+            queue = self._host.queue(name, self._client)
         elif name and (name in self._host.queues or name in self._host.damaged):
             queue = self._declared_again(name, asked)
         else:
@@ -197,12 +197,11 @@ class Topology:
         return queue
 
     async def _bind_queue(self, asked: dict[str, Any]) -> Answer:
-        queue = self._host.queue(self.named(asked["queue"]), self._client)
-        key = asked["routing_key"]
+        name, key = self.named(asked["queue"]), asked["routing_key"]
         if not asked["queue"] and not key:
-            key = queue.name
-        source = self._bindable(asked["exchange"])
-        await self._bind(source, Binding(queue, key, asked["arguments"]))
+            key = name
+        source = self._bindable(asked["exchange"])  # where both are missing, RabbitMQ names the exchange
+        await self._bind(source, Binding(self._host.queue(name, self._client), key, asked["arguments"]))
         return {}
 
     async def _unbind_queue(self, asked: dict[str, Any]) -> Answer:

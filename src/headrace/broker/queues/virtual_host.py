@@ -6,17 +6,17 @@ Names and texts of errors are RabbitMQ's. What of it is durable is the ``Registr
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from headrace.broker.queues.message import Message
+from headrace.broker.queues.message import Message, carbon_copies
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.reply_to import Replies
 from headrace.broker.queues.routing import EXCHANGE_TYPES, Binding, Exchange
 from headrace.wire.amqp.errors import AmqpError, ReplyCode
 from headrace.wire.amqp.tables import Timestamp, type_name
 
-__all__ = ["VirtualHost"]
+__all__ = ["COMPARED_ARGUMENTS", "OTHER_ARGUMENTS", "VirtualHost"]
 
 LOG = logging.getLogger("headrace.queues")
 
@@ -55,6 +55,18 @@ COMPARED_ARGUMENTS: Final = (
     "x-queue-leader-locator",
 )
 """What must be the same when a queue is declared again, in the order in which RabbitMQ looks."""
+
+OTHER_ARGUMENTS: Final = (
+    "x-headrace-retention-ms",
+    "x-headrace-retention-bytes",
+    "x-delivery-limit",
+    "x-consumer-timeout",
+    "x-delayed-retry-type",
+    "x-delayed-retry-min",
+    "x-delayed-retry-max",
+    "x-dead-letter-strategy",
+)
+"""What applications need not repeat: an administrator may have chosen it."""
 
 
 def _shown(value: Any) -> str:
@@ -163,7 +175,13 @@ class VirtualHost:
         )
 
     def check_same_queue(
-        self, queue: Queue, *, is_durable: bool, is_auto_delete: bool, arguments: Mapping[str, Any]
+        self,
+        queue: Queue,
+        *,
+        is_durable: bool,
+        is_auto_delete: bool,
+        arguments: Mapping[str, Any],
+        compared: Sequence[str] = COMPARED_ARGUMENTS,
     ) -> None:
         """Whether a queue may be declared like this, since it exists."""
         self._check_same("queue", queue.name, "durable", queue.is_durable, is_durable)
@@ -171,7 +189,7 @@ class VirtualHost:
         current = queue.arguments
         if {current.get("x-queue-type", "classic"), arguments.get("x-queue-type", "classic")} == {"classic"}:
             current, arguments = _without_type(current), _without_type(arguments)
-        for name in COMPARED_ARGUMENTS:
+        for name in compared:
             self._check_same_argument("queue", queue.name, name, current, arguments)
 
     def remove_exchange(self, exchange: Exchange) -> list[Exchange]:
@@ -238,7 +256,7 @@ class VirtualHost:
         summary = message.summary
         if summary.has_headers:
             headers = message.headers
-            others = _carbon_copies(headers)
+            others = carbon_copies(headers)
             if others or self._needs_headers:
                 return self._route(message.exchange, [message.routing_key, *others], headers)
         place = (message.exchange, message.routing_key)
@@ -291,7 +309,7 @@ class VirtualHost:
             return
         key = queue.policy.dead_letter_routing_key
         headers = message.headers
-        copies = _carbon_copies(headers)
+        copies = carbon_copies(headers)
         if key is not None:  # which takes the place of all the routing keys that the message had
             headers.pop("CC", None)
         known = headers.get("x-death")
@@ -315,16 +333,6 @@ class VirtualHost:
 
 def _without_type(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name != "x-queue-type"}
-
-
-def _carbon_copies(headers: Mapping[str, Any]) -> list[bytes]:
-    keys: list[bytes] = []
-    for name in ("CC", "BCC"):
-        values = headers.get(name, [])
-        if not isinstance(values, list):
-            raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"invalid value for header '{name}': an array is expected")
-        keys += [each.encode("utf-8", "surrogateescape") for each in values if isinstance(each, str)]
-    return keys
 
 
 def _with_death(

@@ -461,3 +461,20 @@ def test_messages_stay_when_the_queue_they_go_to_is_deleted_during_the_move(tmp_
         assert source.ready == 1_000
 
     play(tmp_path, scenario)
+
+
+def test_an_administrator_learns_of_misspelt_and_of_changed_arguments(tmp_path: Path) -> None:
+    """Applications do not: they may send any argument, and need not repeat those that are only ours."""
+
+    async def scenario(harness: Harness) -> None:
+        await make(harness, "kept", headrace_retention_ms=1_000)
+        await make(harness, "kept", headrace_retention_ms=1_000)
+        for arguments, reason in (
+            ({"x-headrace-retention-ms": 5}, "inequivalent arg 'x-headrace-retention-ms'"),
+            ({"x-max-lenght": 5}, "queues have no argument 'x-max-lenght': did you mean 'x-max-length'?"),
+        ):
+            answer = await harness.ask(CreateQueueRequest(queue="kept", arguments=encode_table(arguments)))
+            assert answer.error_code != 0
+            assert reason in answer.error_message
+
+    play(tmp_path, scenario)

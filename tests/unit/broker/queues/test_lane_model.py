@@ -74,7 +74,9 @@ class LaneMachine(RuleBasedStateMachine):
         """Messages that follow each other; one of them may have expired."""
         expired = None if stop is None else self.ready.get(stop)
         was_handed_out = min(self.ready, default=-1) in self.handed_out
-        offsets, run = self.lane.take_run(count, lambda message: message.body == expired, may_expire=True)
+        offsets, run = self.lane.take_run(
+            count, lambda message: message.body == expired, may_expire=True, fresh=self.lane.end
+        )
         assert offsets == sorted(self.ready)[: len(run)]
         for offset, message in zip(offsets, run, strict=True):
             assert message.body == self.ready[offset] != expired
@@ -243,7 +245,7 @@ def test_a_run_is_all_that_follows_each_other_also_where_every_second_message_is
     machine.journal.write(1_000)
     machine.disk.kill()
     machine.open()
-    offsets, _ = machine.lane.take_run(100, lambda _: False, may_expire=False)
+    offsets, _ = machine.lane.take_run(100, lambda _: False, may_expire=False, fresh=machine.lane.end)
     assert offsets == list(range(1, 20, 2))  # up to what was not handed out before
-    offsets, _ = machine.lane.take_run(100, lambda _: False, may_expire=False)
+    offsets, _ = machine.lane.take_run(100, lambda _: False, may_expire=False, fresh=machine.lane.end)
     assert offsets == list(range(20, 40))

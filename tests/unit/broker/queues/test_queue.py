@@ -102,6 +102,7 @@ class Taker:
         self.no_ack = False
         self.priority = priority
         self.left = credit
+        self.outlet: object = self
         self.got: list[tuple[int, bytes, bool]] = []
 
     def has_credit(self) -> bool:
@@ -109,6 +110,8 @@ class Taker:
 
     def credit(self) -> int:
         return self.left
+
+    room = credit
 
     def deliver(self, delivery: Delivery, message: Message, *, is_redelivered: bool) -> None:
         self.left -= 1
@@ -398,3 +401,28 @@ def test_a_message_over_its_delivery_limit_that_cannot_be_read_stays() -> None:
     bench.disk.damage("/data/1/00000000000000000000.log", lambda data: data.__setitem__(slice(70, 74), b"\xff" * 4))
     bench.queue.give_back(found[0])
     assert (bench.queue.ready, bench.queue.unacknowledged, bench.dead) == (1, 0, [])
+
+
+def test_what_a_full_queue_has_left_expires_although_nothing_else_happens() -> None:
+    """The head that does not expire is dropped for being too much, and the next one does expire."""
+    bench = Bench({"x-max-length": 1})
+    bench.publish(1)
+    bench.run()
+    bench.publish(1, expiration="200")
+    bench.run()
+    assert bench.delays == [0.2]
+    bench.now_ms += 200
+    bench.run()
+    assert bench.queue.ready == 0
+
+
+def test_a_message_is_offered_once_before_it_expires() -> None:
+    bench = Bench({"x-message-ttl": 0})
+    taker = Taker("t", 2)
+    bench.queue.add_consumer(taker)
+    bench.now_ms += 5
+    bench.publish(3)
+    bench.now_ms += 5
+    bench.run()
+    assert [body for _, body, _ in taker.got] == [b"0", b"1"]
+    assert bench.dead == [b"2"]

@@ -1,0 +1,20 @@
+"""Random sequences of operations give the same on RabbitMQ and on headrace; ``side_by_side`` runs as many as wanted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.amqp.side_by_side import difference
+from tests.servers.rabbitmq import RabbitMqServer
+
+pytestmark = pytest.mark.servers
+
+STEPS = 40
+
+
+@pytest.mark.parametrize("seed", [20, 101, 113, 115, 117, 120])
+def test_clients_of_both_brokers_get_the_same_after_every_step(
+    rabbitmq: RabbitMqServer, amqp_port: int, seed: int
+) -> None:
+    found = difference(seed, STEPS, (rabbitmq.port, amqp_port))
+    assert found is None, found
