@@ -80,7 +80,8 @@ class Life:
         alive = self.processes()
         java = [pid for pid, line in alive.items() if "PythonGatewayServer" in line or "SparkSubmit" in line]
         executors = [pid for pid, line in alive.items() if "CoarseGrainedExecutorBackend" in line]
-        workers = [pid for pid, line in alive.items() if any(each in line for each in WORKERS)]
+        others = {*java, *executors}  # the settings on the JVM's command line name the workers' module too
+        workers = [pid for pid, line in alive.items() if pid not in others and any(each in line for each in WORKERS)]
         if part == "driver":
             return [*java, self.child.pid]
         if part == "driver-python":

@@ -27,7 +27,7 @@ from headrace.spark.plan.queries import (
     shape_of,
     streaming_sources,
 )
-from headrace.spark.plan.scala import CLASSIC, JvmLost, refuse_connect
+from headrace.spark.plan.scala import CLASSIC, JvmLost, noticing_loss, refuse_connect
 
 __all__ = [
     "CLASSIC",
@@ -47,6 +47,7 @@ __all__ = [
     "exit_status",
     "graph_of",
     "keeps_state",
+    "noticing_loss",
     "observed_names",
     "query_sources",
     "refuse_connect",

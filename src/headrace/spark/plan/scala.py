@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from headrace.errors import UsageError
 
-__all__ = ["CLASSIC", "JvmLost", "refuse_connect", "sequence", "tree"]
+__all__ = ["CLASSIC", "JvmLost", "noticing_loss", "refuse_connect", "sequence", "tree"]
 
 JvmLost = Py4JNetworkError
 """The connection to Spark's process broke."""
+TRACE = "Trace:"
+"""In the message of an error that the JVM has sent."""
 CLASSIC = "run the program on the driver: hr.session(master=…), without SPARK_REMOTE or spark.remote"
+
+
+@contextmanager
+def noticing_loss() -> Iterator[None]:
+    """A JVM that dies during a call gives a plain error of py4j without a trace, and every call after that one
+    ``JvmLost``. In here it is always ``JvmLost``."""
+    try:
+        yield
+    except Py4JError as error:
+        if type(error) is Py4JError and TRACE not in str(error):
+            raise JvmLost(str(error)) from error
+        raise
 
 
 def refuse_connect(spark: SparkSession) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.util import InheritableThread
 
 from headrace.spark.owner import PipelineRun
-from headrace.spark.plan import JvmLost, graph_of, shape_of
+from headrace.spark.plan import JvmLost, graph_of, noticing_loss, shape_of
 from headrace.spark.progress import Snapshot, Tracker
 from headrace.spark.run.checkpoints import Checkpoint
 from headrace.spark.run.failures import is_permanent, reason
@@ -314,8 +314,9 @@ class StreamJob(Job):
 
     def _try_again(self, now_s: float) -> None:
         try:
-            self.rows = self.pipeline.build(self.spark)  # anew: tables in it are read again
-            self._start()
+            with noticing_loss():
+                self.rows = self.pipeline.build(self.spark)  # anew: tables in it are read again
+                self._start()
         except JvmLost:
             raise
         except Exception as error:

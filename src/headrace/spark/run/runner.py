@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.client import BrokerUnreachable, Client, ClientOptions, StatePublisher
 from headrace.errors import HeadraceError, UsageError
-from headrace.spark.plan import JvmLost, exit_status
+from headrace.spark.plan import JvmLost, exit_status, noticing_loss
 from headrace.spark.run.checkpoint_lock import CheckpointInUse, Locks, locked
 from headrace.spark.run.checkpoints import HadoopFile
 from headrace.spark.run.failures import place_of, reason
@@ -101,21 +101,16 @@ def _run(
 ) -> bool:
     grace_s = FINISH_S_MAX
     try:
-        for job in jobs:
-            _named(job.pipeline, job.begin)
-            _publish(publisher, jobs)
-            _until_some_started(jobs, watcher, stop)
-        while not stop.is_set() and any(job.is_alive for job in jobs):
-            _check_alive(spark)
-            now_s = time.monotonic()
-            if any(job.is_due(now_s) for job in jobs):
-                locks.beat()  # it may have failed because another driver took its place
-            locks.check()
+        with noticing_loss():
             for job in jobs:
-                job.watch(now_s, may_start=_starting(jobs) < STARTS_MAX)
-            watcher.show([job.snapshot(now_s) for job in jobs])
-            _publish(publisher, jobs)
-            stop.wait(POLL_S)
+                _named(job.pipeline, job.begin)
+                _publish(publisher, jobs)
+                _until_some_started(jobs, watcher, stop)
+            while not stop.is_set() and any(job.is_alive for job in jobs):
+                _check_alive(spark)
+                _look(jobs, watcher, locks)
+                _publish(publisher, jobs)
+                stop.wait(POLL_S)
     except CheckpointInUse:
         grace_s = 0.0  # another driver does these micro-batches by now
         raise
@@ -126,6 +121,16 @@ def _run(
         _end(jobs, grace_s)
     watcher.show([job.snapshot(time.monotonic()) for job in jobs])
     return not any(job.state == "failed" for job in jobs)
+
+
+def _look(jobs: Sequence[Job], watcher: Watcher, locks: Locks) -> None:
+    now_s = time.monotonic()
+    if any(job.is_due(now_s) for job in jobs):
+        locks.beat()  # it may have failed because another driver took its place
+    locks.check()
+    for job in jobs:
+        job.watch(now_s, may_start=_starting(jobs) < STARTS_MAX)
+    watcher.show([job.snapshot(now_s) for job in jobs])
 
 
 def _until_some_started(jobs: Sequence[Job], watcher: Watcher, stop: threading.Event) -> None:
@@ -144,7 +149,8 @@ def _end(jobs: Sequence[Job], grace_s: float) -> None:
     deadline_s = time.monotonic() + grace_s
     for job in jobs:
         try:
-            job.end(deadline_s)
+            with noticing_loss():
+                job.end(deadline_s)
         except (JvmLost, ConnectionError):
             logger.warning("%s could not be stopped: Spark's process is gone", job.pipeline.name)
 
@@ -168,7 +174,8 @@ def _prepared(spark: SparkSession, pipeline: Pipeline, choices: Choices, watcher
 def _named(pipeline: Pipeline, attempt: Callable[[], T]) -> T:
     """What goes wrong before a pipeline runs is its own mistake, and is told with its name."""
     try:
-        return attempt()
+        with noticing_loss():
+            return attempt()
     except (BrokerUnreachable, JvmLost):
         raise
     except UsageError as error:
