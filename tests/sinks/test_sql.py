@@ -82,6 +82,16 @@ def test_a_value_that_was_not_sent_is_taken_from_an_earlier_change_of_the_batch(
     assert base.rows() == [(1, "new"), (2, "two")]
 
 
+def test_a_value_that_was_not_sent_is_never_that_of_a_row_that_was_deleted(base: Base) -> None:
+    """However the changes are cut into batches: the row is not there until it comes whole."""
+    changes = [(1, "new"), ("-", 1), (1, UNAVAILABLE), (2, UNAVAILABLE), ("-", 2), (2, "whole"), (2, UNAVAILABLE)]
+    for number, batches in enumerate(([changes], [[each] for each in changes])):
+        deliver(base.target(), [(1, "old"), (2, "old")], at=fence(number * 10))
+        for later, batch in enumerate(batches, 1):
+            deliver(base.target(), batch, at=fence(number * 10 + later))
+        assert base.rows() == [(2, "whole")]
+
+
 def test_an_older_version_that_lacks_a_value_does_not_replace_a_newer_row(base: Base) -> None:
     target = base.target(version_column="amount")
     deliver(target, [(1, "large", Decimal(5)), (2, "other", Decimal(5))], at=fence(0))

@@ -230,30 +230,36 @@ class Changes:
         if len(last) == len(self):
             return self
         kept = pc.take(order, last.take(pc.sort_indices(last)))
-        rows = self._filled(key, np.asarray(order)).take(kept)
-        return Changes(rows, None if self.deleted is None else self.deleted.take(kept))
+        whole = self._filled(key, np.asarray(order))
+        return Changes(whole.rows.take(kept), None if whole.deleted is None else whole.deleted.take(kept))
 
-    def _filled(self, key: Sequence[str], order: Ints) -> pa.Table:
-        """The rows with values that were not sent taken from an earlier change of the same key, where there is one."""
+    def _filled(self, key: Sequence[str], order: Ints) -> Changes:
+        """With values that were not sent taken from an earlier change of the same key, where there is one.
+
+        A row that lacks a value after its deletion is a deletion too: what the target has is the row that was deleted.
+        """
         if not any(unavailable(column) is not None for column in self.rows.columns):
-            return self.rows
+            return self
         names = list(zip(*(self.rows.column(name).to_pylist() for name in key), strict=True))
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
         codes = np.fromiter((numbers[name] for name in names), np.int64, len(names))
         places = np.empty(len(order), np.int64)
         places[order] = np.arange(len(order))
         by_key = np.lexsort((places, codes))
-        gone = np.zeros(len(self), np.bool_) if self.deleted is None else np.asarray(self.deleted, np.bool_)
+        gone = np.zeros(len(self), np.bool_) if self.deleted is None else np.array(self.deleted, np.bool_)
         columns = [each.combine_chunks() for each in self.rows.combine_chunks().columns]
         whole = pa.StructArray.from_arrays(columns, fields=list(self.rows.schema), mask=pa.array(gone))
-        found, _ = filled(whole.take(pa.array(by_key)), codes[by_key])
+        found, lacking = filled(whole.take(pa.array(by_key)), codes[by_key])
         back = np.empty(len(by_key), np.int64)
         back[by_key] = np.arange(len(by_key))
         plain = pa.Table.from_arrays(found.take(pa.array(back)).flatten(), schema=self.rows.schema)
         # Of a deletion the key counts, which a null row does not have.
         for name in key:
             plain = plain.set_column(plain.schema.get_field_index(name), plain.schema.field(name), self.rows[name])
-        return plain
+        if self.deleted is None:
+            return Changes(plain)
+        gone |= lacking[back] & np.isin(codes, codes[gone])
+        return Changes(plain, pa.chunked_array([pa.array(gone)]))
 
     def whole_and_partial(self) -> tuple[Changes, list[pa.Table]]:
         """The changes that lack nothing, and the other rows, grouped: each table has the columns that are known."""

@@ -25,6 +25,7 @@ from headrace.targets.target import (
     split_refused,
     usable,
 )
+from headrace.vocabulary import UNAVAILABLE
 from tests.sinks.world import Base, changes_of, deliver, fence
 
 
@@ -82,6 +83,28 @@ def test_changes_of_which_none_is_a_deletion_in_the_end_are_plain_rows() -> None
     kept = usable(changes_of([(1, "a"), (2, "x"), ("-", 1)]), ["id"], Letters("t"))
     assert kept.deleted is not None
     assert kept.deleted.to_pylist() == [False, True]
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_row_without_a_part_of_its_key_is_refused(missing: int) -> None:
+    schema = pa.schema([("shop", pa.int64()), ("id", pa.int64())])
+    row = tuple(None if place == missing else 1 for place in range(2))
+    sent: list[pa.Table] = []
+    letters = Letters("t", lambda held: sent.extend(rows for rows, _ in held))
+    kept = usable(changes_of([(1, 1), row], schema), ["shop", "id"], letters)
+    assert kept.rows.to_pylist() == [{"shop": 1, "id": 1}]
+    letters.deliver()
+    letters.deliver()
+    assert [tuple(each.values()) for rows in sent for each in rows.to_pylist()] == [row], "once"
+
+
+def test_a_value_that_was_not_sent_is_not_taken_from_before_a_deletion() -> None:
+    kept = usable(changes_of([(1, "old"), ("-", 1), (1, UNAVAILABLE)]), ["id"], Letters("t"), partial=True)
+    assert kept.deleted is not None
+    assert kept.deleted.to_pylist() == [True]
+    back = usable(changes_of([("-", 1), (1, "new"), (1, UNAVAILABLE)]), ["id"], Letters("t"), partial=True)
+    assert [row["name"] for row in back.rows.to_pylist()] == ["new"]
+    assert back.deleted is None
 
 
 def test_a_batch_may_have_as_many_refused_rows_as_are_allowed_and_not_one_more() -> None:
