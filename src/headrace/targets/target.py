@@ -218,8 +218,11 @@ class Changes:
     def deletes(self) -> pa.Table:
         return self.rows.slice(0, 0) if self.deleted is None else self.rows.filter(self.deleted)
 
-    def last_per_key(self, key: Sequence[str], version: str | None = None) -> Changes:
-        """Of several changes to one key the last, or the one with the highest version; it replaces the others."""
+    def last_per_key(self, key: Sequence[str], version: str | None = None, *, partial: bool = False) -> Changes:
+        """Of several changes to one key the last, or the one with the highest version; it replaces the others.
+
+        ``partial``: a row that lacks values keeps those that the target has.
+        """
         marked = self.rows.select([*key, version] if version else list(key))
         if version:
             order = pc.sort_indices(marked, [(version, "ascending", "at_start")])
@@ -230,13 +233,14 @@ class Changes:
         if len(last) == len(self):
             return self
         kept = pc.take(order, last.take(pc.sort_indices(last)))
-        whole = self._filled(key, np.asarray(order))
+        whole = self._filled(key, np.asarray(order), partial)
         return Changes(whole.rows.take(kept), None if whole.deleted is None else whole.deleted.take(kept))
 
-    def _filled(self, key: Sequence[str], order: Ints) -> Changes:
+    def _filled(self, key: Sequence[str], order: Ints, partial: bool) -> Changes:
         """With values that were not sent taken from an earlier change of the same key, where there is one.
 
-        A row that lacks a value after its deletion is a deletion too: what the target has is the row that was deleted.
+        ``partial``: a row that lacks a value after its deletion is a deletion too, because the target has the row that
+        was deleted.
         """
         if not any(unavailable(column) is not None for column in self.rows.columns):
             return self
@@ -256,8 +260,8 @@ class Changes:
         # Of a deletion the key counts, which a null row does not have.
         for name in key:
             plain = plain.set_column(plain.schema.get_field_index(name), plain.schema.field(name), self.rows[name])
-        if self.deleted is None:
-            return Changes(plain)
+        if self.deleted is None or not partial:
+            return Changes(plain, self.deleted)
         gone |= lacking[back] & np.isin(codes, codes[gone])
         return Changes(plain, pa.chunked_array([pa.array(gone)]))
 
@@ -310,7 +314,7 @@ def usable(
     if pc.any(missing).as_py():
         letters.refuse(changes.where(missing), f"its key ({', '.join(key)}) is null")
         changes = changes.where(pc.invert(missing))
-    kept = changes.last_per_key(key, version)
+    kept = changes.last_per_key(key, version, partial=partial)
     kept = kept if partial else complete(kept, letters)
     return kept if kept.deleted is not None and pc.any(kept.deleted).as_py() else Changes(kept.rows)
 

@@ -102,6 +102,8 @@ def test_a_value_that_was_not_sent_is_not_taken_from_before_a_deletion() -> None
     kept = usable(changes_of([(1, "old"), ("-", 1), (1, UNAVAILABLE)]), ["id"], Letters("t"), partial=True)
     assert kept.deleted is not None
     assert kept.deleted.to_pylist() == [True]
+    with pytest.raises(Refused, match="did not send a large value"):
+        usable(changes_of([(1, "old"), ("-", 1), (1, UNAVAILABLE)]), ["id"], Letters("t"))
     back = usable(changes_of([("-", 1), (1, "new"), (1, UNAVAILABLE)]), ["id"], Letters("t"), partial=True)
     assert [row["name"] for row in back.rows.to_pylist()] == ["new"]
     assert back.deleted is None
