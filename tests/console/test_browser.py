@@ -46,6 +46,20 @@ def test_without_a_token_the_browser_is_asked_for_one_and_taken_in_with_it(
         tab.wait("document.querySelector('main h1')?.textContent === 'Overview'")
 
 
+def test_a_wrong_token_is_said_and_the_right_one_opens_the_page_that_was_asked_for(
+    chromium: Chromium, console: RunningConsole
+) -> None:
+    with chromium.tab() as tab:
+        tab.open(f"{console.base}?token=wrong")
+        tab.wait_for_text("This token is not that of this console")
+        tab.open("about:blank")
+        tab.open(f"{console.base}#/groups")
+        tab.wait_for_text("paste its token")
+        tab.fill("input[name=token]", console.token)
+        tab.click("button", "Open")
+        tab.wait("document.querySelector('main h1')?.textContent === 'Groups'")
+
+
 def test_the_overview_shows_figures_that_move(tab: Tab, console: RunningConsole, orders: str) -> None:
     tab.wait_for_text("Written to disk")
     tab.wait("document.querySelectorAll('.chart svg .line').length >= 4")
@@ -137,6 +151,51 @@ def test_the_same_search_can_be_made_again(tab: Tab, console: RunningConsole, or
     tab.wait_for_text("1 match among")
 
 
+BREAKING_STREAM = """window.EventSource = class extends EventTarget {
+  constructor() {
+    super();
+    const message = {partition: 0, offset: 7, timestamp: 0, key: null, value: {text: "found", size: 5}, headers: []};
+    const found = () => Object.assign(new Event("matches"), {data: JSON.stringify([message])});
+    const send = () => this.closed || this.dispatchEvent(found());
+    const steps = [send, () => this.onerror(), send, () => { window.over = true }];
+    steps.forEach((step, index) => setTimeout(step, 50 * index));
+  }
+  close() { this.closed = true }
+}"""
+
+
+def test_a_search_whose_console_goes_away_is_not_made_again_by_itself(
+    tab: Tab, console: RunningConsole, orders: str
+) -> None:
+    """A browser opens a stream again that broke: the search would begin again, and every match be there twice."""
+    tab.value(BREAKING_STREAM + ", 1")
+    tab.value(f"location.hash = '#/topics/{orders}?q=found'")
+    tab.wait("window.over === true")
+    tab.wait_for_text("Interrupted.")
+    assert tab.value("document.querySelectorAll('.message-table tr.link').length") == 1
+
+
+def test_a_tail_says_that_its_console_is_gone(chromium: Chromium, console_broker: RunningServer, orders: str) -> None:
+    with ExitStack() as stack, chromium.tab() as tab:
+        console = stack.enter_context(console_server(console_broker.bootstrap))
+        tab.open(console.url)
+        tab.wait("location.search === '' && document.querySelector('main h1')")
+        go(tab, console, f"/topics/{orders}?live=1")
+        tab.wait("document.querySelector('.scan.live')?.dataset.open === 'true'")
+        stack.close()
+        tab.wait_for_text("The console does not answer.")
+
+
+def test_broken_json_is_said_before_it_is_sent(tab: Tab, console: RunningConsole, orders: str) -> None:
+    go(tab, console, f"/topics/{orders}")
+    tab.click("button", "Produce")
+    tab.fill("dialog textarea[aria-label=Value]", '{"a": ')
+    tab.wait_for_text("This is not JSON, and is sent as it is")
+    for text in ('{"a": {{n}}}', "plain text", "[1]"):
+        tab.fill("dialog textarea[aria-label=Value]", text)
+        assert "This is not JSON" not in tab.text()
+
+
 def test_a_filter_is_saved_and_comes_back(tab: Tab, console: RunningConsole, orders: str) -> None:
     go(tab, console, f"/topics/{orders}?q=name-42&where=value")
     tab.wait_for_text("1 match among")
@@ -221,7 +280,7 @@ def test_characters_that_are_not_seen_or_turn_text_around_are_shown(tab: Tab, co
     go(tab, console, "/topics/unseen")
     tab.wait_for_text("pay [U+202E]evil[U+202C]")
     tab.value("document.querySelector('.message-table tr.link').click()")
-    tab.wait_for_text("bell\u2407")
+    tab.wait_for_text("bell[U+0007]")
 
 
 def test_a_long_name_leaves_room_for_the_other_columns(tab: Tab, console: RunningConsole) -> None:

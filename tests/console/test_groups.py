@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.parse
 from collections.abc import Callable
+from dataclasses import replace
 
 from headrace.client import Client, ConsumerOptions, GroupConsumer, GroupOptions
 from tests.console.browser import Tab
@@ -71,12 +72,31 @@ def test_a_group_with_members_is_not_reset(console: RunningConsole, unique: Call
     ):
         eventually(lambda: consumer.poll(timeout_ms=500))
         plan = console.get("group/reset-plan", name=group, to="latest", topic=topic)
-        assert "it has 1 members" in plan["refusal"]
+        assert "it has 1 member: stop it first" in plan["refusal"]
         body = {"name": group, "offsets": [{"topic": topic, "partition": 0, "to": 0}]}
         status, told = console.refusal("api/group/reset", data=json.dumps(body).encode())
         assert (status, told) == (400, f"group {group!r} has members")
         members = console.get("group", name=group)["members"]
         assert members[0]["partitions"] == [f"{topic}[0]"]
+
+
+def test_a_partition_without_a_commit_has_no_lag_and_all_places_say_the_same(
+    console: RunningConsole, unique: Callable[[str], str]
+) -> None:
+    """What its member will begin with is known to the member alone; the list and the chart do not count it either."""
+    topic, group = unique("orders"), unique("busy")
+    produced(console.bootstrap, topic, list(range(30)), partitions=2)
+    committed(console.bootstrap, group, topic, [5])
+    without_commits = replace(FROM_START, commit_interval_ms=None)
+    with (
+        Client(console.bootstrap) as client,
+        GroupConsumer(client, group, [topic], without_commits) as consumer,
+    ):
+        eventually(lambda: consumer.poll(timeout_ms=500))
+        found = console.get("group", name=group)
+        assert [row["lag"] for row in found["partitions"]] == [10, None]
+        assert found["lag"] == 10
+        eventually(lambda: console.get("groups", q=group)["rows"], lambda rows: rows and rows[0]["lag"] == 10)
 
 
 def test_what_is_no_plan_is_refused(console: RunningConsole) -> None:

@@ -512,6 +512,7 @@ def test_an_export_has_every_message_that_was_selected(console: RunningConsole, 
     assert by_number[0]["headers"][1] == ["bytes", {"base64": "/v8="}]
     some = exported(console, topic=orders, format="jsonl", q="name-29", where="value").splitlines()
     assert len(some) == 11
+    assert len(exported(console, topic=orders, format="jsonl", limit=7).splitlines()) == 7
 
 
 def test_an_export_as_csv_has_no_formulas(console: RunningConsole) -> None:

@@ -86,6 +86,38 @@ def test_one_message_or_all_dead_letters_are_redriven_and_others_dropped(
     assert bodies == [{"order": 1}, {"order": 2}, {"order": 3}, {"order": 4}]
 
 
+def test_what_goes_in_and_what_goes_out_are_two_rates(
+    broker: TestBroker, console: RunningConsole, unique: Callable[[str], str]
+) -> None:
+    name = unique("rates")
+
+    def rates() -> tuple[float, float]:
+        found = {each["name"]: each["values"] for each in console.get("queue", name=name)["charts"]["rates"]["series"]}
+        return max(filter(None, found["published"]), default=0.0), max(filter(None, found["delivered"]), default=0.0)
+
+    with channel_to(broker.amqp_url) as channel:
+        channel.queue_declare(name, durable=True)
+        eventually(lambda: [row for row in console.get("queues", q=name)["rows"] if row["name"] == name])
+        for number in range(20):
+            channel.basic_publish("", name, b"%d" % number)
+        eventually(rates, lambda seen: seen[0] > 0)
+        assert rates()[1] == 0.0
+        channel.basic_get(name)
+        eventually(rates, lambda seen: seen[1] > 0)
+
+
+def test_removing_the_dead_letters_of_a_queue_leaves_its_other_messages(
+    broker: TestBroker, console: RunningConsole, unique: Callable[[str], str]
+) -> None:
+    work, dead = unique("work"), unique("dead")
+    with_dead_letters(broker.amqp_url, work, dead, 3)
+    with channel_to(broker.amqp_url) as channel:
+        channel.basic_publish("", dead, b"was never dead")
+    assert console.post("queue/drop", name=dead, messages="dead")["moved"] == 3
+    (kept,) = console.get("queue/messages", name=dead)["messages"]
+    assert kept["body"] == "was never dead"
+
+
 def test_a_purge_needs_the_name_and_what_is_no_place_is_refused(
     broker: TestBroker, console: RunningConsole, unique: Callable[[str], str]
 ) -> None:

@@ -35,11 +35,12 @@ def test_a_chart_has_the_seconds_that_were_asked_for_and_nothing_where_nothing_w
 def test_a_day_is_kept_by_the_half_minute_as_means_and_no_more_than_a_day() -> None:
     history = History()
     for second in range(0, 90_000, 10):
-        history.add(NOW_S + second, {"in": 3.0 if second % 20 else 1.0})
-    chart = history.chart({"in": "in"}, NOW_S + 90_000, 86_400)
+        history.add(NOW_S + second, {"in": 3.0 if second % 20 else 1.0, "burst": 0.0 if second % 30 else 30.0})
+    chart = history.chart({"in": "in", "burst": "burst"}, NOW_S + 90_000, 86_400)
     values = chart["series"][0]["values"]
     assert len(values) <= 400
     assert all(math.isclose(value, 2.0, abs_tol=0.4) for value in values)
+    assert set(chart["series"][1]["values"]) == {10.0}
     assert chart["times"][0] >= (NOW_S + 90_000 - 86_400 - COARSE_S * 10) * 1000
 
 
@@ -76,6 +77,39 @@ def test_rates_lag_and_sizes_come_from_two_looks_at_the_broker() -> None:
     assert history.recent("out/slow", NOW_S + 30, 30) == [(NOW_S + 10, 0.0), (NOW_S + 20, 3.0), (NOW_S + 30, 0.0)]
     assert seen.disk is not None
     assert 0 < seen.disk.usable < seen.disk.total
+
+
+def test_what_retention_removed_is_no_lag_and_a_topic_made_again_is_no_negative_rate() -> None:
+    with broker() as server, Client(server.bootstrap) as client:
+        Admin(client).create_topic("cut", partitions=1)
+        history, place = History(), TopicPartition("cut", 0)
+        sampler = Sampler(ClientPool(server.bootstrap), history)
+
+        def send(count: int) -> None:
+            with Producer(client) as producer:
+                for _ in range(count):
+                    producer.send("cut", b"x", partition=0)
+
+        send(100)
+        Groups(client).commit("slow", {place: 10})
+        sampler.sample(client, NOW_S)
+        assert sampler.snapshot.groups["slow"].lag == 90
+        Admin(client).delete_records({place: 70})
+        sampler.sample(client, NOW_S + 10)
+        assert sampler.snapshot.groups["slow"].lag == 30
+        Admin(client).delete_topic("cut")
+        Admin(client).create_topic("cut", partitions=1)
+        send(5)
+        sampler.sample(client, NOW_S + 20)
+        assert history.recent("in/cut", NOW_S + 20, 5) == [(NOW_S + 20, 0.0)]
+
+
+def test_a_partition_whose_leader_is_back_has_not_written_all_its_messages_at_once() -> None:
+    sampler = Sampler(ClientPool("127.0.0.1:1"), History())
+    sampler._ends = {TopicPartition("back", 0): 1_000_000, TopicPartition("new", 0): 50}
+    sampler._made = {TopicPartition("new", 0)}
+    values = sampler._values({}, 10.0, NOW_S)
+    assert (values["in/back"], values["in/new"], values["in"]) == (0.0, 5.0, 5.0)
 
 
 def test_the_messages_of_a_new_topic_are_counted_at_once_and_not_with_the_next_look_at_sizes() -> None:

@@ -53,12 +53,18 @@ HEADERS = {
 
 SIGN_IN = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>headrace</title><link rel="stylesheet" href="/static/style.css"></head>
-<body class="sign-in"><main><h1>headrace</h1>
+<title>headrace</title><link rel="stylesheet" href="/static/style.css">
+<script type="module" src="/static/sign-in.js"></script></head>
+<body class="sign-in"><main><h1>headrace</h1>{trouble}
 <p>Open the address that <code>headrace</code> printed when it started, or paste its token.</p>
 <form action="/" method="get"><input name="token" type="password" aria-label="Token" autofocus>
 <button class="button primary">Open</button></form></main></body></html>
 """
+WRONG = '<p class="notice error" role="alert">This token is not that of this console. It is new at every start.</p>'
+
+
+def _sign_in_page(trouble: str = "") -> Response:
+    return Response(SIGN_IN.format(trouble=trouble), 401, media_type="text/html")
 
 
 def cookie_name(port: int) -> str:
@@ -108,7 +114,7 @@ class Gate:
         if self._is_known(request):
             return None
         if request.url.path == "/":
-            return Response(SIGN_IN, 401, media_type="text/html")
+            return _sign_in_page()
         return JSONResponse({"error": "no valid token", "hint": "open the address that headrace printed"}, 401)
 
     def _check_host(self, request: Request) -> None:
@@ -129,7 +135,7 @@ class Gate:
 
     def _sign_in(self, request: Request) -> Response:
         if not hmac.compare_digest(request.query_params["token"].encode(), self._token):
-            return Response(SIGN_IN, 401, media_type="text/html")
+            return _sign_in_page(WRONG)
         answer = RedirectResponse("/", 303)
         name = cookie_name(_port_of(request))
         answer.set_cookie(name, self._cookie, path="/", httponly=True, samesite="strict", max_age=30 * 86_400)

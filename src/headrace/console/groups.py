@@ -46,13 +46,13 @@ def group(ask: Ask) -> dict[str, Any]:
     found = Groups(ask.client)
     described = found.describe(name)
     lags = found.lag(name)[:PARTITIONS_MAX]
-    known = [each.lag for each in lags if each.lag is not None]
+    rows = [_lag_row(each) for each in lags]
     return {
         "name": name,
         "state": described.state,
         "kind": described.kind,
         "assignor": described.assignor,
-        "lag": sum(known),
+        "lag": sum(row["lag"] or 0 for row in rows),
         "members": [
             {
                 "id": each.member_id,
@@ -63,19 +63,20 @@ def group(ask: Ask) -> dict[str, Any]:
             }
             for each in described.members[:MEMBERS_MAX]
         ],
-        "partitions": [_lag_row(each) for each in lags],
+        "partitions": rows,
         "charts": _charts(ask, name),
     }
 
 
 def _lag_row(lag: PartitionLag) -> dict[str, Any]:
+    """Where nothing was committed, the members alone know where they begin: there is no lag, as in the chart."""
     return {
         "topic": lag.partition.topic,
         "partition": lag.partition.partition,
         "committed": lag.committed,
         "start": lag.start,
         "end": lag.end,
-        "lag": lag.lag,
+        "lag": lag.lag if lag.committed is not None else None,
         "member": lag.member.client_id if lag.member else None,
     }
 
@@ -115,7 +116,10 @@ def reset_plan(ask: Ask) -> dict[str, Any]:
         }
         for each in partitions
     ]
-    refusal = f"it has {len(described.members)} members: stop them first" if described.members else ""
+    count = len(described.members)
+    refusal = (
+        f"it has {count} member{'s' if count > 1 else ''}: stop {'them' if count > 1 else 'it'} first" if count else ""
+    )
     return {"name": name, "rows": rows, "refusal": refusal}
 
 

@@ -45,13 +45,9 @@ export function append(node, children) {
 
 const UNSEEN = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069]/g;
 
-/** Characters that are not seen, or that turn the text after them around, as something that is seen. */
+/** Characters that are not seen, or that turn the text after them around, by their numbers. */
 function visible(text) {
-  return text.replace(UNSEEN, (character) => {
-    const code = character.codePointAt(0);
-    if (code === 0x7f) return "\u2421";
-    return code < 0x20 ? String.fromCodePoint(0x2400 + code) : `[U+${code.toString(16).toUpperCase()}]`;
-  });
+  return text.replace(UNSEEN, (character) => `[U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}]`);
 }
 
 export function fill(node, ...children) {

@@ -81,13 +81,25 @@ function renderGroup(view, place) {
     renew(members, small(found.members, [
       ["Client", (row) => h("span.strong", row.client)],
       ["Host", (row) => row.host],
-      ["Partitions", (row) => (row.partitions.length ? row.partitions.join(", ") : h("span.muted", "none"))],
-      ["Member id", (row) => h("span.muted.clip", { title: row.id }, row.instance || row.id)],
-    ], () => empty("No members", "Nobody reads for this group now. Its offsets can be reset.")));
+      ["Partitions", (row) => (row.partitions.length ? ranges(row.partitions) : h("span.muted", "none"))],
+      ["Member id", (row) => h("div.muted.clip.topics-cell", { title: row.id }, row.instance || row.id)],
+    ], () => empty("No members", "Nobody reads for this group now. Its offsets can be reset."), { clip: false }));
   }
 
   update(place);
   return update;
+}
+
+/** ["a[0]", "a[1]", "a[2]", "a[7]"] → a 0–2, 7 */
+function ranges(partitions) {
+  const found = new Map();
+  for (const each of partitions) {
+    const [, topic, index] = each.match(/^(.*)\[(\d+)\]$/s);
+    const runs = found.get(topic) || found.set(topic, []).get(topic);
+    if (runs.at(-1)?.[1] === index - 1) runs.at(-1)[1] = Number(index);
+    else runs.push([Number(index), Number(index)]);
+  }
+  return [...found].map(([topic, runs]) => h("div.wrap-any", topic, " ", runs.map(([first, last]) => (first === last ? first : `${first}–${last}`)).join(", ")));
 }
 
 // ---- reset: a plan first, then exactly what the plan says -------------------------------------------------------------
@@ -122,10 +134,10 @@ function resetDialog(name, data) {
     if (!place()) throw new Error("Say where to.");
     const found = await get("group/reset-plan", { name, topic: topic.value, to: place() });
     rows = found.rows;
-    const moved = rows.filter((row) => row.from !== row.to);
+    const moved = found.rows.filter((row) => row.from !== row.to);
     fill(plan, found.refusal ? notice("warning", `The group cannot be reset now: ${found.refusal}.`) : null,
-      h("p", `Dry run, nothing is changed: ${plural(moved.length, "partition")} of ${rows.length} would move.`),
-      h("div.plan-rows", small(rows, [
+      h("p", `Dry run, nothing is changed: ${plural(moved.length, "partition")} of ${found.rows.length} would move.`),
+      h("div.plan-rows", small(found.rows, [
         ["Topic", (row) => row.topic],
         ["Partition", (row) => row.partition, true],
         ["From", (row) => count(row.from), true],
@@ -133,7 +145,8 @@ function resetDialog(name, data) {
         ["Lag after", (row) => count(row.lag), true],
       ], () => empty("No partitions", ""))),
       h("code.command", command(words())));
-    box.button.textContent = "Reset to these offsets";
+    if (found.refusal) rows = null;
+    else box.button.textContent = "Reset to these offsets";
     return false;
   }
   const box = dialog({

@@ -38,7 +38,7 @@ export function detail(topic, short, onField) {
           session.read_only ? null : h("button.button.small", { on: { click: () => produceDialog(topic, message) } }, icon("send"), "Re-publish"))),
       section("Value", message.value, onField),
       message.key === null ? null : section("Key", message.key, null),
-      message.headers.length ? h("div.part", h("div.part-head", h("h4", "Headers")), h("table.table.plain.headers", h("tbody", message.headers.map(([name, value]) => h("tr", h("td.mono.strong", name), h("td.mono.wrap-any", value === null ? h("span.muted", "null") : value.text ?? `0x${[...bytesOf(value)].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`)))))) : null);
+      message.headers.length ? h("div.part", h("div.part-head", h("h4", "Headers")), h("table.table.plain.headers", h("tbody", message.headers.map(([name, value]) => h("tr", h("td.mono.strong.wrap-any", name === "" ? h("span.muted", "empty") : name), h("td.mono.wrap-any", value === null ? h("span.muted", "null") : value.text === "" ? h("span.muted", "empty") : value.text ?? `0x${[...bytesOf(value)].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`)))))) : null);
   }
   return node;
 }

@@ -81,7 +81,10 @@ export function messageBrowser(view, topic) {
     shown = [];
     fill(rows, h("tr.no-hover", h("td", { colspan: 9 }, empty("Waiting for messages", "New messages appear here as they are written."))));
     view.stream("tail", asked(), {
-      began: () => { bar.dataset.open = "true"; },
+      began: () => {
+        view.clear();
+        bar.dataset.open = "true";
+      },
       messages: (found) => {
         seen += found.messages.length;
         skipped += found.skipped;
@@ -90,6 +93,7 @@ export function messageBrowser(view, topic) {
         drawRows();
       },
       problem: (problem) => view.problem(problem.error, problem.hint),
+      lost: () => view.lost(),
     });
   }
 
@@ -110,6 +114,12 @@ export function messageBrowser(view, topic) {
         drawRows();
       },
       problem: (problem) => { end(); fill(status); fill(rows); view.problem(problem.error, problem.hint); },
+      lost: () => {  // asked again, it would begin again and find everything twice
+        end();
+        told.textContent = `Interrupted. ${told.textContent}`;
+        stop.remove();
+        view.lost();
+      },
       done: (data) => {
         end();
         tell(data);

@@ -73,21 +73,37 @@ function part(value) {
 
 /** Text, base64 or null. */
 function editor(label, given, rows) {
-  const text = h("textarea.mono", { rows, spellcheck: "false", "aria-label": label });
+  const text = h("textarea.mono", { rows, spellcheck: "false", "aria-label": label, on: { input: tell } });
+  const hint = h("span.field-hint.warn");
   const kind = h("select", { "aria-label": `Kind of ${label}` }, [["text", "text"], ["base64", "base64"], ["null", "null"]].map(([value, name]) => h("option", { value }, name)));
-  kind.addEventListener("change", () => { text.disabled = kind.value === "null"; });
+  kind.addEventListener("change", () => { text.disabled = kind.value === "null"; tell(); });
   set(given);
+  function tell() {
+    hint.textContent = kind.value === "text" ? brokenJson(text.value) : "";
+  }
   function set(content) {
     kind.value = content === null ? "null" : content.text === undefined ? "base64" : "text";
     text.value = content === null ? "" : content.text ?? content.base64;
     text.disabled = kind.value === "null";
+    tell();
   }
   return {
-    node: h("div.field", h("span.field-label.row.between", label, kind), text),
+    node: h("div.field", h("span.field-label.row.between", label, kind), text, hint),
     value: () => (kind.value === "null" ? null : kind.value === "base64" ? { base64: text.value.trim() } : text.value),
     set,
     focus: () => text.focus(),
   };
+}
+
+/** What is wrong with a text that looks like JSON and is none; {{…}} of templates stand for numbers. */
+function brokenJson(text) {
+  if (!/^\s*[{[]/.test(text)) return "";
+  try {
+    JSON.parse(text.replace(/\{\{\s*\w+\s*\}\}/g, "0"));
+    return "";
+  } catch (error) {
+    return `This is not JSON, and is sent as it is: ${error.message}`;
+  }
 }
 
 function headerRows(given) {
