@@ -300,16 +300,15 @@ def test_a_long_name_leaves_room_for_the_other_columns(tab: Tab, console: Runnin
 
 def test_a_live_table_keeps_the_focus_and_what_is_clicked(tab: Tab, console: RunningConsole, orders: str) -> None:
     """Rows are drawn again every second or two; a link that is being clicked must not be exchanged for another."""
-    go(tab, console, "/topics")
-    tab.wait("[...document.querySelectorAll('main .table a')].find(e => e.textContent === 'shop.orders')")
-    tab.value("[...document.querySelectorAll('main .table a')].find(e => e.textContent === 'shop.orders').focus()")
+    link = f"[...document.querySelectorAll('main .table a.name')].find(e => e.textContent === '{orders}')"
+    go(tab, console, "/topics?q=shop")
+    tab.wait(f"document.querySelector('main h1').textContent === 'Topics' && {link}")
+    tab.value(f"{link}.focus()")
     with writing_to(console, orders):
         rate = "document.activeElement.closest('tr')?.cells[5].textContent"
         tab.wait(f"{rate} && {rate} !== '0'")
     assert tab.value("document.activeElement.textContent") == orders
-    go(tab, console, "/topics?q=shop")
-    tab.wait("document.querySelectorAll('main .table tbody tr').length === 1")
-    tab.value("document.querySelector('main .table tbody tr').click()")
+    tab.value("document.activeElement.closest('tr').click()")
     tab.wait(f"location.hash === '#/topics/{orders}'")
 
 

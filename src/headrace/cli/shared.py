@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import signal
 import sys
 import threading
@@ -40,6 +41,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 COMPLETION_TIMEOUT_MS = 500
+UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 DAMAGE_TIMEOUT_MS = 1_500
 """A person should learn soon that a partition is damaged. A leader that is being elected is there by then."""
 
@@ -142,8 +144,13 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return ",".join(map(str, value))
-    return str(value)
+        return _visible(",".join(map(str, value)))
+    return _visible(str(value))
+
+
+def _visible(text: str) -> str:
+    """Names are chosen by clients: what would move the cursor, or turn the text around, is shown by its number."""
+    return UNSEEN.sub(lambda found: f"[U+{ord(found[0]):04X}]", text)
 
 
 def _is_number(cell: str) -> bool:

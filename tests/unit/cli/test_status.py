@@ -124,3 +124,16 @@ def test_a_disk_that_is_nearly_full_is_wrong(
 def test_a_broker_that_cannot_be_reached_is_another_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status", "--bootstrap", "127.0.0.1:1"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_names_that_would_control_the_terminal_are_shown_by_their_characters_numbers(
+    broker: testing.TestBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Client(broker.bootstrap) as client:
+        Admin(client).create_topic("orders", partitions=1)
+        Groups(client).commit("bell\x07 \u202eevil", {TopicPartition("orders", 0): 0})
+    for command in (["status"], ["group", "list"]):
+        run([*command, "--bootstrap", broker.bootstrap])
+        shown = capsys.readouterr().out
+        assert "bell[U+0007] [U+202E]evil" in shown
+        assert "\x07" not in shown
