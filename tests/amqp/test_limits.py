@@ -208,3 +208,21 @@ def test_a_full_queue_with_priorities_drops_its_head(play_on: PlayOn) -> None:
         channel.queue_delete("full")
 
     play_on(play)
+
+
+def test_a_queue_that_refuses_messages_when_it_is_full_drops_none_that_come_back(play_on: PlayOn) -> None:
+    def play(scenario: AmqpScenario) -> None:
+        for overflow in ("reject-publish", "reject-publish-dlx", "drop-head"):
+            queue = f"come-back-{overflow}"
+            channel = scenario.channel
+            channel.queue_declare(queue, durable=True, arguments={"x-max-length": 1, "x-overflow": overflow})
+            channel.confirm_delivery()
+            channel.basic_publish("", queue, b"first", pika.BasicProperties(delivery_mode=2))
+            method = scenario.get(queue, auto_ack=False)[0]
+            channel.basic_publish("", queue, b"second", pika.BasicProperties(delivery_mode=2))
+            channel.basic_nack(method.delivery_tag, requeue=True)
+            scenario.connection.sleep(0.2)
+            scenario.note_messages(f"{overflow}: left", queue, scenario.counts(queue)[0])
+            channel.queue_delete(queue)
+
+    play_on(play)

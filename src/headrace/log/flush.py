@@ -77,6 +77,8 @@ class Flusher:
         self._thread: threading.Thread | None = None
         self.sync_seconds = Histogram(SYNC_SECONDS)
         """Written by the flusher's thread; its count is the number of syncs."""
+        self.report: Callable[[Callable[[], None]], None] = lambda report: report()
+        """Calls what reports a sync to those who wait: what they do then can be done together, at once."""
         self.on_waiting: Callable[[float], None] = lambda _: None
         """Called when a log will be due later: ``tick`` is wanted after so many seconds."""
 
@@ -146,8 +148,10 @@ class Flusher:
         return [mark for log in taken if (mark := log.take_unsynced()) is not None]
 
     def _complete(self, marks: list[FlushMark]) -> None:
-        if self.disk.failed is not None:
-            return
+        if self.disk.failed is None:
+            self.report(lambda: self._report(marks))
+
+    def _report(self, marks: list[FlushMark]) -> None:
         for mark in marks[:COMPLETED_PER_TURN]:
             try:
                 mark.log.on_flushed(mark.end_offset)

@@ -238,8 +238,8 @@ class Queue:
 
     def _enforce_length(self) -> None:
         """drop-head: what stands at the head goes until it fits, so the oldest of the highest priority, as in RabbitMQ.
-        Only what is ready counts."""
-        if self.policy.length_max is None and self.policy.bytes_max is None:
+        Only what is ready counts. A queue that refuses messages keeps those that come back, also over its limit."""
+        if self.may_reject or (self.policy.length_max is None and self.policy.bytes_max is None):
             return
         for _ in range(DROPS_PER_TURN):
             count = sum(lane.ready for lane in self._lanes)

@@ -50,6 +50,7 @@ class QueueBroker:
             now_ms=clock.wall_ms,
             on_trouble=lambda error: self.blocking.set("write", None if error is None else str(error)),
         )
+        flusher.report = self.turn.at_once
         self.registry = Registry(
             store=store,
             state=state,

@@ -84,6 +84,18 @@ class Turn:
             self._is_set = True
             self._defer(self.run)
 
+    def at_once(self, work: Callable[[], None]) -> None:
+        """Do something, and then the turn that it asks for, unless one is due anyway: confirms leave without another
+        turn of the loop."""
+        if self._is_set:
+            work()
+            return
+        self._is_set = True
+        try:
+            work()
+        finally:
+            self.run()
+
     def run(self) -> None:
         self._is_set = False
         touched: dict[Queue, None] = {}
