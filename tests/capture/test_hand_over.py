@@ -22,8 +22,8 @@ from headrace.capture.mariadb.binlog import BinlogReader
 from headrace.capture.mariadb.events import Xid
 from headrace.capture.mariadb.snapshot import SnapshotReader
 from headrace.capture.mariadb.source import MariadbSource
-from headrace.capture.postgres.source import PostgresSource
 from headrace.capture.postgres.snapshot import Snapshots
+from headrace.capture.postgres.source import PostgresSource
 from headrace.capture.postgres.triggers import TriggerSource
 from headrace.capture.sqlite.source import SqliteSource
 from tests.capture.conftest import Database, File

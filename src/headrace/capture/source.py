@@ -61,7 +61,8 @@ class TableReplaced(PositionLost):
 
 @dataclass(slots=True)
 class Progress:
-    """How far the snapshot of a table is. ``after``: the key of the last row read, as the database writes it."""
+    """How far the snapshot of a table is. ``after``: the key of the last row read, as the database writes it; ``key``:
+    the columns and types of that key."""
 
     done: bool = False
     rows: int = 0
@@ -69,12 +70,21 @@ class Progress:
     after: list[str] | None = None
     filter: list[Any] | None = None
     """Of a table without a key: which transactions its snapshot has seen, and until where that is asked."""
+    key: list[str] | None = None
+
+    def go_on_by(self, key: Sequence[str]) -> list[str] | None:
+        """After which row to go on, in the order of a key; None: from the beginning, also where the rows so far were
+        read by another key, which says nothing about this one."""
+        if self.after and (len(self.after) != len(key) or self.key not in (None, list(key))):
+            self.after, self.rows = None, 0
+        self.key = list(key)
+        return self.after
 
     def as_json(self) -> dict[str, Any]:
         values = {"done": self.done, "rows": self.rows, "expected": self.rows_expected}
         return {
             **values,
-            **({"after": self.after} if self.after else {}),
+            **({"after": self.after, "key": self.key} if self.after else {}),
             **({"filter": self.filter} if self.filter else {}),
         }
 
@@ -86,6 +96,7 @@ class Progress:
             values.get("expected", 0),
             values.get("after"),
             values.get("filter"),
+            values.get("key"),
         )
 
 

@@ -127,7 +127,8 @@ class SnapshotReader:
         count = len(table.columns)
         limit = self._limits.get(table.full_name, self._options.chunk_rows)
         query = _select(table, [*(each.selected for each in table.columns), *(each.shown for each in key)])
-        after = [column.bound(text) for column, text in zip(key, progress.after or (), strict=False)]
+        row = progress.go_on_by([f"{each.name} {each.data_type}" for each in key])
+        after = [column.bound(text) for column, text in zip(key, row, strict=True)] if row else []
         if after:
             compared = ", ".join(each.compared for each in key)
             query += f" where ({compared}) > ({', '.join(each.marker for each in key)})"

@@ -53,6 +53,7 @@ __all__ = [
     "copied_columns",
     "copied_fields",
     "copied_rows",
+    "described_key",
     "key_text",
 ]
 
@@ -416,7 +417,8 @@ class Snapshots:
             self._size_of = table.full_name
             self._size.begin()
         asked = self._size.rows
-        for each in self._copied(table, columns, self.progress[table.full_name].after, asked):
+        after = self.progress[table.full_name].go_on_by(described_key(table, columns))
+        for each in self._copied(table, columns, after, asked):
             if size_bytes >= CHUNK_BYTES_MAX:
                 # Read again later: a COPY ends early only by a cancellation that may hit what follows.
                 passed_over = True
@@ -467,6 +469,12 @@ class Snapshots:
         content = f"{self._run}:{self._number}"
         self._setup.connection.execute("select pg_logical_emit_message(true, %s, %s)", (self.prefix, content))
         return self._number
+
+
+def described_key(table: TableInfo, columns: Sequence[RelationColumn]) -> list[str]:
+    """The key by which a table is read: the name and type of each column."""
+    types = {each.name: each.type_oid for each in columns}
+    return [f"{name} {types[name]}" for name in table.key]
 
 
 def begin_reading(connection: Connection, table: TableInfo) -> bool:

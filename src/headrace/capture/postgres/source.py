@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import psycopg
@@ -182,7 +183,11 @@ class PostgresSource:
         for name in self._watch.tables:
             if not self._is_read(name):
                 progress.setdefault(name, Progress(done=True))
-        self._snapshots.start(progress, self._watch.tables)
+        # By the key that its topic has, until it changes over to the one that the table has.
+        tables = {
+            name: replace(each, key=list(self._watch.known[name].key)) for name, each in self._watch.tables.items()
+        }
+        self._snapshots.start(progress, tables)
         self._watch_changes()
 
     def _is_read(self, name: str) -> bool:

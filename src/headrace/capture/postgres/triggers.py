@@ -48,6 +48,7 @@ from headrace.capture.postgres.snapshot import (
     begin_reading,
     copied_fields,
     copied_rows,
+    described_key,
     key_text,
 )
 from headrace.capture.source import DatabaseGone, PositionLost, Progress, SourceStatus, TableReplaced
@@ -425,6 +426,9 @@ class TriggerSource:
         assert self._writer is not None
         progress = self._progress[table.full_name]
         columns = self._setup.columns(table)
+        if not {each.name for each in columns}.issuperset(table.key):
+            return  # the next look at the catalogue finds another key
+        after = progress.go_on_by(described_key(table, columns))
         now_us = time.time_ns() // 1000
         self._place["number"] += 1
         self._events.begin(self._place["number"], now_us, int(self._now.split(":")[1]))
@@ -434,7 +438,7 @@ class TriggerSource:
         before_bytes, size_bytes = self._writer.bytes_pending, 0
         last: list[bytes | None] = []
         passed_over = False
-        for lines in copied_rows(self._reader, table, columns, progress.after, limit):
+        for lines in copied_rows(self._reader, table, columns, after, limit):
             if table.key and size_bytes >= CHUNK_BYTES_MAX:
                 passed_over = True  # read again later: a COPY ends early only by a cancellation
                 continue

@@ -169,13 +169,21 @@ class _Triggers:
         return f"case when {condition} then {operation} else 't' end" if self._rowid else operation
 
     def _displaced(self, took_rowid: str) -> str:
-        """Rows that were in the way and are gone: their notes become deletions."""
+        """Rows that were in the way and are gone: their notes become deletions.
+
+        A note of the rowid that the new row has is of the row that had it before, or of the new row itself: a trigger
+        of the application that ran first may have tried to insert the same again, and ignored the conflict. Where the
+        noted row looks like the new one it may be either, and the note becomes a gap.
+        """
         if not self.probes or not self._rowid:
             return ""
-        gone = f"not exists (select 1 from {self._name} where {self._rowid} = row_number)"
+        number = f"{self._changes}.row_number"
+        gone = f"not exists (select 1 from {self._name} where {self._rowid} = {number})"
+        is_either = f"{number} is new.{self._rowid} and {self._changes}.old_row is {self._now('new')}"
         return (
-            f" update {self._changes} set operation = 'd' where operation = 'm' and {self._of_table} "
-            f"and (row_number is new.{self._rowid} and {took_rowid} or {gone});"
+            f" update {self._changes} set operation = case when {is_either} then 't' else 'd' end "
+            f"where operation = 'm' and {self._of_table} "
+            f"and ({number} is new.{self._rowid} and {took_rowid} or {gone});"
         )
 
     def _not_displaced(self) -> str:
