@@ -157,6 +157,32 @@ def test_a_column_that_comes_back_under_its_old_name_does_not_bring_its_old_valu
     assert len(events(log, f"{database.name}.public.t")) == before, "it is read again once"
 
 
+@pytest.mark.parametrize("triggers", [False, True], ids=["log", "triggers"])
+@pytest.mark.parametrize("kind", ["color", "color[]", "colored", "pair"])
+def test_a_renamed_value_of_an_enum_is_renamed_in_the_topic(
+    log: str, database: Database, kind: str, triggers: bool
+) -> None:
+    """Every row that has it looks other than before, and no row was changed."""
+    database.run("create type color as enum ('red', 'green')", "create domain colored as color")
+    database.run("create type pair as (a color, b int)", f"create table t (id int primary key, c {kind})")
+    red = {"color[]": "'{red}'", "pair": "'(red,1)'"}.get(kind, "'red'")
+    database.run(f"insert into t values (1, {red})", "create table other (id int primary key)")
+    capture, topic = options(database, triggers=triggers), f"{database.name}.public.t"
+    catch_up(log, capture)
+    database.run("alter type color add value 'blue'")
+    catch_up(log, capture)
+    assert ops(events(log, topic)) == ["r"], "a further value changes no row"
+    for name in ("crimson", "scarlet"):
+        before, was = len(events(log, topic)), "red" if name == "crimson" else "crimson"
+        database.run(f"alter type color rename value '{was}' to '{name}'")
+        catch_up(log, capture)
+        catch_up(log, capture)
+        since = events(log, topic)[before:]
+        assert ops(since) == ["t", "r"], "it is read again once"
+        assert name in json.dumps(since[-1].value["after"])
+    assert ops(events(log, f"{database.name}.public.other")) == []
+
+
 def test_a_replaced_table_stops_a_capture_that_is_to_stop(log: str, database: Database) -> None:
     database.run("create table t (id int primary key)", "insert into t values (1)")
     stopping = options(database, on_replaced="stop")

@@ -69,6 +69,20 @@ from pg_attribute a join pg_class c on c.oid = a.attrelid
 where c.relkind in ('r', 'p') and not c.relispartition and a.attrelid >= 16384 and a.attnum > 0 and not a.attisdropped
 order by 1, 2
 """
+LABELS = """
+with recursive used(relation, type) as (
+  select a.attrelid, a.atttypid from pg_attribute a join pg_class c on c.oid = a.attrelid
+  where c.relkind in ('r', 'p') and not c.relispartition and a.attnum > 0 and a.atttypid >= 16384
+  union
+  select used.relation, part.type from used join pg_type t on t.oid = used.type cross join lateral (
+    select t.typelem union all select t.typbasetype
+    union all select a.atttypid from pg_attribute a where a.attrelid = t.typrelid and a.attnum > 0
+    union all select r.rngsubtype from pg_range r where t.oid in (r.rngtypid, r.rngmultitypid)) as part(type)
+  where part.type >= 16384
+)
+select used.relation::bigint, e.oid::bigint, e.enumlabel
+from used join pg_enum e on e.enumtypid = used.type order by 1, 2
+"""
 TYPES = """
 select t.oid::bigint, t.typname, t.typtype::text, t.typcategory::text, t.typbasetype::bigint, t.typelem::bigint,
        t.typtypmod, t.typnamespace = 'pg_catalog'::regnamespace or d.deptype is not null, t.typdelim::text
@@ -80,6 +94,7 @@ select string_agg(format('%s %s', n, total), ' ') from (
   union all select count(*), sum(xmin::text::bigint) from pg_attribute where attrelid >= 16384
   union all select count(*), sum(xmin::text::bigint) from pg_index
   union all select count(*), sum(xmin::text::bigint) from pg_inherits
+  union all select count(*), sum(xmin::text::bigint) from pg_enum
   union all select count(*), sum(xmin::text::bigint) from pg_publication
   union all select count(*), sum(xmin::text::bigint) from pg_publication_rel) as catalogues
 """
@@ -137,6 +152,8 @@ class TableInfo:
     leaves: list[Leaf] = field(default_factory=list)
     shape: list[list[Any]] = field(default_factory=list)
     """Number, name, type, modifier and whether rows from before have a value, of each column."""
+    labels: dict[int, str] = field(default_factory=dict)
+    """The values of the enums that its columns have, also inside other types: ALTER TYPE may rename them."""
     stored_are_published: bool = False
     key: list[str] = field(default_factory=list)
     changes_identifiable: bool = False
@@ -254,6 +271,9 @@ class Catalogue:
         for oid, *column in self.connection.execute(SHAPES).fetchall():
             if oid in tables:
                 tables[oid].shape.append(column)
+        for oid, number, label in self.connection.execute(LABELS).fetchall():
+            if oid in tables:
+                tables[oid].labels[number] = label
         for table in tables.values():
             table.stored_are_published = self.with_stored
             table.find_key()

@@ -7,6 +7,7 @@ the same one, but with *other contents than the server's log tells*, when
 - a partition was attached, detached, truncated or rewritten by itself,
 - a column was added with a value for old rows, renamed, or given another type: old rows changed, and none was logged,
 - a column was dropped and another one added under its name: rows in the topic still have the values of the old one,
+- a value of an enum was renamed: rows that have it look other than before,
 - its key changed: rows in the topic have the old one.
 
 In each case the topic needs a truncation and a new snapshot. What cannot be told apart from such a change by the
@@ -16,7 +17,7 @@ catalogue counts as one: a partition that VACUUM FULL has rewritten looks like o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.capture.postgres.catalogue import TableInfo
@@ -41,6 +42,7 @@ class Known:
     shape: tuple[tuple[Any, ...], ...]
     dropped: tuple[str, ...] = ()
     """Columns that the table has lost since its topic began: rows in the topic may still have their values."""
+    labels: Mapping[int, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -53,6 +55,7 @@ class Known:
             "leaves": [[oid, file] for oid, file in self.leaves.items()],
             "shape": [list(each) for each in self.shape],
             "dropped": list(self.dropped),
+            "labels": [[number, label] for number, label in self.labels.items()],
         }
 
     @classmethod
@@ -67,13 +70,15 @@ class Known:
             dict(values["leaves"]),
             tuple(tuple(each) for each in values["shape"]),
             tuple(values.get("dropped", ())),
+            dict(values.get("labels", ())),
         )
 
 
 def known(table: TableInfo, member: int) -> Known:
     leaves = {each.oid: each.file for each in table.leaves}
     shape = tuple(tuple(each) for each in table.shape)
-    return Known(table.schema, table.name, table.oid, member, tuple(table.key), table.file, leaves, shape)
+    key, labels = tuple(table.key), dict(table.labels)
+    return Known(table.schema, table.name, table.oid, member, key, table.file, leaves, shape, labels=labels)
 
 
 def what_happened(before: Known, now: Known) -> str | None:
@@ -85,7 +90,14 @@ def what_happened(before: Known, now: Known) -> str | None:
     if before.key != now.key:
         shown = [", ".join(each) or "none" for each in (before.key, now.key)]
         return f"has another key: {shown[1]} and no longer {shown[0]}"
-    return _partitions(before, now) or _columns(before, now)
+    return _partitions(before, now) or _columns(before, now) or _values(before, now)
+
+
+def _values(before: Known, now: Known) -> str | None:
+    for number, label in now.labels.items():
+        if before.labels.get(number, label) != label:
+            return f"has the value {label} of an enum that was {before.labels[number]}"
+    return None
 
 
 def _partitions(before: Known, now: Known) -> str | None:
@@ -129,5 +141,5 @@ def remembering(before: Known, now: Known) -> Known:
 
 def partitions_emptied(before: Known, now: Known) -> bool:
     """Whether all that has happened is what a truncation of the whole table does to its partitions."""
-    same = replace(before, file=now.file, leaves=now.leaves, shape=now.shape, dropped=()) == now
+    same = replace(before, file=now.file, leaves=now.leaves, shape=now.shape, dropped=(), labels=now.labels) == now
     return same and bool(before.leaves) and all(now.leaves.get(oid) != file for oid, file in before.leaves.items())
