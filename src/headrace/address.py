@@ -20,6 +20,8 @@ __all__ = ["Address"]
 ENVIRONMENT = re.compile(r"\$\{(\w+)\}")
 WITH_PATHS = ("http", "https")
 """Schemes whose paths may have an ``@``; elsewhere the path is the name of a database."""
+OPTIONS = re.compile(r"\?(?:[A-Za-z_][\w.-]*=[^&]*&)*[A-Za-z_][\w.-]*=[^&]*$")
+"""At the end of a URL; a ``?`` that no names and values follow is part of a password."""
 HIDDEN = "***"
 
 
@@ -90,6 +92,11 @@ class Address:
         user = who.partition(":")[0]
         return f"{scheme}{user}@{where}" if written is None else f"{scheme}{user}:{written}@{where}"
 
+    @property
+    def options(self) -> str:
+        """What stands after the ``?``."""
+        return _cut(self.text)[2].partition("?")[2]
+
     def parts(self) -> SplitResult:
         return urlsplit(self.resolved())
 
@@ -131,7 +138,8 @@ def _end_of_user(scheme: str, rest: str) -> int:
         return rest.rfind("@")  # no port but a password that the host was cut in
     if scheme in WITH_PATHS:
         return host.rfind("@")
-    return rest.partition("?")[0].rfind("@")
+    options = OPTIONS.search(rest)
+    return rest.rfind("@", 0, options.start() if options else None)
 
 
 def _encoded(url: str) -> str:

@@ -31,12 +31,17 @@ def test_any_password_that_is_encoded_in_the_url_is_decoded_once(password: str) 
     assert address.shown == "postgresql://app@db/shop"
 
 
-@pytest.mark.parametrize("password", ["p@ss", "p/ss", "p?ss", "p#ss", "p@s/s@x", "100%!", "a:b"])
+@pytest.mark.parametrize(
+    "password", ["p@ss", "p/ss", "p?ss", "p#ss", "p@s/s@x", "100%!", "a:b", "a@b?c", "p@ss/w:o#r d?"]
+)
 def test_a_password_that_is_written_as_it_is_works_and_is_not_shown(password: str) -> None:
     address = Address(f"postgresql://app:{password}@db:5432/shop?sslmode=require")
     assert (address.user(), address.password()) == ("app", password)
     assert address.parts().hostname == "db"
+    assert address.options == "sslmode=require"
     assert address.shown == "postgresql://app@db:5432/shop"
+    alone = Address(f"postgresql://app:{password}@db/shop")
+    assert (alone.user(), alone.password(), alone.shown) == ("app", password, "postgresql://app@db/shop")
 
 
 def test_a_whole_address_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ class DatabaseUrl(Address):
                 f"{self.shown} is no database that capture knows",
                 "use postgresql://USER@HOST:PORT/DATABASE, mysql://…, sqlite:///FILE",
             )
-        for name, value in parse_qsl(self.text.partition("?")[2]):
+        for name, value in parse_qsl(self.options):
             if name.lower() in SECRET_OPTIONS and not ENVIRONMENT.fullmatch(value):
                 raise UsageError(
                     f"{self.shown} has a {name} among its options, where it would be kept in the log",
