@@ -9,6 +9,7 @@ smaller ``n`` than before was too old, also where a later event hides it.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from headrace.capture import Capture
 from headrace.capture.mariadb import source as mariadb_source
 from headrace.capture.mariadb.binlog import BinlogReader
 from headrace.capture.mariadb.events import Xid
@@ -25,17 +27,24 @@ from headrace.capture.mariadb.source import MariadbSource
 from headrace.capture.postgres.snapshot import Snapshots
 from headrace.capture.postgres.source import PostgresSource
 from headrace.capture.postgres.triggers import TriggerSource
+from headrace.capture.signals import signal_topic, snapshot_signal
 from headrace.capture.sqlite.source import SqliteSource
+from headrace.client import Client, Producer
+from headrace.client.positioned import ensure_topic
 from tests.capture.conftest import Database, File
 from tests.capture.shop import Shop
-from tests.capture.test_postgres import options
+from tests.capture.test_postgres import Died, options
+from tests.capture.test_postgres_snapshot import Disturbed
 from tests.capture.world import Event, catch_up, events, fold, fold_bag
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
 ROWS = 6
 CHUNK_ROWS = 2
 CHANGES_MAX = 20
+SEEN_S = 3.0
+"""How long capture may read rows while a change of them is invisible."""
 CREATE = ("create table t (id int primary key, n int)", "create table bag (id int, n int)")
 CHANGE = ("begin", "update t set n = n + 1", "update bag set n = n + 1", "commit")
 """Every row, those that were read and those that are still to be read, in one transaction: where the stream stands at
@@ -123,6 +132,79 @@ def test_postgresql(
     change()
     catch_up(log, options(database))
     check(log, f"{database.name}.public", rows(database, "t"), rows(database, "bag"), change)
+
+
+class AfterEvent(threading.Event):
+    """A capture that asks for it dies as soon as a topic has an event of some kind."""
+
+    def __init__(self, log: str, topic: str, op: str) -> None:
+        super().__init__()
+        self._look = lambda: any(each.op == op for each in events(log, topic))
+
+    def is_set(self) -> bool:
+        if self._look():
+            raise Died
+        return False
+
+
+@contextmanager
+def an_invisible_commit(database: Database, statement: str) -> Iterator[Callable[[], None]]:
+    """A transaction that is in the server's log and that nobody sees: it waits for a standby that does not answer.
+    Gives what ends the waiting. Capture itself does not wait for the standby."""
+    database.run(f"alter database {database.name} set synchronous_commit = local", "set synchronous_commit = local")
+    database.run("alter system set synchronous_standby_names = 'nobody'", "select pg_reload_conf()")
+    session = database.another()
+    session.autocommit = True
+    session.execute("set synchronous_commit = on")
+    writer = threading.Thread(target=session.execute, args=(statement,))
+
+    def end() -> None:
+        database.run("alter system reset synchronous_standby_names", "select pg_reload_conf()")
+        writer.join()
+
+    try:
+        writer.start()
+        eventually(lambda: bool(database.all("select 1 from pg_stat_activity where wait_event = 'SyncRep'")))
+        yield end
+    finally:
+        end()
+        session.close()
+
+
+@pytest.mark.parametrize("again", ["after a restart", "as a signal asked"])
+def test_postgresql_with_a_change_that_passed_and_that_nobody_sees_yet(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    """The change is in the topic. A chunk that is read after it still shows the row from before."""
+    monkeypatch.setattr("headrace.capture.run.COMMIT_AGE_S", 0.0)
+    many, topic = 100, f"{database.name}.public.t"
+    database.run(CREATE[0], f"insert into t select i, 0 from generate_series(1, {many}) i")
+    capture = Capture(log, options(database, chunk_rows=1))
+
+    def die(asked: int) -> None:
+        if any(each.rows > 2 for each in capture.snapshots().values()):
+            raise Died
+
+    if again == "after a restart":
+        with pytest.raises(Died):
+            capture.run(Disturbed(die))
+    else:
+        catch_up(log, options(database))
+    with an_invisible_commit(database, f"update t set n = 1 where id = {many}") as end:
+        with pytest.raises(Died):
+            Capture(log, options(database, chunk_rows=1)).run(AfterEvent(log, topic, "u"))
+        if again == "as a signal asked":
+            with Client(log) as client, Producer(client) as producer:
+                ensure_topic(client, signal_topic(database.name), partitions=1, config={})
+                signal = snapshot_signal(["public.t"])
+                producer.send(signal_topic(database.name), signal, key=database.name.encode(), partition=0)
+        following = threading.Thread(target=catch_up, args=(log, options(database, chunk_rows=50)))
+        following.start()
+        following.join(SEEN_S)
+        end()
+        following.join()
+    check_never_older([each for each in events(log, topic) if each.op != "t"])
+    assert fold(events(log, topic)) == {json.dumps({"id": each["id"]}): each for each in rows(database, "t")}
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

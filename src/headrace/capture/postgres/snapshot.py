@@ -15,8 +15,9 @@ Why this is right, for one row of the chunk:
 It is not enough to look at what arrives between reading and watermark. A transaction's commit is in the stream a moment
 *before* other sessions see it (for long, where it waits for a synchronous standby), so a change may have passed already
 that the chunk does not see. Hence changes of tables still to be read are noted with their transaction as they pass, and
-forgotten once a chunk has seen that transaction. After a restart nothing is noted; so a first watermark is awaited
-before the first chunk is read, and what had passed before the restart is visible by then.
+forgotten once a chunk has seen that transaction. After a restart nothing is noted. What had passed before it may still
+be invisible, and holds its locks as long; so transactions that have written to a table by then are waited for before
+its next chunk is read.
 
 A change that takes the place of a row may lack the row's large values, because PostgreSQL does not send what an update
 did not touch. They are taken from the row that waits. If the change passed before the row was read, the chunk is read
@@ -203,8 +204,10 @@ class Snapshots:
         self._touched_without_key: dict[str, set[int]] = {}
         self._touched_limit = TOUCHED_MAX
         self._filters: dict[str, tuple[SeenTransactions, int]] = {}
+        self._writers: dict[str, set[str]] = {}
+        """Transactions whose changes may have passed before anything was noted, by table."""
 
-    def start(self, progress: dict[str, Progress], tables: dict[str, TableInfo]) -> None:
+    def start(self, progress: dict[str, Progress], tables: dict[str, TableInfo], *, is_resumed: bool) -> None:
         """Take up what is recorded, and plan the tables that are not."""
         self.progress = progress
         expected = self._setup.rows_expected([table for name, table in tables.items() if name not in progress])
@@ -213,6 +216,8 @@ class Snapshots:
                 progress[name] = Progress(rows_expected=expected[table.oid])
             if not progress[name].done:
                 self._plan(table)
+                if is_resumed:
+                    self._writers[name] = self._setup.writers(table.oids)
         for name, each in progress.items():
             if each.filter:
                 self._filters[name] = SeenTransactions(each.filter[0]), each.filter[1]
@@ -243,6 +248,7 @@ class Snapshots:
         for each in (self.chunks, self.progress, self._tables, self._touched, self._touched_without_key, self._filters):
             each.pop(name, None)
         self._lacking.pop(name, None)
+        self._writers.pop(name, None)
 
     @property
     def done(self) -> bool:
@@ -361,8 +367,11 @@ class Snapshots:
             self._awaited = self._watermark()
 
     def _read(self, table: TableInfo, emit_whole: EmitWhole) -> bool:
-        """Read the next chunk of a table, or all of one without a key; False: it is not there, or is being altered."""
+        """Read the next chunk of a table, or all of one without a key; False: it is not there, is being altered, or a
+        change may have passed that nobody sees yet."""
         connection = self._setup.connection
+        if self._has_old_writers(table):
+            return False
         try:
             if not begin_reading(connection, table):
                 return False
@@ -392,6 +401,12 @@ class Snapshots:
         finally:
             connection.execute("COMMIT")
         return True
+
+    def _has_old_writers(self, table: TableInfo) -> bool:
+        writers = self._writers.pop(table.full_name, None)
+        if writers:
+            self._writers[table.full_name] = writers & self._setup.writers(table.oids)
+        return bool(self._writers.get(table.full_name))
 
     def _put_off(self, name: str) -> None:
         """Somebody is at the table. The others come first; what became of it, the next look at the catalogue tells."""

@@ -111,14 +111,16 @@ class PostgresSource:
         self._check_history(position)
         self._events = PostgresEvents(self._options, self._connection.info.dbname, self._writer)
         self._events.types = self._setup.types()
-        self._events.unidentified = lambda name: self._watch.ask([name], "has changes whose key is not known")
+        self._events.unidentified = lambda name: self._guarded(
+            lambda: self._watch.ask([name], "has changes whose key is not known")
+        )
         self._events.last_commit = position.get("last_commit")
         self._events.shapes = dict(state.get("shapes", {}))
         recorded = {} if resnapshot else state.get("snapshots", {})
         self._watch.begin(tables, self._recorded(position, state, tables))
         self._open_slot(position, resnapshot)
         self._stand_for()
-        self._start_snapshots(recorded)
+        self._start_snapshots(recorded, is_resumed=bool(position))
         if resnapshot:
             self._announce_gap(state.get("tables", {}))
         self._watch.proceed()
@@ -178,7 +180,7 @@ class PostgresSource:
         self._setup.release_slot()
         self._replication.confirmed = self._lsn
 
-    def _start_snapshots(self, recorded: Mapping[str, Any]) -> None:
+    def _start_snapshots(self, recorded: Mapping[str, Any], *, is_resumed: bool) -> None:
         progress = {name: Progress.from_json(each) for name, each in recorded.items() if name in self._watch.tables}
         for name in self._watch.tables:
             if not self._is_read(name):
@@ -187,7 +189,7 @@ class PostgresSource:
         tables = {
             name: replace(each, key=list(self._watch.known[name].key)) for name, each in self._watch.tables.items()
         }
-        self._snapshots.start(progress, tables)
+        self._snapshots.start(progress, tables, is_resumed=is_resumed)
         self._watch_changes()
 
     def _is_read(self, name: str) -> bool:

@@ -141,7 +141,9 @@ class TableWatch:
         """Read these tables again, though they are the same."""
         for name in names:
             if name in self.known and name in self.tables and name not in self._changes:
-                self._changes[name] = Change(name, why, self.tables[name], self.known[name], is_asked=True)
+                table = self.tables[name]
+                # What has passed may still be invisible: its writers are waited for, as those of a new table are.
+                self._changes[name] = Change(name, why, table, self.known[name], self._writers(table), is_asked=True)
 
     def truncated(self, oid: int) -> None:
         """A truncation of a whole table passes: its partitions have been emptied, and that is told."""
