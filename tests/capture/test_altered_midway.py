@@ -72,6 +72,32 @@ def run_through(log: str, options: CaptureOptions, when: str, alter: Callable[[]
     assert all_read(log, options.name)
 
 
+@pytest.mark.parametrize("source", ["log", "triggers", "mariadb", "sqlite"])
+def test_a_truncation_says_whether_the_rows_are_read_again(
+    log: str, database: Database, shop: Shop, file: File, source: str
+) -> None:
+    """A consumer, or a checker, that meets another truncation before the first row could not know otherwise."""
+    place: Database | Shop | File = {"mariadb": shop, "sqlite": file}.get(source, database)  # type: ignore[assignment]
+    schema = {"mariadb": shop.name, "sqlite": "main"}.get(source, "public")
+    if isinstance(place, Database):
+        capture = options(place, triggers=source == "triggers")
+    else:
+        capture = place.options()
+    place.run("create table t (id int primary key)", "insert into t values (1)")
+    catch_up(log, capture)
+    place.run("alter table t add column c int default 5")
+    catch_up(log, capture)
+    found = events(log, f"{place.name}.{schema}.t")
+    assert [(each.op, each.value["source"]["snapshot"]) for each in found[1:]] == [
+        ("t", "incremental"),
+        ("r", "incremental"),
+    ]
+    if source != "sqlite":
+        place.run("truncate table t")
+        catch_up(log, capture)
+        assert events(log, f"{place.name}.{schema}.t")[-1].value["source"]["snapshot"] == "false"
+
+
 def check_rows(log: str, topic: str, rows: list[dict[str, Any]]) -> None:
     told = sorted(json.dumps(each, sort_keys=True) for each in fold_rows(log, topic))
     assert told == sorted(json.dumps(each, sort_keys=True) for each in rows)
@@ -96,6 +122,36 @@ def test_postgresql(log: str, database: Database, alteration: str, triggers: boo
     cursor = database.session.execute("select * from t")
     names = [each.name for each in cursor.description or ()]
     check_rows(log, topic, [dict(zip(names, row, strict=True)) for row in cursor.fetchall()])
+
+
+def test_a_key_that_was_another_one_for_a_time_is_the_key_of_every_event(log: str, database: Database) -> None:
+    """Capture starts while the table has another key, and before its topic can change over the key is back."""
+    database.run(CREATE, *INSERT)
+    capture = Capture(log, options(database, chunk_rows=2))
+
+    def die(asked: int) -> None:
+        if any(0 < each.rows < ROWS for each in capture.snapshots().values()):
+            raise Died
+
+    with pytest.raises(Died):
+        capture.run(Disturbed(die))
+    database.run(*POSTGRESQL["fewer columns"])
+    writer = database.another()
+    writer.execute("update t set n = 1 where id = 0")  # which holds up the change-over
+    reads: list[int] = []
+
+    def put_back(asked: int) -> None:
+        reads.append(asked)
+        if len(reads) == 5:
+            writer.commit()
+            database.run("alter table t drop constraint t_pkey", "alter table t add primary key (k, id)")
+
+    Capture(log, options(database, chunk_rows=2)).run(Disturbed(put_back), until_current=True)
+    writer.close()
+    catch_up(log, options(database))
+    found = events(log, f"{database.name}.public.t")
+    assert {tuple(each.key) for each in found if each.key is not None} == {("k", "id")}
+    assert len(fold(found)) == ROWS
 
 
 @pytest.mark.parametrize("when", WHEN)

@@ -394,9 +394,9 @@ class MariadbSource:
         self._round += 1
         if name not in self._tables:
             self._tables.add(name)
-        self._truncate(name, item)
-        self._forget_snapshot(name)
         done = not self._options.snapshot or name == self._options.outbox
+        self._truncate(name, item, rows_follow=not done)
+        self._forget_snapshot(name)
         self._progress[name] = Progress(done=done)
         if not done:
             self._pending.append(name)
@@ -410,7 +410,7 @@ class MariadbSource:
             self._chunk.close()
             self._chunk = None
 
-    def _truncate(self, name: str, item: Item | None) -> None:
+    def _truncate(self, name: str, item: Item | None, *, rows_follow: bool = False) -> None:
         """In the transaction under way, or between transactions as one with a name of this place."""
         if self._writer is None or name == self._options.outbox:
             return
@@ -424,7 +424,8 @@ class MariadbSource:
         if item is None:
             source = followed.source(self._transaction.id, b"incremental") % 0
         else:
-            source = followed.source(self._transaction.id, b"false", item.event, item.file) % 0
+            snapshot = b"incremental" if rows_follow else b"false"
+            source = followed.source(self._transaction.id, snapshot, item.event, item.file) % 0
         followed.encoder.truncated(self._writer, self._transaction, source)
 
     def _announce(self, names: Sequence[str]) -> None:

@@ -368,13 +368,14 @@ class PostgresEvents:
                     continue
                 followed.encoder.truncated(self.out, self.transaction, self._source(followed, lsn))
 
-    def emptied_unlogged(self, schema: str, name: str, lsn: int) -> None:
-        """A truncation that is not in the server's log: the topic begins again here."""
+    def emptied_unlogged(self, schema: str, name: str, lsn: int, *, rows_follow: bool) -> None:
+        """A truncation that is not in the server's log: the topic begins again here. ``rows_follow``: they are read."""
         table = Table(schema, name, ())
         self._large.forget_table(table.full_name)
         encoder = TableEncoder(table, self.topic_of(schema, name), replace(self._options, key_columns={}))
         block = SourceBlock(self._options.topic_prefix, self._database, schema, name, self._source_template)
-        source = block.of_transaction(self._commit_us, self._xid or None, self.last_commit) % (lsn, lsn)
+        snapshot = b"incremental" if rows_follow else b"false"
+        source = block.of_transaction(self._commit_us, self._xid or None, self.last_commit, snapshot) % (lsn, lsn)
         encoder.truncated(self.out, self.transaction, source)
 
     def message(self, message: pgoutput.LogicalMessage, lsn: int) -> None:

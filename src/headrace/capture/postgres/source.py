@@ -205,7 +205,8 @@ class PostgresSource:
         named |= {name: (each.schema, each.name) for name, each in self._watch.tables.items()}
         for name, (schema, table) in named.items():
             if name != self._options.outbox:
-                self._events.emptied_unlogged(schema, table, self._lsn)
+                rows_follow = name in self._watch.tables and self._options.snapshot
+                self._events.emptied_unlogged(schema, table, self._lsn, rows_follow=rows_follow)
             if name not in self._watch.tables:
                 self._say(f"{name} is gone, or no longer chosen: its topic gets a truncation")
 
@@ -434,7 +435,8 @@ class PostgresSource:
             then = "its topic gets a truncation" + ("" if change.table is None else ", and its rows again")
             self._say(f"{change.name} {change.why}: {then}")
             before = self._watch.known[change.name]
-            self._events.emptied_unlogged(before.schema, before.name, lsn)
+            rows_follow = change.table is not None and self._options.snapshot
+            self._events.emptied_unlogged(before.schema, before.name, lsn, rows_follow=rows_follow)
         self._watch.done(change)
         self._stand_for()
         if change.table is None:

@@ -340,7 +340,7 @@ class TriggerSource:
         if table is not None and not self._is_snapshotted(table):
             self._say(f"{full_name}: changes may be missing, and it is not read again")
             return
-        self._events.emptied_unlogged(schema, name, change.seq)
+        self._events.emptied_unlogged(schema, name, change.seq, rows_follow=table is not None)
         if table is not None:
             self._progress[full_name] = self._unread(table)
         else:
@@ -355,7 +355,7 @@ class TriggerSource:
                 f"{table.full_name}: triggers changed a row again before its change was noted: its rows are read again"
             )
             if self._is_snapshotted(table):
-                self._events.emptied_unlogged(table.schema, table.name, change.seq)
+                self._events.emptied_unlogged(table.schema, table.name, change.seq, rows_follow=True)
                 self._progress[table.full_name] = self._unread(table)
         if change.depth > 1 and change.old_row is not None:
             self._nested[hash((change.relation, change.old_row))] = change.depth
