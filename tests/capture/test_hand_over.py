@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -169,6 +169,30 @@ def an_invisible_commit(database: Database, statement: str) -> Iterator[Callable
     finally:
         end()
         session.close()
+
+
+def test_postgresql_without_a_key_and_with_a_change_that_nobody_sees_yet(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The change was left out because the rows would show it; so they are not read before they do."""
+    database.run(CREATE[1], "alter table bag replica identity full", *filled("bag"))
+    watermark = Snapshots._watermark
+    with ExitStack() as stack:
+        ends: list[Callable[[], None]] = []
+
+        def after_a_change(self: Snapshots) -> int:
+            if not ends:
+                ends.append(stack.enter_context(an_invisible_commit(database, "insert into bag values (7, 7)")))
+            return watermark(self)
+
+        monkeypatch.setattr(Snapshots, "_watermark", after_a_change)
+        database.run(f"alter database {database.name} set synchronous_commit = local")
+        end_at = Disturbed(lambda asked: ends[0]() if asked == 8 else None)
+        Capture(log, options(database)).run(end_at, until_current=True)
+    catch_up(log, options(database))
+    assert ends
+    told = fold_bag(events(log, f"{database.name}.public.bag"))
+    assert told == sorted(map(json.dumps, rows(database, "bag")))
 
 
 @pytest.mark.parametrize("again", ["after a restart", "as a signal asked"])
