@@ -99,6 +99,7 @@ class PostgresSource:
     def _start(self, state: Mapping[str, Any], resnapshot: bool) -> None:
         assert self._writer is not None, "a source that reads has a writer"
         self._setup.check_server()
+        seen = self._setup.fingerprint()  # before the tables: what changes from here on is found by the next look
         tables = self._setup.tables()
         self._setup.check_readable(tables.values())
         position = {} if resnapshot else state.get("position", {})
@@ -117,7 +118,7 @@ class PostgresSource:
         self._events.last_commit = position.get("last_commit")
         self._events.shapes = dict(state.get("shapes", {}))
         recorded = {} if resnapshot else state.get("snapshots", {})
-        self._watch.begin(tables, self._recorded(position, state, tables))
+        self._watch.begin(seen, tables, self._recorded(position, state, tables))
         self._open_slot(position, resnapshot)
         self._stand_for()
         self._start_snapshots(recorded, is_resumed=bool(position))

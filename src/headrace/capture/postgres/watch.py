@@ -59,9 +59,10 @@ class TableWatch:
         self._truncated: set[int] = set()
         self._noted: set[str] = set()
 
-    def begin(self, tables: Mapping[str, TableInfo], recorded: Mapping[str, Known] | None) -> None:
-        """Take over what topics stand for; None: they begin with these tables as they are."""
-        self._seen = self._catalogue.fingerprint()
+    def begin(self, seen: str, tables: Mapping[str, TableInfo], recorded: Mapping[str, Known] | None) -> None:
+        """Take over what topics stand for; None: they begin with these tables as they are. ``seen`` is a fingerprint of
+        the catalogue from before it showed these tables."""
+        self._seen = seen
         members = self._publications.hold(tables.values())
         now = {name: known(table, members[table.oid]) for name, table in tables.items()}
         self.known = dict(now if recorded is None else recorded)
