@@ -226,3 +226,24 @@ def test_a_queue_that_refuses_messages_when_it_is_full_drops_none_that_come_back
             channel.queue_delete(queue)
 
     play_on(play)
+
+
+def test_a_limit_for_each_consumer_takes_the_place_of_the_channels(play_on: PlayOn) -> None:
+    """In the other order both hold."""
+
+    def play(scenario: AmqpScenario) -> None:
+        for first in (True, False):
+            channel, other = scenario.connection.channel(), scenario.channel
+            other.queue_declare("two-limits", exclusive=True)
+            channel.basic_qos(prefetch_count=2 if first else 3, global_qos=first)
+            channel.basic_qos(prefetch_count=3 if first else 2, global_qos=not first)
+            got: list[bytes] = []
+            channel.basic_consume("two-limits", lambda *each, got=got: got.append(each[3]))
+            for number in range(5):
+                other.basic_publish("", "two-limits", b"%d" % number)
+            scenario.connection.sleep(0.3)
+            scenario.note(f"the channel's first: {first}", got)
+            channel.close()
+            other.queue_delete("two-limits")
+
+    play_on(play)

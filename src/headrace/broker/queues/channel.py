@@ -350,6 +350,7 @@ class Channel:
             self._prefetch_together = asked["prefetch_count"]
         else:
             self._prefetch = asked["prefetch_count"]
+            self._prefetch_together = 0  # RabbitMQ takes the later limit for the wanted one
         self._send("basic.qos-ok")
         self.wake()
 
