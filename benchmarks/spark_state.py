@@ -3,6 +3,8 @@
 - keys       a batch of 100,000 rows over 10,000 keys, each key counting its rows: the kernel, whole buckets in columns,
              and ``transformWithState``, with rows and with pandas, as its documentation shows it
 - large      the same with 1,000,000 rows a batch over as many keys, with rows only
+- ceiling    the kernel beside the same way through Spark without state: rows are packed, pass ``transformWithState`` as
+             they are, and are unpacked; and beside the same rows without Python. No kernel on this way can be faster
 - held       10,000 keys touched of 10,000 held and of 1,000,000 held: how much longer the second takes
 - operators  rows a second through dedup and sessions, for information
 - files      what a batch of ten rows spends on the files of its checkpoint in ``hr.session`` and in ``headrace run``
@@ -36,15 +38,16 @@ import headrace.spark as hr
 from benchmarks.figures import Figure, table
 from benchmarks.spark_source import spark_session
 from headrace.spark.run.session import state_in
-from headrace.spark.state.kernel import apply_operator
+from headrace.spark.state.kernel import BUCKETS, Plan, apply_operator, arrow_schema, key_type, packing, unpacking
 from headrace.spark.state.operator import Clock, Operator, Step, Touched
+from headrace.spark.state.placement import BUCKET, with_buckets
 
 ROWS = 100_000
 KEYS = 10_000
 HELD = 1_000_000
 PATIENCE_S = 600
 TRANSFORM = "transformWithState by key"
-PARTS = ("keys", "large", "held", "operators", "files", "growth")
+PARTS = ("keys", "large", "ceiling", "held", "operators", "files", "growth")
 BY_DEFAULT = PARTS[:-1]
 """10,000 micro-batches take about an hour, so they run only when asked for."""
 GROWTH_BATCHES = 10_000
@@ -113,6 +116,20 @@ class CountingByKeyInPandas(StatefulProcessor):
         pass
 
 
+class Passing(StatefulProcessor):
+    """Keeps nothing: the rows of a bucket come out as they came in."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        for row in rows:
+            yield Row(payload=bytes(row.payload))
+
+    def close(self) -> None:
+        pass
+
+
 def rows_of(spark: SparkSession, key: Any, rows_per_batch: int) -> DataFrame:
     reader = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch)
     source = reader.option("numPartitions", 2).option("startTimestamp", 1_767_225_600_000)
@@ -174,6 +191,42 @@ def against_transform(
             goal=30 if peer == TRANSFORM else None,
         )
         for peer, frame in peers.items()
+    ]
+
+
+def passed(rows: DataFrame) -> DataFrame:
+    """The kernel's way through Spark, both shuffles of rows into columns included, with nothing kept on it."""
+    operator = Counting()
+    plan = Plan(operator, arrow_schema(rows.schema), key_type(rows, ["key"]), None, BUCKETS, False, 0, "passing")
+    numbered = with_buckets(rows, operator, ["key"], BUCKETS)
+    packed = numbered.mapInArrow(packing(plan), f"{BUCKET} int, payload binary")
+    kept = packed.groupBy(BUCKET).transformWithState(Passing(), "payload binary", "Append", "None")
+    return kept.mapInArrow(unpacking(plan), rows.schema)
+
+
+def below_the_ceiling(spark: SparkSession, rounds: int, rows: int) -> list[Figure]:
+    """In turns, so that a machine that gets busy meets all three."""
+    made = rows_of(spark, F.col("value") % KEYS, rows)
+    frames = {
+        "": counted(spark, F.col("value") % KEYS, rows),
+        "the ceiling: the same way through Spark, nothing kept": passed(made),
+        "the same rows, no Python": made,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in frames}
+    for skip in (WARM_BATCHES, WARM_BATCHES // 3):
+        for name, frame in frames.items():
+            seconds[name] += batch_seconds(frame, skip=skip, rounds=rounds)
+    ours = [rows / each for each in seconds.pop("")]
+    return [
+        Figure(
+            hop="spark state",
+            case=f"{rows:,} rows over {KEYS:,} keys a batch",
+            unit="rows/s",
+            ours=ours,
+            peers=[rows / each for each in found],
+            peer=name,
+        )
+        for name, found in seconds.items()
     ]
 
 
@@ -333,6 +386,9 @@ def run(*, quick: bool, parts: tuple[str, ...] = BY_DEFAULT) -> list[Figure]:
             figures += against_transform(spark, rounds, ROWS // part, KEYS // part)
         if "large" in parts and not quick:
             figures += against_transform(spark, rounds, 10 * ROWS, KEYS, with_pandas=False)
+        if "ceiling" in parts:
+            figures += below_the_ceiling(spark, rounds, ROWS)
+            figures += [] if quick else below_the_ceiling(spark, rounds, 10 * ROWS)
         if "held" in parts:
             figures.append(with_much_held(spark, 5 if quick else 25, HELD // 10 if quick else HELD))
         if "operators" in parts:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,7 @@ from headrace.client import RawBatch
 from headrace.record import RECORD_BYTES_MIN, CorruptRecords, decompress
 from headrace.spark.source.starts import record_starts
 
-__all__ = ["DECOMPRESSED_BYTES_MAX", "HEADERS_TYPE", "Decoded", "binary_column", "decode", "grouped"]
+__all__ = ["DECOMPRESSED_BYTES_MAX", "HEADERS_TYPE", "Decoded", "binary_column", "decode", "grouped", "words_of"]
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -45,13 +44,12 @@ _EMPTY = pa.nulls(0, pa.binary())  # pa.array would import pandas, two seconds i
 _PADDING = bytes(64)  # varints and views may be read past the end before their check says that they may not
 _VARINT_BYTES_MAX = 10
 _VIEW_INLINE_BYTES = 12
+_WORD_BYTES = 8
 
-# What a varint of one byte means, and the mask that leaves the first n of a view's twelve inline bytes.
+# What a varint of one byte means, and the mask that leaves the first n bytes of a word.
 _ONE_BYTE_VALUE = np.array([(byte >> 1) ^ -(byte & 1) for byte in range(0x80)] + [0] * 0x80, np.int64)
-_INLINE_MASK = (
-    np.where(np.arange(_VIEW_INLINE_BYTES) < np.arange(_VIEW_INLINE_BYTES + 1)[:, None], 0xFF, 0)
-    .astype(np.uint8)
-    .view(np.int32)
+_WORD_MASK = np.array([(1 << 8 * min(n, _WORD_BYTES)) - 1 for n in range(_VIEW_INLINE_BYTES + 1)], np.uint64).view(
+    np.int64
 )
 
 
@@ -257,36 +255,36 @@ def binary_column(data: bytes, starts: Ints, sizes: Ints) -> pa.BinaryArray:
     if count == 0:
         return _EMPTY
     null = sizes < 0
-    lengths = np.maximum(sizes, 0)
-    views = np.zeros((count, 4), np.int32)
-    views[:, 0] = lengths
-    views[:, 3] = starts
-    short = np.flatnonzero(lengths <= _VIEW_INLINE_BYTES)
-    if short.size:
-        _write_inline(data, views, starts, lengths, None if short.size == count else short)
-    validity = pa.array(~null).buffers()[1] if null.any() else None
-    viewed = pa.Array.from_buffers(
-        pa.binary_view(), count, [validity, pa.py_buffer(views), pa.py_buffer(data)], int(null.sum())
-    )
+    nulls = int(np.count_nonzero(null))
+    lengths = np.maximum(sizes, 0) if nulls else sizes
+    views = np.empty((count, 2), np.int64)
+    shorts = int(np.count_nonzero(lengths <= _VIEW_INLINE_BYTES))
+    if shorts < count:
+        views[:, 0] = lengths
+        np.left_shift(starts, 32, out=views[:, 1])
+    if shorts == count:
+        views[:, 0], views[:, 1] = _inline(data, starts, lengths)
+    elif shorts:
+        rows = np.flatnonzero(lengths <= _VIEW_INLINE_BYTES)
+        views[rows, 0], views[rows, 1] = _inline(data, starts[rows], lengths[rows])
+    validity = pa.array(~null).buffers()[1] if nulls else None
+    viewed = pa.Array.from_buffers(pa.binary_view(), count, [validity, pa.py_buffer(views), pa.py_buffer(data)], nulls)
     return viewed.cast(pa.binary())
 
 
-def _write_inline(data: bytes, views: Any, starts: Ints, lengths: Ints, rows: Ints | None) -> None:
-    """Put values of up to 12 bytes into their views; ``rows`` says which ones, None that all are as short."""
-    if rows is not None:
-        starts, lengths = starts[rows], lengths[rows]
-    masks = _INLINE_MASK[lengths]
-    for column in range(3):
-        found = _words(data, 4 * column)[starts] & masks[:, column]
-        if rows is None:
-            views[:, 1 + column] = found
-        else:
-            views[rows, 1 + column] = found
+def _inline(data: bytes, starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+    """The two words of views of values of up to 12 bytes: length and four bytes, and the other eight."""
+    first = words_of(data)[starts] & _WORD_MASK[lengths]
+    second = first >> 32 & 0xFFFFFFFF
+    if lengths.max() > _WORD_BYTES:
+        beyond = np.maximum(lengths - _WORD_BYTES, 0)
+        second |= (words_of(data)[starts + _WORD_BYTES] & _WORD_MASK[beyond]) << 32
+    return first << 32 | lengths, second
 
 
-def _words(data: bytes, behind: int) -> Any:
-    """Element i is the four bytes that begin ``behind`` bytes behind position i, without a copy."""
-    return np.ndarray((len(data) - behind - 3,), np.int32, data, behind, (1,))
+def words_of(data: bytes) -> Ints:
+    """Element i is the eight bytes that begin at position i, without a copy."""
+    return np.ndarray((len(data) - _WORD_BYTES + 1,), np.int64, data, 0, (1,))
 
 
 def _read_headers(data: bytes, raw: Bytes, fields: _Fields) -> pa.ListArray:

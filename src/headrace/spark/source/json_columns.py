@@ -1,5 +1,7 @@
 """JSON values become typed columns: all at once in Arrow's parser, and one by one where that parser cannot follow.
 
+Values of one shape, which most producers write, need no parser (``json_uniform``). Otherwise:
+
 Arrow's parser is fast and strict. It reads a sequence of objects and does not care where one value ends and the next
 begins, it gives up at the first object it does not like, and it knows fewer conversions than Spark's ``from_json``. So:
 
@@ -45,12 +47,17 @@ from pyspark.sql.types import (
 
 from headrace.errors import UsageError
 from headrace.spark.source.json_forms import MOMENT_US_MAX, MOMENT_US_MIN, PLAIN, UNITS_NS, Forms
+from headrace.spark.source.json_uniform import read_uniform
 from headrace.spark.source.json_values import SIMPLE, NumberText, as_decimal, shown
 
 __all__ = ["JsonColumns", "Parsed"]
 
 ONE_BY_ONE_ROWS = 64
 """Fewer rows than this are not halved again: a call of Arrow's parser costs as much as some rows in Python."""
+
+UNIFORM_ROWS_MIN = 256
+"""Fewer rows are not worth the fixed costs of looking for their shape."""
+MISSES_MAX = 8
 
 DAY_US = 86_400_000_000
 _UNIT_NAMES = {ns: name for name, ns in UNITS_NS.items()}
@@ -80,6 +87,7 @@ class JsonColumns:
         self._zone_name = time_zone
         self._native = all(_is_native(each.dataType) for each in schema.fields)
         self._times_are_numbers = False
+        self._misses = 0
         for each in schema.fields:
             _check_type(each.dataType, each.name)
 
@@ -123,13 +131,33 @@ class JsonColumns:
             return None
         try:
             texts = values.cast(pa.string())  # checks that it is UTF-8, which the parser does not
+        except pa.ArrowException:
+            return None
+        found = self._read_as_uniform(texts)
+        return found if found is not None else self._read_as_lines(texts)
+
+    def _read_as_uniform(self, texts: pa.StringArray) -> list[pa.Array] | None:
+        """Without a parser, where all have one shape. After some misses in a row it is not tried again: they cost time,
+        and producers keep to their shape or have none."""
+        if len(texts) < UNIFORM_ROWS_MIN or self._misses >= MISSES_MAX:
+            return None
+        found = read_uniform(texts, self._fields(self._times_are_numbers))
+        try:
+            converted = None if found is None else self._converted(found)
+        except pa.ArrowException:
+            converted = None
+        self._misses = 0 if converted is not None else self._misses + 1
+        return converted
+
+    def _read_as_lines(self, texts: pa.StringArray) -> list[pa.Array] | None:
+        try:
             lines = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
             buffer = pc.binary_join(lines, "\n")[0].as_buffer()
         except pa.ArrowException:
             return None
         for times_are_numbers in (self._times_are_numbers, not self._times_are_numbers):
             try:
-                found = self._read(buffer, len(values), times_are_numbers)
+                found = self._read(buffer, len(texts), times_are_numbers)
             except pa.ArrowException:
                 continue
             self._times_are_numbers = times_are_numbers
@@ -137,22 +165,27 @@ class JsonColumns:
         return None
 
     def _read(self, buffer: pa.Buffer, row_count: int, times_are_numbers: bool) -> list[pa.Array] | None:
-        fields = [
-            pa.field(each.name, self._read_type(each.dataType, each.name, times_are_numbers))
-            for each in self._schema.fields
-        ]
         table = pyarrow.json.read_json(
             pa.BufferReader(buffer),
             read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=buffer.size + 64),
             parse_options=pyarrow.json.ParseOptions(
-                explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"
+                explicit_schema=pa.schema(self._fields(times_are_numbers)), unexpected_field_behavior="ignore"
             ),
         )
         if table.num_rows != row_count:
             return None
+        return self._converted([_whole(column) for column in table.columns])
+
+    def _fields(self, times_are_numbers: bool) -> list[pa.Field]:
         return [
-            self._convert(_whole(column), each.dataType, kind, each.name)
-            for column, each, kind in zip(table.columns, self._schema.fields, self._types, strict=True)
+            pa.field(each.name, self._read_type(each.dataType, each.name, times_are_numbers))
+            for each in self._schema.fields
+        ]
+
+    def _converted(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        return [
+            self._convert(column, each.dataType, kind, each.name)
+            for column, each, kind in zip(columns, self._schema.fields, self._types, strict=True)
         ]
 
     def _read_type(self, kind: DataType, path: str, times_are_numbers: bool) -> pa.DataType:

@@ -60,12 +60,15 @@ __all__ = [
     "BUCKETS",
     "BUCKETS_CONF",
     "CACHE_BYTES_CONF",
+    "Plan",
     "all_nullable",
     "apply_operator",
     "arrow_schema",
     "free_name",
     "key_type",
+    "packing",
     "united",
+    "unpacking",
     "watermarked",
 ]
 
@@ -147,12 +150,12 @@ def apply_operator(
     if not rows.isStreaming:
         parted = without_dots(numbered.withColumn(PART, part_of(operator, keys)), schema.names)
         return parted.groupBy(BUCKET).applyInArrow(_bounded(plan), output)
-    packed = without_dots(numbered, schema.names).mapInArrow(_packing(plan), f"{BUCKET} int, payload binary")
+    packed = without_dots(numbered, schema.names).mapInArrow(packing(plan), f"{BUCKET} int, payload binary")
     kinds = ", ".join([KEPT, *(f"`{each}` long" for each in operator.counters)])
     kept = packed.groupBy(BUCKET).transformWithState(_Keeper(plan), kinds, "Append", TIME_MODES[operator.clock])
     shown = name or free_name(f"{operator.name}({', '.join(keys)})", rows)
     description = operator.describe(plan.keys, buckets, also)
-    return _observed(kept, shown, description, operator).mapInArrow(_unpacking(plan), output)
+    return _observed(kept, shown, description, operator).mapInArrow(unpacking(plan), output)
 
 
 def united(inputs: Mapping[str, DataFrame], shared: Sequence[str]) -> DataFrame:
@@ -285,7 +288,7 @@ def _bounded(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Rec
     return run
 
 
-def _packing(plan: Plan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def packing(plan: Plan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle()
         waiting: list[pa.RecordBatch] = []
@@ -326,7 +329,7 @@ def _read(message: Any) -> pa.Table:
         return reader.read_all()
 
 
-def _unpacking(plan: Plan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def unpacking(plan: Plan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle()
         for batch in batches:
