@@ -4,6 +4,8 @@ Both read the same topic of the same broker in the same session, in turn, into a
 
 - raw     all columns of the source, values of 100 bytes
 - json    values of about 150 bytes as typed columns; the JVM's way is ``from_json``
+- ceiling the same rows from a Python source whose batches lie ready (``spark_prepared``): what Spark itself takes for
+          reading any Python source, beside its own source
 - floor   how long a record takes from its timestamp to a stateless pipeline's sink, one record at a time; both sources
           with the checkpoint files of a plain session and with those of ``headrace run``
 - memory  of the Python workers, after the first rounds and after the last
@@ -36,6 +38,7 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 from benchmarks.figures import Figure, table
 from benchmarks.meters import cpu_seconds
 from benchmarks.spark_kafka_jars import connector_jars
+from benchmarks.spark_prepared import PreparedSource
 from headrace.client import Admin, Client
 from headrace.spark.run.session import session, state_in
 from tests.servers.headrace import headrace_server
@@ -55,6 +58,7 @@ def spark_session(jars: list[str]) -> Iterator[SparkSession]:
         if jars:
             conf["spark.jars"] = ",".join(jars)
         spark = session(app_name="headrace-bench", master="local[2]", conf=conf)
+        spark.dataSource.register(PreparedSource)
         try:
             yield spark
         finally:
@@ -98,8 +102,8 @@ def json_values(count: int) -> Iterator[bytes]:
     return itertools.islice(itertools.cycle(texts), count)
 
 
-def ours(spark: SparkSession, bootstrap: str, topic: str, **options: str) -> DataFrame:
-    reader = spark.read.format("headrace").option("kafka.bootstrap.servers", bootstrap)
+def ours(spark: SparkSession, bootstrap: str, topic: str, source: str = "headrace", **options: str) -> DataFrame:
+    reader = spark.read.format(source).option("kafka.bootstrap.servers", bootstrap)
     return reader.option("subscribe", topic).options(**options).load()
 
 
@@ -118,6 +122,7 @@ def jvm_json(spark: SparkSession, bootstrap: str, topic: str) -> DataFrame:
 class Case:
     name: str
     ours: Callable[[], DataFrame]
+    ceiling: Callable[[], DataFrame]
     jvm: Callable[[], DataFrame] | None
     rows: int
     goal: float
@@ -136,29 +141,35 @@ def spend(read: Callable[[], DataFrame], broker_pid: int) -> tuple[float, float]
 
 def compare(case: Case, broker_pid: int, *, warm_ups: int, rounds: int) -> list[Figure]:
     """In turn. The JVM compiles what runs often, so several rounds come first that do not count."""
-    found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    sides = {"ours": case.ours, "ceiling": case.ceiling, "jvm": case.jvm}
+    found: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
     for index in range(warm_ups + rounds):
-        for is_ours, read in ((True, case.ours), (False, case.jvm)):
+        for side, read in sides.items():
             if read is not None:
                 spent = spend(read, broker_pid)
                 if index >= warm_ups:
-                    found[is_ours].append(spent)
-    common = {"hop": "spark source", "peer": JVM}
+                    found[side].append(spent)
+    return [
+        *_figures(case.name, found["ours"], found["jvm"], case),
+        *_figures(f"{case.name}, the ceiling: prepared batches", found["ceiling"], found["jvm"], case),
+    ]
+
+
+def _figures(name: str, mine: list[tuple[float, float]], theirs: list[tuple[float, float]], case: Case) -> list[Figure]:
+    common = {"hop": "spark source", "peer": JVM, "case": name}
     return [
         Figure(
             **common,  # type: ignore[arg-type]
-            case=case.name,
             unit="M rows/s",
-            ours=[case.rows / seconds / 1e6 for seconds, _ in found[True]],
-            peers=[case.rows / seconds / 1e6 for seconds, _ in found[False]],
-            goal=case.goal,
+            ours=[case.rows / seconds / 1e6 for seconds, _ in mine],
+            peers=[case.rows / seconds / 1e6 for seconds, _ in theirs],
+            goal=case.goal if name == case.name else None,
         ),
         Figure(
             **common,  # type: ignore[arg-type]
-            case=case.name,
             unit="CPU s per million rows",
-            ours=[used / case.rows * 1e6 for _, used in found[True]],
-            peers=[used / case.rows * 1e6 for _, used in found[False]],
+            ours=[used / case.rows * 1e6 for _, used in mine],
+            peers=[used / case.rows * 1e6 for _, used in theirs],
             higher_is_better=False,
         ),
     ]
@@ -232,6 +243,7 @@ def cases(spark: SparkSession, bootstrap: str, count: int, with_jvm: bool) -> li
         Case(
             "raw, 100 B values",
             lambda: ours(spark, bootstrap, "raw"),
+            lambda: ours(spark, bootstrap, "raw", "prepared"),
             (lambda: jvm(spark, bootstrap, "raw")) if with_jvm else None,
             count,
             4.0,
@@ -239,6 +251,7 @@ def cases(spark: SparkSession, bootstrap: str, count: int, with_jvm: bool) -> li
         Case(
             "JSON to typed columns",
             lambda: ours(spark, bootstrap, "json", **typed),
+            lambda: ours(spark, bootstrap, "json", "prepared", **typed),
             (lambda: jvm_json(spark, bootstrap, "json")) if with_jvm else None,
             count // 2,
             5.0,
