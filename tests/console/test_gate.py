@@ -147,6 +147,17 @@ def test_up_serves_the_console_and_starts_it_again_when_it_dies() -> None:
     eventually(lambda: not psutil.pid_exists(again.pid))
 
 
+def test_a_token_from_a_file_opens_the_console_and_is_printed_nowhere(tmp_path: Path) -> None:
+    token = "a-token-that-the-user-wrote-down"
+    (tmp_path / "token").write_text(f"{token}\n")
+    settings = {"http.token.file": str(tmp_path / "token")}
+    with headrace_server(settings=settings, arguments=["--http", "127.0.0.1:0"]) as server:
+        line = next(line for line in server.log.read_text().splitlines() if line.startswith("console "))
+        console = RunningConsole(f"{line.split()[1]}?token={token}", server.bootstrap)
+        assert eventually(lambda: console.get("session"))["bootstrap"] == server.bootstrap
+        assert token not in server.log.read_text()
+
+
 def test_settings_of_the_client_come_from_a_file_and_are_used(console_broker: RunningServer, tmp_path: Path) -> None:
     """The broker has no listener with a login: one that logs in is refused, and the console says so."""
     plain, login, wrong = (tmp_path / name for name in ("plain", "login", "wrong"))

@@ -350,6 +350,16 @@ def test_a_search_that_is_full_says_where_to_go_on_and_nothing_is_missed_or_foun
     assert sorted(each["offset"] * 3 + each["partition"] for each in found) == every
 
 
+def test_a_search_that_is_full_at_the_end_of_a_chunk_goes_on_with_the_next_message(console: RunningConsole) -> None:
+    with Client(console.bootstrap) as client, Producer(client) as producer:
+        for number in range(scanning.CHUNK_OFFSETS_FIRST + 50):
+            producer.send("chunk.edge", b"match %d" % number, partition=0)
+    asked = {"topic": "chunk.edge", "q": "match", "order": "oldest", "partitions": "0"}
+    first, end = searched(console, limit=scanning.CHUNK_OFFSETS_FIRST, **asked)
+    second, _ = searched(console, limit=100, ranges=end["left"], **asked)
+    assert [each["offset"] for each in (*first, *second)] == list(range(scanning.CHUNK_OFFSETS_FIRST + 50))
+
+
 def test_the_newest_match_is_that_of_all_partitions(console: RunningConsole, orders: str) -> None:
     found, _ = searched(console, topic=orders, q="trace", where="header", limit=30)
     times = [each["timestamp"] for each in found]
