@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from headrace.capture import Capture, CaptureOptions
+from headrace.capture.postgres.source import PostgresSource
 from headrace.capture.source import PositionLost, TableReplaced
 from headrace.errors import UsageError
 from tests.capture.conftest import Database
@@ -133,6 +134,26 @@ def test_a_table_that_was_replaced_is_read_again_after_a_truncation(
     catch_up(log, capture)
     assert len(events(log, f"{database.name}.public.t")) == before + 1, "it is read again once"
     assert folded(log, database, "t") == rows(database, "t", key)
+
+
+def test_a_table_that_is_replaced_while_capture_starts_is_noticed(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the catalogue was read, and before anything was compared with it."""
+    database.run("create table t (id int primary key, n int)", "insert into t values (1, 1), (2, 2)")
+    catch_up(log, options(database, tables=("public.t",)))
+    check_history, swapped = PostgresSource._check_history, threading.Event()
+
+    def swapping(self: PostgresSource, position: Any) -> None:
+        if not swapped.is_set():
+            database.run(*REPLACED["swapped"])
+            swapped.set()
+        check_history(self, position)
+
+    monkeypatch.setattr(PostgresSource, "_check_history", swapping)
+    with running(log, options(database, tables=("public.t",))):
+        assert swapped.wait(60)
+        follows(log, database, "t")
 
 
 @pytest.mark.parametrize("triggers", [False, True], ids=["log", "triggers"])
