@@ -3,6 +3,8 @@
 The limits are measured in the same run, in the same folder: the same writes and as many ``fdatasync`` as the broker
 made, without a broker, and one socket to another over loopback. What the writes and syncs take alone, one after the
 other, is the disk's share of a Produce. It is no hard limit: a broker may write while it syncs, or sync less often.
+``bare_server`` sets the bound for this client and this promise: nothing but the receiving, writing, syncing and
+answering.
 The lines with ``flush=os`` promise what Kafka promises, an acknowledgement without a sync: what is between them and the
 lines without is what the sync costs.
 """
@@ -22,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bare_server import bare_server
 from benchmarks.brokers import (
     Brokers,
     Client,
@@ -49,6 +52,7 @@ def run(brokers: Brokers, *, quick: bool) -> list[Figure]:
         turns = alternate(brokers, rounds, partial(turn, records=records, requests=requests))
         figures += figures_of(f"batches of {records:,} × {SIZE} B", turns, records * requests)
         figures += against_disk(f"batches of {records:,} × {SIZE} B", turns["headrace"], records, requests)
+        figures += against_bare(f"batches of {records:,} × {SIZE} B", turns["headrace"], records, requests)
         if records == RECORDS_LARGE:
             figures.append(against_loopback(turns["headrace"]))
     return figures
@@ -147,6 +151,26 @@ def against_disk(case: str, ours: list[dict[str, float]], records: int, requests
             peer=peer,
             higher_is_better=False,
         ),
+    ]
+
+
+def against_bare(case: str, ours: list[dict[str, float]], records: int, requests: int) -> list[Figure]:
+    bare = []
+    for _ in ours:
+        with bare_server() as server:
+            task = {"program": "benchmarks.raw_client", "topic": "bare"}
+            bare.append(produce(server, task, records, requests))
+    return [
+        Figure(
+            hop="raw",
+            case=f"produce {case}, beside a bare server",
+            unit=unit,
+            ours=[each[name] for each in ours],
+            peers=[each[name] for each in bare],
+            peer="receives, writes, syncs and answers, and looks at nothing",
+            higher_is_better=name == "produce",
+        )
+        for name, unit in (("produce", "msg/s"), ("produce_cpu", "broker CPU s per million"))
     ]
 
 
