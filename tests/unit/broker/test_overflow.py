@@ -46,6 +46,45 @@ def test_drop_newest_refuses_with_an_error_and_keeps_what_was_acknowledged(tmp_p
     asyncio.run(scenario())
 
 
+async def batch_size(harness: Harness) -> int:
+    await harness.create("measured")
+    await harness.produce("measured", [BIG])
+    return harness.partition("measured", 0).log.size_bytes
+
+
+def test_a_topic_that_refuses_the_newest_takes_what_fits_to_the_byte(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            size = await batch_size(harness)
+            for name, bound, fitting in (("exact", 3 * size, 3), ("short", 3 * size - 1, 2)):
+                await harness.create(name, headrace_overflow="drop-newest", headrace_overflow_bytes=str(bound))
+                codes = [(await harness.produce(name, [BIG])).error_code for _ in range(4)]
+                assert codes == [0] * fitting + [ErrorCode.POLICY_VIOLATION] * (4 - fitting)
+
+    asyncio.run(scenario())
+
+
+def test_a_group_that_is_behind_by_the_bound_itself_holds_nobody(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            bound = 3 * await batch_size(harness)
+            await harness.create(
+                "t",
+                headrace_overflow="backpressure",
+                headrace_overflow_bytes=str(bound),
+                headrace_overflow_groups="readers",
+            )
+            held: list[bool] = []
+            producer = Peer(id=7, on_hold=held.append)
+            for _ in range(4):
+                await harness.produce("t", [BIG], peer=producer)
+            assert held == [], "the fourth came when three batches were unread"
+            await harness.produce("t", [BIG], peer=producer)
+            assert held == [True]
+
+    asyncio.run(scenario())
+
+
 def test_drop_oldest_takes_what_a_producer_has_in_flight_although_nothing_of_it_is_acknowledged(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as harness:
