@@ -187,6 +187,18 @@ def test_odd_first_values_are_refused_or_read(value: bytes) -> None:
     assert found is None or found[0].to_pylist() == [None, None]
 
 
+def test_what_follows_the_last_literal_is_seen() -> None:
+    usual = b'{"id": 5, "name": "ann"}'
+    assert read_uniform(texts_of(usual, usual), FIELDS) is not None
+    assert read_uniform(texts_of(usual, usual + b"}"), FIELDS) is None
+    assert read_uniform(texts_of(usual, usual + b" 7}"), FIELDS) is None
+
+
+def test_an_object_that_is_there_twice_is_left_to_the_parser() -> None:
+    value = b'{"id": 5, "item": {"sku": "a"}, "item": {"n": 1}}'
+    assert read_uniform(texts_of(value, value), FIELDS) is None
+
+
 # ---- in front of the parser ----------------------------------------------------------------------------------------
 
 
