@@ -17,9 +17,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -30,13 +32,14 @@ from benchmarks.meters import cpu_seconds
 from benchmarks.nexmark.__main__ import MICRO_BATCHES, SMALL_EVENTS, SMALL_HOUSE, Spent, figures_of, machine, say
 from benchmarks.nexmark.flink import Flink, flink
 from benchmarks.nexmark.generator import House
-from benchmarks.nexmark.load import load
+from benchmarks.nexmark.load import Loaded, load
 from benchmarks.nexmark.queries import Query
 from benchmarks.nexmark.streams import Lane
 from benchmarks.spark_source import spark_session
 from tests.servers.headrace import headrace_server
 from tests.servers.process import CannotRun
 
+PROGRAM = "benchmarks.nexmark.cep"
 EVENTS = 1_000_000
 ROUNDS = 3
 COLUMNS = ("auction", "bidder", "price", "dateTime")
@@ -46,8 +49,23 @@ AVERAGE = """PATTERN (A+ B) WITHIN INTERVAL '10' SECOND
 TOTALS = "MEASURES COUNT(A.price) AS n, SUM(A.price) AS total, LAST(B.price) AS ended"
 
 
+class PatternQuery(Protocol):
+    """A pattern on both sides."""
+
+    @property
+    def name(self) -> str: ...
+
+    def query(self) -> Query:
+        """As headrace runs it."""
+        ...
+
+    def sql(self) -> str | None:
+        """As Flink does; None where Flink's dialect cannot say it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class PatternQuery:
+class BidPattern:
     """A question in both dialects, after PARTITION BY and ORDER BY."""
 
     name: str
@@ -64,8 +82,8 @@ class PatternQuery:
         return f"SELECT * FROM bid MATCH_RECOGNIZE ({ORDERED} {self.flinks})"
 
 
-def both(name: str, text: str) -> PatternQuery:
-    return PatternQuery(name, text, text)
+def both(name: str, text: str) -> BidPattern:
+    return BidPattern(name, text, text)
 
 
 V_SHAPE = """MEASURES STRT.price AS top, LAST(DOWN.price) AS bottom, LAST(UP.price) AS after
@@ -74,7 +92,7 @@ V_SHAPE = """MEASURES STRT.price AS top, LAST(DOWN.price) AS bottom, LAST(UP.pri
 QUERIES = {
     each.name: each
     for each in (
-        PatternQuery(
+        BidPattern(
             "cep0",
             V_SHAPE.format("DOWN.price < PREV(DOWN.price)"),
             V_SHAPE.format(
@@ -93,18 +111,32 @@ QUERIES = {
 
 
 def main() -> None:
-    arguments = parse()
-    queries = [QUERIES[name] for name in arguments.names or QUERIES]
+    arguments = parse(PROGRAM, list(QUERIES))
+    measure(
+        [QUERIES[name] for name in arguments.names or QUERIES],
+        arguments,
+        lambda bootstrap: load(bootstrap, House(), arguments.events),
+        lambda bootstrap: load(bootstrap, SMALL_HOUSE, SMALL_EVENTS),
+    )
+
+
+def measure(
+    queries: Sequence[PatternQuery],
+    arguments: argparse.Namespace,
+    load_into: Callable[[str], Loaded],
+    load_few_into: Callable[[str], Loaded],
+) -> None:
+    """Check the matches of few events, measure with all of them, and print a table."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-cep-")))
         spark = stack.enter_context(spark_session([]))
         server = stack.enter_context(headrace_server())
-        loaded = load(server.bootstrap, House(), arguments.events)
+        loaded = load_into(server.bootstrap)
         lane = Lane(spark, server.bootstrap, loaded, MICRO_BATCHES)
         theirs = None
         if not arguments.without_flink:
             try:
-                check(lane, folder, queries)
+                check(lane, folder, queries, load_few_into)
                 theirs = stack.enter_context(flink(server.bootstrap, loaded, folder))
             except CannotRun as reason:
                 say(f"without Flink: {reason}")
@@ -112,32 +144,41 @@ def main() -> None:
     print(" · ".join(f"{what} {value}" for what, value in machine().items()) + f"\n\n{table(figures)}")
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.nexmark.cep", description="Patterns, beside Flink.")
-    parser.add_argument("names", nargs="*", metavar="query", help=f"which ones: {', '.join(QUERIES)}; all when none")
+def parse(program: str, names: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description="Patterns, beside Flink.")
+    parser.add_argument("names", nargs="*", metavar="query", help=f"which ones: {', '.join(names)}; all when none")
     parser.add_argument("--events", type=int, default=EVENTS, help=f"how many there are; {EVENTS:,} when not given")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each is measured")
     parser.add_argument("--without-flink", action="store_true", help="headrace alone")
     arguments = parser.parse_args()
-    unknown = sorted(set(arguments.names) - set(QUERIES))
+    unknown = sorted(set(arguments.names) - set(names))
     if unknown:
-        parser.error(f"no query {', '.join(unknown)}; there are: {', '.join(QUERIES)}")
+        parser.error(f"no query {', '.join(unknown)}; there are: {', '.join(names)}")
     return arguments
 
 
-def check(lane: Lane, folder: Path, queries: list[PatternQuery]) -> None:
+def check(lane: Lane, folder: Path, queries: Sequence[PatternQuery], load_into: Callable[[str], Loaded]) -> None:
     """On a small broker: the matches of both are the same."""
     with headrace_server() as server:
-        loaded = load(server.bootstrap, SMALL_HOUSE, SMALL_EVENTS)
+        loaded = load_into(server.bootstrap)
         small = Lane(lane.spark, server.bootstrap, loaded, MICRO_BATCHES)
         with flink(server.bootstrap, loaded, folder) as theirs:
             for each in queries:
-                ours = rows_of(pa.concat_tables(small.stream(each.query(), keep=True).batches))
-                other = rows_of(theirs.answer_to(each.sql()))
-                if ours != other:
-                    first = list((ours - other).items())[:3], list((other - ours).items())[:3]
-                    sys.exit(f"{each.name}: headrace alone has {first[0]}, Flink alone {first[1]}")
-                say(f"{each.name}: {sum(ours.values()):,} matches of {SMALL_EVENTS:,} events, in both")
+                if each.sql() is not None:
+                    check_one(small, theirs, each)
+
+
+def check_one(small: Lane, theirs: Flink, query: PatternQuery) -> None:
+    ours = rows_of(pa.concat_tables(small.stream(query.query(), keep=True).batches))
+    other = rows_of(theirs.answer_to(str(query.sql())))
+    if ours != other:
+        first = list((ours - other).items())[:3], list((other - ours).items())[:3]
+        sys.exit(f"{query.name}: headrace alone has {first[0]}, Flink alone {first[1]}")
+    say(f"{query.name}: {sum(ours.values()):,} matches of {events_of(small, query):,} events, in both")
+
+
+def events_of(lane: Lane, query: PatternQuery) -> int:
+    return sum(lane.loaded.rows[kind] for kind in query.query().reads)
 
 
 def rows_of(rows: pa.Table) -> Counter[tuple[str, ...]]:
@@ -147,18 +188,18 @@ def rows_of(rows: pa.Table) -> Counter[tuple[str, ...]]:
 
 def compared(lane: Lane, theirs: Flink | None, query: PatternQuery, rounds: int) -> list[Figure]:
     """Once without being measured, and then in turn."""
-    ours_spent, their_spent = Spent(), Spent()
+    ours_spent, their_spent, sql = Spent(), Spent(), query.sql()
     for number in range(rounds + 1):
         before, began = cpu_seconds(os.getpid()), time.monotonic()
         run = lane.stream(query.query(), keep=False)
         if number:
             ours_spent.add(run.seconds, cpu_seconds(os.getpid()) - before)
-        if theirs is not None:
-            spent = theirs.measure_of(query.sql())
+        if theirs is not None and sql is not None:
+            spent = theirs.measure_of(sql)
             if number:
                 their_spent.add(*spent)
         say(f"{query.name}: round {number} in {time.monotonic() - began:.1f} s")
-    figures = figures_of(query.query(), lane.loaded.rows["bid"], ours_spent, their_spent)
+    figures = figures_of(query.query(), events_of(lane, query), ours_spent, their_spent)
     say(f"{query.name}: " + "; ".join(f"{each.unit} {each.ours} beside {each.peers}" for each in figures))
     return figures
 

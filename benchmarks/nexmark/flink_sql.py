@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from benchmarks.nexmark.generator import KINDS
 from benchmarks.nexmark.load import CLOSING, Loaded
 
 __all__ = ["NOT_COMPARED", "SETTINGS", "SQL", "setup"]
@@ -28,7 +27,13 @@ SETTINGS = {
 NOT_COMPARED = {"q18": ("price", "channel", "url", "extra")}
 """Columns that Flink leaves open: of bids at the same time it keeps whichever came last."""
 
-TYPES = {pa.int64(): "BIGINT", pa.string(): "STRING", pa.timestamp("ms", "UTC"): "TIMESTAMP_LTZ(3)"}
+TYPES = {
+    pa.int64(): "BIGINT",
+    pa.float64(): "DOUBLE",
+    pa.bool_(): "BOOLEAN",
+    pa.string(): "STRING",
+    pa.timestamp("ms", "UTC"): "TIMESTAMP_LTZ(3)",
+}
 RANKS = {
     "total": None,
     "rank1": "price < 10000",
@@ -159,7 +164,7 @@ def setup(bootstrap: str, loaded: Loaded, side_csv: str) -> list[str]:
     """The topics as tables, without the events that close them, and the side table of q13, valid since long ago."""
     closing_ms = int(CLOSING.timestamp() * 1000)
     statements = []
-    for kind, schema in KINDS.items():
+    for kind, schema in loaded.schemas.items():
         columns = ", ".join(f"`{each.name}` {TYPES[each.type]}" for each in schema)
         statements += [
             f"""CREATE TABLE {kind}_topic (

@@ -8,8 +8,8 @@ of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import numpy as np
@@ -21,7 +21,7 @@ from benchmarks.nexmark.generator import KINDS, TIME, House
 from headrace.client import Admin, Client, Producer
 from headrace.spark.topic_sink.encode import Encoder, Rows
 
-__all__ = ["CLOSING", "Loaded", "as_json", "closing", "load"]
+__all__ = ["BATCH_BYTES", "CLOSING", "STEP", "Loaded", "as_json", "closing", "load", "records"]
 
 CLOSING = datetime(2100, 1, 1, tzinfo=UTC)
 """The time of the event that closes a topic."""
@@ -38,6 +38,7 @@ class Loaded:
     """Events of each kind, those that close not among them."""
     topics: dict[str, str]
     seconds: float
+    schemas: Mapping[str, pa.Schema] = field(default_factory=lambda: KINDS)
 
 
 def load(bootstrap: str, house: House, count: int, *, prefix: str = PREFIX, partitions: int = 2) -> Loaded:
@@ -52,15 +53,15 @@ def load(bootstrap: str, house: House, count: int, *, prefix: str = PREFIX, part
         for first in range(0, count, STEP):
             for kind, made in house.events(first, min(first + STEP, count)):
                 rows[kind] += made.rows.num_rows
-                producer.send_all_prepared(encoders[kind].encode(_records(made.rows, made.places % partitions)))
+                producer.send_all_prepared(encoders[kind].encode(records(made.rows, made.places % partitions)))
         producer.flush()
         seconds = time.monotonic() - began
         for kind, encoder in encoders.items():
-            producer.send_all_prepared(encoder.encode(_records(closing(KINDS[kind]), np.zeros(1, np.int64))))
+            producer.send_all_prepared(encoder.encode(records(closing(KINDS[kind]), np.zeros(1, np.int64))))
     return Loaded(rows, topics, seconds)
 
 
-def _records(rows: pa.Table, places: Ints) -> Rows:
+def records(rows: pa.Table, places: Ints) -> Rows:
     return Rows(values=as_json(rows).cast(pa.binary()), partitions=pa.array(places, pa.int32()))
 
 
@@ -69,7 +70,7 @@ def closing(schema: pa.Schema) -> pa.Table:
 
     They are not null: Spark leaves out rows with a null in a join's key as early as it can, before the watermark.
     """
-    values = {TIME: CLOSING, pa.int64(): -1, pa.string(): ""}
+    values = {TIME: CLOSING, pa.int64(): -1, pa.float64(): -1.0, pa.bool_(): False, pa.string(): ""}
     return pa.Table.from_arrays([pa.array([values[each.type]], each.type) for each in schema], schema=schema)
 
 
@@ -83,7 +84,7 @@ def as_json(rows: pa.Table) -> pa.StringArray:
 def _member(name: str, values: pa.Array) -> Iterator[pa.Array | str]:
     """A comma (the first is left out), the name, and the value."""
     yield ","
-    quoted = not pa.types.is_integer(values.type)
+    quoted = values.type in (TIME, pa.string())
     yield f'"{name}":"' if quoted else f'"{name}":'
     if values.type == TIME:  # zones are written slowly, and all times are UTC
         yield values.cast(pa.timestamp("ms")).cast(pa.string())

@@ -18,7 +18,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
-from benchmarks.nexmark.generator import KINDS, side_input
+from benchmarks.nexmark.generator import side_input
 from benchmarks.nexmark.load import CLOSING, Loaded
 from benchmarks.nexmark.queries import Query
 from headrace.spark.run.session import state_in
@@ -27,7 +27,13 @@ from headrace.spark.source.registration import register
 __all__ = ["LATENESS", "Lane", "Run"]
 
 LATENESS = "4 seconds"
-TYPES = {pa.int64(): "long", pa.string(): "string", pa.timestamp("ms", "UTC"): "timestamp"}
+TYPES = {
+    pa.int64(): "long",
+    pa.float64(): "double",
+    pa.bool_(): "boolean",
+    pa.string(): "string",
+    pa.timestamp("ms", "UTC"): "timestamp",
+}
 PATIENCE_S = 600
 STARTS_MAX = 5
 NOT_UP = "Python worker failed to connect back"
@@ -56,7 +62,7 @@ class Lane:
         """The asked for columns of a topic; the source makes no others."""
         register(self.spark)
         reader: Any = self.spark.readStream if streaming else self.spark.read
-        schema = ", ".join(f"{name} {TYPES[KINDS[kind].field(name).type]}" for name in columns)
+        schema = ", ".join(f"{name} {TYPES[self.loaded.schemas[kind].field(name).type]}" for name in columns)
         options = {
             "kafka.bootstrap.servers": self.bootstrap,
             "subscribe": self.loaded.topics[kind],

@@ -120,6 +120,47 @@ def test_names_in_another_case_are_found_and_names_that_collide_are_refused(spar
         hr.match(frame.withColumnRenamed("kind", "variable"), hr.pattern("a"), keys="user", event_time="at")
 
 
+ONE = "PARTITION BY user ORDER BY at MEASURES A.amount AS a PATTERN (A B) DEFINE B AS {}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (ONE.format("B.kind < A.amount"), "condition of B cannot be computed over these columns"),
+        (ONE.format("B.amount + A.amount"), "condition of B is int64 and not true or false"),
+        (ONE.format("B.amount > A.amoumt"), r"there is no column amoumt; the columns are user, at, amount, kind"),
+        (ONE.format("B.amount > AA.amount"), r"(?s)there is no column AA.amount.*the variables A, B.*\n +\^$"),
+        (ONE.format("B.amount > = A.amount"), "not complete|Invalid expression"),
+    ],
+)
+def test_a_condition_that_cannot_be_computed_is_refused_before_the_start(
+    spark: SparkSession, text: str, said: str
+) -> None:
+    frame = spark.createDataFrame([], SCHEMA)
+    with pytest.raises(UsageError, match=said):
+        hr.match_recognize(frame, text)
+
+
+def test_functions_refuse_a_condition_that_cannot_be_computed_before_the_start(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([], SCHEMA)
+    wanted = hr.pattern("a").followed_by("b").where("b.kind > a.amount")
+    with pytest.raises(UsageError, match="condition of b cannot be computed over these columns"):
+        hr.match(frame, wanted, keys="user", event_time="at")
+
+
+def test_rows_without_a_match_have_no_measures(spark: SparkSession) -> None:
+    text = ONE.format("B.amount > A.amount").replace("PATTERN", ", 1 AS one, COALESCE(A.amount, 0) AS some PATTERN")
+    rows = [("anna", START + timedelta(seconds=second), amount, "pay") for second, amount in enumerate([5, 2, 1])]
+    given = hr.match_recognize(
+        spark.createDataFrame(rows, SCHEMA),
+        text.replace("PATTERN", "ALL ROWS PER MATCH WITH UNMATCHED ROWS PATTERN"),
+        buckets=BUCKETS,
+    )
+    assert [(row.amount, row.one, row.some, row.match_id) for row in given.orderBy("at").collect()] == [
+        (each, None, None, None) for each in (5, 2, 1)
+    ]
+
+
 def test_rows_with_maps_and_lists_are_matched_and_have_ids(spark: SparkSession) -> None:
     """Spark hashes no maps, so they are no part of an id."""
     frame = spark.createDataFrame([("anna", START, 1, "pay")], SCHEMA).withColumns(

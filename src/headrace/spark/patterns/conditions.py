@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -52,6 +52,13 @@ class Register:
     kind: RegisterKind
     variables: frozenset[str] | None
     column: str | None = None
+    skipped: int = 0
+    """Of first and last: how many rows of the variables from that end."""
+
+    @property
+    def nearer(self) -> Register:
+        """The row that is one less from its end."""
+        return replace(self, skipped=self.skipped - 1)
 
     @property
     def initial(self) -> float:
@@ -164,7 +171,7 @@ def holds(condition: Expression, lookup: Lookup) -> Flags:
 def registers_of(expression: Expression) -> set[Register]:
     match expression:
         case At(register=register):
-            return {register}
+            return {replace(register, skipped=each) for each in range(register.skipped + 1)}
         case Aggregated(value=value, count=count, kind=kind):
             return {count} if kind == "count" else {value, count}
         case Call(arguments=arguments):
@@ -217,6 +224,33 @@ def _extreme(function: Callable[..., Any]) -> Callable[..., Any]:
     return computed
 
 
+def _compared(function: Callable[..., Any], of_nan: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """As in Spark, NaN is equal to NaN and greater than every number. ``of_nan``: given which of both are NaN."""
+
+    def computed(left: Any, right: Any) -> Any:
+        found = function(left, right)
+        nans = [_nan(each) for each in (left, right)]
+        if all(each is None for each in nans):
+            return found
+        first, second = (pa.scalar(False) if each is None else each for each in nans)
+        return pc.if_else(pc.or_(first, second), pc.if_else(pc.is_null(found), found, of_nan(first, second)), found)
+
+    return computed
+
+
+def _nan(values: Any) -> Any:
+    """Where values are NaN; None where there is none, which is nearly always so."""
+    if not pa.types.is_floating(values.type):
+        return None
+    found = pc.fill_null(pc.is_nan(values), False)
+    return found if (found.as_py() if isinstance(found, pa.Scalar) else pc.any(found).as_py()) else None
+
+
+_EQUAL = _compared(pc.equal, pc.and_)
+_LESS = _compared(pc.less, lambda left, right: pc.and_(pc.invert(left), right))
+_LESS_EQUAL = _compared(pc.less_equal, lambda left, right: right)
+
+
 def _divide(left: Any, right: Any) -> Any:
     """As in Spark, a quotient of integers is a double, and division by zero is null."""
     left, right = (pc.cast(each, pa.float64(), safe=False) for each in (left, right))
@@ -237,7 +271,7 @@ def _like(value: Any, wanted: Any) -> Any:
 
 
 def _in(value: Any, *options: Any) -> Any:
-    return functools.reduce(pc.or_kleene, [pc.equal(value, each) for each in options])
+    return functools.reduce(pc.or_kleene, [_EQUAL(value, each) for each in options])
 
 
 def _case(*parts: Any) -> Any:
@@ -255,17 +289,17 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "div": _divide,
     "mod": _modulo,
     "neg": _arithmetic(pc.negate_checked),
-    "eq": pc.equal,
-    "neq": pc.not_equal,
-    "lt": pc.less,
-    "lte": pc.less_equal,
-    "gt": pc.greater,
-    "gte": pc.greater_equal,
+    "eq": _EQUAL,
+    "neq": lambda left, right: pc.invert(_EQUAL(left, right)),
+    "lt": _LESS,
+    "lte": _LESS_EQUAL,
+    "gt": lambda left, right: _LESS(right, left),
+    "gte": lambda left, right: _LESS_EQUAL(right, left),
     "and": pc.and_kleene,
     "or": pc.or_kleene,
     "not": pc.invert,
     "is_null": pc.is_null,
-    "between": lambda value, low, high: pc.and_kleene(pc.greater_equal(value, low), pc.less_equal(value, high)),
+    "between": lambda value, low, high: pc.and_kleene(_LESS_EQUAL(low, value), _LESS_EQUAL(value, high)),
     "in": _in,
     "like": _like,
     "case": _case,

@@ -11,7 +11,7 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 import pyarrow as pa
 import sqlglot
@@ -54,6 +54,8 @@ OPERATORS: dict[type[exp.Expr], str] = {
     exp.Or: "or",
     exp.Like: "like",
 }
+SKIPPED_MAX = 100
+"""Rows from the first or last one of a variable. Each is remembered of every run."""
 MODE = re.compile(r"\b(FINAL|RUNNING)(\s+)(?=(?:FIRST|LAST|COUNT|SUM|AVG|MIN|MAX|ARRAY_AGG)\s*\()", re.IGNORECASE)
 
 
@@ -157,7 +159,9 @@ class Reader:
             lines = piece.text.split("\n")
             line, column = int(details.get("line") or 1), int(details.get("col") or 1)
             at = sum(len(each) + 1 for each in lines[: line - 1]) + column - 1
-            what = details.get("description") or "this is no SQL expression"
+            what = str(details.get("description") or "this is no SQL expression")
+            if what.startswith("Required keyword"):  # says which class of sqlglot lacks which field
+                what = "this expression is not complete"
             raise PatternSyntaxError(self.text, piece.at + min(at, len(piece.text)), f"{what}") from None
 
     def _fail(self, piece: Piece, problem: str) -> NoReturn:
@@ -311,14 +315,13 @@ class Reader:
         if function not in ("FIRST", "LAST", "PREV", "NEXT") or not isinstance(node, exp.Anonymous):
             self._fail(piece, f"{function}() cannot stand in a condition")
         atom = self._navigation(node, function, "", piece, False)
-        if atom.skipped:
-            self._fail(
-                piece, f"{node.sql('spark')}: in a condition {function} looks at the very first or last row only"
-            )
-        here = atom.kind == "last" and (atom.variables is None or atom.variables == frozenset({name}))
-        if here:
+        if atom.skipped > SKIPPED_MAX:
+            self._fail(piece, f"{node.sql('spark')}: a condition looks at most {SKIPPED_MAX} rows of a variable away")
+        is_current = atom.variables is None or atom.variables == frozenset({name})
+        if atom.kind == "last" and not atom.skipped and is_current:
             return Here(str(atom.column), atom.offset)
-        return At(Register("first" if atom.kind == "first" else "last", atom.variables), str(atom.column), atom.offset)
+        end: Literal["first", "last"] = "first" if atom.kind == "first" else "last"
+        return At(Register(end, atom.variables, skipped=atom.skipped), str(atom.column), atom.offset)
 
     def _total(self, node: exp.AggFunc, piece: Piece) -> Expression:
         kind, variables, column = self._aggregate(node, piece)

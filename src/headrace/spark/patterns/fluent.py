@@ -27,6 +27,7 @@ from headrace.errors import UsageError
 from headrace.spark.arguments import duration_of, micros_of, names_of, plain_columns, time_column, without_weights
 from headrace.spark.patterns.automaton import ACCEPT, Automaton, compile_pattern
 from headrace.spark.patterns.clauses import Piece
+from headrace.spark.patterns.condition_types import check_conditions
 from headrace.spark.patterns.conditions import Expression
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.measures import Atom
@@ -42,7 +43,6 @@ from headrace.spark.patterns.recognize import (
     mask_name,
     match_id,
     prepare,
-    refuse_odd_totals,
 )
 from headrace.spark.patterns.skipping import Skip
 from headrace.spark.patterns.syntax import Absence, Contiguity, Node, Repeat, Variable
@@ -354,7 +354,7 @@ def match(
         prepared = prepared.where(F.when(F.col(f"`{time}`").isNotNull(), _any_holds(columns)).otherwise(False))
     schema = arrow_schema(prepared.schema)
     for plan, _ in plans.values():
-        refuse_odd_totals(plan, schema)
+        check_conditions(plan, schema)
     matching = MatchPatterns(
         rows=schema,
         keys=key_type(prepared, names),

@@ -177,7 +177,7 @@ class Matcher:
         self.variables = [each.variable for each in automaton.states]
         self.registers = sorted(
             set().union(*[registers_of(each) for each in conditions.values()], set()),
-            key=lambda each: (each.kind, sorted(each.variables or ()), each.column or ""),
+            key=lambda each: (each.kind, sorted(each.variables or ()), each.column or "", each.skipped),
         )
         self.takes = {
             each: np.array([each.variables is None or name in each.variables for name in self.variables])
@@ -457,9 +457,12 @@ class _Search:
         for each, values in runs.registers.items():
             takes = self.matcher.takes[each][runs.states]
             if each.kind == "first":
-                found[each] = np.where(takes & (values < 0), runs.places, values)
+                due = takes & (values < 0)
+                if each.skipped:
+                    due &= runs.registers[each.nearer] >= 0
+                found[each] = np.where(due, runs.places, values)
             elif each.kind == "last":
-                found[each] = np.where(takes, runs.places, values)
+                found[each] = np.where(takes, runs.registers[each.nearer] if each.skipped else runs.places, values)
             else:
                 found[each] = self._aggregated(each, values, takes, runs.places)
         return found
@@ -473,7 +476,7 @@ class _Search:
         numbers = self._numbers(register.column)[places]
         if register.kind == "sum":
             return np.where(takes, values + numbers, values)
-        better = np.minimum if register.kind == "min" else np.maximum
+        better = np.fmin if register.kind == "min" else np.maximum  # NaN is the greatest number, as in Spark
         return np.where(takes, better(values, numbers), values)
 
     def _valid(self, name: str) -> Flags:

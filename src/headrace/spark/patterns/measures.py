@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import decimal
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -142,7 +143,18 @@ def _aggregated(atom: Atom, matched: MatchedRows) -> pa.Array:
     place = np.full(matched.count, -1)
     place[np.asarray(found.column("match"), np.int64)] = np.arange(found.num_rows)
     scattered = results.take(pa.array(np.maximum(place, 0), mask=place < 0))
+    if atom.kind == "max" and pa.types.is_floating(values.type):
+        scattered = _with_nan(scattered, groups[np.isnan(np.asarray(values.fill_null(0)))])
     return pc.fill_null(scattered, 0) if atom.kind.startswith("count") else scattered
+
+
+def _with_nan(greatest: pa.Array, groups: Ints) -> pa.Array:
+    """NaN is the greatest number, as in Spark; Arrow leaves it out."""
+    if not len(groups):
+        return greatest
+    found = np.zeros(len(greatest), np.bool_)
+    found[groups] = True
+    return pc.if_else(pa.array(found), pa.scalar(math.nan, greatest.type), greatest)
 
 
 def _running(atom: Atom, matched: MatchedRows) -> pa.Array:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
@@ -14,7 +15,8 @@ from headrace.errors import UsageError
 from headrace.spark.arguments import plain_columns, time_column, without_weights
 from headrace.spark.patterns.automaton import Automaton, compile_pattern
 from headrace.spark.patterns.clauses import Clauses, parse_clauses
-from headrace.spark.patterns.conditions import Expression, registers_of
+from headrace.spark.patterns.condition_types import check_conditions
+from headrace.spark.patterns.conditions import Expression
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.measures import Atom
 from headrace.spark.patterns.names import hashable, refuse_reserved, refuse_twice, resolved
@@ -33,7 +35,6 @@ __all__ = [
     "match_id",
     "match_recognize",
     "prepare",
-    "refuse_odd_totals",
     "sql_plan",
 ]
 
@@ -81,9 +82,13 @@ def match_recognize(
     side = rows.columns if late == "side" else []
     refuse_reserved([*clauses.partition, *(each for each, _ in clauses.measures), *shown] if side else [], [LATE])
     keyed = rows if clauses.partition else rows.withColumn(NO_KEY, F.lit(0))
-    prepared = prepare(keyed, keys, clauses.order, columns, [*shown, *side], overflow)
+    try:
+        prepared = prepare(keyed, keys, clauses.order, columns, [*shown, *side], overflow)
+    except AnalysisException as error:
+        _refuse_unknown_column(clauses, rows.columns, error)
+        raise
     schema = arrow_schema(prepared.schema)
-    refuse_odd_totals(plan, schema)
+    check_conditions(plan, schema)
     operator = MatchPatterns(
         rows=schema,
         keys=key_type(prepared, keys),
@@ -103,8 +108,25 @@ def match_recognize(
     partition = plain_columns(clauses.partition)
     passing = [each for each in plain_columns(shown) if clauses.rows == "all"]
     others = [column for column, of in zip(passing, shown, strict=True) if of not in clauses.partition]
-    values = [F.expr(sql).alias(measure) for measure, sql in measures.items()]
+    values = [_of_match(F.expr(sql), clauses.unmatched).alias(measure) for measure, sql in measures.items()]
     return matches.select(*partition, *others, *values, match_id(keys).alias("match_id"), *([LATE] if side else []))
+
+
+def _refuse_unknown_column(clauses: Clauses, columns: Sequence[str], error: AnalysisException) -> None:
+    """What Spark does not find is shown where it stands in the text."""
+    if not (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
+        return
+    name = (error.getMessageParameters() or {}).get("objectName", "").replace("`", "")
+    found = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", clauses.text, re.IGNORECASE) if name else None
+    if found is not None:
+        variables = ", ".join([*variables_of(clauses.pattern), *clauses.subsets])
+        problem = f"there is no column {name}; the columns are {', '.join(columns)}, and the variables {variables}"
+        raise PatternSyntaxError(clauses.text, found.start(), problem) from None
+
+
+def _of_match(measure: Column, unmatched: bool) -> Column:
+    """Rows without a match have no measures, not even one that is the same for all matches."""
+    return F.when(F.col("pattern").isNotNull(), measure) if unmatched else measure
 
 
 def check_choices(overflow: str, late: str, partials_max: int) -> None:
@@ -163,20 +185,6 @@ def prepare(
 
 def mask_name(part: int) -> str:
     return f"{MASK}_{part}" if part else MASK
-
-
-def refuse_odd_totals(plan: PatternPlan, schema: pa.Schema) -> None:
-    """Conditions compute totals as doubles, so what they add up or compare has to be numbers."""
-    for name, condition in plan.conditions.items():
-        for register in registers_of(condition):
-            if register.column is None or register.kind in ("first", "last", "count"):
-                continue
-            kind = schema.field(register.column).type
-            if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
-                raise UsageError(
-                    f"the condition of {plan.labels.get(name, name)} has an aggregate of values of type {kind}",
-                    "SUM, AVG, MIN and MAX in a condition take numbers; UNIX_MICROS(at) makes one of a time",
-                )
 
 
 def _decidable(rows: DataFrame, clauses: Clauses, automaton: Automaton, unbounded: bool) -> None:

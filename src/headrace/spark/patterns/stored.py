@@ -13,11 +13,9 @@ Arrow, with the functions that conditions on matched rows have.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
@@ -25,12 +23,12 @@ from headrace.errors import HeadraceError, UsageError
 from headrace.spark.arguments import duration_of
 from headrace.spark.patterns.automaton import ACCEPT, Automaton, compile_pattern
 from headrace.spark.patterns.clauses import Piece, parse_clauses
-from headrace.spark.patterns.conditions import Expression, Lookup, Register, registers_of
+from headrace.spark.patterns.condition_types import check_conditions
+from headrace.spark.patterns.conditions import Expression
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.fluent import Part, Pattern, fluent_automaton, refuse_conditions
 from headrace.spark.patterns.names import resolved
 from headrace.spark.patterns.pattern_plan import PatternPlan
-from headrace.spark.patterns.recognize import refuse_odd_totals
 from headrace.spark.patterns.syntax import PatternSyntaxError, variables_of
 
 __all__ = ["TEXT_MAX", "Limits", "PatternProblem", "compile_stored", "pattern_of"]
@@ -179,15 +177,7 @@ def _check(plan: PatternPlan, schema: pa.Schema, limits: Limits) -> None:
         asked, most = duration_of(plan.within_us), duration_of(limits.within_max_us)
         raise UsageError(f"the pattern spans {asked}, and at most {most} are allowed")
     _check_automaton(plan.automaton)
-    refuse_odd_totals(plan, schema)
-    for name, condition in (*plan.tested.items(), *plan.conditions.items()):
-        said = plan.labels.get(name, name)
-        try:
-            kind = _type_of(condition, schema)
-        except pa.ArrowException as error:
-            raise UsageError(f"the condition of {said} cannot be computed over these columns: {error}") from None
-        if not pa.types.is_boolean(kind) and not pa.types.is_null(kind):
-            raise UsageError(f"the condition of {said} is {kind} and not true or false")
+    check_conditions(plan, schema)
 
 
 def _check_automaton(automaton: Automaton) -> None:
@@ -195,17 +185,6 @@ def _check_automaton(automaton: Automaton) -> None:
         raise UsageError("a stored pattern cannot ask for the first or last row of a key", "leave ^ and $ out")
     if any(each.state == ACCEPT for each in automaton.start):
         raise UsageError("the pattern matches without any row", "one part at least has to be there: A+ and not A*")
-
-
-def _type_of(condition: Expression, schema: pa.Schema) -> pa.DataType:
-    """Computed over no rows: what Arrow cannot compute is refused before there are any."""
-    nothing = np.zeros(0, np.int64)
-    registers: Mapping[Register, Any] = {
-        each: nothing if each.kind in ("first", "last", "count") else np.zeros(0) for each in registers_of(condition)
-    }
-    columns = {each.name: pa.array([], each.type) for each in schema}
-    lookup = Lookup(columns=columns, rows=nothing, first=nothing, end=nothing, registers=registers)
-    return condition.compute(lookup).type
 
 
 # ---- the form made by functions ------------------------------------------------------------------------------------

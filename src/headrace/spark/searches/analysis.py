@@ -2,8 +2,8 @@
 
 **Text** is brought to Unicode's form NFKC and to lower case. A word is the longest run of letters, digits and marks
 (Unicode's L, N and M); everything else separates words. Han and Hiragana characters are words by themselves, since
-those scripts have no spaces. Nothing is stemmed, and no word is left out. The words of a list of texts come one after
-the other, with a gap between elements that no phrase crosses.
+those scripts have no spaces. Both forms of the lower-case sigma are one letter. Nothing is stemmed, and no word is left
+out. The words of a list of texts come one after the other, with a gap between elements that no phrase crosses.
 
 An **exact** field has one word per value (or element of a list): the value as it is, with upper and
 lower case.
@@ -44,6 +44,8 @@ class Field:
     kind: Kind
     scale: int = 0
     """Of decimals: digits after the point."""
+    single: bool = False
+    """Of floating point numbers: 32 bits."""
 
     @property
     def is_numeric(self) -> bool:
@@ -91,6 +93,8 @@ def _field(column: pa.Field, exact: bool) -> Field | None:
         return Field(column.name, "exact" if exact else "text")
     if exact:
         return None
+    if types.is_float32(kind):
+        return Field(column.name, "float", single=True)
     if types.is_decimal(kind):
         return Field(column.name, "decimal", kind.scale) if kind.precision <= DECIMAL_DIGITS_MAX else None
     named: list[tuple[bool, Kind]] = [
@@ -140,6 +144,8 @@ def _split(texts: pa.Array) -> pa.ListArray:
     if not plain:
         texts = pc.replace_substring_regex(pc.utf8_normalize(texts, form="NFKC"), SINGLE, r" \1 ")
     lowered = pc.utf8_lower(texts)
+    if not plain:  # upper case has one sigma, lower case a second one at the end of a word
+        lowered = pc.replace_substring(lowered, "ς", "σ")
     spaced = pc.replace_substring_regex(lowered, BETWEEN_WORDS, " ")
     return pc.split_pattern(pc.utf8_trim(spaced, " "), " ")
 

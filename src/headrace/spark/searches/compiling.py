@@ -16,6 +16,8 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, InvalidOperation, localcontext
 from typing import Any, Literal
 
+import numpy as np
+
 from headrace.spark.searches.analysis import Field, split_words
 from headrace.spark.searches.language import parse_search
 from headrace.spark.searches.query import (
@@ -36,6 +38,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DAY_US = 86_400_000_000
 DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 DIGITS_MAX = 40
+SINGLE_MAX = float(np.finfo(np.float32).max)
+NOTHING = (1.0, 0.0)
+"""Ends of a range that has no number."""
 TRUTH = {"true": 1, "false": 0}
 
 
@@ -125,7 +130,7 @@ class Compiler:
         if condition.kind in ("term", "phrase"):
             low = high = Bound(condition.text, True, condition.place)
         if field.kind == "float":
-            ends: tuple[Any, Any] = self.float_ends(low, high)
+            ends: tuple[Any, Any] = self.float_ends(field, low, high)
         else:
             lowest, highest = self.ends(field, low), self.ends(field, high)
             # A value is an interval of integers, of which one is enough for all but days in fields of times.
@@ -134,27 +139,29 @@ class Compiler:
             ends = (max(first, LOWEST), min(last, HIGHEST))
         return Leaf("range", field.name, ends) if ends[0] <= ends[1] else None
 
-    def float_ends(self, low: Bound | None, high: Bound | None) -> tuple[float, float]:
-        first, last = -math.inf, math.inf
-        if low is not None:
-            first = self.number(low)
-            first = first if low.included else math.nextafter(first, math.inf)
-        if high is not None:
-            last = self.number(high)
-            last = last if high.included else math.nextafter(last, -math.inf)
-        if (low is not None and not low.included and first == -math.inf) or (
-            high is not None and not high.included and last == math.inf
-        ):
-            return 1.0, 0.0
+    def float_ends(self, field: Field, low: Bound | None, high: Bound | None) -> tuple[float, float]:
+        first = -math.inf if low is None else self.number(field, low)
+        last = math.inf if high is None else self.number(field, high)
+        if low is not None and not low.included:
+            if first == math.inf:
+                return NOTHING
+            first = math.nextafter(first, math.inf)
+        if high is not None and not high.included:
+            if last == -math.inf:
+                return NOTHING
+            last = math.nextafter(last, -math.inf)
         return first, last
 
-    def number(self, bound: Bound) -> float:
+    def number(self, field: Field, bound: Bound) -> float:
+        """As the column has it: 0.1 in a column of 32 bits is the number of 32 bits next to it."""
         try:
             found = float(bound.value)
         except ValueError:
             found = math.nan
         if math.isnan(found):
             raise self.fail(f"{bound.value!r} is no number", bound.place)
+        if field.single and abs(found) <= SINGLE_MAX:
+            return float(np.float32(found))
         return found
 
     def ends(self, field: Field, bound: Bound | None) -> tuple[int, int]:

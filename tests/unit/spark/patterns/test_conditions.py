@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -9,7 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.spark.patterns.conditions import ArithmeticOverflow, Call, Constant, Expression, Here, Lookup, holds
+from headrace.spark.patterns.conditions import (
+    FUNCTIONS,
+    ArithmeticOverflow,
+    Call,
+    Constant,
+    Expression,
+    Here,
+    Lookup,
+    holds,
+)
 from headrace.spark.patterns.syntax import PatternSyntaxError
 from tests.unit.spark.patterns.world import Matching
 
@@ -34,6 +44,10 @@ def pairs(condition: str) -> list[tuple[Any, Any]]:
         ("A.amount NOT IN (2, 3)", [(1, 2), (1, None)]),
         ("A.amount IN (2, NULL)", [(2, 3)]),
         ("A.amount NOT IN (2, NULL)", []),
+        ("LAST(amount, 1) = 3", [(3, 1)]),
+        ("FIRST(amount, 1) > FIRST(amount)", [(1, 2), (2, 3)]),
+        ("LAST(A.amount, 1) IS NULL AND FIRST(B.amount, 1) IS NULL AND B.amount = 1", [(3, 1)]),
+        ("PREV(LAST(amount, 1)) = 2", [(3, 1)]),
     ],
 )
 def test_a_condition_means_what_sql_says(condition: str, wanted: list[tuple[Any, Any]]) -> None:
@@ -81,3 +95,49 @@ def test_an_integer_that_is_too_large_ends_the_query_and_does_not_wrap(condition
 def test_doubles_compute_what_integers_cannot_hold() -> None:
     text = PAIRS.format("A.amount / 1 + B.amount / 1 > 0")
     assert len(Matching(text).bounded([("u", 1, 2**63 - 1), ("u", 2, 2**63 - 1)])) == 1
+
+
+@pytest.mark.parametrize(
+    ("condition", "wanted"),
+    [
+        ("B.amount < LAST(B.amount, 1)", []),
+        ("COALESCE(LAST(B.amount, 1) < B.amount, true)", [4]),
+        ("COALESCE(LAST(B.amount, 2) + 1 < B.amount, true)", [4]),
+        ("COALESCE(FIRST(B.amount, 1) + 1 < B.amount, true)", [2]),
+        ("COALESCE(FIRST(B.amount, 2) <= B.amount, B.amount < 9)", [4]),
+        ("COALESCE(LAST(U.amount, 2) < 6, true)", [5]),
+    ],
+)
+def test_a_condition_looks_at_rows_further_from_the_ends_of_a_variable(condition: str, wanted: list[int]) -> None:
+    text = (
+        "PARTITION BY user ORDER BY at MEASURES COUNT(*) AS n PATTERN (A B+) SUBSET U = (A, B) DEFINE A AS amount = 0, "
+    )
+    rows = [("u", second, amount) for second, amount in enumerate([0, 2, 5, 7, 6, 9])]
+    found = Matching(f"{text} B AS {condition}").bounded(rows)
+    assert [row["n"] for row in found] == wanted
+
+
+def test_a_condition_looks_only_so_far_back() -> None:
+    with pytest.raises(PatternSyntaxError, match="at most 100 rows"):
+        Matching(PAIRS.format("LAST(A.amount, 101) = 1"))
+
+
+@pytest.mark.parametrize(
+    ("function", "wanted"),
+    [
+        ("eq", [True, False, False, None]),
+        ("neq", [False, True, True, None]),
+        ("lt", [False, False, True, None]),
+        ("lte", [True, False, True, None]),
+        ("gt", [False, True, False, None]),
+        ("gte", [True, True, False, None]),
+    ],
+)
+def test_nan_is_greater_than_all_numbers_and_equal_to_itself_as_in_spark(
+    function: str, wanted: list[bool | None]
+) -> None:
+    nan = math.nan
+    left, right = pa.array([nan, nan, 1.0, None]), pa.array([nan, 1.0, nan, nan])
+    assert FUNCTIONS[function](left, right).to_pylist() == wanted
+    assert FUNCTIONS["in"](left, pa.scalar(1.0), pa.scalar(nan)).to_pylist() == [True, True, True, None]
+    assert FUNCTIONS["between"](left, pa.scalar(0.0), right).to_pylist() == [True, False, True, None]

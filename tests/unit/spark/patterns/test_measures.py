@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -91,3 +92,10 @@ def test_a_mode_is_said_of_lists_too() -> None:
     text = ALL.format("MEASURES ARRAY_AGG(amount) AS so_far, FINAL ARRAY_AGG(amount) AS all_of_them", "")
     rows = Matching(text).bounded([("u", 1, 2), ("u", 2, 3)])
     assert [(row["so_far"], row["all_of_them"]) for row in rows] == [([2], [2, 3]), ([2, 3], [2, 3])]
+
+
+def test_nan_is_the_greatest_number_as_in_spark() -> None:
+    running, final = said("max", pa.array([1.0, 0.0, math.nan, 0.0, 2.0]))
+    assert str(running) == "[1.0, 1.0, nan, nan, nan]"
+    assert math.isnan(final)
+    assert said("min", pa.array([math.nan, 0.0, 2.0, 0.0, math.nan]))[1] == 2.0

@@ -21,7 +21,7 @@ HEAD = "PARTITION BY user ORDER BY at "
         (HEAD + "PATTERN (A (B)", "(A", "never closed"),
         (HEAD + "PATTERN (A B{3,2})", "{3,2}", "allows no number of rows"),
         (HEAD + "PATTERN (A) DEFINE X AS amount > 1", "X AS", "X is not in the pattern; its variables are A"),
-        (HEAD + "PATTERN (A) DEFINE A AS amount >", "", "Required"),
+        (HEAD + "PATTERN (A) DEFINE A AS amount >", "", "not complete"),
         (HEAD + "PATTERN (A) DEFINE A amount > 1", "A amount", "'NAME AS condition'"),
         (HEAD + "MEASURES amount PATTERN (A)", "amount", "there is no AS"),
         (HEAD + "AFTER MATCH SKIP TO LAST X PATTERN (A)", "TO LAST", "expected PAST LAST ROW"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 from headrace.errors import UsageError
 from headrace.spark.searches.analysis import fields_in, split_words
 from headrace.spark.searches.compiling import compile_search
+from headrace.spark.searches.index import SearchIndex
 from headrace.spark.searches.query import SearchError
 from tests.unit.spark.searches.search_world import DEFAULTS, EVENTS, EXACT
 
@@ -160,3 +162,34 @@ def test_columns_that_cannot_be_searched_are_refused_when_they_are_asked_for() -
         fields_in(schema, only=["big"])
     with pytest.raises(UsageError, match="there is no column 'colour'"):
         fields_in(schema, exact=["colour"])
+
+
+def found_in(column: pa.Array, search: str) -> list[int]:
+    """The rows of a table with this column that match."""
+    schema = pa.schema([("value", column.type)])
+    index = SearchIndex(fields_in(schema), (), pa.struct([("id", pa.int64())]))
+    index.put([0], [search], [1], pa.array([{"id": 0}]))
+    assert index.bad == {}
+    rows: list[int] = index.match(pa.Table.from_arrays([column], schema=schema)).rows.tolist()
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("search", "rows"),
+    [("0.1", [0]), ("<=0.1", [0, 2]), (">0.1", [1, 3]), ("[0.1 TO 3]", [0, 1]), (">=1e39", [3]), ("1e39", [])],
+)
+def test_a_number_is_read_as_the_column_of_32_bits_has_it(search: str, rows: list[int]) -> None:
+    column = pa.array([0.1, 2.5, -1.0, math.inf, math.nan, None], pa.float32())
+    assert found_in(column, f"value:{search}") == rows
+
+
+@pytest.mark.parametrize(
+    ("search", "rows"),
+    [(">inf", []), ("<-inf", []), (">=inf", [1]), ("<=-inf", [0]), ("<inf", [0, 2]), (">-inf", [1, 2])],
+)
+def test_nothing_is_beyond_the_infinite(search: str, rows: list[int]) -> None:
+    assert found_in(pa.array([-math.inf, math.inf, 1.0]), f"value:{search}") == rows
+
+
+def test_upper_and_lower_case_of_a_sigma_at_the_end_of_a_word_are_one() -> None:
+    assert found_in(pa.array(["ΟΔΟΣ", "οδος", "οδοσ"]), "value:Οδος") == [0, 1, 2]
