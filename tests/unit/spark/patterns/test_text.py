@@ -31,7 +31,7 @@ HEAD = "PARTITION BY user ORDER BY at "
         ("PARTITION BY user PATTERN (A)", "PARTITION", "there is no ORDER BY"),
         (HEAD + "PATTERN (A B) DEFINE B AS md5(A.amount) > 'x'", "md5", "cannot be computed over matched rows"),
         (HEAD + "PATTERN (A B) DEFINE B AS SUM(A.amount + B.amount) > 1", "SUM", "several variables at once"),
-        (HEAD + "PATTERN (A B) DEFINE B AS LAST(A.amount, 2) > 1", "LAST", "very first or last row only"),
+        (HEAD + "PATTERN (A B) DEFINE B AS LAST(A.amount, 101) > 1", "LAST", "at most 100 rows"),
     ],
 )
 def test_a_mistake_is_shown_at_its_place(text: str, marked: str, said: str) -> None:
