@@ -4,9 +4,11 @@ The patterns of ``examples/22_patterns.py``, each over a topic with that many ev
 patterns of Nexmark's family are (``cep``): the same topics, the matches of few events compared first.
 
 Flink's MATCH_RECOGNIZE is always strict, and has no SUBSET, no PREV and no absence. So where headrace's pattern is made
-by functions, Flink's text has a loop for the rows that are passed over. ``delivery`` waits for what does not come;
-Flink's SQL cannot say that, so headrace is measured alone. ``perimeter`` has every match, without AFTER MATCH: Flink's
-SKIP PAST LAST ROW takes matches by their first rows, and headrace's functions by their last ones, as Flink's Java API.
+by functions, Flink's text has a loop for the rows that are passed over. Flink takes no optional part after a greedy
+loop: the loops of ``v_shape`` are reluctant there, which is the same, since no row fits two of its variables.
+``delivery`` waits for what does not come; Flink's SQL cannot say that, so headrace is measured alone. ``perimeter`` has
+every match, without AFTER MATCH: Flink's SKIP PAST LAST ROW takes matches by their first rows, and headrace's functions
+by their last ones, as Flink's Java API.
 
 Events of a key are some seconds or minutes apart, no two of a topic at the same time, and up to two seconds out of
 order. ``n`` is the number of an event in its topic, by which matches are compared.
@@ -105,14 +107,19 @@ def payments(random: Numbers, count: int) -> Columns:
 
 
 SHARES = """MEASURES A.n AS first_n, HIGH.n AS last_n, LAST(DOWN.price) AS bottom, COUNT(DOWN.price) AS falls
-    ONE ROW PER MATCH AFTER MATCH SKIP TO LAST HIGH PATTERN (A DOWN+ UP* HIGH) WITHIN INTERVAL '1' HOUR DEFINE {},
+    ONE ROW PER MATCH AFTER MATCH SKIP TO LAST HIGH PATTERN ({}) WITHIN INTERVAL '1' HOUR DEFINE {},
     HIGH AS HIGH.price > A.price"""
-OUR_SHARES = SHARES.format("""DOWN AS DOWN.price < PREV(DOWN.price),
-    UP AS UP.price > PREV(UP.price) AND UP.price <= A.price""")
-FLINKS_SHARES = SHARES.format("""
-    DOWN AS (LAST(DOWN.price, 1) IS NULL AND DOWN.price < A.price) OR DOWN.price < LAST(DOWN.price, 1),
+OUR_SHARES = SHARES.format(
+    "A DOWN+ UP* HIGH",
+    """DOWN AS DOWN.price < PREV(DOWN.price),
+    UP AS UP.price > PREV(UP.price) AND UP.price <= A.price""",
+)
+FLINKS_SHARES = SHARES.format(
+    "A DOWN+? UP*? HIGH",
+    """DOWN AS (LAST(DOWN.price, 1) IS NULL AND DOWN.price < A.price) OR DOWN.price < LAST(DOWN.price, 1),
     UP AS UP.price <= A.price AND ((LAST(UP.price, 1) IS NULL AND UP.price > LAST(DOWN.price))
-        OR UP.price > LAST(UP.price, 1))""")
+        OR UP.price > LAST(UP.price, 1))""",
+)
 
 
 def ticks(random: Numbers, count: int) -> Columns:

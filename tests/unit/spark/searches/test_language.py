@@ -143,13 +143,14 @@ def test_everything_has_a_limit() -> None:
 
 
 def test_words_are_runs_of_letters_digits_and_marks_in_lower_case() -> None:
-    texts = ["Two rooms, can't stop—Ünïx 3.14", "", " !? ", "e\u0301te\u0301 Straße", "我住东京カタカナ"]
+    texts = ["Two rooms, can't stop—Ünïx 3.14", "", " !? ", "e\u0301te\u0301 Straße", "我住东京カタカナ", "ひらがな"]
     assert list(split_words(texts).values()) == [
         ("two", "rooms", "can", "t", "stop", "ünïx", "3", "14"),
         (),
         (),
         ("été", "straße"),
         ("我", "住", "东", "京", "カタカナ"),
+        ("ひ", "ら", "が", "な"),
     ]
 
 
