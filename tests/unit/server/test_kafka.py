@@ -136,7 +136,10 @@ def test_thousands_of_requests_of_one_connection_do_not_keep_another_waiting() -
 
 
 def long_produce(correlation_id: int, elements: int) -> bytes:
-    topics = [TopicProduceData(name="t", partition_data=[PartitionProduceData(index=n) for n in range(elements - 1)])]
+    """The last partition has some records, so that a cut there is found only when all before it is decoded."""
+    partitions = [PartitionProduceData(index=n) for n in range(elements - 1)]
+    partitions[-1].records = bytes(100)
+    topics = [TopicProduceData(name="t", partition_data=partitions)]
     return request_bytes(ProduceRequest(acks=1, topic_data=topics), PRODUCE, 8, correlation_id)
 
 
@@ -164,6 +167,7 @@ def test_a_long_request_that_turns_out_malformed_closes_its_connection_after_the
         bad.heartbeat(1)
         bad.socket.sendall(raw)
         assert bad.answered() == 1
+        server.until(lambda: server.kafka.slices.units_in_turn_max > 0)
         with pytest.raises(EOFError):
             bad.answered()
         good.heartbeat(3)
