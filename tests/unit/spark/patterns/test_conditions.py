@@ -141,3 +141,9 @@ def test_nan_is_greater_than_all_numbers_and_equal_to_itself_as_in_spark(
     assert FUNCTIONS[function](left, right).to_pylist() == wanted
     assert FUNCTIONS["in"](left, pa.scalar(1.0), pa.scalar(nan)).to_pylist() == [True, True, True, None]
     assert FUNCTIONS["between"](left, pa.scalar(0.0), right).to_pylist() == [True, False, True, None]
+
+
+def test_the_least_number_leaves_nan_out() -> None:
+    text = PAIRS.format("MIN(CASE WHEN A.amount = 0 THEN CAST('NaN' AS DOUBLE) ELSE A.amount END) = 2")
+    rows = [("u", 1, 0), ("u", 2, 2), ("u", 3, 9)]
+    assert len(Matching(text.replace("(A B)", "(A{2} B)")).bounded(rows)) == 1

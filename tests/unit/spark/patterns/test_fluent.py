@@ -240,3 +240,9 @@ def test_the_matches_do_not_depend_on_cuts_restarts_and_order(
     events = [event for batch in batches for event in batch]
     matching = Matching(CASES[number], timeouts=True)
     assert bag(matching.streamed(batches, restarts)) == bag(matching.bounded(events))
+
+
+@pytest.mark.parametrize(("second", "count"), [(10, 0), (11, 1)])
+def test_what_must_not_come_may_come_when_the_time_is_over_and_not_before(second: int, count: int) -> None:
+    quiet = pattern("a").where("amount = 1").not_followed_by("b").where("amount = 2").within("10 seconds")
+    assert len(Matching(quiet).bounded([("a", 1, 1), ("a", second, 2)])) == count

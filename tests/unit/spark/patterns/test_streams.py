@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headrace.spark.patterns.clauses import parse_clauses
 from tests.unit.spark.patterns.plain import Path, matches
 from tests.unit.spark.patterns.world import Matching, place_of
-from tests.unit.spark.state_world import KEYS, Event, Stream, arrivals
+from tests.unit.spark.state_world import KEYS, LATENESS_S, Event, Stream, arrivals
 
 Partition = Sequence[Event]
 Condition = Callable[[Partition, int, Path], bool]
@@ -187,3 +187,26 @@ def test_wholly_equal_rows_begin_matches_that_can_be_told_apart_however_the_stre
     assert (
         strict["_start_place"] == max(apart, key=lambda row: row["_start_place"] != place_of(rows[0]))["_start_place"]
     )
+
+
+def test_a_row_at_the_very_watermark_waits_for_another_of_that_time() -> None:
+    """Both come with the watermark at their time, one batch after the other; the second is the first in order."""
+    second, first = sorted([("a", 10, 1), ("a", 10, 2)], key=place_of, reverse=True)
+    text = (
+        "PARTITION BY user ORDER BY at MEASURES MATCH_NUMBER() AS n, A.amount AS amount PATTERN (A) WITHIN '5 seconds'"
+    )
+    batches = [[("b", 10 + LATENESS_S, 0)], [second], [first], []]
+    found = {row["amount"]: row["n"] for row in Matching(text).streamed(batches, set()) if row["user"] == "a"}
+    assert found == {first[2]: 1, second[2]: 2}
+
+
+def test_a_row_of_an_earlier_match_is_not_given_as_one_without_a_match() -> None:
+    """The match is given while its last row may still begin another; that it does not is known later."""
+    text = (
+        "PARTITION BY user ORDER BY at ALL ROWS PER MATCH WITH UNMATCHED ROWS AFTER MATCH SKIP TO NEXT ROW "
+        "PATTERN (A B) WITHIN '40 seconds' DEFINE B AS B.amount > A.amount"
+    )
+    batches = [[("a", 1, 1), ("a", 2, 2)], [("b", 60, 0)], [("b", 200, 0)], []]
+    found = [row["match_start"] for row in Matching(text).streamed(batches, set()) if row["user"] == "a"]
+    assert len(found) == 2
+    assert None not in found
