@@ -157,12 +157,17 @@ class Listener:
         self._schedule_sweep()
 
 
+EXAMPLE_PORTS = {"kafka": 9092, "amqp": 5672, "metrics": 9644, "http": 8080}
+"""What the error of an address shows, by its setting."""
+
+
 def parse_address(text: str, setting: str) -> tuple[str, int]:
     """``host:port``, with IPv6 hosts in brackets."""
     host, separator, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
-        raise BadArgument(f"{setting}: '{text}' is no address", "write HOST:PORT with a port up to 65535")
+        example = f"{setting} = 127.0.0.1:{EXAMPLE_PORTS[setting.removeprefix('advertised.')]}"
+        raise BadArgument(f"{setting}: '{text}' is no address", f"write HOST:PORT, such as {example}")
     return host, int(port)
 
 

@@ -61,7 +61,7 @@ def test_help_loads_neither_client_nor_broker() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     loaded = set(json.loads(done.stdout.splitlines()[-1]))
-    assert loaded == {"headrace", "headrace.cli", "headrace.cli.main", "headrace.errors"}
+    assert loaded == {"headrace", "headrace.cli", "headrace.cli.main", "headrace.errors", "headrace.terminal"}
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:

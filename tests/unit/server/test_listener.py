@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -116,6 +117,15 @@ def test_an_address_is_a_host_and_a_port(text: str, address: tuple[str, int]) ->
 def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=r"kafka = 127\.0\.0\.1:9092"):
         parse_address(text, "kafka")
+
+
+def test_the_example_is_an_address_of_the_setting() -> None:
+    for setting, example in (
+        ("amqp", "amqp = 127.0.0.1:5672"),
+        ("advertised.kafka", "advertised.kafka = 127.0.0.1:9092"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(example)):
+            parse_address("here", setting)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
