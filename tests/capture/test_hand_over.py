@@ -153,21 +153,40 @@ def an_invisible_commit(database: Database, statement: str) -> Iterator[Callable
     Gives what ends the waiting. Capture itself does not wait for the standby."""
     database.run(f"alter database {database.name} set synchronous_commit = local", "set synchronous_commit = local")
     database.run("alter system set synchronous_standby_names = 'nobody'", "select pg_reload_conf()")
-    session = database.another()
-    session.autocommit = True
-    session.execute("set synchronous_commit = on")
-    writer = threading.Thread(target=session.execute, args=(statement,))
+    probe, session = database.another(), database.another()
+    for each in (probe, session):
+        each.autocommit = True
+        each.execute("set synchronous_commit = on")
+    ended = threading.Event()
+
+    def commit_until_one_waits() -> None:
+        """The setting takes effect some time after the reload. A commit before that waits for nobody."""
+        while not ended.is_set():
+            probe.execute("select txid_current()")
+
+    threads = [
+        threading.Thread(target=commit_until_one_waits),
+        threading.Thread(target=session.execute, args=(statement,)),
+    ]
 
     def end() -> None:
+        ended.set()
         database.run("alter system reset synchronous_standby_names", "select pg_reload_conf()")
-        writer.join()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def waiting() -> int:
+        return len(database.all("select 1 from pg_stat_activity where wait_event = 'SyncRep'"))
 
     try:
-        writer.start()
-        eventually(lambda: bool(database.all("select 1 from pg_stat_activity where wait_event = 'SyncRep'")))
+        for number, thread in enumerate(threads, start=1):
+            thread.start()
+            eventually(lambda number=number: waiting() == number)  # type: ignore[misc]
         yield end
     finally:
         end()
+        probe.close()
         session.close()
 
 

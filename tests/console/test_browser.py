@@ -298,18 +298,22 @@ def test_a_long_name_leaves_room_for_the_other_columns(tab: Tab, console: Runnin
             assert tab.value(f"document.querySelector('main .table').scrollWidth <= {room} * 1.5"), (page, width)
 
 
-def test_a_live_table_keeps_the_focus_and_what_is_clicked(tab: Tab, console: RunningConsole, orders: str) -> None:
+def test_a_live_table_keeps_the_focus_and_what_is_clicked(tab: Tab, console: RunningConsole) -> None:
     """Rows are drawn again every second or two; a link that is being clicked must not be exchanged for another."""
-    link = f"[...document.querySelectorAll('main .table a.name')].find(e => e.textContent === '{orders}')"
-    go(tab, console, "/topics?q=shop")
+    topic = "written.all.the.time"
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic(topic, partitions=1)
+    console.sampled(topic)
+    link = f"[...document.querySelectorAll('main .table a.name')].find(e => e.textContent === '{topic}')"
+    go(tab, console, "/topics?q=written")
     tab.wait(f"document.querySelector('main h1').textContent === 'Topics' && {link}")
     tab.value(f"{link}.focus()")
-    with writing_to(console, orders):
+    with writing_to(console, topic):
         rate = "document.activeElement.closest('tr')?.cells[5].textContent"
         tab.wait(f"{rate} && {rate} !== '0'")
-    assert tab.value("document.activeElement.textContent") == orders
+    assert tab.value("document.activeElement.textContent") == topic
     tab.value("document.activeElement.closest('tr').click()")
-    tab.wait(f"location.hash === '#/topics/{orders}'")
+    tab.wait(f"location.hash === '#/topics/{topic}'")
 
 
 def test_every_page_says_when_the_broker_is_gone_and_goes_on_when_it_is_back(chromium: Chromium) -> None:
