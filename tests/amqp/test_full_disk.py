@@ -114,6 +114,7 @@ def test_the_reserve_keeps_acknowledgements_through_a_kill(small_disk: Path) -> 
             consuming.basic_ack(method.delivery_tag)
         # What the broker has read; the acknowledgements before it were handled.
         read = 20 + consuming.queue_declare("full", durable=True, passive=True).method.message_count
+        consuming.connection.close()
         os.kill(server.pid, signal.SIGKILL)
         publisher.close()
     with broker_on(small_disk, RESERVE_BYTES) as (server, port):

@@ -220,10 +220,9 @@ def test_an_address_that_is_no_management_api_is_one_clear_line() -> None:
 
 
 def test_a_move_to_a_queue_that_does_not_exist_is_refused_also_when_there_is_nothing_to_move(
-    broker: TestBroker,
+    ours: Tool,
 ) -> None:
-    tool = Tool(broker.amqp_port, "--bootstrap", broker.bootstrap)
-    tool.declare("nothing-to-move")
-    done = tool.run("move", "nothing-to-move", "no-such-queue", "--yes")
+    ours.declare("nothing-to-move")
+    done = ours.run("move", "nothing-to-move", "no-such-queue", "--yes")
     assert done.exit_code != 0
     assert "no queue 'no-such-queue'" in str(done.exception)
