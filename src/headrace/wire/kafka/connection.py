@@ -65,9 +65,9 @@ FRAME_BYTES_MAX = 2**31 - 1
 JOINED_ANSWER_BYTES_MAX = 64 << 10
 """An answer up to this size is sent as one piece."""
 
-JOINED_BYTES_MAX = 1024
-"""A piece of a larger answer up to this size is copied together with its neighbours; others are sent as they are. So an
-answer of 20,000 elements copies 20 MB at most, some 8 ms."""
+JOINED_BYTES_MAX = 4096
+"""A piece of a larger answer up to this size is copied together with its neighbours; others are sent as they are, each
+with a call of its own while the peer keeps up. With 1024, an answer of 19,000 pieces of 2 to 4 KB took 130 ms."""
 
 DECODED_AT_ONCE_MAX = 1_000
 """Array elements that ``receive_data`` decodes: up to 2.5 ms. A request with more is begun again, in steps."""
@@ -332,7 +332,7 @@ def _skip_tags(view: memoryview, position: int) -> int:
 
 def joined(chunks: list[Any]) -> list[Any]:
     """Neighbouring bytes made one; slices of files stay apart. In a large answer large pieces stay apart as well: one
-    in which the same 2 KB are repeated 20,000 times costs as many references and no copy."""
+    in which the same 5 KB are repeated 20,000 times costs as many references and no copy."""
     return _joined(chunks, sum(map(len, chunks)))
 
 
