@@ -22,7 +22,7 @@ import headrace.spark as hr
 from benchmarks.figures import Figure, table
 from benchmarks.spark_source import spark_session
 from benchmarks.spark_state import batch_seconds, rows_of
-from headrace.spark.aggregates.retracting import Count, Most, Sum
+from headrace.spark.aggregates.retracting import Count, Maximum, Sum
 from headrace.spark.tables.grouped import Grouped
 from headrace.spark.tables.view_operators import Table
 from tests.unit.spark.stream_world import Query
@@ -87,7 +87,7 @@ def alone(held: int, rounds: int) -> list[float]:
     """CPU milliseconds of 100 changes, batch by batch."""
     random = np.random.default_rng(7)
     rows = Query(Table(KEY, ROW), TABLE_INPUT, KEY)
-    values = (Count("orders"), Sum("revenue", "price", INT), Most("dearest", "price", INT))
+    values = (Count("orders"), Sum("revenue", "price", INT), Maximum("dearest", "price", INT))
     groups = Query(Grouped(SHOP, values), GROUP_INPUT, SHOP)
     groups.push(weighed(rows.push(some_orders(np.arange(held), held // GROUP_ROWS, random))))
     found = []

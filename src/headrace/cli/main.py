@@ -108,7 +108,8 @@ class LazyGroup(click.Group):
 @click.version_option(headrace.__version__, prog_name="headrace")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """A durable log that any Kafka client can use, and pipelines on Spark over it, on one machine."""
+    """Stream processing: a durable log for Kafka clients, queues for AMQP clients, change capture from databases,
+    event sourcing, and pipelines on Spark."""
     if os.environ.get("NO_COLOR") or is_dumb():
         ctx.color = False
     _check_variables()

@@ -147,8 +147,14 @@ def _operators(old: Shape, new: Shape) -> Iterator[Change]:
         return
     for was, now in zip(old.operators, new.operators, strict=True):
         yield from _columns(f"the {was.kind} was by", "is by", was.keys, now.keys)
-        yield from _columns(f"the {was.kind} kept", "would keep", was.values, now.values)
-        yield from _parameters(was, now)
+        kept = list(_columns(f"the {was.kind} kept", "would keep", was.values, now.values))
+        parameters = list(_parameters(was, now))
+        if kept and any(each.severity == "mixes" for each in parameters):
+            # What the user wrote differs; that the state has another layout only follows from it.
+            gravest = kept[0].severity
+            yield from (Change(gravest, each.text) if each.severity == "mixes" else each for each in parameters)
+        else:
+            yield from (*kept, *parameters)
 
 
 def _parameters(was: Operator, now: Operator) -> Iterator[Change]:

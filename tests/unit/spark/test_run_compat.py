@@ -140,6 +140,19 @@ def test_a_parameter_of_an_operator_mixes_unless_it_is_free() -> None:
         assert changes(old, new) == [Change(severity, "within of dedup was 60 s and is 120 s")]  # type: ignore[arg-type]
 
 
+def test_state_of_another_layout_is_explained_by_the_parameters_that_changed() -> None:
+    old = dataclasses.replace(BASE, operators=(OURS,))
+    state = (Column("state", "struct<other>"),)
+    other = dataclasses.replace(OURS, values=state, parameters=(Parameter("within", "90 s"),))
+    assert changes(old, dataclasses.replace(BASE, operators=(other,))) == [
+        Change("breaks", "within of dedup was 60 s and is 90 s")
+    ]
+    unexplained = dataclasses.replace(OURS, values=state)
+    (found,) = changes(old, dataclasses.replace(BASE, operators=(unexplained,)))
+    assert found.severity == "breaks"
+    assert "struct<other>" in found.text
+
+
 def test_a_parameter_that_came_or_went_is_found() -> None:
     before = dataclasses.replace(BASE, operators=(OURS,))
     after = dataclasses.replace(BASE, operators=(dataclasses.replace(OURS, parameters=()),))

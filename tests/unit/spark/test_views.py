@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError
-from headrace.spark.aggregates.retracting import Average, Count, Distinct, Least, Most, Sum, Top
+from headrace.spark.aggregates.retracting import Average, Count, Distinct, Maximum, Minimum, Sum, Top
 from headrace.spark.tables.grouped import Grouped
 from headrace.spark.tables.view_operators import Consolidated, NotExact, Side, Table, TableJoin, exact_changes
 from headrace.vocabulary import UNAVAILABLE
@@ -363,8 +363,8 @@ def grouped() -> Grouped:
         Sum("total", "price", INT),
         Sum("costs", "cost", pa.decimal128(38, 2)),
         Average("mean", "price", INT),
-        Least("lowest", "price", INT),
-        Most("highest", "price", INT),
+        Minimum("lowest", "price", INT),
+        Maximum("highest", "price", INT),
         Distinct("prices", "price", INT),
         top,
     )

@@ -29,8 +29,8 @@ __all__ = [
     "Count",
     "Distinct",
     "Fresh",
-    "Least",
-    "Most",
+    "Maximum",
+    "Minimum",
     "Part",
     "Sum",
     "Tally",
@@ -254,7 +254,7 @@ class Average(Value):
 
 
 @dataclass(frozen=True, slots=True)
-class Least(Value):
+class Minimum(Value):
     """The first in order that is there."""
 
     name: str
@@ -278,7 +278,7 @@ class Least(Value):
 
 
 @dataclass(frozen=True, slots=True)
-class Most(Least):
+class Maximum(Minimum):
     def read(self, held: pa.Array) -> pa.Array:
         return self._at(held, -1)
 

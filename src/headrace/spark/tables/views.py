@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from headrace.changes import WEIGHT
 from headrace.errors import UsageError
 from headrace.spark.aggregates.expressions import requested
-from headrace.spark.aggregates.retracting import Average, Count, Distinct, Least, Most, Sum, Top, Value
+from headrace.spark.aggregates.retracting import Average, Count, Distinct, Maximum, Minimum, Sum, Top, Value
 from headrace.spark.aggregates.totals import wide
 from headrace.spark.arguments import names_of, no_doubles
 from headrace.spark.state.kernel import all_nullable, apply_operator, arrow_schema, free_name, key_type, united
@@ -126,7 +126,7 @@ def _value(rows: DataFrame, name: str, given: tuple[Any, ...]) -> Value:
     if function in ("sum", "avg"):
         number = _number(name, column, kind)
         return Sum(name, column, number) if function == "sum" else Average(name, column, number)
-    made = {"min": Least, "max": Most, "distinct": Distinct}[function]
+    made = {"min": Minimum, "max": Maximum, "distinct": Distinct}[function]
     return made(name, column, kind)
 
 
