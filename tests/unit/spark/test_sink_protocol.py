@@ -357,6 +357,37 @@ def test_an_abort_takes_back_what_is_open_but_nothing_that_was_decided(world: Wo
     assert world.visible() == expected(1, LAYOUT)
 
 
+def test_an_abort_leaves_the_transactions_of_a_decision_that_is_on_its_way(world: World) -> None:
+    batch = BatchRef(world.sink, 0, "0")
+    with Client(world.bootstrap, PATIENCE) as driver:
+        protocol = Protocol(driver, world.settings)
+        plan = protocol.begin(world.sink)
+        reported = world.write(plan, batch, LAYOUT(0))
+        identities = [each.result.identity for each in reported if each.result.identity is not None]
+        deciding = TransactionalProducer(driver, plan.lease.transactional_id, timeout_ms=60_000)
+        deciding.resume(plan.lease)
+        deciding.begin()
+        deciding.send(world.settings.decision_topic, b"{}", key=b"another sink", partition=0)
+        deciding.flush()
+        protocol.abort(plan.lease, world.sink)
+        assert set(outcomes(driver, identities).values()) == {Outcome.OPEN}
+        deciding.abort()
+    world.run(1, LAYOUT)
+    assert world.visible() == expected(1, LAYOUT)
+
+
+def test_an_abort_of_a_superseded_driver_leaves_what_its_successor_writes(world: World) -> None:
+    batch = BatchRef(world.sink, 0, "0")
+    with Client(world.bootstrap, PATIENCE) as old, Client(world.bootstrap, PATIENCE) as new:
+        zombie, successor = Protocol(old, world.settings), Protocol(new, world.settings)
+        lost = zombie.begin(world.sink)
+        plan = successor.begin(world.sink)
+        reported = world.write(plan, batch, LAYOUT(0))
+        zombie.abort(lost.lease, world.sink)
+        successor.commit(plan.lease, batch, reported)
+    assert world.visible() == expected(1, LAYOUT)
+
+
 def test_a_commit_that_a_dead_driver_had_sent_arrives_while_the_next_one_looks_round(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
