@@ -13,7 +13,7 @@ JVM to ask, is refused here. Everything else of headrace uses PySpark's public i
 from __future__ import annotations
 
 from headrace.spark.plan.checkpoints import NotRepartitioned, SparkFiles, repartition_state
-from headrace.spark.plan.driver import ProgressListener, arrow_blocks, exit_status, session_id
+from headrace.spark.plan.driver import ProgressListener, arrow_blocks, end_process, exit_status, session_id
 from headrace.spark.plan.expressions import Argument, Call, argument_of, call_of
 from headrace.spark.plan.queries import (
     DESCRIPTION,
@@ -43,6 +43,7 @@ __all__ = [
     "argument_of",
     "arrow_blocks",
     "call_of",
+    "end_process",
     "event_times",
     "exit_status",
     "graph_of",

@@ -17,7 +17,7 @@ from pyspark.util import _local_iterator_from_socket
 
 from headrace.spark.plan.scala import refuse_connect
 
-__all__ = ["ProgressListener", "arrow_blocks", "exit_status", "session_id"]
+__all__ = ["ProgressListener", "arrow_blocks", "end_process", "exit_status", "session_id"]
 
 
 class ProgressListener(StreamingQueryListener):
@@ -64,6 +64,16 @@ def exit_status(spark: SparkSession) -> int | None:
     """With which status Spark's process has ended; None while it runs, or where it is not our child."""
     process = getattr(spark.sparkContext._gateway, "proc", None)
     return None if process is None else process.poll()
+
+
+def end_process(spark: SparkSession, patience_s: float) -> None:
+    """Stop the session, and wait until the JVM has done what it does at its end. A session may be started after it."""
+    gateway: Any = spark.sparkContext._gateway
+    spark.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # by which it knows that nobody needs it
+    gateway.proc.wait(patience_s)
+    SparkContext._gateway = SparkContext._jvm = None
 
 
 def arrow_blocks(frame: DataFrame, rows_max: int) -> Iterator[pa.RecordBatch]:

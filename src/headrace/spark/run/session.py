@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from headrace.errors import UsageError
 from headrace.spark.plan import CLASSIC
+from headrace.spark.run.class_archive import JAVA_OPTIONS, archive_options
 from headrace.spark.run.java import find_java
 from headrace.spark.source.registration import register
 from headrace.spark.state.inspection import STATE_FORMAT
@@ -177,6 +178,9 @@ def _profile(wanted: Mapping[str, str]) -> dict[str, str]:
             lines |= {name: value for name, value, _ in WORKER_PROFILE}
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         lines[SHUFFLE_PARTITIONS] = str(_cores(master))  # 200 tasks by default, most of them empty
+    classes = archive_options()
+    if classes is not None:
+        lines[JAVA_OPTIONS] = classes
     return {"spark.master": master, **{name: value for name, value in lines.items() if name not in outside}}
 
 
