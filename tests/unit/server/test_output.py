@@ -184,15 +184,9 @@ def test_nothing_is_written_while_the_transport_is_full(on_disk: Path) -> None:
 
     async def scenario() -> None:
         transport = Transport()
-        drained: list[bool] = []
+        drained: list[int] = []
         with ThreadPoolExecutor(1) as readers:
-            output = Output(
-                transport,  # type: ignore[arg-type]
-                readers,
-                drained=lambda: drained.append(True),
-                failed=pytest.fail,
-                taken=lambda: None,
-            )
+            output = an_output(transport, readers, drained)
             output.pause()
             output.add([b"head", Slice(file, 0, len(content)), b"tail"])
             assert transport.written == []
@@ -200,10 +194,151 @@ def test_nothing_is_written_while_the_transport_is_full(on_disk: Path) -> None:
             output.resume()
             assert b"".join(transport.written) == b"head" + content + b"tail"
             assert [len(each) for each in transport.written] == [4, PIECE_BYTES, PIECE_BYTES, PIECE_BYTES, 4]
-            assert drained == [True]
+            assert drained == [5]
             assert not output.blocked
 
     asyncio.run(scenario())
+
+
+def an_output(transport: Transport, readers: ThreadPoolExecutor, drained: list[int] | None = None) -> Output:
+    """Notes in ``drained`` how many writes there were by then."""
+    seen = [] if drained is None else drained
+    return Output(
+        transport,  # type: ignore[arg-type]
+        readers,
+        drained=lambda: seen.append(len(transport.written)),
+        failed=pytest.fail,
+        taken=lambda: None,
+    )
+
+
+async def written_in_turns(output: Output, transport: Transport) -> list[int]:
+    """The bytes that leave in each turn of the loop, until none are left."""
+    turns = [sum(map(len, transport.written))]
+    while output.blocked:
+        await asyncio.sleep(0)
+        turns.append(sum(map(len, transport.written)) - sum(turns))
+    return turns
+
+
+def test_an_answer_in_memory_leaves_a_turns_worth_at_a_time_also_while_the_peer_keeps_up() -> None:
+    """Copying and sending 60 MB in one go kept the loop from all others for 60 ms."""
+    elements = [bytes([n % 251]) * 3000 for n in range(20_000)]
+
+    async def scenario() -> None:
+        transport = Transport()
+        drained: list[int] = []
+        with ThreadPoolExecutor(1) as readers:
+            output = an_output(transport, readers, drained)
+            output.add([b"head", *elements])
+            assert drained == []
+            turns = await written_in_turns(output, transport)
+        assert max(turns) < 3 * MIB
+        assert len(turns) < 60
+        assert len(transport.written) < 700, "small pieces leave together"
+        assert b"".join(transport.written) == b"head" + b"".join(elements)
+        assert drained == [len(transport.written)]
+
+    asyncio.run(scenario())
+
+
+def test_a_large_piece_leaves_in_parts_and_what_is_added_meanwhile_after_it() -> None:
+    large = os.urandom(7 * MIB)
+
+    async def scenario() -> None:
+        transport = Transport()
+        with ThreadPoolExecutor(1) as readers:
+            output = an_output(transport, readers)
+            output.add([large])
+            for number in range(10):
+                output.add([bytes([number])])
+            assert len(b"".join(transport.written)) < 3 * MIB, "adding gives no further turn"
+            turns = await written_in_turns(output, transport)
+        assert max(turns) < 3 * MIB
+        assert len(transport.written) < 70
+        assert b"".join(transport.written) == large + bytes(range(10))
+
+    asyncio.run(scenario())
+
+
+def test_a_slice_that_goes_through_the_transport_leaves_a_turns_worth_at_a_time(on_disk: Path) -> None:
+    content = os.urandom(9 * MIB)
+    file = a_file(on_disk / "log", content)
+
+    async def scenario() -> None:
+        transport = Transport()
+        with ThreadPoolExecutor(1) as readers:
+            output = an_output(transport, readers)
+            output.add([b"head", Slice(file, 0, len(content)), b"tail"])
+            turns = await written_in_turns(output, transport)
+        assert max(turns) < 3 * MIB
+        assert len(transport.written) < 90
+        assert b"".join(transport.written) == b"head" + content + b"tail"
+
+    asyncio.run(scenario())
+
+
+def test_an_output_that_is_given_up_between_two_turns_writes_nothing_more() -> None:
+    async def scenario() -> None:
+        transport = Transport()
+        drained: list[int] = []
+        with ThreadPoolExecutor(1) as readers:
+            output = an_output(transport, readers, drained)
+            output.add([bytes(7 * MIB)])
+            written = len(transport.written)
+            output.abandon()
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert len(transport.written) == written
+        assert drained == []
+
+    asyncio.run(scenario())
+
+
+def test_a_large_answer_arrives_whole_and_the_next_request_is_executed_after_it() -> None:
+    names = [f"{number:0>3000}" for number in range(10_000)]
+
+    def handle(request: Request[Any]) -> Any:
+        if request.api_key != FETCH:
+            return HeartbeatResponse(error_code=request.correlation_id)
+        return FetchResponse(responses=[FetchableTopicResponse(topic=name, partitions=[]) for name in names])
+
+    with serving(handle) as server, Client(server.address) as client:
+        client.fetch(1)
+        client.heartbeat(2)
+        assert [each.topic for each in client.answer(FetchResponse, 11).responses] == names
+        assert client.answered() == 2
+
+
+def test_small_pieces_around_slices_leave_in_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two slices with their headers in between, and a large answer without slices after them."""
+    content = os.urandom(2 * MIB)
+    file = a_file(tmp_path / "log", content)
+    sizes: list[int] = []
+    send = DirectSocket.send
+
+    def counted(self: DirectSocket, data: Any, *, more: bool) -> int:
+        sizes.append(len(data))
+        return send(self, data, more=more)
+
+    monkeypatch.setattr(DirectSocket, "send", counted)
+    expected = [content[:MIB], content[MIB:]]
+    with serving(lambda request: fetched(*[Slice(file, n * MIB, MIB) for n in (0, 1)])) as server:
+        with Client(server.address) as client:
+            client.fetch(1)
+            assert records_of(client) == expected
+        assert len(sizes) < 20, "one call each; a kernel that is full takes another"
+        sizes.clear()
+        with Client(server.address) as client:
+            server.until(lambda: len(server.listener._sessions) == 1)
+
+            def answer_both() -> None:
+                output = the_session(server)._output
+                output.add([b"head", Slice(file, 0, MIB), *[b"x" * 1000] * 3000])
+
+            server.on_loop(answer_both)
+            assert client.exactly(4 + MIB + 3_000_000) == b"head" + content[:MIB] + b"x" * 3_000_000
+        assert len(sizes) < 300, sizes
 
 
 @pytest.mark.parametrize(("peer", "bounded"), [("127.0.0.1", True), ("127.0.0.2", False)])

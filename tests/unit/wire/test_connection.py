@@ -310,8 +310,15 @@ def test_records_do_not_count_against_the_size_of_answers_until_the_frame_cannot
         connection.send(fetched(1 << 31), ReplyTo(1, 11, 5))
 
 
-def test_a_large_piece_that_is_repeated_in_an_answer_is_never_copied() -> None:
-    piece = write_element(ListedGroup(group_id="g" * 5000), ListGroupsResponse, 4)
+def test_an_answer_of_ordinary_size_is_one_piece() -> None:
+    groups = [ListedGroup(group_id="g" * 100) for _ in range(3000)]
+    chunks = Connection().send(ListGroupsResponse(groups=groups), ReplyTo(16, 4, 5))
+    assert [type(chunk) for chunk in chunks] == [bytes]
+    assert len(chunks[0]) > 300_000
+
+
+def test_a_piece_that_is_repeated_in_a_large_answer_is_not_copied() -> None:
+    piece = write_element(ListedGroup(group_id="g" * 500), ListGroupsResponse, 4)
     chunks = Connection().send(ListGroupsResponse(groups=[piece] * 10_000), ReplyTo(16, 4, 5))
     assert sum(chunk is piece for chunk in chunks) == 10_000
     assert struct.unpack_from(">i", chunks[0])[0] == sum(map(len, chunks)) - 4
