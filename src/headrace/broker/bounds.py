@@ -114,7 +114,7 @@ BOUNDS: dict[ApiKey, Bound] = {
     ApiKey.DELETE_EXCHANGE: _slices("one exchange"),
     ApiKey.ALTER_BINDINGS: _slices("a binding at a time, at most 1,000"),
     ApiKey.CREATE_SNAPSHOT: _slices(
-        "the ends of all logs are read at once, some 2 µs each; links are made on a thread"
+        "100 logs at a time, a log that changes meanwhile before it does; links are made on a thread"
     ),
 }
 

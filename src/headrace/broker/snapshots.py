@@ -1,8 +1,8 @@
 """Snapshots of the data directory while the broker serves: for ``headrace backup``.
 
 ``log/snapshot.py`` says what a snapshot is. Here the moment is chosen. Maintenance is asked to leave the files of logs
-in place, which waits for a checkpoint or a compaction that is under way. Then the cut is made, in one go; after that
-the broker serves as before while links are made on a thread.
+in place, which waits for a checkpoint or a compaction that is under way. Then the cut is made; the broker goes on
+serving while the cut is described, in steps, and links are made on a thread.
 
 A process on this machine reads the snapshot and holds its lock. Those that no process holds are removed: at the start,
 and ``SWEEP_INTERVAL_S`` after each other while there are any. A new one has ``GRACE_S`` to find its reader.

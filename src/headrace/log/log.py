@@ -78,6 +78,8 @@ class PartitionLog:
         self.recovery = opened.report
         self.on_advanced: Callable[[], None] | None = None
         """Called when the high watermark has advanced, before those who wait for an acknowledgement."""
+        self.before_change: Callable[[PartitionLog], None] | None = None
+        """Called before the next append, new segment or new start: a snapshot notes how the log was (snapshot.py)."""
         self._disk = disk
         self._cache = cache
         self._mark = opened.mark
@@ -296,6 +298,8 @@ class PartitionLog:
         Producer checks are the caller's (``producers.check``) and come first.
         """
         assert not self._closed
+        if self.before_change is not None:
+            self.before_change(self)
         size = batch.size
         try:
             segment = self._segment_for(batch, now_ms)
@@ -371,6 +375,8 @@ class PartitionLog:
 
     def roll(self) -> Segment:
         """Seal the active segment and begin the next at the end offset."""
+        if self.before_change is not None:
+            self.before_change(self)
         sealed = self._active
         if sealed.size == 0:
             return sealed
@@ -427,6 +433,11 @@ class PartitionLog:
     def release_waiters(self) -> None:
         """The log is being removed."""
         self._waiters.release_all()
+
+    def forget_files(self) -> None:
+        """The log is being removed: hold none of its files open."""
+        for segment in self._segments:
+            segment.forget()
 
     def prepare_checkpoint(self) -> PreparedMark:
         """Collect what must be durable beside the log, and say from where recovery may then begin. Raises OSError.
@@ -507,6 +518,8 @@ class PartitionLog:
     def advance_start(self, offset: Offset) -> None:
         assert offset <= self._end
         if offset > self._start:
+            if self.before_change is not None:
+                self.before_change(self)
             self._start = offset
             self.reader.forget_places()
 

@@ -8,9 +8,10 @@
 
 **The moment.** Everything that a broker knows is in logs: topics' records, the journal of topics, groups and
 transactions, the messages and journals of queues. Logs only grow at their ends, and only the event loop appends. So
-``Cut`` notes where every log begins and ends without letting go of the loop. That is what a ``kill -9`` at this moment
-would have left, and recovery makes of it what it makes of a kill: nothing acknowledged is missing, no transaction is
-half committed, no group is ahead of its log.
+``Cut`` notes where every log begins and ends at one moment. That is what a ``kill -9`` at this moment would have left,
+and recovery makes of it what it makes of a kill: nothing acknowledged is missing, no transaction is half committed, no
+group is ahead of its log. There may be tens of thousands of logs, too many to look at without letting go of the loop.
+So they are looked at in steps, and one that is about to change before its step came is looked at first.
 
 **The files.** Sealed segments do not change, but they may be removed or replaced. While links are made, the owner keeps
 checkpoints, removals and compactions waiting (``Maintenance.files``); appends go on. After that the links keep the
@@ -46,18 +47,22 @@ __all__ = ["SNAPSHOTS", "Cut", "SnapshotJob", "remove_tree", "sweep"]
 
 SNAPSHOTS: Final = "snapshots"
 LOGS_PER_STEP = 100
+_dump = json.JSONEncoder(separators=(",", ":")).encode
 _PRODUCERS = re.compile(r"[0-9]{20}\.producers")
 
 
-class _Part(NamedTuple):
-    """A log at the moment of the cut. A tuple, since there may be tens of thousands and the loop waits for them."""
+class _Extent(NamedTuple):
+    """A log at the moment of the cut."""
 
-    name: str
-    log: PartitionLog
     start_offset: Offset
     end_offset: Offset
     segments: int
     active_bytes: int
+
+    @classmethod
+    def of(cls, log: PartitionLog) -> _Extent:
+        segments = log.segments
+        return cls(log.start_offset, log.end_offset, len(segments), segments[-1].size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +117,10 @@ class SnapshotJob:
         ):
             self._write(f"{target}/{name}", data)
             files.append((name, len(data)))
-        described = {
-            "created_ms": self.created_ms,
-            "cluster_id": self.cluster_id,
-            "unserved": self.unserved,
-            "files": files,
-        }
-        self._write(f"{self.path}/snapshot.json", json.dumps(described).encode())
+        described = {"created_ms": self.created_ms, "cluster_id": self.cluster_id, "unserved": self.unserved}
+        # File by file: one call for all of them would keep the interpreter's lock, and so the event loop, all the time.
+        listed = ",".join(map(_dump, files))
+        self._write(f"{self.path}/snapshot.json", f'{_dump(described)[:-1]},"files":[{listed}]}}'.encode())
 
     def _link(self, log: _LogFiles, target: str) -> Iterator[tuple[str, int]]:
         source = f"{self.directory}/{log.name}"
@@ -150,26 +152,39 @@ class SnapshotJob:
 
 
 class Cut:
-    """Where every log of a store begins and ends at one moment, which is when this is made: on the owner's thread, in
-    one go. It takes about 1 µs for each log."""
+    """Where every log of a store begins and ends at one moment, which is when this is made: on the owner's thread. It
+    takes about 0.1 µs for each log."""
 
     def __init__(self, store: LogStore) -> None:
         self._store = store
-        new = tuple.__new__  # a fraction of the time that _Part(…) takes
-        self._parts: list[_Part] = [
-            new(_Part, (name, log, log.start_offset, log.end_offset, len(segments := log.segments), segments[-1].size))
-            for name, log in store.logs.items()
-        ]
+        self._logs = list(store.logs.items())
+        self._changed: dict[PartitionLog, _Extent] = {}
+        """Logs that have changed since: how they were."""
+        note = self._note
+        for _, log in self._logs:
+            log.before_change = note
+
+    def _note(self, log: PartitionLog) -> None:
+        log.before_change = None
+        self._changed[log] = _Extent.of(log)
 
     def describe(self, job: SnapshotJob) -> Iterator[None]:
         """Say in steps what is to be linked. Between them logs go on, and no file of theirs is replaced or removed."""
-        for parts in in_chunks(self._parts, LOGS_PER_STEP):
-            for part in parts:
-                bases = tuple(segment.base_offset for segment in part.log.segments[: part.segments])
-                job.logs.append(_LogFiles(part.name, bases, part.active_bytes))
-                job.marks[part.name] = part.log.mark_from(part.start_offset)
-                job.flushed[part.name] = part.end_offset
+        for some in in_chunks(self._logs, LOGS_PER_STEP):
+            for name, log in some:
+                self._describe(job, name, log)
             yield
+        self._describe_unserved(job)
+
+    def _describe(self, job: SnapshotJob, name: str, log: PartitionLog) -> None:
+        log.before_change = None
+        extent = self._changed.pop(log, None) or _Extent.of(log)
+        bases = tuple(segment.base_offset for segment in log.segments[: extent.segments])
+        job.logs.append(_LogFiles(name, bases, extent.active_bytes))
+        job.marks[name] = log.mark_from(extent.start_offset)
+        job.flushed[name] = extent.end_offset
+
+    def _describe_unserved(self, job: SnapshotJob) -> None:
         for name, (mark, flushed_end) in self._store.unserved().items():
             if name in job.marks:  # it was served at the moment of the cut
                 continue
