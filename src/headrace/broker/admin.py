@@ -100,7 +100,9 @@ class TopicAdmin:
             found.update(zip(wanted, made, strict=True))
         answers = Elements(CreateTopicsResponse, request.version, self._settings)
         for name in dict.fromkeys(each.name for each in request.body.topics):
-            answers.add(self._created(request.access, name, found[name], wanted.get(name)), partial(_unanswered, name))
+            # Nothing of it is kept, or all of them would be freed at once.
+            created = self._created(request.access, name, found.pop(name), wanted.pop(name, None))
+            answers.add(created, partial(_unanswered, name))
             yield ANSWER_UNITS
         return CreateTopicsResponse(topics=answers.encoded)
 
@@ -190,7 +192,7 @@ class TopicAdmin:
         times = Counter((each.name, each.topic_id) for each in asked)
         names = {each.name for each in asked}
         ids = {each.topic_id for each in asked if each.name is None}
-        answers = []
+        answers = Elements(DeleteTopicsResponse, request.version, self._settings)
         state_offset = -1
         for each in asked:
             yield 1
@@ -204,20 +206,20 @@ class TopicAdmin:
                 if each.name is None and topic.name in names:
                     continue  # refused under its name
                 if each.name is not None and topic.topic_id in ids:
-                    answers.append(_named_and_identified(topic))
+                    answers.add_small(_named_and_identified(topic))
                     continue
                 if not self._settings.boolean("delete.topic.enable"):
                     raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED)
                 state_offset = max(state_offset, self._topics.delete(topic))
-                answers.append(DeletableTopicResult(name=topic.name, topic_id=topic.topic_id))
+                answers.add_small(DeletableTopicResult(name=topic.name, topic_id=topic.topic_id))
                 yield UNITS_PER_TOPIC + len(topic.partitions) // PARTITIONS_PER_UNIT
             except HeadraceError as error:
-                answers.append(
+                answers.add_small(
                     DeletableTopicResult(
                         name=each.name, topic_id=each.topic_id, error_code=code_of(error), error_message=error.message
                     )
                 )
-        return once_flushed(self._state, state_offset, DeleteTopicsResponse(responses=answers))
+        return once_flushed(self._state, state_offset, DeleteTopicsResponse(responses=answers.encoded))
 
     @staticmethod
     def _named(access: Access, asked: DeleteTopicState) -> Topic:

@@ -83,6 +83,10 @@ class Elements:
         """Add the small element that says that the answer is full."""
         self._add(self.encode(element))
 
+    def add_small(self, element: object) -> None:
+        """Encode and add an element, full or not: it takes a few bytes, and the request has as many elements."""
+        self._add(self.encode(element))
+
     def require(self, element: object) -> None:
         """Encode and add an element; AnswerTooLarge if the answer is full: where only the whole can be refused."""
         raw = self.encode(element)

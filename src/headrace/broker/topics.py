@@ -48,6 +48,7 @@ LOG = logging.getLogger("headrace.topics")
 
 ROWS_PER_STEP = 50
 PARTITION_UNITS = 4
+REGISTRATION_UNITS = 3
 """What it costs to add a partition, in units of ``slices``."""
 _NAME = re.compile(r"[A-Za-z0-9._-]+\Z")
 
@@ -139,7 +140,9 @@ class Topics:
         """Kafka's metrics write dots as underscores: two names that differ in nothing else collide there. Names that
         are being made count too."""
         self._growing: set[Topic] = set()
-        self._listeners: list[Callable[[str | None], None]] = []
+        self.version = 0
+        """Grows whenever topics or partitions come or go."""
+        self._on_deleted: list[Callable[[str], None]] = []
         self._before_creation: list[Callable[[str], None]] = []
         self._remove_files = remove_files
         self.unclaimed: dict[str, str] = {}
@@ -177,11 +180,11 @@ class Topics:
         return len(self._by_name)
 
     def subscribe(
-        self, listener: Callable[[str | None], None], *, before_creation: Callable[[str], None] = lambda name: None
+        self, on_deleted: Callable[[str], None], *, before_creation: Callable[[str], None] = lambda name: None
     ) -> None:
-        """Call ``listener`` after topics or partitions were created, or with the name of a topic that was deleted.
-        ``before_creation`` gets the name of a topic before its row is written; what it raises refuses the topic."""
-        self._listeners.append(listener)
+        """Call ``on_deleted`` with the name of a topic that was deleted. ``before_creation`` gets the name of a topic
+        before its row is written; what it raises refuses the topic."""
+        self._on_deleted.append(on_deleted)
         self._before_creation.append(before_creation)
 
     def check_new(self, name: str, partitions: int, config: Mapping[str, str | None]) -> dict[str, str]:
@@ -251,9 +254,10 @@ class Topics:
                         topic.name,
                         self.unclaimed[topic.name],
                     )
+            yield REGISTRATION_UNITS
         self._release(refused)
         if len(refused) < len(counts):
-            self._notify()
+            self.version += 1
         return [refused.get(each, each) if isinstance(each, Topic) else each for each in asked]
 
     def add_partitions(self, topic: Topic, count: int) -> Steps[None]:
@@ -271,26 +275,27 @@ class Topics:
             raise partitions
         topic.partitions += partitions
         self._catch_up(topic)
-        self._notify()
+        self.version += 1
 
     def _make(self, counts: Mapping[Topic, int]) -> Steps[dict[Topic, list[Partition] | HeadraceError]]:
         """Make the partitions that topics lack: on disk, then in the state, then in memory. They, or why not."""
-        lacking = {_group(topic): range(len(topic.partitions), count) for topic, count in counts.items()}
+        groups = {topic: _group(topic) for topic in counts}
+        lacking = {groups[topic]: range(len(topic.partitions), count) for topic, count in counts.items()}
         failed = yield InThread(self._space.make, (lacking,), syncs=True)
         made: dict[Topic, list[Partition] | HeadraceError] = {}
-        for topic in counts:
-            if _group(topic) in failed:
-                made[topic] = storage_error(failed[_group(topic)], f"{self._space.directory}/{_group(topic)}")
+        for topic, group in groups.items():
+            if group in failed:
+                made[topic] = storage_error(failed[group], f"{self._space.directory}/{group}")
         offset = yield from self._write_rows({topic: counts[topic] for topic in counts if topic not in made}, made)
         for topic in made:
-            if _group(topic) not in failed:
-                yield InThread(self._space.unmake, (_group(topic), lacking[_group(topic)]), syncs=True)
+            if groups[topic] not in failed:
+                yield InThread(self._space.unmake, (groups[topic], lacking[groups[topic]]), syncs=True)
         flushed = once_flushed(self._state, offset, None)
         for topic in counts.keys() - made.keys():
-            made[topic] = yield from self._new_partitions(topic, lacking[_group(topic)])
+            made[topic] = yield from self._new_partitions(topic, lacking[groups[topic]])
         if flushed is not None:
             yield flushed
-        confirmed = [_group(topic) for topic, found in made.items() if not isinstance(found, HeadraceError)]
+        confirmed = [groups[topic] for topic, found in made.items() if not isinstance(found, HeadraceError)]
         yield InThread(self._space.confirm, (confirmed,), syncs=True)
         return made
 
@@ -343,7 +348,9 @@ class Topics:
         self._state.when_flushed(
             offset, lambda: self._remove_files(self._space, deleted_group(key), lambda: self._forget_deleted(key))
         )
-        self._notify(topic.name)
+        self.version += 1
+        for on_deleted in self._on_deleted:
+            on_deleted(topic.name)
         return offset
 
     def alter(self, topic: Topic, config: Mapping[str, str]) -> int:
@@ -415,10 +422,6 @@ class Topics:
     def _register(self, topic: Topic) -> None:
         self._by_name[topic.name] = topic
         self._by_id[topic.topic_id] = topic
-
-    def _notify(self, deleted: str | None = None) -> None:
-        for listener in self._listeners:
-            listener(deleted)
 
     def _forget_deleted(self, key: str) -> None:
         with suppress(HeadraceError):  # a full disk: the row stays, and the next start finds nothing left to move

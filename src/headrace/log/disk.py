@@ -364,10 +364,6 @@ class FileCache:
         self._files.pop(path, None)
         self._pinned.pop(path, None)
 
-    def forget_under(self, directory: str) -> None:
-        for path in [path for path in [*self._files, *self._pinned] if path.startswith(directory + "/")]:
-            self.forget(path)
-
     def __len__(self) -> int:
         return len(self._files)
 

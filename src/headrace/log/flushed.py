@@ -149,10 +149,10 @@ class FlushedEnds:
                     self._file.truncate(len(self._table))
                     self._file.write([bytes(self._table)], 0)
 
-    def forget(self, prefix: str) -> None:
-        """The logs whose names begin so were deleted."""
-        for name in [name for name in self._claimed if name.startswith(prefix)]:
-            end = self._claimed.pop(name)
+    def forget(self, name: str) -> None:
+        """The log was deleted."""
+        end = self._claimed.pop(name, None)
+        if end is not None:
             end.in_use = False
             self._free.append(end.number)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -86,6 +87,7 @@ class Maintenance:
         self._checkpoint_waiters: Waiters[int] = Waiters()
         self._space_wanted_at: int | None = None
         """A checkpoint after this one frees space."""
+        self._to_forget: deque[tuple[LogSpace, str]] = deque()
         self._to_move: dict[tuple[LogSpace, str], Callable[[], None]] = {}
         self._reported: dict[str, str] = {}
         self._stopping = False
@@ -289,14 +291,21 @@ class Maintenance:
             self.space_wanted()
 
     def delete_group(self, space: LogSpace, group: str, on_moved: Callable[[], None]) -> None:
-        """Take a group out of its space, call ``on_moved`` when that is durable, then free its files."""
-        space.forget(group)
+        """Take a group out of its space, call ``on_moved`` when that is durable, then free its files. Thousands may be
+        deleted at once, so this only notes the group."""
+        self._to_forget.append((space, group))
         self._to_move[space, group] = on_moved
         self._spawn("removal", self._remove_deleted)
+
+    async def _forget_deleted(self) -> None:
+        while self._to_forget:
+            space, group = self._to_forget.popleft()
+            await _in_turns(space.forget_in_steps(group))
 
     async def _remove_deleted(self) -> None:
         loop = asyncio.get_running_loop()
         while self._to_move:
+            await self._forget_deleted()
             space, group = next(iter(self._to_move))
             async with self.files:
                 await loop.run_in_executor(None, space.move_deleted, group)

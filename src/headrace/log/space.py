@@ -19,7 +19,7 @@ where it is removed bit by bit.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -159,7 +159,12 @@ class LogSpace:
 
     def forget(self, group: str) -> None:
         """The group is being deleted; ``move_deleted`` follows."""
-        self._store.forget_under(f"{self.name}/{group}/")
+        for _ in self.forget_in_steps(group):
+            pass
+
+    def forget_in_steps(self, group: str) -> Iterator[None]:
+        """The same in steps: a group may have thousands of logs."""
+        return self._store.forget_group(f"{self.name}/{group}")
 
     def move_deleted(self, group: str) -> None:
         """Take the group out of the tree in one durable step; ``LogStore.remove_deleted`` frees the space. It syncs, so

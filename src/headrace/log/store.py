@@ -153,6 +153,8 @@ class LogStore:
         """Every open log by its name, which is its path below the data directory."""
         self._spaces = {name: LogSpace(self, name) for name in SPACES}
         self._marks: dict[str, LogMark] = {}
+        self._names: dict[str, set[str]] = {}
+        """Of the logs and marks there are, by the directory of their group."""
         self._checkpoint_lost = False
         self._flushed: FlushedEnds
 
@@ -190,6 +192,8 @@ class LogStore:
             checkpoint.problem = "there is none, though there are logs: every log is scanned from its first byte"
         self.report.clean = checkpoint.clean
         self._marks = checkpoint.logs
+        for name in self._marks:
+            self._add_name(name)
         if checkpoint.problem:
             self._checkpoint_lost = True
             self._add_warning(path, checkpoint.problem)
@@ -233,9 +237,13 @@ class LogStore:
     def space(self, name: str) -> LogSpace:
         return self._spaces[name]
 
+    def _add_name(self, name: str) -> None:
+        self._names.setdefault(name.rpartition("/")[0], set()).add(name)
+
     def open_log(self, name: str, config: LogConfig, *, sync: bool) -> PartitionLog:
         """For the spaces: ``LogSpace.open_log``."""
         path = f"{self.directory}/{name}"
+        self._add_name(name)
         flushed_end = self._flushed.claim(name)
         mark = self._marks.get(name)
         if mark is not None and flushed_end.end_offset < mark.recovery_offset and not self._flushed.is_lost:
@@ -264,6 +272,7 @@ class LogStore:
         log = PartitionLog.of_new(self.disk, f"{self.directory}/{name}", config, self.cache)
         log.flushed_end = self._flushed.claim(name)
         self.logs[name] = log
+        self._add_name(name)
         return log
 
     def set_aside(self, log: PartitionLog) -> None:
@@ -359,13 +368,17 @@ class LogStore:
 
     # Removing.
 
-    def forget_under(self, prefix: str) -> None:
-        """For the spaces: the logs whose names begin so are being deleted."""
-        for name in [name for name in self.logs if name.startswith(prefix)]:
-            del self.logs[name]
-        self._marks = {name: mark for name, mark in self._marks.items() if not name.startswith(prefix)}
-        self._flushed.forget(prefix)
-        self.cache.forget_under(f"{self.directory}/{prefix}".rstrip("/"))
+    def forget_group(self, group: str) -> Iterator[None]:
+        """For the spaces: the logs of ``<space>/<group>`` are being deleted. Forget them, in steps. The cost depends on
+        them and not on how many others there are: thousands of groups may be deleted at once."""
+        for names in in_chunks(list(self._names.pop(group, ())), LOGS_PER_STEP):
+            for name in names:
+                log = self.logs.pop(name, None)
+                if log is not None:
+                    log.forget_files()
+                self._marks.pop(name, None)
+                self._flushed.forget(name)
+            yield
 
     def remove_deleted(self, files_max: int = 100) -> bool:
         """Remove some files of deleted groups; False when nothing is left. Small steps keep the event loop free."""

@@ -166,7 +166,8 @@ class FakeTopic:
 class FakeTopics:
     def __init__(self, **partitions: int) -> None:
         self._by_name: dict[str, FakeTopic] = {}
-        self._listeners: list[Callable[[str | None], None]] = []
+        self.version = 0
+        self._on_deleted: list[Callable[[str], None]] = []
         self._before_creation: list[Callable[[str], None]] = []
         self._made = 0
         for name, count in partitions.items():
@@ -185,14 +186,14 @@ class FakeTopics:
         return [self._by_name[name] for name in sorted(self._by_name)]
 
     def subscribe(
-        self, listener: Callable[[str | None], None], *, before_creation: Callable[[str], None] = lambda name: None
+        self, on_deleted: Callable[[str], None], *, before_creation: Callable[[str], None] = lambda name: None
     ) -> None:
-        self._listeners.append(listener)
+        self._on_deleted.append(on_deleted)
         self._before_creation.append(before_creation)
 
     def forget_listeners(self) -> None:
         """The process that listened is gone."""
-        self._listeners.clear()
+        self._on_deleted.clear()
         self._before_creation.clear()
 
     def create(self, name: str, partitions: int) -> FakeTopic:
@@ -200,21 +201,19 @@ class FakeTopics:
         for prepare in self._before_creation:
             prepare(name)
         self._by_name[name] = FakeTopic(name, self._made.to_bytes(16, "big"), partitions)
-        self._notify()
+        self.version += 1
         return self._by_name[name]
 
     def grow(self, name: str, partitions: int) -> None:
         topic = self._by_name[name]
         topic.partitions += [object() for _ in range(partitions - len(topic.partitions))]
-        self._notify()
+        self.version += 1
 
     def delete(self, name: str) -> None:
         del self._by_name[name]
-        self._notify(name)
-
-    def _notify(self, deleted: str | None = None) -> None:
-        for listener in self._listeners:
-            listener(deleted)
+        self.version += 1
+        for on_deleted in self._on_deleted:
+            on_deleted(name)
 
 
 def request(body: Any, version: int, *, client_id: str | None = "test", host: str = "10.0.0.1") -> Request[Any]:

@@ -33,7 +33,9 @@ class Descriptors:
 
     def use_up(self, harness: Harness) -> None:
         store = harness.broker.store
-        store.cache.forget_under(f"{store.directory}/topics")
+        for name, log in store.logs.items():
+            if name.startswith("topics/"):
+                log.forget_files()
         for log in store.logs.values():
             log.reader.forget_places()
         self.used_up = True

@@ -318,9 +318,6 @@ class ClassicGroup(Group):
     def shut(self, code: ErrorCode) -> None:
         self.rebalancer.shut(self, code)
 
-    def topics_changed(self) -> None:
-        """Nothing to do: the leader of a classic group watches the topics."""
-
     # ---- offsets ----
 
     def check_commit(self, committer: Committer) -> None:

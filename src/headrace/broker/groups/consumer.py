@@ -194,8 +194,8 @@ class ConsumerGroup(Group):
     assignor: str = ""
     topics_digest: str = ""
     """A digest of the subscribed topics when the epoch was last raised. When it differs, the epoch is raised again."""
-    topics_stale: bool = True
-    """Whether topics were created or deleted since the digest was made."""
+    topics_version: int = -1
+    """Of ``Topics`` when the digest was made: topics may have come or gone since."""
     members: dict[str, ConsumerMember] = field(default_factory=dict)
     static_ids: dict[str, str] = field(default_factory=dict)
     targets: dict[str, Target] = field(default_factory=dict)
@@ -244,9 +244,6 @@ class ConsumerGroup(Group):
             for deadline in deadlines.values():
                 deadline.stop()
             deadlines.clear()
-
-    def topics_changed(self) -> None:
-        self.topics_stale = True
 
     def to_row(self, **changed: Any) -> dict[str, Any]:
         row = {

@@ -131,7 +131,7 @@ class GroupCoordinator:
                 self._groups[group_id] = self._rebalancer.restore(group_id, None, told)
         for group_id in self._offsets.group_ids():
             self.ensure(group_id)
-        self._topics.subscribe(self._topics_changed, before_creation=self._before_creation)
+        self._topics.subscribe(self._topic_deleted, before_creation=self._before_creation)
         self._drop_offsets_of_deleted_topics()
         self._set_sweep_timer()
 
@@ -381,19 +381,13 @@ class GroupCoordinator:
             for _ in self.remove(group):
                 pass  # it has no offsets, so there is one step
 
-    def _topics_changed(self, deleted: str | None) -> None:
-        if deleted is not None:
-            self._begin_removal(deleted)
-        for group in self._groups.values():
-            group.topics_changed()
-
     def _drop_offsets_of_deleted_topics(self) -> None:
         """At a start: what a crash left."""
         for topic in self._offsets.topics():
             if not self._topics.exists(topic):
-                self._begin_removal(topic)
+                self._topic_deleted(topic)
 
-    def _begin_removal(self, topic: str) -> None:
+    def _topic_deleted(self, topic: str) -> None:
         before = self._removals.get(topic, iter(()))
         self._removals[topic] = chain(before, self._offsets.topic_removal(topic))
         self._remove_rows(topic)

@@ -119,10 +119,6 @@ class Group(ABC):
     def shut(self, code: ErrorCode) -> None:
         """Stop its timers and answer ``code`` to what waits: the broker stops, or the group becomes another one."""
 
-    @abstractmethod
-    def topics_changed(self) -> None:
-        """Topics or partitions came or went."""
-
 
 def require(group: Group | None, kind: type[G], group_id: str) -> G:
     """The group, if it is of the kind that a request is for."""

@@ -226,8 +226,9 @@ class Heartbeats:
         if member.pattern and member.pattern not in group.matches:
             group.matches[member.pattern] = _matching(member.pattern, access.visible_topics())
         is_new = group.target_epoch == 0
-        if is_new or subscription_changed or group.topics_stale:
-            if group.topics_stale:
+        topics_changed = group.topics_version != self._topics.version
+        if is_new or subscription_changed or topics_changed:
+            if topics_changed:
                 visible = access.visible_topics()
                 group.matches = {pattern: _matching(pattern, visible) for pattern in group.matches}
             members = _members_with(group, draft)
@@ -298,7 +299,7 @@ class Heartbeats:
         group.assignor, group.topics_digest = draft.assignor, draft.topics_digest
         group.targets.update(draft.targets)
         group.set_member(draft.member)
-        group.topics_stale = False
+        group.topics_version = self._topics.version
         self._forget_patterns(group)
 
     def rows_of(self, group: ConsumerGroup) -> list[Change]:
