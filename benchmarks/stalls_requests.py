@@ -32,6 +32,7 @@ __all__ = ["GROUPS", "MEMBERS", "PRODUCERS", "REQUESTS", "TRANSACTIONS", "WIDE",
 MANY = 19_000
 WIDE = 10_000
 NARROW = 500
+SEVERAL = 2_000
 GROUPS = 300
 MEMBERS = 300
 PRODUCERS = 5_000
@@ -243,6 +244,17 @@ def _create_topics_checked(world: World, number: int) -> Asked:
     return [(topics.CreateTopicsRequest(topics=made, timeout_ms=60_000, validate_only=True), None)]
 
 
+def _create_several(world: World, number: int) -> Asked:
+    names = [f"several-{number}-{n}" for n in range(SEVERAL)]
+    made = [topics.CreatableTopic(name=name, num_partitions=1, replication_factor=1) for name in names]
+    return [(topics.CreateTopicsRequest(topics=made, timeout_ms=60_000), None)]
+
+
+def _delete_several(world: World, number: int) -> Asked:
+    states = [topics.DeleteTopicState(name=f"several-{number}-{n}") for n in range(SEVERAL)]
+    return [(topics.DeleteTopicsRequest(topics=states, timeout_ms=60_000), None)]
+
+
 def _delete_topics(world: World, number: int) -> Asked:
     state = topics.DeleteTopicState(name=f"made-{number}")
     return [(topics.DeleteTopicsRequest(topics=[state], timeout_ms=60_000), None)]
@@ -450,8 +462,12 @@ REQUESTS: dict[int, dict[str, Callable[[World, int], Asked]]] = {
     ApiKey.SYNC_GROUP: {f"{MANY:,} assignments": _sync},
     ApiKey.DESCRIBE_GROUPS: {f"{MANY:,} times the same": _describe_groups},
     ApiKey.LIST_GROUPS: {"all": lambda world, number: [(groups.ListGroupsRequest(), None)]},
-    ApiKey.CREATE_TOPICS: {f"{WIDE:,} partitions": _create_topics, f"{MANY:,} checked": _create_topics_checked},
-    ApiKey.DELETE_TOPICS: {f"{WIDE:,} partitions": _delete_topics},
+    ApiKey.CREATE_TOPICS: {
+        f"{WIDE:,} partitions": _create_topics,
+        f"{MANY:,} checked": _create_topics_checked,
+        f"{SEVERAL:,} topics": _create_several,
+    },
+    ApiKey.DELETE_TOPICS: {f"{WIDE:,} partitions": _delete_topics, f"{SEVERAL:,} topics": _delete_several},
     ApiKey.DELETE_RECORDS: {f"{WIDE:,} partitions": _delete_records},
     ApiKey.INIT_PRODUCER_ID: {"a long id": _init_producer},
     ApiKey.OFFSET_FOR_LEADER_EPOCH: {f"{MANY:,} partitions": _epochs},

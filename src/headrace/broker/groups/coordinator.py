@@ -354,12 +354,17 @@ class GroupCoordinator:
         self._sweep_some(iter(list(self._groups.values())))
 
     def _sweep_some(self, groups: Iterator[Group]) -> None:
-        """Look at the next groups. The rest follows in later turns of the loop: requests are served in between."""
+        """Look at the next groups, and remove so many offsets at most. The rest follows in later turns of the loop:
+        requests are served in between."""
+        removed = 0
         some = list(islice(groups, GROUPS_PER_TURN))
         try:
-            for group in some:
+            for number, group in enumerate(some):
                 if self._groups.find(group.group_id) is group:
-                    self._expire(group)
+                    removed += self._expire(group)
+                if removed >= ROWS_PER_WRITE:
+                    groups = chain(some[number:], groups)  # the group itself may have more
+                    break
         except HeadraceError:
             some.clear()  # The disk is full. The next sweep tries again.
         if some:
@@ -367,19 +372,22 @@ class GroupCoordinator:
         else:
             self._set_sweep_timer()
 
-    def _expire(self, group: Group) -> None:
+    def _expire(self, group: Group) -> int:
+        """The number of offsets that were removed."""
         if group.keeps_offsets():
-            return
+            return 0
         retention_ms = self._settings.integer("offsets.retention.minutes") * 60_000
-        gone = self._offsets.expired(
+        expired = self._offsets.expired(
             group.group_id, self._clock.wall_ms(), retention_ms, group.empty_since_ms, group.is_subscribed_to
         )
+        gone = list(islice(expired, ROWS_PER_WRITE))
         if gone:
             self._state.put_many(self._offsets.removal(group.group_id, gone))
             self._offsets.apply_removal(group.group_id, gone)
         if group.is_removable() and not self._offsets.has_any(group.group_id):
             for _ in self.remove(group):
                 pass  # it has no offsets, so there is one step
+        return len(gone)
 
     def _drop_offsets_of_deleted_topics(self) -> None:
         """At a start: what a crash left."""

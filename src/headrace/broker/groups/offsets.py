@@ -198,12 +198,12 @@ class Offsets:
 
     def expired(
         self, group_id: str, now_ms: int, retention_ms: int, since_ms: int | None, is_subscribed: Callable[[str], bool]
-    ) -> list[TopicPartition]:
-        """Expired offsets: ``retention_ms`` after ``since_ms`` (when the group became empty) or after the commit.
+    ) -> Iterator[TopicPartition]:
+        """Expired offsets, one by one: ``retention_ms`` after ``since_ms`` (when the group became empty) or after the
+        commit.
 
         Offsets of subscribed topics, and those that an open transaction would replace, do not expire.
         """
-        found = []
         for topic, rows in self.of_group(group_id).items():
             if is_subscribed(topic):
                 continue
@@ -213,8 +213,7 @@ class Offsets:
                 if due_ms is None:
                     due_ms = (since_ms if since_ms is not None else committed_ms) + retention_ms
                 if now_ms >= due_ms and not self.is_unstable(group_id, topic, partition):
-                    found.append((topic, partition))
-        return found
+                    yield topic, partition
 
     # ---- the index ----
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from headrace.broker.groups.offsets import key_of, parse_key
@@ -290,6 +294,35 @@ async def test_offsets_of_an_empty_group_expire_a_week_after_it_became_empty() -
     await world.clock.advance(0.2 * DAY_S)
     assert await world.fetched("orders", 0) == -1
     assert world.state.rows() == {}, "nothing is left of the group"
+
+
+@run
+async def test_offsets_that_expire_together_are_removed_a_thousand_per_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that was away for a week finds everything expired at its first sweep."""
+    world = World()
+    world.topics.create("wide", 2500)
+    rows_in_turn = [0]
+    put_many = world.state.put_many
+
+    def noted(changes: Sequence[Any]) -> int:
+        rows_in_turn[-1] += len(changes)
+        return put_many(changes)
+
+    async def count_turns() -> None:
+        while True:
+            rows_in_turn.append(0)
+            await asyncio.sleep(0)
+
+    await world.commit({("wide", partition): 1 for partition in range(2500)}, group="large")
+    for number in range(6):
+        await world.commit({("wide", partition): 1 for partition in range(400)}, group=f"small-{number}")
+    monkeypatch.setattr(world.state, "put_many", noted)
+    counting = asyncio.create_task(count_turns())
+    await world.clock.advance(8 * DAY_S)
+    counting.cancel()
+    assert world.state.rows() == {}
+    assert sum(rows_in_turn) >= 2500 + 6 * 400
+    assert max(rows_in_turn) < 1500
 
 
 @run
