@@ -97,7 +97,8 @@ BOUNDS: dict[ApiKey, Bound] = {
     ApiKey.DESCRIBE_TRANSACTIONS: _slices("a transaction at a time; one that is named again shares its bytes"),
     ApiKey.LIST_TRANSACTIONS: _slices("50 transactions at a time; patterns are RE2's, which take linear time"),
     ApiKey.CONSUMER_GROUP_HEARTBEAT: _slices(
-        "one member; an assignment of more than 1,000 partitions is computed on a thread"
+        "one member; a pattern is matched with names in slices, and an assignment of more than 1,000 partitions is "
+        "computed on a thread"
     ),
     ApiKey.CONSUMER_GROUP_DESCRIBE: _slices("members at a time; a group that is named again shares its bytes"),
     ApiKey.LIST_CONFIG_RESOURCES: _slices("resources at a time"),

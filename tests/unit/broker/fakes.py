@@ -173,6 +173,9 @@ class FakeTopics:
         for name, count in partitions.items():
             self.create(name, count)
 
+    def __len__(self) -> int:
+        return len(self._by_name)
+
     def get(self, name: str) -> FakeTopic | None:
         return self._by_name.get(name)
 

@@ -262,15 +262,19 @@ class GroupCoordinator:
     # ---- the consumer protocol ----
 
     def consumer_group_heartbeat(self, request: Request[ConsumerGroupHeartbeatRequest]) -> Steps[Reply]:
-        """A large assignment is computed on a thread; then the heartbeat is repeated with what is there by then."""
-        known = None
+        """Patterns are matched in slices, and a large assignment is computed on a thread. Then the heartbeat is made
+        again, with what is there by then."""
+        body, heartbeats, known = request.body, self._heartbeats, None
         for _ in range(ASSIGNMENTS_TRIED_MAX):
+            group = self._groups.find(body.group_id)
+            matched = yield from heartbeats.matching.in_steps(request.access, group, body.subscribed_topic_regex)
             try:
-                with self._heartbeats.assignments.asking(known):
+                with heartbeats.matching.knowing(matched), heartbeats.assignments.asking(known):
                     return self._consumer_heartbeat(request)
             except AssignmentWanted as wanted:
                 known = (wanted.inputs, (yield InThread(wanted.inputs.compute, ())))
-        return self._consumer_heartbeat(request)
+        with heartbeats.matching.knowing(matched):
+            return self._consumer_heartbeat(request)
 
     def _consumer_heartbeat(self, request: Request[ConsumerGroupHeartbeatRequest]) -> Reply:
         body = request.body

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,10 +28,10 @@ from headrace.broker.groups.consumer import (
     member_key,
     reconcile,
 )
-from headrace.broker.groups.heartbeat_checks import JOIN, SUBSCRIBED_PATTERN, check_epoch, check_instance
+from headrace.broker.groups.heartbeat_checks import JOIN, check_epoch, check_instance
+from headrace.broker.groups.matching import Matching, matching
 from headrace.broker.groups.timers import Deadline
 from headrace.broker.limits import MEMBERS_PER_GROUP_MAX
-from headrace.broker.patterns import compile_pattern
 from headrace.broker.replies import Reply, once_flushed
 from headrace.broker.request import Request
 from headrace.config import Settings
@@ -47,7 +47,7 @@ from headrace.wire.kafka.messages.consumer_groups import (
 
 if TYPE_CHECKING:
     from headrace.broker.state import Change, StateStore
-    from headrace.broker.topics import Topic, Topics
+    from headrace.broker.topics import Topics
 
 __all__ = ["LEAVE", "Heartbeats"]
 
@@ -65,6 +65,7 @@ class _Draft:
     target_epoch: int = 0
     assignor: str = ""
     topics_digest: str = ""
+    topics_version: int = -1
     targets: dict[str, Target] = field(default_factory=dict)
     """Only those that differ from the group's."""
 
@@ -90,6 +91,7 @@ class Heartbeats:
         self._new_id = new_id
         self._group_setting = group_setting
         self.assignments = Assignments()
+        self.matching = Matching(topics)
         self._only_classic_left = only_classic_left
         """Called when the last member of the consumer protocol leaves and classic members remain."""
 
@@ -223,14 +225,16 @@ class Heartbeats:
     ) -> _Draft:
         draft = _Draft(member, replaced, group.epoch, group.target_epoch, group.assignor, group.topics_digest)
         subscription_changed = member.topics != before.topics or member.pattern != before.pattern
+        draft.topics_version = group.topics_version
         if member.pattern and member.pattern not in group.matches:
-            group.matches[member.pattern] = _matching(member.pattern, access.visible_topics())
+            group.matches[member.pattern] = self.matching.names(access, member.pattern)
+            draft.topics_version = min(draft.topics_version, self.matching.version(member.pattern))
         is_new = group.target_epoch == 0
-        topics_changed = group.topics_version != self._topics.version
+        topics_changed = not self.matching.is_current(group) and self.matching.may_look_again(group)
         if is_new or subscription_changed or topics_changed:
             if topics_changed:
-                visible = access.visible_topics()
-                group.matches = {pattern: _matching(pattern, visible) for pattern in group.matches}
+                group.matches = {pattern: self.matching.names(access, pattern) for pattern in group.matches}
+                draft.topics_version = self._topics.version
             members = _members_with(group, draft)
             digest = self._digest(group, members)
             if is_new or subscription_changed or digest != group.topics_digest:
@@ -299,7 +303,7 @@ class Heartbeats:
         group.assignor, group.topics_digest = draft.assignor, draft.topics_digest
         group.targets.update(draft.targets)
         group.set_member(draft.member)
-        group.topics_version = self._topics.version
+        group.topics_version = draft.topics_version
         self._forget_patterns(group)
 
     def rows_of(self, group: ConsumerGroup) -> list[Change]:
@@ -426,13 +430,8 @@ class Heartbeats:
             group.targets[member.member_id] = target
             if member.pattern:
                 with suppress(KafkaError):  # an earlier version took it; the member's next heartbeat is refused
-                    group.matches[member.pattern] = _matching(member.pattern, self._topics.all())
+                    group.matches[member.pattern] = matching(member.pattern, self._topics.all())
             self.watch(group, member)
-
-
-def _matching(pattern: str, topics: Iterable[Topic]) -> frozenset[str]:
-    compiled = compile_pattern(pattern, SUBSCRIBED_PATTERN)
-    return frozenset(each.name for each in topics if compiled.fullmatch(each.name) and not each.internal)
 
 
 def _is_full(body: ConsumerGroupHeartbeatRequest) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headrace.broker.groups import matching
 from headrace.broker.groups.assigning import AssignmentInputs
 from headrace.broker.groups.consumer import ConsumerGroup, Target
+from headrace.broker.slices import UNITS_PER_TURN
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.messages.consumer_groups import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatResponse
 from headrace.wire.kafka.messages.group_offsets import OffsetFetchRequest, OffsetFetchRequestGroup
@@ -247,6 +250,71 @@ async def test_a_pattern_subscribes_to_the_topics_it_matches_whole_and_to_those_
     await settle_all(one)
     assert one.count() == 0
     assert group_of(world).matches == {}
+
+
+class Tried:
+    """How many names were tried with patterns in each turn of the loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.in_turns = [0]
+        compile_pattern = matching.compile_pattern
+
+        def counted(pattern: str, field: str) -> Any:
+            compiled = compile_pattern(pattern, field)
+
+            def fullmatch(name: str) -> Any:
+                self.in_turns[-1] += 1
+                return compiled.fullmatch(name)
+
+            return SimpleNamespace(fullmatch=fullmatch)
+
+        monkeypatch.setattr(matching, "compile_pattern", counted)
+
+    async def count(self) -> None:
+        while True:
+            self.in_turns.append(0)
+            await asyncio.sleep(0)
+
+
+@run
+async def test_patterns_are_matched_in_slices_also_when_every_member_has_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """300 members whose patterns take RE2 5 µs a name, and 500 topics: the heartbeat after a topic was created took
+    most of a second."""
+    tried = Tried(monkeypatch)
+    world = World(topics=FakeTopics(**{f"shop_{number}": 1 for number in range(200)}))
+    members = [
+        Consumer(world, f"m{number}", topics=None, subscribed_topic_regex=f"shop_[{number % 10}-9].*|m{number}")
+        for number in range(20)
+    ]
+    counting = asyncio.create_task(tried.count())
+    await settle_all(*members)
+    assert sum(each.count() for each in members) == 200
+    before = sum(tried.in_turns)
+    world.topics.create("shop_9999", 1)
+    tried.in_turns.append(0)
+    await members[0].beat()
+    assert sum(tried.in_turns) - before == 20 * 201
+    await settle_all(*members)
+    assert sum(tried.in_turns) - before == 20 * 201, "matched once for all"
+    counting.cancel()
+    assert sum(each.count() for each in members) == 201
+    assert max(tried.in_turns) <= UNITS_PER_TURN
+
+
+@run
+async def test_topics_that_come_while_patterns_are_matched_are_seen_by_this_heartbeat_or_the_next() -> None:
+    world = World(topics=FakeTopics(**{f"shop_{number}": 1 for number in range(1000)}))
+    one = Consumer(world, "one", topics=None, subscribed_topic_regex="shop_.+")
+    joining = asyncio.create_task(one.beat())
+    for number in range(1000, 1010):
+        await asyncio.sleep(0)
+        world.topics.create(f"shop_{number}", 1)
+    await joining
+    assert one.count() >= 1000
+    await settle_all(one)
+    assert one.count() == 1010
 
 
 @pytest.mark.parametrize("pattern", ["(", "a**", "(?=x)", r"\1", "x" * 2_001])
