@@ -268,6 +268,22 @@ def test_a_new_table_is_followed_without_a_restart_and_what_was_being_written_to
         follows(log, database, "late")
 
 
+@pytest.mark.parametrize("triggers", [False, True], ids=["log", "triggers"])
+def test_types_that_are_made_while_capture_runs_have_their_form_in_the_snapshot_of_a_new_table(
+    log: str, database: Database, triggers: bool
+) -> None:
+    """Nobody has changed the table, so only its snapshot meets them."""
+    database.run("create table t (id int primary key)", "insert into t values (1)")
+    with running(log, options(database, triggers=triggers)):
+        follows(log, database, "t")
+        database.run("create domain days as int", "create type mood as enum ('good')")
+        with database.another() as maker:
+            maker.execute("create table late (id int primary key, lasts days, moods mood[])")
+            maker.execute("insert into late values (1, 7, '{good}')")
+            maker.commit()
+        follows(log, database, "late")
+
+
 def test_a_table_that_loses_its_key_does_not_refuse_the_applications_updates_for_long(
     log: str, database: Database
 ) -> None:

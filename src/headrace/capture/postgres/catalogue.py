@@ -331,6 +331,10 @@ class Catalogue:
     def types(self) -> dict[int, PgType]:
         return {row[0]: PgType(*row) for row in self.connection.execute(TYPES).fetchall()}
 
+    def types_of(self, columns: Iterable[RelationColumn], known: dict[int, PgType]) -> dict[int, PgType]:
+        """What is known of types, if the types of these columns are among it; otherwise what there is now."""
+        return known if all(each.type_oid in known for each in columns) else self.types()
+
     def came_with_rows(self, leaves: Iterable[int]) -> bool:
         """Whether one of these new partitions has rows that did not come through the table.
 

@@ -20,7 +20,7 @@ import psycopg
 
 from headrace.capture.options import CaptureOptions, counted
 from headrace.capture.postgres import pgoutput
-from headrace.capture.postgres.events import LARGE_MESSAGE_BYTES, PostgresEvents
+from headrace.capture.postgres.events import LARGE_MESSAGE_BYTES, Followed, PostgresEvents
 from headrace.capture.postgres.health import slot_health
 from headrace.capture.postgres.identity import Known
 from headrace.capture.postgres.pgoutput import RelationColumn
@@ -291,9 +291,12 @@ class PostgresSource:
             events.origin(message.name)
 
     def _relation(self, message: pgoutput.Relation) -> None:
-        if any(column.type_oid not in self._events.types for column in message.columns):
-            self._events.types = self._guarded(self._setup.types)
+        self._know_types(message.columns)
         self._events.relation(message)
+
+    def _know_types(self, columns: Sequence[RelationColumn]) -> None:
+        """A type may have been made while capture runs."""
+        self._events.types = self._guarded(lambda: self._setup.types_of(columns, self._events.types))
 
     def _begin(self, message: pgoutput.Begin) -> None:
         """A transaction whose commit lies before our position is in the log: the server may send it again."""
@@ -360,8 +363,12 @@ class PostgresSource:
     def _identities_of(
         self, table: TableInfo, columns: list[RelationColumn], values: Values, count: int
     ) -> list[bytes | None]:
-        encoder = self._events.follow(table.schema, table.name, columns, table.key).encoder
-        return encoder.identities(values, count)
+        return self._followed(table, columns).encoder.identities(values, count)
+
+    def _followed(self, table: TableInfo, columns: list[RelationColumn]) -> Followed:
+        """What rows of a snapshot need. Of a new table it may be the first that the types of columns are met."""
+        self._know_types(columns)
+        return self._events.follow(table.schema, table.name, columns, table.key)
 
     def _emit_chunks(self, chunks: Sequence[Chunk], lsn: int) -> None:
         assert self._writer is not None
@@ -374,7 +381,7 @@ class PostgresSource:
         """The chunk's rows are events of its watermark's transaction."""
         assert self._begun is not None, "a watermark is a transaction"
         table = chunk.table
-        followed = self._events.follow(table.schema, table.name, chunk.columns, table.key)
+        followed = self._followed(table, chunk.columns)
         begun = self._begun
         block = followed.block.of_transaction(begun.commit_us, begun.xid, self._events.last_commit, b"incremental")
         source = block % (lsn, lsn)
@@ -389,7 +396,7 @@ class PostgresSource:
     def _emit_whole(self, table: TableInfo, columns: list[RelationColumn], lsn: int, blocks: Iterator[Lines]) -> int:
         """A table without a key, between two transactions of the stream."""
         now_us = time.time_ns() // 1000
-        followed = self._events.follow(table.schema, table.name, columns, [])
+        followed = self._followed(table, columns)
         source = followed.block.of_transaction(now_us, None, self._events.last_commit, b"incremental") % (lsn, lsn)
         self._events.begin(lsn, now_us, 0)
         assert self._replication is not None

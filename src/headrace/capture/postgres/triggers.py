@@ -40,6 +40,7 @@ from headrace.capture.options import CaptureOptions, counted
 from headrace.capture.postgres.change_table import Change, ChangeTable, record_fields, shape_of
 from headrace.capture.postgres.events import Followed, PostgresEvents
 from headrace.capture.postgres.identity import Known, known, partitions_emptied, remembering, what_happened
+from headrace.capture.postgres.pgoutput import RelationColumn
 from headrace.capture.postgres.setup import Connection, PostgresSetup, TableInfo, connect, untranslatable
 from headrace.capture.postgres.snapshot import (
     CHUNK_BYTES_MAX,
@@ -377,10 +378,12 @@ class TriggerSource:
         described, places = shape_of(columns)
         if table is None or not {each.name for each in described}.issuperset(table.key):
             return None  # of a table that was not asked for, or with another key, and then a gap follows
-        if any(each.type_oid not in self._events.types for each in described):
-            self._events.types = self._setup.types()
-        followed = self._events.follow(table.schema, table.name, described, table.key)
-        return _Shape(followed, places, table)
+        return _Shape(self._followed(table, described), places, table)
+
+    def _followed(self, table: TableInfo, columns: list[RelationColumn]) -> Followed:
+        """A type may have been made since the catalogue was looked at."""
+        self._events.types = self._setup.types_of(columns, self._events.types)
+        return self._events.follow(table.schema, table.name, columns, table.key)
 
     def _source(self, followed: Followed, change: Change) -> bytes:
         sources = self._events.transaction.sources
@@ -432,7 +435,7 @@ class TriggerSource:
         now_us = time.time_ns() // 1000
         self._place["number"] += 1
         self._events.begin(self._place["number"], now_us, int(self._now.split(":")[1]))
-        followed = self._events.follow(table.schema, table.name, columns, table.key)
+        followed = self._followed(table, columns)
         source = followed.block.of_transaction(now_us, None, None, b"incremental") % (0, 0)
         limit = self._size.rows if table.key else None
         before_bytes, size_bytes = self._writer.bytes_pending, 0
