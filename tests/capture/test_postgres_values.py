@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from headrace.capture.envelope import CannotEncode
 from headrace.capture.options import CaptureOptions
 from headrace.capture.postgres import values
+from headrace.capture.postgres.schemas import schema_of
 from headrace.capture.postgres.snapshot import Lines, SeenTransactions, copied_columns, copied_fields
 from headrace.capture.postgres.values import PgType, json_string, renderer, renderer_of_all, unavailable
 
@@ -28,7 +29,10 @@ TYPES[2000] = PgType(2000, "_numeric", "b", "A", 0, OIDS["numeric"], -1)
 TYPES[2001] = PgType(2001, "_text", "b", "A", 0, OIDS["text"], -1)
 TYPES[2002] = PgType(2002, "price", "d", "N", OIDS["numeric"], 0, (8 << 16 | 3) + 4)
 TYPES[2003] = PgType(2003, "_timestamp", "b", "A", 0, OIDS["timestamp"], -1)
-OIDS |= {"_numeric": 2000, "_text": 2001, "price": 2002, "_timestamp": 2003, "unknown": 9999}
+TYPES[2004] = PgType(2004, "blob", "d", "U", OIDS["bytea"], 0, -1)
+TYPES[2005] = PgType(2005, "uuid", "c", "C", 0, 0, -1, is_builtin=False)
+OIDS |= {"_numeric": 2000, "_text": 2001, "price": 2002, "_timestamp": 2003, "blob": 2004, "app.uuid": 2005}
+OIDS["unknown"] = 9999
 
 
 def rendered(kind: str, text: str, modifier: int = -1, options: CaptureOptions = OPTIONS) -> Any:
@@ -149,7 +153,28 @@ def test_any_text_is_valid_json_that_says_the_same(text: str) -> None:
 def test_a_value_that_was_not_sent_stands_in_by_its_type() -> None:
     assert unavailable(OIDS["text"], TYPES) == b'"__debezium_unavailable_value"'
     assert unavailable(OIDS["_text"], TYPES) == b'["__debezium_unavailable_value"]'
-    assert base64.b64decode(json.loads(unavailable(OIDS["bytea"], TYPES))) == b"__debezium_unavailable_value"
+    for each in ("bytea", "blob"):
+        assert base64.b64decode(json.loads(unavailable(OIDS[each], TYPES))) == b"__debezium_unavailable_value"
+
+
+def test_bits_of_any_number_are_different_keys() -> None:
+    """A column that CREATE TABLE AS made of B'1' has no declared length."""
+    of_key = renderer(OIDS["bit"], -1, TYPES, OPTIONS, exact=True)
+    assert of_key is not None
+    assert len({of_key(each) for each in (b"1", b"01", b"001")}) == 3
+
+
+@pytest.mark.parametrize("kind", ["timetz", "interval", "bit", "varbit"])
+def test_the_schema_of_a_key_is_that_of_what_is_written(kind: str) -> None:
+    """Of a key these are PostgreSQL's text."""
+    render = renderer(OIDS[kind], -1, TYPES, OPTIONS, exact=True)
+    assert render is not None
+    assert isinstance(json.loads(render(b"P1M" if kind == "interval" else b"101")), str)
+    assert schema_of(OIDS[kind], -1, TYPES, OPTIONS, exact=True)["type"] == "string"
+
+
+def test_a_users_type_with_the_name_of_a_builtin_one_is_a_text_without_a_meaning() -> None:
+    assert schema_of(OIDS["app.uuid"], -1, TYPES, OPTIONS) == {"type": "string"}
 
 
 # ---- the snapshot's own texts ---------------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ class PostgresEvents:
             render,
             self.types[oid].name if oid in self.types else str(oid),
             unavailable(oid, self.types),
-            schema=schema_of(oid, modifier, self.types, self._options),
+            schema=schema_of(oid, modifier, self.types, self._options, exact=exact),
             render_all=renderer_of_all(render),
             is_text=is_text(render),
         )

@@ -42,17 +42,24 @@ _PLAIN: dict[str, Type] = {
 }
 
 
-def schema_of(oid: int, modifier: int, types: dict[int, PgType], options: CaptureOptions) -> Type:
-    """The type of a column's values."""
+def schema_of(
+    oid: int, modifier: int, types: dict[int, PgType], options: CaptureOptions, *, exact: bool = False
+) -> Type:
+    """The type of a column's values. ``exact``: of a key, where some values are PostgreSQL's text."""
     kind = types.get(oid)
     if kind is None:
         return STRING
     if kind.kind == "d":
-        return schema_of(kind.base, kind.modifier, types, options)
+        return schema_of(kind.base, kind.modifier, types, options, exact=exact)
     if kind.kind == "e":
         return named("string", "io.debezium.data.Enum")
     if kind.category == "A" and kind.element:
-        return {"type": "array", "items": {**schema_of(kind.element, modifier, types, options), "optional": True}}
+        items = schema_of(kind.element, modifier, types, options, exact=exact)
+        return {"type": "array", "items": {**items, "optional": True}}
+    if not kind.is_builtin:
+        return STRING
+    if exact and (kind.name in ("timetz", "interval", "varbit") or (kind.name == "bit" and modifier < 0)):
+        return named("string", "io.debezium.time.Interval") if kind.name == "interval" else STRING
     if kind.name in _PLAIN:
         return _PLAIN[kind.name]
     if kind.name in ("numeric", "money"):

@@ -403,7 +403,7 @@ def renderer(
 def _exact(name: str, modifier: int, options: CaptureOptions) -> Renderer:
     if name == "timestamp":
         return partial(_exact_timestamp, _parametric(name, modifier, options))
-    if name in ("numeric", "money", "timestamptz", "date", "time", "bit"):
+    if name in ("numeric", "money", "timestamptz", "date", "time") or (name == "bit" and modifier > 0):
         return _parametric(name, modifier, options)
     return interval_string if name == "interval" else _exact_string
 
@@ -501,6 +501,8 @@ def is_text(render: Renderer | None) -> bool:
 def unavailable(oid: int, types: dict[int, PgType]) -> bytes:
     """Debezium's stand-in for a value that was not sent, in the form of its type."""
     kind = types.get(oid)
+    if kind is not None and kind.kind == "d":
+        return unavailable(kind.base, types)
     if kind is not None and kind.name == "bytea" and kind.is_builtin:
         return _base64(UNAVAILABLE.encode())
     if kind is not None and kind.category == "A":
