@@ -374,6 +374,27 @@ def test_a_large_transaction_is_cut_and_gone_on_with_after_a_death(
     assert fold(found) == table_of(database, "select * from t", "id")
 
 
+def test_a_table_without_a_key_is_not_read_newer_than_the_changes_that_were_told(
+    log: str, database: Database, user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Capture dies in the middle of a reading. The rest of it is told as it was; what the table has by now would be in
+    its snapshot, and once more in the next reading."""
+    for name, value in (("READ_BYTES", 1_000), ("READ_BYTES_MAX", 2_000)):
+        monkeypatch.setattr(f"headrace.capture.postgres.triggers.{name}", value)
+    monkeypatch.setattr("headrace.capture.run.COMMIT_BYTES_MAX", 5_000)
+    database.run("create table t (id int primary key)")
+    catch_up(log, options(database, user))
+    database.run("insert into t select generate_series(1, 200)")
+    database.run("create table bag (n int)", "insert into bag values (1), (2)")
+    with pytest.raises(Died):
+        Capture(log, options(database, user)).run(AfterSome(30, Died()))
+    assert 0 < len(events(log, f"{database.name}.public.t")) < 200, "it died in the middle of a reading"
+    database.run("insert into bag values (3)")
+    for _ in range(2):
+        catch_up(log, options(database, user))
+    assert fold_bag(events(log, f"{database.name}.public.bag")) == ['{"n": 1}', '{"n": 2}', '{"n": 3}']
+
+
 def test_a_prepared_transaction_counts_from_its_commit_on(log: str, database: Database, user: str) -> None:
     database.run("create table t (id int primary key)")
     catch_up(log, options(database, user))
