@@ -69,9 +69,15 @@ plain_rows = st.lists(
 )
 
 
-@given(rows=plain_rows, keyed=st.sampled_from([(), (0,), (1, 0), (0, 1)]), unwrap=st.booleans(), schemas=st.booleans())
+@given(
+    rows=plain_rows,
+    keyed=st.sampled_from([(), (0,), (1, 0), (0, 1)]),
+    unwrap=st.booleans(),
+    schemas=st.booleans(),
+    told=st.sampled_from([7, 32_764]),
+)
 def test_plain_rows_told_together_are_the_same_events_as_rows_told_one_by_one(
-    rows: list[tuple[bytes, bytes]], keyed: tuple[int, ...], unwrap: bool, schemas: bool
+    rows: list[tuple[bytes, bytes]], keyed: tuple[int, ...], unwrap: bool, schemas: bool, told: int
 ) -> None:
     kind = named("string", "io.debezium.data.Json")
     number, text = Column("%d", schema=kind), Column('"t"', json_string, schema=kind, is_text=True)
@@ -81,7 +87,7 @@ def test_plain_rows_told_together_are_the_same_events_as_rows_told_one_by_one(
     columns = [*zip(*rows, strict=True), [row[0] for row in rows]]
     one, plain = Told(), Told()
     first, second = Transaction("a:1", 123_456_789), Transaction("a:1", 123_456_789)
-    first.index = second.index = 7
+    first.index = second.index = told
     for row in zip(*columns, strict=True):
         encoder.read(one, first, b"{}", row)
     encoder.read_columns(plain, second, b"{}", columns, len(rows), plain=True)

@@ -517,7 +517,7 @@ def test_a_capture_that_fails_inside_a_transaction_takes_back_what_it_had_sent(
     database.run("insert into t select generate_series(1, 5000)")
     monkeypatch.setattr("headrace.capture.postgres.source.READ_BYTES", 10_000)
     monkeypatch.setattr("headrace.capture.postgres.source.READ_BYTES_MAX", 20_000)
-    monkeypatch.setattr("headrace.client.positioned.BATCH_BYTES", 5_000)
+    monkeypatch.setattr("headrace.client.positioned.BATCH_BYTES_MAX", 5_000)
     with Client(log) as client:
 
         def is_open() -> bool:

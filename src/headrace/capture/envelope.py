@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -168,6 +169,18 @@ def _column(render: Render | None, render_all: RenderAll | None, values: Sequenc
     return render_all(values) if render_all is not None else list(map(render, values))
 
 
+@cache
+def _first_numbers() -> list[bytes]:
+    return list(map(b"%d".__mod__, range(_NUMBERS_KEPT)))
+
+
+def _numbers(first: int, count: int) -> list[bytes]:
+    """Numbers from ``first`` on, as text. Every chunk of a snapshot counts its rows anew, so most are made once."""
+    if first + count <= _NUMBERS_KEPT:
+        return _first_numbers()[first : first + count]
+    return list(map(b"%d".__mod__, range(first, first + count)))
+
+
 def _rows(columns: Sequence[Sequence[Any]], count: int) -> list[Sequence[Any]]:
     return list(zip(*columns, strict=True)) if columns else [()] * count
 
@@ -195,6 +208,8 @@ class Transaction:
 
 
 NULL = b"null"
+_NUMBERS_KEPT = 32_768
+"""A little more than the rows that a chunk has by default."""
 _SHOWN_BYTES_MAX = 1024
 """Of each value of a row in a dead letter."""
 _VALUE = b'{"before":%b,"after":%b,"source":%b,"transaction":%b,"op":"%b","ts_ms":%d,"ts_us":%d,"ts_ns":%d}'
@@ -420,10 +435,8 @@ class TableEncoder:
         if self._unwrap:
             return self._keys(columns, count, plain), ByteColumn([parts[0], rows, parts[1]], count)
         first, first_in_table = transaction.index + 1, transaction.per_table.get(self._full_name, 0) + 1
-        order = list(map(b"%d".__mod__, range(first, first + count)))
-        in_table = order
-        if first_in_table != first:
-            in_table = list(map(b"%d".__mod__, range(first_in_table, first_in_table + count)))
+        order = _numbers(first, count)
+        in_table = order if first_in_table == first else _numbers(first_in_table, count)
         values = ByteColumn([parts[0], rows, parts[1], order, parts[2], in_table, parts[3]], count)
         return self._keys(columns, count, plain), values
 

@@ -39,7 +39,8 @@ from headrace.errors import HeadraceError, KafkaError
 
 __all__ = ["Capture", "CaptureOptions", "Taken", "end_running"]
 
-COMMIT_BYTES = 16 * 1024 * 1024
+COMMIT_BYTES = 48 * 1024 * 1024
+"""As much as a snapshot reads in the time of COMMIT_AGE_S, about: a commit waits for the broker's disk."""
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
 """A transaction of the database that is larger becomes visible in parts."""
 COMMIT_AGE_S = 0.2

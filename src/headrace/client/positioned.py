@@ -54,6 +54,10 @@ __all__ = [
 Headers = Sequence[tuple[str, bytes | None]]
 
 BATCH_BYTES = 512 * 1024
+"""Every topic takes a batch of so many bytes by default, also where they do not compress."""
+BATCH_BYTES_MAX = 2 * 1024 * 1024
+"""Where a topic takes more. A batch goes out when the one before is acknowledged, which must not take longer than to
+fill it."""
 CODEC = Codec.LZ4
 TRANSACTION_TIMEOUT_MS = 600_000
 """Some sources must be read in one piece and written in one transaction; Kafka allows 15 minutes."""
@@ -243,7 +247,7 @@ class PositionedProducer:
             return known
         self.ensure(topic)
         count = self._partitions[topic] = len(self._client.topic(topic).partitions)
-        self._batch_bytes[topic] = min(BATCH_BYTES, self.bytes_max(topic))
+        self._batch_bytes[topic] = min(BATCH_BYTES_MAX, self.bytes_max(topic))
         return count
 
     def ensure(self, topic: str) -> None:

@@ -134,24 +134,25 @@ def _blocks(connection: Connection, statement: str) -> Iterator[Lines]:
     if started.status != ExecStatus.COPY_OUT:
         raise errors.error_from_result(started)
     size, next_line = 0, pgconn.get_copy_data
-    lines: list[bytes] = []
+    lines = bytearray()
     held = longest = 0
     try:
         while size >= 0:
-            size, data = next_line(1)
+            size, line = next_line(1)
             if size > 0:
-                lines.append(bytes(data))
+                lines += line
                 held += size
                 if size > longest:
                     longest = size
                 if held >= BLOCK_BYTES:
-                    yield Lines(b"".join(lines), len(lines), longest)
-                    lines, held, longest = [], 0, 0
+                    yield Lines(bytes(lines), lines.count(b"\n"), longest)
+                    lines.clear()
+                    held = longest = 0
             elif size == 0:
                 has_data(pgconn.socket)
                 pgconn.consume_input()
         if lines:
-            yield Lines(b"".join(lines), len(lines), longest)
+            yield Lines(bytes(lines), lines.count(b"\n"), longest)
     finally:
         if size >= 0:  # the reader has had enough: the rest must go before the connection can do anything else
             connection.cancel_safe()

@@ -460,9 +460,10 @@ def _all_timestamp_strings(values: Sequence[bytes]) -> Sequence[bytes]:
 def _all_timestamps_zoned(digits: int, values: Sequence[bytes]) -> Sequence[bytes]:
     """Those of the usual length are turned together; a fraction that ends with zeros is shorter, and is filled up."""
     length = len("2026-01-01 00:00:00+00") + (digits + 1 if digits else 0)
-    if digits:
-        values = [each if len(each) == length else _filled_up(each, length) for each in values]
     joined = b"\0".join(values) + b"\0"
+    if digits and len(joined) != (length + 1) * len(values):
+        values = [each if len(each) == length else _filled_up(each, length) for each in values]
+        joined = b"\0".join(values) + b"\0"
     places = {10: b" ", 19: b"." if digits else b"+", length: b"\0"}  # a year has four digits, or more
     is_usual = len(joined) == (length + 1) * len(values) and joined.count(b"+00\0") == len(values)
     if not is_usual or any(joined[at :: length + 1] != sign * len(values) for at, sign in places.items()):
