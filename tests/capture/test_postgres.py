@@ -177,6 +177,20 @@ def test_truncations_and_logical_messages_are_events_too(log: str, database: Dat
     assert messages == ["d2l0aGlu", "b3V0c2lkZQ=="]
 
 
+def test_what_captures_write_into_the_servers_log_for_themselves_is_no_event_of_another_one(
+    log: str, database: Database
+) -> None:
+    database.run("create table t (id int primary key)", "insert into t values (1)")
+    one, other = options(database), CaptureOptions(name=f"{database.name}_other", url=database.url)
+    for each in (one, other, one):
+        catch_up(log, each)
+    database.run("create table late (id int primary key)", "insert into late values (1)")
+    for each in (one, other, one, other):
+        catch_up(log, each)
+    drop_slot(database, f"headrace_{other.name}")
+    assert [each for each in topics(log, database.name) if each.endswith(".message")] == []
+
+
 def test_a_compacted_topic_is_spared_truncations_and_capture_goes_on_and_says_so(log: str, database: Database) -> None:
     """It takes no records without a key: a single truncation would otherwise stop capture for good."""
     compacted = options(database, topic_config={"cleanup.policy": "compact"})

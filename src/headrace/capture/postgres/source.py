@@ -11,6 +11,7 @@ A position says: everything whose commit stands before ``lsn`` is in the log; an
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -38,6 +39,8 @@ __all__ = ["PostgresSource"]
 
 T = TypeVar("T")
 
+_MARK = re.compile(r"headrace_[a-z0-9_]+\.(watermark|change)")
+"""What captures write into the server's log for themselves."""
 CONNECTION_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError)
 READ_BYTES = 4 * 1024 * 1024
 """``read`` returns at the end of the transaction with which it has taken this much, or far behind it inside one."""
@@ -328,6 +331,8 @@ class PostgresSource:
             for change in self._watch.passed(message.content):
                 self._guarded(lambda change=change: self._change_over(change, lsn))  # type: ignore[misc]
             return
+        if _MARK.fullmatch(message.prefix):
+            return  # of another capture of this database
         if not message.transactional:
             if message.lsn < self._lsn:
                 return
