@@ -31,7 +31,7 @@ from headrace.testing import broker
 from headrace.testing.broker import ChildBroker
 from tests.capture.judge import Fault, Tolerance, check_counter, check_transactions, compare, folded
 from tests.capture.kills_subjects import NAME, SUBJECTS, Subject
-from tests.capture.world import catch_up, check_order, events
+from tests.capture.world import catch_up, check_order, slim_events
 from tests.servers.process import log_tail
 
 COMMAND = Path(sys.executable).with_name("headrace")
@@ -108,7 +108,7 @@ class Rig:
 def check(rig: Rig) -> dict[str, int]:
     """Compare topics and tables; gives the number of events of each."""
     subject = rig.subject
-    told = {table: events(rig.log.bootstrap, f"{NAME}.{subject.schema}.{table}") for table in ("bag", *COUNTED)}
+    told = {table: slim_events(rig.log.bootstrap, f"{NAME}.{subject.schema}.{table}") for table in ("bag", *COUNTED)}
     for table, found in told.items():
         compare(table, folded(found), subject.rows(table), ADDED)
     for table in COUNTED:
