@@ -74,6 +74,38 @@ def test_every_argument_must_stay_the_same(play_on: PlayOn) -> None:
     play_on(play)
 
 
+def test_what_is_declared_again_is_compared_by_the_type_of_queue(play_on: PlayOn) -> None:
+    def play(s: AmqpScenario) -> None:
+        for kind, first in {
+            "quorum": {"x-max-length": 3, "x-overflow": "drop-head", "x-dead-letter-exchange": "d"},
+            "stream": {"x-max-length-bytes": 1000, "x-max-age": "1h"},
+        }.items():
+            name, typed = f"again-{kind}", {"x-queue-type": kind, **first}
+            s.try_(kind, declare(name, typed, durable=True))
+            s.try_(f"{kind}: the same", declare(name, typed, durable=True))
+            s.try_(f"{kind}: without a type", declare(name, first, durable=True))
+            for each in first:
+                s.try_(
+                    f"{kind}: without {each}",
+                    declare(name, {k: v for k, v in typed.items() if k != each}, durable=True),
+                )
+            for each, value in {
+                "x-expires": 10_000,
+                "x-message-ttl": 1_000,
+                "x-max-length-bytes": 7,
+                "x-max-age": "2h",
+                "x-queue-mode": "lazy",
+                "x-queue-leader-locator": "client-local",
+                "x-quorum-initial-group-size": 1,
+                "x-initial-cluster-size": 1,
+            }.items():
+                s.try_(f"{kind}: {each}", declare(name, {**typed, each: value}, durable=True))
+                s.try_(f"{kind}: {each} and no type", declare(name, {**first, each: value}, durable=True))
+            s.try_(f"delete {kind}", lambda c, name=name: c.queue_delete(name))
+
+    play_on(play)
+
+
 def test_quorum_queues_have_their_rules(play_on: PlayOn) -> None:
     def play(s: AmqpScenario) -> None:
         quorum = {"x-queue-type": "quorum"}
@@ -206,6 +238,80 @@ def test_consumers_are_told_why_not(play_on: PlayOn) -> None:
             lambda c: (c.basic_consume("asked", print, exclusive=True), c.basic_consume("asked", print)),
         )
         s.try_("delete a queue of none", lambda c: c.queue_delete("nobody", if_unused=True))
+
+    play_on(play)
+
+
+def test_consumers_have_the_arguments_of_their_type_of_queue(play_on: PlayOn) -> None:
+    def play(s: AmqpScenario) -> None:
+        s.try_("classic", declare("consumed-classic", durable=True))
+        for kind in ("quorum", "stream"):
+            s.try_(kind, declare(f"consumed-{kind}", {"x-queue-type": kind}, durable=True))
+        for kind in ("classic", "quorum", "stream"):
+            for name, value in {
+                "x-stream-offset": "first",
+                "x-priority": 1,
+                "x-cancel-on-ha-failover": True,
+                "x-mystery": 1,
+            }.items():
+
+                def consume(c: BlockingChannel, kind: str = kind, name: str = name, value: Any = value) -> Any:
+                    c.basic_qos(prefetch_count=1)
+                    return c.basic_consume(
+                        f"consumed-{kind}", lambda *_: None, False, consumer_tag="t", arguments={name: value}
+                    )
+
+                s.try_(f"{name} of {kind}", consume)
+                s.channel.close()
+            s.try_(f"delete {kind}", lambda c, kind=kind: c.queue_delete(f"consumed-{kind}"))
+
+    play_on(play)
+
+
+def test_an_argument_of_a_consumer_is_looked_at_before_who_else_consumes(play_on: PlayOn) -> None:
+    def play(s: AmqpScenario) -> None:
+        s.channel.queue_declare("taken", exclusive=True)
+        s.channel.basic_consume("taken", lambda *_: None, exclusive=True)
+        s.channel = s.connection.channel()
+        s.try_("a wrong priority", lambda c: c.basic_consume("taken", lambda *_: None, arguments={"x-priority": "x"}))
+        s.try_("a second consumer", lambda c: c.basic_consume("taken", lambda *_: None))
+
+    play_on(play)
+
+
+def test_a_stream_has_no_nack_and_no_reject(play_on: PlayOn) -> None:
+    def play(s: AmqpScenario) -> None:
+        def take_and(settle: Callable[[BlockingChannel, int], Any]) -> Callable[[BlockingChannel], Any]:
+            def play_it(c: BlockingChannel) -> Any:
+                c.basic_qos(prefetch_count=10)
+                got: list[int] = []
+                c.basic_consume(
+                    "no-nack", lambda _c, m, _p, _b: got.append(m.delivery_tag), arguments={"x-stream-offset": "first"}
+                )
+                s.until("a message", lambda: bool(got))
+                settle(c, got[0])
+                return c.queue_declare("no-nack", passive=True).method.queue
+
+            return play_it
+
+        s.channel.queue_declare("no-nack", durable=True, arguments={"x-queue-type": "stream"})
+        s.channel.confirm_delivery()
+        s.channel.basic_publish("", "no-nack", b"x")
+        s.try_("ack", take_and(lambda c, tag: c.basic_ack(tag)))
+        s.try_("nack", take_and(lambda c, tag: c.basic_nack(tag, requeue=False)))
+        s.try_("nack and requeue", take_and(lambda c, tag: c.basic_nack(tag)))
+        s.try_("reject", take_and(lambda c, tag: c.basic_reject(tag, requeue=False)))
+        s.try_("delete", lambda c: type(c.queue_delete("no-nack").method).__name__)
+
+    play_on(play)
+
+
+def test_a_quorum_queue_is_deleted_without_conditions(play_on: PlayOn) -> None:
+    def play(s: AmqpScenario) -> None:
+        s.try_("declare", declare("conditions", {"x-queue-type": "quorum"}, durable=True))
+        s.try_("if unused", lambda c: c.queue_delete("conditions", if_unused=True))
+        s.try_("if empty", lambda c: c.queue_delete("conditions", if_empty=True))
+        s.try_("delete", lambda c: c.queue_delete("conditions"))
 
     play_on(play)
 

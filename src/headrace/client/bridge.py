@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.client.amqp import amqp_channel, need_pika
 from headrace.client.client import Client
 from headrace.client.producer import Producer
-from headrace.errors import HeadraceError, UsageError
+from headrace.errors import HeadraceError
 from headrace.wire.amqp.tables import header_of
 
 __all__ = ["bridge"]
@@ -25,40 +26,26 @@ PER_COMMIT = 500
 
 def bridge(url: str, queue: str, client: Client, topic: str, *, idle_s: float | None = None) -> int:
     """Move messages until none has come for ``idle_s`` seconds, or for ever; how many."""
-    try:
-        import pika
-        from pika.exceptions import AMQPError
-    except ImportError:
-        raise UsageError("pika is missing", "pip install 'headrace[rabbitmq]'") from None
+    need_pika()
     client.topic(topic)
-    count = 0
-    try:
-        connection = pika.BlockingConnection(pika.URLParameters(url))
-        try:
-            channel = connection.channel()
-            channel.basic_qos(prefetch_count=PREFETCH)
-            with Producer(client) as producer:
-                waiting = 0
-                silent_s = 0.0
-                for method, properties, body in channel.consume(queue, inactivity_timeout=0.1):
-                    if method is not None:
-                        _send(producer, topic, method, properties, body)
-                        tag, waiting, silent_s = method.delivery_tag, waiting + 1, 0.0
-                    else:
-                        silent_s += 0.1
-                    if waiting and (waiting == PER_COMMIT or method is None):
-                        producer.flush()
-                        channel.basic_ack(tag, multiple=True)
-                        count, waiting = count + waiting, 0
-                    if idle_s is not None and silent_s >= idle_s:
-                        break
+    count = waiting = 0
+    silent_s = 0.0
+    with amqp_channel(url, f"queue {queue!r}") as channel, Producer(client) as producer:
+        channel.basic_qos(prefetch_count=PREFETCH)
+        for method, properties, body in channel.consume(queue, inactivity_timeout=0.1):
+            if method is not None:
+                _send(producer, topic, method, properties, body)
+                tag, waiting, silent_s = method.delivery_tag, waiting + 1, 0.0
+            else:
+                silent_s += 0.1
+            if waiting and (waiting == PER_COMMIT or method is None):
+                producer.flush()
+                channel.basic_ack(tag, multiple=True)
+                count, waiting = count + waiting, 0
+            if idle_s is not None and silent_s >= idle_s:
                 channel.cancel()
-        finally:
-            if connection.is_open:
-                connection.close()
-    except AMQPError as error:
-        raise HeadraceError(f"queue {queue!r}: {error or type(error).__name__}") from error
-    return count
+                return count
+    raise HeadraceError(f"queue {queue!r} was deleted; {count + waiting} of its messages are in topic {topic!r}")
 
 
 def _send(producer: Producer, topic: str, method: Any, properties: Any, body: bytes) -> None:

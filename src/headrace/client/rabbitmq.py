@@ -13,10 +13,10 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from headrace.client.amqp import amqp_channel
 from headrace.client.queues import BindingInfo, Moved, QueuedMessage, QueueInfo
 from headrace.errors import BadArgument, ErrorCode, HeadraceError, KafkaError, UsageError
 
@@ -27,6 +27,7 @@ PEEKED_MAX = 1_000
 """Messages that RabbitMQ is asked to show at most; it puts them back, marked as redelivered."""
 ANSWER_BYTES_MAX = 256 << 20
 MOVES_PER_STEP = 500
+MOVES_FAILED = "moving messages over AMQP failed"
 
 Target = Callable[[QueuedMessage], "tuple[str, str] | None"]
 """The exchange and routing key that a message goes to, or None where there is none."""
@@ -124,7 +125,7 @@ class RabbitMq:
         """Fetch as many messages as there are now. What does not fit is given back when the channel closes."""
         self.describe(name)  # or one clear error
         done = Moved()
-        with _channel(self._amqp_url()) as channel:
+        with amqp_channel(self._amqp_url(), MOVES_FAILED) as channel:
             waiting = channel.queue_declare(name, passive=True).method.message_count
             channel.confirm_delivery()
             for _ in range(waiting):
@@ -226,22 +227,6 @@ def _peeked(number: int, found: dict[str, Any]) -> QueuedMessage:
         body=body,
         body_bytes=found["payload_bytes"],
     )
-
-
-@contextmanager
-def _channel(url: str) -> Iterator[Any]:
-    """A channel of a connection that ends with the block."""
-    try:
-        import pika
-    except ImportError:
-        raise UsageError(
-            "messages of RabbitMQ are moved over AMQP, and pika is missing", "pip install 'headrace[rabbitmq]'"
-        ) from None
-    connection = pika.BlockingConnection(pika.URLParameters(url))
-    try:
-        yield connection.channel()
-    finally:
-        connection.close()
 
 
 def _fetched(method: Any, properties: Any, body: bytes) -> QueuedMessage:

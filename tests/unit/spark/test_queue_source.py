@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +26,7 @@ from headrace.spark.source.queue_acknowledgements import AcknowledgementListener
 from headrace.spark.source.queue_source import QueueBatchReader, QueueOptions, QueueStreamReader
 from headrace.spark.source.tasks import DataLost
 from headrace.testing import TestBroker
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +157,55 @@ def test_a_message_that_no_queue_takes_fails_its_batch(broker: TestBroker) -> No
     with pytest.raises(UsageError, match="amqp://"):
         sinks.exchange("127.0.0.1:5672")
     assert "guest" not in repr(sinks.exchange(broker.amqp_url))
+
+
+def test_a_broker_that_is_away_or_full_is_worth_a_restart_and_what_the_user_has_to_mend_is_not(
+    broker: TestBroker,
+) -> None:
+    publish(broker, "narrow", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    with socket.socket() as unused:  # bound, and nobody listens
+        unused.bind(("127.0.0.1", 0))
+        away = f"amqp://guest:guest@127.0.0.1:{unused.getsockname()[1]}/"
+        for url, exchange, key, reason, may_help in (
+            (away, "", "narrow", "cannot be reached: Connection refused", True),
+            (broker.amqp_url, "", "narrow", "does not take a message now", True),
+            (broker.amqp_url, "nowhere", "", "no exchange 'nowhere'", False),
+            (broker.amqp_url.replace("guest@", "wrong@"), "", "narrow", "Login was refused", False),
+            (broker.amqp_url.rpartition("/")[0] + "/none", "", "narrow", "vhost none not found", False),
+        ):
+            rows = [Row(body="x"), Row(body="y")]
+            with pytest.raises(
+                HeadraceError, match=f"publishing to exchange '{exchange}' failed: .*{reason}"
+            ) as caught:
+                publish_rows(iter(rows), url=url, exchange=exchange, routing_key=key, prefix="q/0")
+            assert (reason, caught.value.retriable) == (reason, may_help)
+            assert "guest" not in str(caught.value)
+
+
+def test_a_bridge_says_that_its_queue_was_deleted(broker: TestBroker) -> None:
+    publish(broker, "short-lived", "m1", "m2")
+    with Client(broker.bootstrap) as client, ThreadPoolExecutor() as pool:
+        Admin(client).create_topic("short-lived", partitions=1)
+        task = pool.submit(bridge, broker.amqp_url, "short-lived", client, "short-lived")
+        with Client(broker.bootstrap) as other:
+            eventually(lambda: Queues(other).describe("short-lived"), lambda each: each.consumers and not each.ready)
+            eventually(lambda: Queues(other).describe("short-lived").unacknowledged, lambda count: count == 0)
+            Queues(other).delete_queue("short-lived")
+        with pytest.raises(HeadraceError, match="queue 'short-lived' was deleted; 2 of its messages are in topic"):
+            task.result(60)
+
+
+def test_a_bridge_from_a_broker_that_is_away_is_one_clear_line(broker: TestBroker) -> None:
+    with Client(broker.bootstrap) as client:
+        Admin(client).create_topic("from-nowhere", partitions=1)
+        for url, reason in (
+            ("amqp://guest:guest@127.0.0.1:1/", "queue 'q': 127.0.0.1:1 cannot be reached: Connection refused"),
+            ("amqp://guest:guest@no.such.host.invalid:5672/", "no.such.host.invalid:5672 is no address that is known"),
+            (f"{broker.amqp_url}?heartbeat=often", "the address of the AMQP broker cannot be read"),
+            (broker.amqp_url, "NOT_FOUND - no queue 'q' in vhost '/'"),
+        ):
+            with pytest.raises(HeadraceError, match=re.escape(reason)):
+                bridge(url, "q", client, "from-nowhere")
 
 
 def test_a_bridge_writes_and_then_acknowledges(broker: TestBroker) -> None:

@@ -30,7 +30,6 @@ from headrace.ports import TimerHandle
 from headrace.wire.amqp.connection import AckReceived, AmqpConnection, PublishReceived
 from headrace.wire.amqp.errors import AmqpError, ReplyCode
 from headrace.wire.amqp.methods import IDS, encode_method
-from headrace.wire.amqp.tables import type_name
 
 __all__ = ["Channel", "Client"]
 
@@ -362,14 +361,9 @@ class Channel:
             self._consume_replies(asked, tag)
             return
         queue = self._host.queue(self._topology.named(asked["queue"]), self._client)
+        priority = queue.policy.consumer_priority(asked["arguments"], queue.where)
         if queue.exclusive_consumer is not None or (asked["exclusive"] and queue.consumers):
             raise AmqpError(ReplyCode.ACCESS_REFUSED, f"{queue.where} in exclusive use")
-        priority = asked["arguments"].get("x-priority", 0)
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise AmqpError(
-                ReplyCode.PRECONDITION_FAILED,
-                f"invalid arg 'x-priority' for {queue.where}: \"expected integer, got {type_name(priority)}\"",
-            )
         queue.check_consumer(no_ack=asked["no_ack"], prefetch=self._prefetch, arguments=asked["arguments"])
         consumer = ChannelConsumer(self, queue, tag, no_ack=asked["no_ack"], priority=priority, prefetch=self._prefetch)
         self._consumers[tag] = consumer

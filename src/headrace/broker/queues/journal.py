@@ -130,6 +130,12 @@ class QueueJournal:
         entries = [_ENTRY.pack(kind, lane, first, end) for first, end in ranges]
         self._append([Record(None, b"".join(entries), now_ms)], now_ms)
 
+    def forget_returns_of_gone(self) -> None:
+        """Many are gone at once, which a snapshot is going to say."""
+        self._returns = {
+            place: count for place, count in self._returns.items() if not self._lanes[place[0]].is_gone(place[1])
+        }
+
     def note_all_gone(self, lane: int, offsets: list[int]) -> None:
         """The same, for some at once."""
         self._gone[lane] += offsets

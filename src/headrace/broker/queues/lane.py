@@ -192,6 +192,8 @@ class Lane:
         self._count(-sum([message.size for message in run]) - MESSAGE_OVERHEAD_BYTES * len(run))
         self._taken += len(run)
         self.cursor = offset
+        if self._budget.left < 0:  # what was read and not taken is read again when its turn comes
+            self.forget_window()
         return offsets, run
 
     def give_back(self, offset: int) -> None:
@@ -380,7 +382,7 @@ class Lane:
         self._budget.left -= added
 
     def forget_window(self) -> None:
-        """Nobody will take what is near the cursor."""
+        """Nobody will take what is near the cursor, or not soon."""
         self._window.clear()
         self._count(-self._window_bytes)
 

@@ -44,6 +44,11 @@ _REFUSED: Final[Mapping[QueueType, frozenset[str]]] = {
     | _RETRYING
     | {"x-overflow", "x-max-length", "x-max-priority", "x-single-active-consumer", "x-consumer-timeout"},
 }
+_REFUSED_OF_CONSUMERS: Final[Mapping[QueueType, frozenset[str]]] = {
+    "classic": frozenset({"x-stream-offset"}),
+    "quorum": frozenset({"x-stream-offset", "x-cancel-on-ha-failover"}),
+    "stream": frozenset({"x-priority", "x-cancel-on-ha-failover"}),
+}
 _AGE = re.compile(r"(\d{1,9})([YMDhms])")
 AGE_UNITS_MS: Final = {
     "Y": 365 * 24 * 3_600_000,
@@ -86,15 +91,29 @@ class QueuePolicy:
         wanted = self.retry_type in ("all", "failed" if is_failure else "returned")
         return min(self.retry_min_ms * returns, self.retry_max_ms) if wanted else 0
 
+    def consumer_priority(self, arguments: Mapping[str, Any], where: str) -> int:
+        """What a consumer asks for, 0 without a word. Raises AmqpError, also for arguments of other types of queues."""
+        priority = arguments.get("x-priority", 0)
+        refused = _REFUSED_OF_CONSUMERS[self.queue_type]
+        if (isinstance(priority, bool) or not isinstance(priority, int)) and "x-priority" not in refused:
+            raise AmqpError(
+                ReplyCode.PRECONDITION_FAILED,
+                f"invalid arg 'x-priority' for {where}: \"expected integer, got {type_name(priority)}\"",
+            )
+        _refuse(arguments, refused, where, self.queue_type)
+        return int(priority)
+
     @classmethod
     def of(cls, arguments: Mapping[str, Any], where: str) -> QueuePolicy:
         """Raises AmqpError. ``where`` is the queue's name in an error."""
         read = _Arguments(arguments, where)
         queue_type = read.queue_type()
         read.refuse(queue_type)
-        limit = read.number("x-delivery-limit")
+        limit = read.number("x-delivery-limit", low=-COUNT_MAX)
         if limit is None and queue_type == "quorum":
             limit = QUORUM_DELIVERY_LIMIT
+        elif limit is not None and limit < 0:  # no limit, in RabbitMQ's words; what comes back is counted all the same
+            limit = COUNT_MAX
         exchange = read.name("x-dead-letter-exchange")
         key = read.name("x-dead-letter-routing-key")
         if key is not None and not is_short(key):
@@ -149,12 +168,7 @@ class _Arguments:
 
     def refuse(self, queue_type: QueueType) -> None:
         """What another type of queue has."""
-        for name in self.values:
-            if name in _REFUSED[queue_type]:
-                raise AmqpError(
-                    ReplyCode.PRECONDITION_FAILED,
-                    f"invalid arg '{name}' for {self.where} of queue type rabbit_{queue_type}_queue",
-                )
+        _refuse(self.values, _REFUSED[queue_type], self.where, queue_type)
 
     def number(
         self,
@@ -210,3 +224,12 @@ class _Arguments:
         if found is None:
             raise self.invalid(name, "invalid_max_age")
         return int(found[1]) * AGE_UNITS_MS[found[2]]
+
+
+def _refuse(arguments: Mapping[str, Any], refused: frozenset[str], where: str, queue_type: QueueType) -> None:
+    for name in arguments:
+        if name in refused:
+            raise AmqpError(
+                ReplyCode.PRECONDITION_FAILED,
+                f"invalid arg '{name}' for {where} of queue type rabbit_{queue_type}_queue",
+            )

@@ -482,6 +482,7 @@ class Queue:
         self.ready_bytes = 0
         if self.policy.bytes_max is not None:  # what is held to be moved stays
             self.ready_bytes = sum(len(lane.peek(offset).body) for lane in self._lanes for offset in lane.held)
+        self._journal.forget_returns_of_gone()
         self._journal.snapshot(self._turn.now_ms())
         self.release()
         return count

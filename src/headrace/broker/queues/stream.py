@@ -180,10 +180,12 @@ class StreamQueue(Queue):
         self.wake()
 
     def give_back(self, delivery: Delivery, *, is_failure: bool = False) -> None:
-        self.wake()
+        """The end of a consumer gives nothing back either."""
+        if not is_failure:
+            raise _not_supported("basic.nack and basic.reject", self.where)
 
     def reject(self, delivery: Delivery, reason: str = "rejected") -> None:
-        self.wake()
+        raise _not_supported("basic.nack and basic.reject", self.where)
 
     def restore(self, number: int, first: int, end: int) -> int:
         raise _not_supported("restoring", self.where)

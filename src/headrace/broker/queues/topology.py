@@ -220,11 +220,23 @@ class Topology:
         if name not in self._host.queues:
             return {"message_count": 0}
         queue = self._host.queue(name, self._client)
+        if queue.policy.queue_type == "quorum":
+            self._check_unconditional(name, asked)
         if asked["if_unused"] and queue.consumers:
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"{self._queue_text(name)} in use")
         if asked["if_empty"] and queue.ready:
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"{self._queue_text(name)} not empty")
         return {"message_count": await self._registry.remove_queue(self._host, queue)}
+
+    def _check_unconditional(self, name: str, asked: dict[str, Any]) -> None:
+        """RabbitMQ cannot know of a replicated queue whether it is in use, or empty, at the moment of its end."""
+        for flag in ("if_unused", "if_empty"):
+            if asked[flag]:
+                raise AmqpError(
+                    ReplyCode.NOT_IMPLEMENTED,
+                    f"cannot delete {self._queue_text(name)}. queue.delete operations with {flag.replace('_', '-')} "
+                    "flag set are not supported by quorum queues",
+                )
 
     def _queue_text(self, name: str) -> str:
         return f"queue '{name}' in vhost '{self._host.name}'"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from headrace.broker.queues.message import Message, carbon_copies
+from headrace.broker.queues.policy import QueueType
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.reply_to import Replies
 from headrace.broker.queues.routing import EXCHANGE_TYPES, Binding, Exchange
@@ -34,27 +35,50 @@ _PREDECLARED = (
 )
 
 
-COMPARED_ARGUMENTS: Final = (
-    "x-expires",
-    "x-message-ttl",
-    "x-dead-letter-exchange",
-    "x-dead-letter-routing-key",
-    "x-max-length",
-    "x-max-length-bytes",
-    "x-max-in-memory-length",
-    "x-max-in-memory-bytes",
-    "x-max-priority",
-    "x-overflow",
-    "x-queue-mode",
-    "x-single-active-consumer",
-    "x-queue-type",
-    "x-quorum-initial-group-size",
-    "x-max-age",
-    "x-stream-max-segment-size-bytes",
-    "x-initial-cluster-size",
-    "x-queue-leader-locator",
-)
-"""What must be the same when a queue is declared again, in the order in which RabbitMQ looks."""
+_COMPARED: Final[Mapping[QueueType, tuple[str, ...]]] = {
+    "classic": (
+        "x-expires",
+        "x-message-ttl",
+        "x-dead-letter-exchange",
+        "x-dead-letter-routing-key",
+        "x-max-length",
+        "x-max-length-bytes",
+        "x-max-in-memory-length",
+        "x-max-in-memory-bytes",
+        "x-max-priority",
+        "x-overflow",
+        "x-queue-mode",
+        "x-single-active-consumer",
+        "x-queue-type",
+    ),
+    "quorum": (
+        "x-dead-letter-exchange",
+        "x-dead-letter-routing-key",
+        "x-expires",
+        "x-max-length",
+        "x-max-length-bytes",
+        "x-max-in-memory-length",
+        "x-max-in-memory-bytes",
+        "x-overflow",
+        "x-single-active-consumer",
+        "x-queue-type",
+        "x-quorum-initial-group-size",
+        "x-message-ttl",
+        "x-queue-leader-locator",
+        "x-max-priority",
+    ),
+    "stream": (
+        "x-max-length-bytes",
+        "x-queue-type",
+        "x-max-age",
+        "x-stream-max-segment-size-bytes",
+        "x-initial-cluster-size",
+        "x-queue-leader-locator",
+    ),
+}
+"""What must be the same when a queue of a type is declared again, in the order in which RabbitMQ looks."""
+
+COMPARED_ARGUMENTS: Final = tuple(dict.fromkeys(name for names in _COMPARED.values() for name in names))
 
 OTHER_ARGUMENTS: Final = (
     "x-headrace-retention-ms",
@@ -181,15 +205,16 @@ class VirtualHost:
         is_durable: bool,
         is_auto_delete: bool,
         arguments: Mapping[str, Any],
-        compared: Sequence[str] = COMPARED_ARGUMENTS,
+        compared: Sequence[str] | None = None,
     ) -> None:
-        """Whether a queue may be declared like this, since it exists."""
+        """Whether a queue may be declared like this, since it exists. Without ``compared`` what an application says of
+        its type of queue must be the same."""
         self._check_same("queue", queue.name, "durable", queue.is_durable, is_durable)
         self._check_same("queue", queue.name, "auto_delete", queue.is_auto_delete, is_auto_delete)
         current = queue.arguments
         if {current.get("x-queue-type", "classic"), arguments.get("x-queue-type", "classic")} == {"classic"}:
             current, arguments = _without_type(current), _without_type(arguments)
-        for name in compared:
+        for name in _COMPARED[queue.policy.queue_type] if compared is None else compared:
             self._check_same_argument("queue", queue.name, name, current, arguments)
 
     def remove_exchange(self, exchange: Exchange) -> list[Exchange]:

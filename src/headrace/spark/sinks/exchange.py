@@ -2,7 +2,8 @@
 
 At least once. A micro-batch that is repeated after a crash publishes the same messages with the same ``message_id``:
 query, exchange, batch, partition and row. So a consumer, or ``hr.dedup`` behind a bridge, can remove the repetitions. A
-batch is committed when the broker has confirmed all of its messages.
+batch is committed when the broker has confirmed all of its messages. While the broker is away, ``headrace run`` starts
+the pipeline again until it is back.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from itertools import chain
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from headrace.client.amqp import amqp_channel, need_pika
 from headrace.errors import HeadraceError, UsageError
 from headrace.spark.owner import PipelineRun
 from headrace.spark.sinks.plain import BatchWrite, Sink
@@ -37,6 +39,7 @@ def exchange(url: str, name: str = "", *, routing_key: str | None = None) -> Sin
         raise UsageError(
             "the address of an AMQP broker begins with amqp:// or amqps://", "amqp://guest:guest@host:5672/"
         )
+    need_pika()
     return _Exchange(url=url, name=name, routing_key=routing_key)
 
 
@@ -81,18 +84,17 @@ class _Exchange(Sink):
 def publish_rows(rows: Iterator[Row], *, url: str, exchange: str, routing_key: str | None, prefix: str) -> None:
     """In a task: publish the rows of a partition, and return when all are confirmed."""
     import pika
-    from pika.exceptions import AMQPError, NackError, UnroutableError
+    from pika.exceptions import UnroutableError
     from pyspark import TaskContext
 
     context = TaskContext.get()
     number = context.partitionId() if context is not None else 0
-    connection: Any = None
-    try:
-        for place, row in enumerate(rows):
-            if connection is None:
-                connection = pika.BlockingConnection(pika.URLParameters(url))
-                channel = connection.channel()
-                channel.confirm_delivery()
+    first = next(rows, None)
+    if first is None:
+        return
+    with amqp_channel(url, f"publishing to exchange {exchange!r} failed") as channel:
+        channel.confirm_delivery()
+        for place, row in enumerate(chain([first], rows)):
             given = row.asDict()
             body = given["body"]
             properties = pika.BasicProperties(
@@ -102,11 +104,7 @@ def publish_rows(rows: Iterator[Row], *, url: str, exchange: str, routing_key: s
             )
             key = given.get("routing_key") or routing_key or ""
             data = b"null" if body is None else body.encode() if isinstance(body, str) else bytes(body)
-            channel.basic_publish(exchange, key, data, properties, mandatory=True)
-    except UnroutableError as error:
-        raise HeadraceError(f"exchange {exchange!r} has no queue for routing key {key!r}: bind one") from error
-    except (NackError, AMQPError, OSError) as error:
-        raise HeadraceError(f"publishing to exchange {exchange!r} failed: {error or type(error).__name__}") from error
-    finally:
-        if connection is not None and connection.is_open:
-            connection.close()
+            try:
+                channel.basic_publish(exchange, key, data, properties, mandatory=True)
+            except UnroutableError as error:
+                raise HeadraceError(f"exchange {exchange!r} has no queue for routing key {key!r}: bind one") from error

@@ -210,6 +210,54 @@ def test_the_windows_of_all_queues_share_a_budget_and_a_queue_that_goes_gives_it
     assert budget.left == 1_000
 
 
+def test_many_queues_with_slow_consumers_hold_no_more_than_the_budget() -> None:
+    """Each consumer takes one message; what was read with it from the log is not kept where others use up the room."""
+    budget = WindowBudget(2_000)
+    benches = [Bench(budget=budget) for _ in range(5)]
+    takers = [Taker("c", 1) for _ in benches]
+    for bench, taker in zip(benches, takers, strict=True):
+        bench.publish(20, size=500)
+        bench.run()
+        bench.queue.add_consumer(taker)
+        bench.run()
+    held = sum(len(bench.lanes[0]._window) for bench in benches)
+    assert held * 500 <= 2_000 + 20 * 500, "the budget, and what one turn had appended when it was used up"
+    for _ in range(19):
+        for bench, taker in zip(benches, takers, strict=True):
+            taker.left = 1
+            bench.run()
+    assert [[offset for offset, _, _ in taker.got] for taker in takers] == [list(range(20))] * 5
+    for bench in benches:
+        bench.queue.delete()
+    assert budget.left == 2_000
+
+
+def test_a_message_comes_back_as_often_as_it_likes_where_there_is_no_limit() -> None:
+    bench = Bench({"x-queue-type": "quorum", "x-delivery-limit": -1})
+    bench.publish(1)
+    bench.run()
+    for returns in range(30):
+        found = bench.queue.get(no_ack=False)
+        assert found is not None
+        assert found[1].headers.get("x-delivery-count", 0) == returns
+        bench.queue.give_back(found[0])
+        bench.run()
+    assert bench.dead == []
+
+
+def test_a_purge_forgets_how_often_messages_came_back() -> None:
+    bench = Bench({"x-queue-type": "quorum"})
+    for _ in range(3):
+        bench.publish(10)
+        bench.run()
+        for found in [bench.queue.get(no_ack=False) for _ in range(10)]:
+            assert found is not None
+            bench.queue.give_back(found[0])
+        bench.run()
+        assert bench.queue.purge() == 10
+    assert bench.queue._journal._returns == {}
+
+
 def test_messages_that_were_restored_and_acknowledged_do_not_come_back_after_a_kill() -> None:
     bench = Bench(retention_ms=1_000_000)
     bench.publish(5)
