@@ -275,7 +275,7 @@ class Player:
                 self._held[number].append(frame.delivery_tag)
             if isinstance(frame, Queue.DeclareOk):
                 self._names.add(frame.queue)
-            noted.append(described(frame))
+            noted.append(self._without_counts(frame, described(frame)))
         noted.sort(key=lambda note: note[0] == "Basic.Cancel")  # RabbitMQ sends it some time after the queue is gone
         if confirms:
             self._confirmed[number] = max(confirms)
@@ -312,6 +312,14 @@ class Player:
             else:
                 counts[name] = self._counted(name, answer)
         return counts
+
+    def _without_counts(self, frame: Any, note: Any) -> Any:
+        """See ``_counted``."""
+        if self._queue_type != "classic" and isinstance(frame, Queue.DeclareOk | Queue.DeleteOk):
+            note[1].pop("consumer_count", None)
+            if self._queue_type == "stream":
+                del note[1]["message_count"]
+        return note
 
     def _counted(self, name: str, answer: Any) -> Any:
         """RabbitMQ counts a stream some time later, and in a quorum queue everyone who has fetched as a consumer."""

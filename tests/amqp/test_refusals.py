@@ -8,6 +8,7 @@ from typing import Any
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ChannelClosedByBroker
 
 from tests.amqp.scenario import AmqpScenario
 
@@ -179,6 +180,27 @@ def test_ack_up_to_a_tag_that_is_settled(play_on: PlayOn) -> None:
     play_on(play)
 
 
+def test_an_unknown_tag_settles_nothing_that_was_delivered_before_it(play_on: PlayOn) -> None:
+    def play(s: AmqpScenario) -> None:
+        s.channel.queue_declare("counted", durable=True)
+        for settle in (
+            lambda c: c.basic_ack(900, multiple=True),
+            lambda c: c.basic_nack(900, multiple=True, requeue=False),
+            lambda c: (c.basic_ack(2), c.basic_ack(2, multiple=True)),
+        ):
+            s.channel.confirm_delivery()
+            for number in range(3):
+                s.channel.basic_publish("", "counted", b"%d" % number)
+            for _ in range(3):
+                s.get("counted", auto_ack=False)
+            s.try_("settle", lambda c, settle=settle: (settle(c), c.queue_declare("counted", passive=True)))
+            s.note("still there", s.counts("counted"))
+            s.channel.queue_purge("counted")
+        s.channel.queue_delete("counted")
+
+    play_on(play)
+
+
 def test_exchanges_are_used_as_they_were_declared(play_on: PlayOn) -> None:
     def play(s: AmqpScenario) -> None:
         c = s.channel
@@ -222,6 +244,20 @@ def test_headers_exchanges_refuse_odd_matches(play_on: PlayOn) -> None:
         s.try_("x-match=most", lambda c: c.queue_bind("match", "amq.headers", "", {"x-match": "most", "a": 1}))
         s.try_("x-match=5", lambda c: c.queue_bind("match", "amq.headers", "", {"x-match": 5, "a": 1}))
         s.try_("no match", lambda c: c.queue_bind("match", "amq.headers", "", {"a": 1}))
+
+    play_on(play)
+
+
+def test_a_binding_is_looked_at_before_whose_queue_it_is(play_on: PlayOn) -> None:
+    def play(s: AmqpScenario) -> None:
+        s.channel.queue_declare("mine", exclusive=True)
+        other = s.connect().channel()
+        for what, arguments in (("a wrong match", {"x-match": "odd"}), ("a match", {"x-match": "any"})):
+            try:
+                other.queue_bind("mine", "amq.headers", "", arguments)
+            except ChannelClosedByBroker as error:
+                s.note(what, [error.reply_code, error.reply_text.partition("<")[0]])
+                other = other.connection.channel()
 
     play_on(play)
 
@@ -302,16 +338,27 @@ def test_a_stream_has_no_nack_and_no_reject(play_on: PlayOn) -> None:
         s.try_("nack and requeue", take_and(lambda c, tag: c.basic_nack(tag)))
         s.try_("reject", take_and(lambda c, tag: c.basic_reject(tag, requeue=False)))
         s.try_("delete", lambda c: type(c.queue_delete("no-nack").method).__name__)
+        s.try_("again", declare("no-nack", {"x-queue-type": "stream"}, durable=True))
+        c = s.channel
+        c.basic_qos(prefetch_count=10)
+        c.basic_consume("no-nack", lambda *_: None, exclusive=True)
+        s.channel = s.connection.channel()
+        s.try_("a second consumer without a prefetch", lambda c: c.basic_consume("no-nack", lambda *_: None))
+        s.try_("delete again", lambda c: type(c.queue_delete("no-nack").method).__name__)
 
     play_on(play)
 
 
-def test_a_quorum_queue_is_deleted_without_conditions(play_on: PlayOn) -> None:
+def test_what_quorum_queues_do_not_do(play_on: PlayOn) -> None:
     def play(s: AmqpScenario) -> None:
         s.try_("declare", declare("conditions", {"x-queue-type": "quorum"}, durable=True))
         s.try_("if unused", lambda c: c.queue_delete("conditions", if_unused=True))
         s.try_("if empty", lambda c: c.queue_delete("conditions", if_empty=True))
         s.try_("delete", lambda c: c.queue_delete("conditions"))
+        single = {"x-queue-type": "quorum", "x-single-active-consumer": True}
+        s.try_("with a single active consumer", declare("conditions", single, durable=True))
+        s.try_("fetch", lambda c: c.basic_get("conditions"))
+        s.try_("delete it", lambda c: c.queue_delete("conditions"))
 
     play_on(play)
 

@@ -145,7 +145,7 @@ def publish(rabbitmq: RabbitMqServer, queue: str, numbers: range) -> None:
 
 def bridged(broker: Any, topic: str) -> int:
     with Client(broker.bootstrap) as client:
-        return len(committed_records(client, topic))
+        return sum(1 for _ in committed_records(client, topic))
 
 
 def read_twice(spark: SparkSession, bootstrap: str, topic: str, folder: Path) -> None:

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from headrace.errors import BadArgument, HeadraceError, UsageError
 
-__all__ = ["AmqpAway", "amqp_channel", "need_pika"]
+__all__ = ["EXAMPLE", "AmqpAway", "amqp_channel", "need_pika"]
 
+EXAMPLE: Final = "amqp://guest:guest@host:5672/%2F"
 LASTING: Final = frozenset({403, 404, 406, 530, 540})
 """Access refused, not found, precondition failed, not allowed, not implemented: the user has to change something."""
 _CLOSED = re.compile(r"ConnectionClosedByBroker: \((\d+)\) (.*)", re.DOTALL)
@@ -42,6 +43,8 @@ def amqp_channel(url: str, failed: str) -> Iterator[Any]:
     import pika
     from pika.exceptions import AMQPError
 
+    if not url.startswith(("amqp://", "amqps://")):
+        raise BadArgument(f"{failed}: the address of an AMQP broker begins with amqp:// or amqps://", EXAMPLE)
     try:
         parameters = pika.URLParameters(url)
     except (ValueError, TypeError) as error:
@@ -62,12 +65,14 @@ def amqp_channel(url: str, failed: str) -> Iterator[Any]:
 
 
 def _error(where: str, error: Exception) -> HeadraceError:
-    from pika.exceptions import ChannelClosed, ConnectionClosed, NackError
+    from pika.exceptions import ChannelClosed, ConnectionClosed, IncompatibleProtocolError, NackError
 
     if isinstance(error, ChannelClosed | ConnectionClosed):
         return _closed(where, error.reply_code, error.reply_text)
     if isinstance(error, NackError):
         return AmqpAway(f"{where} does not take a message now: a queue of it is full, or cannot be written")
+    if isinstance(error, IncompatibleProtocolError):
+        return AmqpAway(f"{where} ended the connection at once: does it speak AMQP 0-9-1?")
     reason = _innermost(error)
     closed = _CLOSED.search(str(reason))
     if closed is not None:

@@ -201,6 +201,9 @@ def test_a_bridge_from_a_broker_that_is_away_is_one_clear_line(broker: TestBroke
         for url, reason in (
             ("amqp://guest:guest@127.0.0.1:1/", "queue 'q': 127.0.0.1:1 cannot be reached: Connection refused"),
             ("amqp://guest:guest@no.such.host.invalid:5672/", "no.such.host.invalid:5672 is no address that is known"),
+            ("127.0.0.1:5672", "queue 'q': the address of an AMQP broker begins with amqp:// or amqps://"),
+            ("http://127.0.0.1:5672", "queue 'q': the address of an AMQP broker begins with amqp:// or amqps://"),
+            (f"amqp://guest:guest@{broker.bootstrap}/", "ended the connection at once: does it speak AMQP 0-9-1?"),
             (f"{broker.amqp_url}?heartbeat=often", "the address of the AMQP broker cannot be read"),
             (broker.amqp_url, "NOT_FOUND - no queue 'q' in vhost '/'"),
         ):

@@ -362,9 +362,9 @@ class Channel:
             return
         queue = self._host.queue(self._topology.named(asked["queue"]), self._client)
         priority = queue.policy.consumer_priority(asked["arguments"], queue.where)
+        queue.check_consumer(no_ack=asked["no_ack"], prefetch=self._prefetch, arguments=asked["arguments"])
         if queue.exclusive_consumer is not None or (asked["exclusive"] and queue.consumers):
             raise AmqpError(ReplyCode.ACCESS_REFUSED, f"{queue.where} in exclusive use")
-        queue.check_consumer(no_ack=asked["no_ack"], prefetch=self._prefetch, arguments=asked["arguments"])
         consumer = ChannelConsumer(self, queue, tag, no_ack=asked["no_ack"], priority=priority, prefetch=self._prefetch)
         self._consumers[tag] = consumer
         self._answer(asked, "basic.consume-ok", {"consumer_tag": tag})
@@ -390,6 +390,12 @@ class Channel:
 
     async def _get(self, asked: dict[str, Any]) -> None:
         queue = self._host.queue(self._topology.named(asked["queue"]), self._client)
+        if queue.policy.queue_type == "quorum" and queue.policy.has_single_active_consumer:
+            raise AmqpError(
+                ReplyCode.RESOURCE_LOCKED,
+                f"cannot obtain access to locked {queue.where}. basic.get operations are not supported by quorum queues "
+                "with single active consumer",
+            )
         found = queue.get(no_ack=asked["no_ack"])
         if found is None:
             self._send("basic.get-empty")

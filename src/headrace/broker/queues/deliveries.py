@@ -82,9 +82,9 @@ class Deliveries:
             if held is None:
                 raise _unknown(tag, method)
             return {tag: held}
-        tags = list(self._held) if tag == 0 else list(takewhile(lambda each: each <= tag, self._held))
-        if not tags and tag != 0:
+        if tag != 0 and tag not in self._held:  # also where older ones are held: the peer has lost count
             raise _unknown(tag, method)
+        tags = list(self._held) if tag == 0 else list(takewhile(lambda each: each <= tag, self._held))
         return {each: self._held.pop(each) for each in tags}
 
     def take_each(self, tags: list[int], done: dict[tuple[Queue, int], list[int]]) -> None:

@@ -103,7 +103,8 @@ class Topology:
     async def _bind_exchange(self, asked: dict[str, Any]) -> Answer:
         source = self._bindable(asked["source"])
         binding = Binding(self._bindable(asked["destination"]), asked["routing_key"], asked["arguments"])
-        await self._bind(source, binding)
+        self._check_binding(source, binding)
+        await self._registry.bind(self._host, source, binding)
         return {}
 
     async def _unbind_exchange(self, asked: dict[str, Any]) -> Answer:
@@ -114,10 +115,9 @@ class Topology:
             await self._registry.unbind(self._host, source, binding)
         return {}
 
-    async def _bind(self, source: Exchange, binding: Binding) -> None:
+    def _check_binding(self, source: Exchange, binding: Binding) -> None:
         if source.matcher.needs_headers:
             check_headers_binding(binding)
-        await self._registry.bind(self._host, source, binding)
 
     def _bindable(self, name: str) -> Exchange:
         if name == "":
@@ -201,7 +201,10 @@ class Topology:
         if not asked["queue"] and not key:
             key = name
         source = self._bindable(asked["exchange"])  # where both are missing, RabbitMQ names the exchange
-        await self._bind(source, Binding(self._host.queue(name, self._client), key, asked["arguments"]))
+        binding = Binding(self._host.served_queue(name), key, asked["arguments"])
+        self._check_binding(source, binding)
+        self._host.queue(name, self._client)  # whose it is, RabbitMQ asks last
+        await self._registry.bind(self._host, source, binding)
         return {}
 
     async def _unbind_queue(self, asked: dict[str, Any]) -> Answer:

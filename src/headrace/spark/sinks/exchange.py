@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from headrace.client.amqp import amqp_channel, need_pika
+from headrace.client.amqp import EXAMPLE, amqp_channel, need_pika
 from headrace.errors import HeadraceError, UsageError
 from headrace.spark.owner import PipelineRun
 from headrace.spark.sinks.plain import BatchWrite, Sink
@@ -36,9 +36,7 @@ def exchange(url: str, name: str = "", *, routing_key: str | None = None) -> Sin
     that no queue takes is an error.
     """
     if not url.startswith(("amqp://", "amqps://")):
-        raise UsageError(
-            "the address of an AMQP broker begins with amqp:// or amqps://", "amqp://guest:guest@host:5672/"
-        )
+        raise UsageError("the address of an AMQP broker begins with amqp:// or amqps://", EXAMPLE)
     need_pika()
     return _Exchange(url=url, name=name, routing_key=routing_key)
 
