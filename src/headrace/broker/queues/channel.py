@@ -393,8 +393,8 @@ class Channel:
         if queue.policy.queue_type == "quorum" and queue.policy.has_single_active_consumer:
             raise AmqpError(
                 ReplyCode.RESOURCE_LOCKED,
-                f"cannot obtain access to locked {queue.where}. basic.get operations are not supported by quorum queues "
-                "with single active consumer",
+                f"cannot obtain access to locked {queue.where}. basic.get operations are not supported by quorum "
+                "queues with single active consumer",
             )
         found = queue.get(no_ack=asked["no_ack"])
         if found is None:
