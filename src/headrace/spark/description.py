@@ -68,4 +68,20 @@ def _text(value: Any, *, is_duration: bool = False) -> str | None:
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(text for text in map(_text, value) if text is not None)}]"
+    if isinstance(value, dict | frozenset):
+        return _repr(value)
     return str(value)
+
+
+def _repr(value: Any) -> str:
+    """As ``repr``, but a set has one order: Python's own is another one in every process."""
+    if isinstance(value, frozenset):
+        return f"frozenset({{{', '.join(sorted(map(_repr, value)))}}})" if value else "frozenset()"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_repr(key)}: {_repr(each)}' for key, each in value.items())}}}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_repr, value))}{',' if len(value) == 1 else ''})"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (f"{each.name}={_repr(getattr(value, each.name))}" for each in dataclasses.fields(value) if each.repr)
+        return f"{type(value).__qualname__}({', '.join(fields)})"
+    return repr(value)
