@@ -284,3 +284,40 @@ def test_dashboards_are_drawn_and_follow_their_topics(
     produced_again(console.bootstrap, topic, {b"20": {"n": 4711}})
     tab.wait(f"({card})?.textContent.includes('4,711')")
     assert tab.value("document.querySelectorAll('main img').length") == 0
+
+
+@pytest.mark.parametrize("kind", ["bar", "line"])
+def test_a_chart_of_days_names_the_days_in_every_zone_of_the_browser(
+    tab: Tab, console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str], kind: str
+) -> None:
+    topic, name = unique("days"), unique("Days")
+    produced(console.bootstrap, topic, [{"day": f"2026-01-{day}", "sum": day} for day in (29, 30)])
+    details = {"topic": topic, "kind": kind, "x": "day", "y": ["sum"]}
+    publisher.publish("dashboard", name, details=details, **DEFINED)
+    data_of(console, name)
+    tab.call("Emulation.setTimezoneOverride", {"timezoneId": "America/New_York"})
+    tab.value("location.hash = '#/dashboards'")
+    card = f"[...document.querySelectorAll('.dashboard')].find(e => e.textContent.includes({json.dumps(name)}))"
+    texts = f"[...(({card})?.querySelectorAll('svg text.axis') ?? [])].map(e => e.textContent)"
+    tab.wait(f"{texts}.includes('2026-01-29') && {texts}.includes('2026-01-30')")
+
+
+def test_the_tooltip_of_a_chart_has_the_day_and_the_time(
+    tab: Tab, console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str]
+) -> None:
+    """The axis has room for one of them: over several days it shows dates, so a point said no time at all."""
+    topic, name = unique("hours"), unique("Hours")
+    rows = [{"at": f"2026-01-{day}T07:30:00Z", "n": day} for day in range(10, 18)]
+    produced(console.bootstrap, topic, rows)
+    details = {"topic": topic, "kind": "line", "x": "at", "y": ["n"]}
+    publisher.publish("dashboard", name, details=details, **DEFINED)
+    data_of(console, name)
+    tab.call("Emulation.setTimezoneOverride", {"timezoneId": "UTC"})
+    tab.value("location.hash = '#/dashboards'")
+    card = f"[...document.querySelectorAll('.dashboard')].find(e => e.textContent.includes({json.dumps(name)}))"
+    tab.wait(f"({card})?.querySelector('svg path.line')")
+    tab.value(
+        f"(() => {{ const image = ({card}).querySelector('.chart-plot svg'); const box = image.getBoundingClientRect();"
+        "image.dispatchEvent(new PointerEvent('pointermove', {clientX: box.right - 5, clientY: box.top + 50})) })()"
+    )
+    assert tab.value(f"({card}).querySelector('.tip-time').textContent") == "2026-01-17 07:30:00"

@@ -2,10 +2,11 @@
 // Charts of what the console sampled over time are in chart.js.
 
 import { fill, h, svg } from "./dom.js";
-import { clock, short, timeMarks } from "./format.js";
+import { clock, short, time, timeMarks } from "./format.js";
 
 const MARGIN = { top: 10, right: 12, bottom: 24, left: 58 };
-const DAYS_MS = 3 * 86_400_000;
+const DAY_MS = 86_400_000;
+const DAYS_MS = 3 * DAY_MS;
 
 /**
  * plot({title, kind: "line" | "bar" | "stack", height, format}) gives {node, update(data)}.
@@ -99,7 +100,7 @@ export function plot({ title, kind = "line", height = 230, format = short, names
     if (data.x_kind === "number") return short(x);
     if (data.x_kind !== "time") return String(x);
     const span = steps.at(-1) - steps[0];
-    if (span >= DAYS_MS) return new Date(x).toISOString().slice(0, 10);  // a date of JSON is one of UTC
+    if (span >= DAYS_MS || areDays(steps)) return new Date(x).toISOString().slice(0, 10);  // a date of JSON is one of UTC
     return clock(x, span < 600_000 && steps.some((each) => each % 60_000));
   }
 
@@ -111,7 +112,7 @@ export function plot({ title, kind = "line", height = 230, format = short, names
   }
 
   function xAxis(points, scale) {
-    const round = scale.continuous ? roundMarks(points, scale) : [];
+    const round = scale.continuous && !(data.x_kind === "time" && areDays(points)) ? roundMarks(points, scale) : [];
     const steps = round.length > 1 ? round : points;
     const texts = steps.map((x) => xText(x, steps));
     const longest = Math.min(18, Math.max(...texts.map((text) => text.length)));
@@ -156,7 +157,8 @@ export function plot({ title, kind = "line", height = 230, format = short, names
     const rows = lines.map((line) => [line, line.points.find(([each]) => each === near)]).filter(([, found]) => found);
     fill(marks, svg("line.rule", { x1: at, x2: at, y1: MARGIN.top, y2: MARGIN.top + scale.height }),
       kind === "line" ? rows.map(([line, [, y]]) => svg("circle.dot", { cx: at, cy: scale.y(y), r: 3.5, style: { fill: colour(line.index) } })) : null);
-    fill(tip, h("div.tip-time", xText(near, steps)), rows.map(([line, [, y]]) => h("div.tip-row",
+    const said = data.x_kind === "time" && !areDays(steps) ? time(near).slice(0, 19) : xText(near, steps);
+    fill(tip, h("div.tip-time", said), rows.map(([line, [, y]]) => h("div.tip-row",
       h("i", { style: { background: colour(line.index) } }), h("span", names[line.name] || line.name), h("b", format(y)))));
     tip.hidden = false;
     const left = at + 14 + tip.offsetWidth > width ? at - 14 - tip.offsetWidth : at + 14;
@@ -165,6 +167,11 @@ export function plot({ title, kind = "line", height = 230, format = short, names
   }
 
   return { node, update };
+}
+
+/** Dates in JSON have no time. They are read as midnight UTC, and shown as dates in every zone of the browser. */
+function areDays(steps) {
+  return steps.length > 0 && steps.every((each) => each % DAY_MS === 0);
 }
 
 /** The value that nine of ten do not exceed. */
