@@ -1,4 +1,4 @@
-"""Stream processing, whole, in one Python package."""
+"""Stream processing in one Python package."""
 
 from __future__ import annotations
 

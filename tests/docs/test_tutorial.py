@@ -12,26 +12,30 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from tests.console.conftest import RunningConsole
 from tests.docs.test_documents import Block, blocks
-from tests.servers.headrace import headrace_server
+from tests.servers.headrace import headrace_server, lines_of
 from tests.servers.process import end
 from tests.waiting import eventually
 
 BIN = Path(sys.executable).parent
 PAGE = [each for each in blocks("docs/tutorial.md") if each.language in ("sh", "py", "text")]
-UP, CAPTURE, RUN = "headrace up", "headrace capture run shop sqlite:///shop.db", "headrace run shop.py"
+UP = "headrace up --http 127.0.0.1:8080"
+CAPTURE, RUN = "headrace capture run shop sqlite:///shop.db", "headrace run shop.py"
 PATIENCE_S = 240
 
 
 class Reader:
     """Somebody with several terminals in one folder."""
 
-    def __init__(self, folder: Path, bootstrap: str) -> None:
+    def __init__(self, folder: Path, bootstrap: str, console: RunningConsole) -> None:
         self.folder = folder
+        self.console = console
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
         self.environment = {**kept, "HEADRACE_BOOTSTRAP": bootstrap, "PATH": f"{BIN}:{kept['PATH']}"}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
@@ -91,8 +95,9 @@ class Reader:
 
 @contextmanager
 def reader(folder: Path) -> Iterator[Reader]:
-    with headrace_server(data=folder / "headrace-data") as server:
-        somebody = Reader(folder, server.bootstrap)
+    with headrace_server(data=folder / "headrace-data", arguments=["--http", "127.0.0.1:0"]) as server:
+        (address,) = [line.split()[1] for line in lines_of(server.log) if line.startswith("console ")]
+        somebody = Reader(folder, server.bootstrap, RunningConsole(address, server.bootstrap))
         try:
             yield somebody
         finally:
@@ -114,3 +119,6 @@ def test_the_whole_tutorial_shows_live_results_and_a_pipeline_of_ones_own(tmp_pa
     assert [block.text.strip() for block in PAGE].count(RUN) == 2
     with reader(tmp_path) as somebody:
         somebody.follow(PAGE)
+        chart = somebody.console.get("dashboard", name="Revenue per day")
+        first, second = (round(datetime(2026, 1, day, tzinfo=UTC).timestamp() * 1000) for day in (30, 31))
+        assert chart["lines"] == [{"name": "revenue", "points": [[first, 4.0], [second, 27.5]]}]
