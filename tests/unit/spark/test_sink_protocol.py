@@ -388,6 +388,28 @@ def test_an_abort_of_a_superseded_driver_leaves_what_its_successor_writes(world:
     assert world.visible() == expected(1, LAYOUT)
 
 
+def test_a_driver_that_is_superseded_while_it_commits_leaves_what_its_successor_writes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = BatchRef(world.sink, 0, "0"), BatchRef(world.sink, 1, "1")
+    with Client(world.bootstrap, PATIENCE) as old, Client(world.bootstrap, PATIENCE) as new:
+        zombie, successor = Protocol(old, world.settings), Protocol(new, world.settings)
+        plan = zombie.begin(world.sink)
+        reported = world.write(plan, first, LAYOUT(0))
+        carry_out = zombie._carry_out
+        begun: list[Any] = []
+
+        def carried_out_and_superseded(decision: Any) -> None:
+            carry_out(decision)
+            begun.append(successor.begin(world.sink))
+            begun.append(world.write(begun[0], second, LAYOUT(1)))
+
+        monkeypatch.setattr(zombie, "_carry_out", carried_out_and_superseded)
+        zombie.commit(plan.lease, first, reported)
+        successor.commit(begun[0].lease, second, begun[1])
+    assert world.visible() == expected(2, LAYOUT)
+
+
 def test_a_commit_that_a_dead_driver_had_sent_arrives_while_the_next_one_looks_round(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
