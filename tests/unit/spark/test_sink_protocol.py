@@ -410,6 +410,20 @@ def test_a_driver_that_is_superseded_while_it_commits_leaves_what_its_successor_
     assert world.visible() == expected(2, LAYOUT)
 
 
+def test_what_a_dead_driver_left_open_under_an_id_of_the_last_decision_is_aborted(world: World) -> None:
+    world.run(1, LAYOUT)
+    with Client(world.bootstrap, PATIENCE) as dead:
+        plan = Protocol(dead, world.settings).begin(world.sink)
+        reported = world.write(plan, BatchRef(world.sink, 1, "1"), LAYOUT(1))
+    left = [each.result.identity for each in reported if each.result.identity is not None]
+    assert plan.last is not None
+    assert {each.transactional_id for each in left} <= {each.transactional_id for each in plan.last.identities}
+    with Client(world.bootstrap, PATIENCE) as driver:
+        Protocol(driver, world.settings).begin(world.sink)
+        assert Outcome.OPEN not in outcomes(driver, left).values()
+    assert world.visible() == expected(1, LAYOUT)
+
+
 def test_a_commit_that_a_dead_driver_had_sent_arrives_while_the_next_one_looks_round(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
