@@ -300,6 +300,20 @@ def test_a_lost_transaction_is_not_written_again_when_tasks_have_other_rows(worl
     assert world.visible() == expected(BATCHES, LAYOUT)
 
 
+def test_other_rows_of_the_same_number_and_size_are_not_taken_for_the_lost_ones(world: World) -> None:
+    def tasks_change_places(batch_id: int) -> list[list[bytes]]:
+        first, second, third, *others = LAYOUT(batch_id)
+        return [first, third, second, *others]
+
+    assert len({sum(map(len, rows)) for rows in LAYOUT(0)[1:3]}) == 1
+    decided_only(world)
+    abort_one(world, 1)
+    with pytest.raises(Refused, match="task 1 has other rows than it had"):
+        world.run(BATCHES, tasks_change_places)
+    world.run(BATCHES, LAYOUT)
+    assert world.visible() == expected(BATCHES, LAYOUT)
+
+
 def test_a_batch_whose_transactions_are_gone_before_the_decision_is_not_decided(world: World) -> None:
     batch = BatchRef(world.sink, 0, "0")
     with Client(world.bootstrap, PATIENCE) as driver:
