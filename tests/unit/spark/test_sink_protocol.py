@@ -314,6 +314,78 @@ def test_other_rows_of_the_same_number_and_size_are_not_taken_for_the_lost_ones(
     assert world.visible() == expected(BATCHES, LAYOUT)
 
 
+def test_a_lost_transaction_of_a_task_that_does_not_come_again_is_refused(world: World) -> None:
+    decided_only(world)
+    abort_one(world, 2)
+    with pytest.raises(Refused, match="1 of its tasks have no counterpart in this run"):
+        world.run(BATCHES, spread(12, 2))
+    world.run(BATCHES, LAYOUT)
+    assert world.visible() == expected(BATCHES, LAYOUT)
+
+
+def test_a_lost_transaction_that_was_written_again_is_not_written_a_third_time(world: World) -> None:
+    decided_only(world)
+    abort_one(world, 1)
+    world.run(1, LAYOUT)
+    world.committed = -1  # the driver died before Spark noted that the batch is done
+    world.run(BATCHES, LAYOUT)
+    assert world.visible() == expected(BATCHES, LAYOUT)
+
+
+def test_a_decided_transaction_whose_id_was_used_since_is_refused_because_nobody_knows_how_it_ended(
+    world: World,
+) -> None:
+    decided_only(world)
+    with Client(world.bootstrap, PATIENCE) as client:
+        decision = DecisionTopic(client, DECISIONS.decision_topic).last(world.sink)
+        assert decision is not None
+        stranger = TransactionalProducer(client, decision.identities[1].transactional_id, timeout_ms=60_000)
+        stranger.begin()
+        stranger.send(world.topic, b"a stranger's", partition=0)
+        stranger.abort()
+        with pytest.raises(Refused, match=r"was decided, but whether .* was committed cannot be told"):
+            world.run(1, LAYOUT)
+        abort_open(client, ids_of(world.sink))  # they would hide the rows of the tests that follow
+
+
+def test_a_transaction_that_is_lost_right_after_the_decision_is_not_taken_for_committed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = DecisionTopic.record
+
+    def recorded_and_lost(self: DecisionTopic, *args: Any) -> None:
+        record(self, *args)
+        monkeypatch.setattr(DecisionTopic, "record", record)
+        abort_one(world, 1)
+
+    monkeypatch.setattr(DecisionTopic, "record", recorded_and_lost)
+    with pytest.raises(TransactionsLost, match="1 of its 3 transactions are lost"):
+        world.run(1, LAYOUT)
+    world.run(BATCHES, LAYOUT)
+    assert world.visible() == expected(BATCHES, LAYOUT)
+
+
+def test_a_decision_that_is_made_while_the_next_driver_begins_is_seen_by_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = BatchRef(world.sink, 0, "0")
+    take_lease = DecisionTopic.take_lease
+    with Client(world.bootstrap, PATIENCE) as old, Client(world.bootstrap, PATIENCE) as new:
+        first = Protocol(old, world.settings)
+        plan = first.begin(world.sink)
+        reported = world.write(plan, batch, LAYOUT(0))
+
+        def decided_just_before(self: DecisionTopic, transactional_id: str) -> Any:
+            monkeypatch.setattr(DecisionTopic, "take_lease", take_lease)
+            first.commit(plan.lease, batch, reported)
+            return take_lease(self, transactional_id)
+
+        monkeypatch.setattr(DecisionTopic, "take_lease", decided_just_before)
+        found = Protocol(new, world.settings).begin(world.sink).last
+    assert found is not None
+    assert found.batch == batch
+
+
 def test_a_batch_whose_transactions_are_gone_before_the_decision_is_not_decided(world: World) -> None:
     batch = BatchRef(world.sink, 0, "0")
     with Client(world.bootstrap, PATIENCE) as driver:
