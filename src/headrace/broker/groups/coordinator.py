@@ -266,8 +266,8 @@ class GroupCoordinator:
         again, with what is there by then."""
         body, heartbeats, known = request.body, self._heartbeats, None
         for _ in range(ASSIGNMENTS_TRIED_MAX):
-            group = self._groups.find(body.group_id)
-            matched = yield from heartbeats.matching.in_steps(request.access, group, body.subscribed_topic_regex)
+            pattern = body.subscribed_topic_regex
+            matched = yield from heartbeats.matching.in_steps(request.access, body.group_id, pattern)
             try:
                 with heartbeats.matching.knowing(matched), heartbeats.assignments.asking(known):
                     return self._consumer_heartbeat(request)

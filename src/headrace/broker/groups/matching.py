@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.broker.access import Access
+from headrace.broker.access import Access, AccessDenied, Operation
 from headrace.broker.groups.group import Group
 from headrace.broker.groups.heartbeat_checks import SUBSCRIBED_PATTERN
 from headrace.broker.patterns import MATCHED_CHARS_PER_UNIT, compile_pattern
@@ -62,8 +62,12 @@ class Matching:
         finally:
             self._known = NOTHING
 
-    def in_steps(self, access: Access, group: Group | None, pattern: str | None) -> Steps[Matched]:
-        """Match what the heartbeat of a member of ``group``, with this pattern, will ask for."""
+    def in_steps(self, access: Access, group_id: str, pattern: str | None) -> Steps[Matched]:
+        """Match what the heartbeat of a member of this group, with this pattern, will ask for."""
+        try:
+            group = access.group(group_id, Operation.READ)
+        except AccessDenied:  # and so is the heartbeat
+            return NOTHING
         for _ in range(TRIED_MAX):
             known = Matched(self._topics.version, {})
             for each in self._wanted(group, pattern):
