@@ -17,7 +17,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 
 from headrace.errors import HeadraceError
@@ -276,9 +276,7 @@ class Maintenance:
     async def apply_retention(self) -> None:
         """Move the start offsets that retention asks for; the next checkpoint removes the files."""
         moved = False
-        for number, log in enumerate(list(self._store.logs.values())):
-            if number % LOGS_PER_SLICE == LOGS_PER_SLICE - 1:
-                await asyncio.sleep(0)
+        async for log in _some_per_turn(list(self._store.logs.values())):
             if log.is_retired:
                 continue
             now_ms = self._clock.wall_ms()
@@ -323,9 +321,12 @@ class Maintenance:
     async def compact(self) -> None:
         """Compact the logs that are due, one after the other."""
         logs = [log for log in self._store.logs.values() if log.config.cleanup_compact]
-        if any(log.segments[-1].base_offset > log.mark.recovery_offset for log in logs):
+        recovery_may_cut = False
+        async for log in _some_per_turn(logs):
+            recovery_may_cut |= log.segments[-1].base_offset > log.mark.recovery_offset
+        if recovery_may_cut:
             await self.after_checkpoint()  # only what no recovery can cut any more is rewritten
-        for log in logs:
+        async for log in _some_per_turn(logs):
             if not log.is_retired:
                 await self._compact(log)
 
@@ -370,6 +371,14 @@ class Maintenance:
 async def _in_turns(steps: Iterator[None]) -> None:
     """One step per turn of the loop."""
     for _ in steps:
+        await asyncio.sleep(0)
+
+
+async def _some_per_turn(logs: Sequence[PartitionLog]) -> AsyncIterator[PartitionLog]:
+    """The logs one by one, with a turn of the loop after each slice: there may be tens of thousands."""
+    for some in in_chunks(logs, LOGS_PER_SLICE):
+        for log in some:
+            yield log
         await asyncio.sleep(0)
 
 

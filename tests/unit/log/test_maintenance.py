@@ -7,10 +7,12 @@ import errno
 import logging
 import threading
 from collections.abc import Awaitable, Callable
+from typing import Any
 from uuid import UUID
 
 import pytest
 
+from headrace.log import maintenance
 from headrace.log.compaction.cleaner import CleaningJob, CleaningResult, clean
 from headrace.log.compaction.planning import plan
 from headrace.log.config import LogConfig
@@ -223,6 +225,38 @@ def test_what_a_checkpoint_says_of_thousands_of_logs_is_collected_in_steps() -> 
     assert collected == [LOGS_PER_STEP, 2 * LOGS_PER_STEP, 3 * LOGS_PER_STEP]
     job.sync()
     assert len(list(world.store.synced(job))) == 3
+
+
+@pytest.mark.parametrize(
+    ("work", "looks_at"), [("compact", "plan"), ("apply_retention", "advance_by_retention")], ids=["compact", "retain"]
+)
+def test_thousands_of_logs_are_looked_at_some_per_turn(
+    monkeypatch: pytest.MonkeyPatch, work: str, looks_at: str
+) -> None:
+    """Of 10,000 compacted logs, the look for those that are due held the loop for 85 ms."""
+    in_turns = [0]
+    look = getattr(maintenance, looks_at)
+
+    def counted(*args: Any, **options: Any) -> Any:
+        in_turns[-1] += 1
+        return look(*args, **options)
+
+    async def count_turns() -> None:
+        while True:
+            in_turns.append(0)
+            await asyncio.sleep(0)
+
+    async def scenario(world: World) -> None:
+        for number in range(350):
+            world.log(f"t{number}", COMPACT)
+        counting = asyncio.create_task(count_turns())
+        await getattr(world.maintenance, work)()
+        counting.cancel()
+
+    monkeypatch.setattr(maintenance, looks_at, counted)
+    run(scenario)
+    assert sum(in_turns) == 350
+    assert max(in_turns) <= 100
 
 
 def test_a_deleted_topic_that_cannot_be_moved_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
