@@ -114,6 +114,11 @@ class ConsumerMember:
     revoking: Owned = field(default_factory=dict)
     classic: ClassicSide | None = None
 
+    @property
+    def subscription(self) -> tuple[frozenset[str], str]:
+        """What it wants, by name and by pattern."""
+        return self.topics, self.pattern
+
     def at_epoch(self, epoch: int) -> ConsumerMember:
         return self if epoch == self.epoch else replace(self, epoch=epoch, previous_epoch=self.epoch)
 

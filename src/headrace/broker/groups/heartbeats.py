@@ -249,12 +249,15 @@ class Heartbeats:
         draft.assignor = self._preferred_assignor(members)
         subscribers = {}
         counts: dict[bytes, int] = {}
+        ids: dict[tuple[frozenset[str], str], frozenset[bytes]] = {}  # most members want the same
         for member_id, member in members.items():
-            found = [topic for name in group.topics_of(member) if (topic := self._topics.get(name)) is not None]
-            counts.update((topic.topic_id, len(topic.partitions)) for topic in found)
+            if member.subscription not in ids:
+                found = [topic for name in group.topics_of(member) if (topic := self._topics.get(name)) is not None]
+                counts.update((topic.topic_id, len(topic.partitions)) for topic in found)
+                ids[member.subscription] = frozenset(topic.topic_id for topic in found)
             last_id = draft.replaced if member_id == draft.member.member_id and draft.replaced else member_id
             subscribers[member_id] = Subscriber(
-                topics=frozenset(topic.topic_id for topic in found),
+                topics=ids[member.subscription],
                 instance_id=member.instance_id,
                 last=group.targets.get(last_id, {}),
             )
@@ -405,7 +408,8 @@ class Heartbeats:
 
     def _digest(self, group: ConsumerGroup, members: dict[str, ConsumerMember]) -> str:
         """A digest of the ids and numbers of partitions of all subscribed topics."""
-        names = set().union(*(group.topics_of(member) for member in members.values()))
+        different = {member.subscription: member for member in members.values()}
+        names = set().union(*(group.topics_of(member) for member in different.values()))
         digest = hashlib.sha256()
         for name in sorted(names):
             topic = self._topics.get(name)
