@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +86,12 @@ def test_any_bytes_are_a_message_or_are_refused(data: bytes, streaming: bool) ->
         pgoutput.decode(data, streaming=streaming)
     except pgoutput.MalformedReplication:
         pass
+
+
+def test_the_prefix_of_a_message_need_not_be_utf_8() -> None:
+    """In a database without a character set an application may write any; it must not stop capture for good."""
+    found = pgoutput.decode(b"M" + struct.pack(">BQ", 1, 7) + b"a\xff\0" + struct.pack(">I", 1) + b"x")
+    assert found == pgoutput.LogicalMessage(0, True, 7, "a\\xff", b"x")
 
 
 def test_a_length_of_four_gigabytes_allocates_nothing() -> None:

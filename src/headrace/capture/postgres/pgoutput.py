@@ -239,6 +239,14 @@ def _text(data: bytes, at: int) -> tuple[str, int]:
         raise MalformedReplication(f"a name is not UTF-8: {data[at:end]!r}") from error
 
 
+def _free_text(data: bytes, at: int) -> tuple[str, int]:
+    """A text that an application chose and that names no table: what is not UTF-8 in it is escaped."""
+    end = data.find(b"\0", at)
+    if end < 0:
+        raise MalformedReplication("a string without its end")
+    return data[at:end].decode(errors="backslashreplace"), end + 1
+
+
 def _xid(data: bytes, at: int, streaming: bool) -> tuple[int, int]:
     return (_U32.unpack_from(data, at)[0], at + 4) if streaming else (NOT_STREAMED, at)
 
@@ -293,7 +301,7 @@ def _commit(data: bytes, at: int, streaming: bool) -> tuple[Message, int]:
 
 def _origin(data: bytes, at: int, streaming: bool) -> tuple[Message, int]:
     high, low = _XID_AND_RELATION.unpack_from(data, at)
-    name, at = _text(data, at + 8)
+    name, at = _free_text(data, at + 8)
     return Origin(high << 32 | low, name), at
 
 
@@ -335,7 +343,7 @@ def _truncate(data: bytes, at: int, streaming: bool) -> tuple[Message, int]:
 def _message(data: bytes, at: int, streaming: bool) -> tuple[Message, int]:
     xid, at = _xid(data, at, streaming)
     flags, lsn = _MESSAGE.unpack_from(data, at)
-    prefix, at = _text(data, at + _MESSAGE.size)
+    prefix, at = _free_text(data, at + _MESSAGE.size)
     (size,) = _U32.unpack_from(data, at)
     content = data[at + 4 : at + 4 + size]
     return LogicalMessage(xid, bool(flags & 1), lsn, prefix, content), at + 4 + size
