@@ -533,6 +533,47 @@ def test_partitions_that_are_made_as_such_and_truncations_of_all_do_not_cost_a_s
     assert ops(events(log, f"{database.name}.public.t")) == ["r", "c", "t", "c"]
 
 
+LIKE_A_TRUNCATION: dict[str, tuple[str, ...]] = {
+    "a partition is truncated after it": ("truncate t", "insert into t values (2, 2)", "truncate p1"),
+    "a partition with rows is attached after it": (
+        "truncate t",
+        "insert into t values (2, 2)",
+        "create table p3 (id int primary key, n int)",
+        "insert into p3 values (250, 1)",
+        "alter table t attach partition p3 for values from (200) to (300)",
+    ),
+    "a table of the same name is truncated": ("truncate s.t", "truncate p1"),
+}
+
+
+@pytest.mark.parametrize("triggers", [False, True], ids=["log", "triggers"])
+@pytest.mark.parametrize("what", LIKE_A_TRUNCATION)
+def test_a_truncation_of_the_whole_table_is_all_that_a_truncation_of_it_is_taken_for(
+    log: str, database: Database, monkeypatch: pytest.MonkeyPatch, what: str, triggers: bool
+) -> None:
+    """The catalogue is looked at when all of it has happened, and the truncation is told by then."""
+    monkeypatch.setattr("headrace.capture.run.REFRESH_S", 2.0)
+    capture = options(database, triggers=triggers, exclude_tables=("public.p*",))
+    database.run(
+        "create table t (id int primary key, n int) partition by range (id)",
+        "create table p1 partition of t for values from (0) to (100)",
+        "insert into t values (1, 1)",
+        "create schema s",
+        "create table s.t (id int primary key)",
+    )
+    catch_up(log, capture)
+    if triggers:
+        with running(log, capture):
+            database.run("insert into t values (3, 3)")
+            follows(log, database, "t")
+            database.run(*LIKE_A_TRUNCATION[what])
+            follows(log, database, "t")
+    else:
+        database.run(*LIKE_A_TRUNCATION[what])
+        catch_up(log, capture)
+        assert folded(log, database, "t") == rows(database, "t")
+
+
 # ---- what hides rows, or ends what takes long -----------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ key is then the primary key where the index has all of its columns, and otherwis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +53,8 @@ where i.indisunique and i.indisvalid and t.relkind in ('r', 'p') and i.indrelid 
 group by i.indexrelid, c.relname order by i.indrelid, not i.indisprimary, c.relname
 """
 LEAVES = """
-select pg_partition_root(c.oid)::oid::bigint, c.oid::bigint, c.relfilenode::bigint, c.relreplident::text
+select pg_partition_root(c.oid)::oid::bigint, c.oid::bigint, c.relfilenode::bigint, c.relreplident::text,
+       c.xmin::text::bigint
 from pg_class c where c.relispartition and c.relkind = 'r' order by 1, 2
 """
 COLUMNS = """
@@ -132,6 +133,8 @@ class Leaf:
     oid: int
     file: int
     identity: str
+    changed_by: int
+    """The transaction that changed it in the catalogue last, in 32 bits."""
     indexes: list[UniqueIndex] = field(default_factory=list)
 
 
@@ -212,6 +215,10 @@ class TableInfo:
                 return set(index.columns) if self.stored_are_published or not index.has_generated else set()
         return set()
 
+    def was_emptied_by(self, xid: int | None, leaves: Container[int]) -> bool:
+        """Whether a transaction that truncated the whole table is the last that did anything to these partitions."""
+        return xid is not None and all(each.changed_by == xid for each in self.leaves if each.oid in leaves)
+
     @property
     def oids(self) -> list[int]:
         return [self.oid, *(each.oid for each in self.leaves)]
@@ -260,9 +267,10 @@ class Catalogue:
     def _all_tables(self) -> dict[str, TableInfo]:
         tables = {row[0]: TableInfo(*row) for row in self.connection.execute(TABLES).fetchall()}
         leaves: dict[int, Leaf] = {}
-        for root, oid, file, identity in self.connection.execute(LEAVES).fetchall():
+        for root, *leaf in self.connection.execute(LEAVES).fetchall():
             if root in tables:
-                leaves[oid] = Leaf(oid, file, identity)
+                oid = leaf[0]
+                leaves[oid] = Leaf(*leaf)
                 tables[root].leaves.append(leaves[oid])
         holders: Mapping[int, TableInfo | Leaf] = {**tables, **leaves}
         for oid, *values in self.connection.execute(INDEXES).fetchall():

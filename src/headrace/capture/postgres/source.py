@@ -286,7 +286,7 @@ class PostgresSource:
             events.delete(message, lsn)
         elif isinstance(message, pgoutput.Truncate):
             for relation in message.relations:
-                self._watch.truncated(relation)
+                self._watch.truncated(relation, self._begun.xid if self._begun is not None else 0)
             events.truncate(message, lsn)
         elif isinstance(message, pgoutput.LogicalMessage):
             self._logical_message(message, lsn)

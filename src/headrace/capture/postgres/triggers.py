@@ -115,7 +115,8 @@ class TriggerSource:
         self._forgotten = ""
         self._known: dict[str, Known] = {}
         self._seen: tuple[str, dict[int, int]] | None = None
-        self._truncated: set[str] = set()
+        self._truncated: dict[str, int] = {}
+        """By table the transaction that truncated it last, of what was told since the last look."""
         self._nested: dict[int, int] = {}
         self._batches_read = 0
 
@@ -207,14 +208,14 @@ class TriggerSource:
         self._seen = seen[0], members
 
     def _what_happened(self, before: Known, now: Known, table: TableInfo) -> str | None:
-        if partitions_emptied(before, now) and before.name in self._truncated:
-            return None
         if before.oid == now.oid and before.member != now.member:
             return "was without its triggers for a time"
+        why = what_happened(before, now)
+        if why is not None and partitions_emptied(before, now):
+            is_told = table.was_emptied_by(self._truncated.get(table.full_name), before.leaves)
+            why = None if is_told else why
         new = [each.oid for each in table.leaves if each.oid not in before.leaves]
-        return what_happened(before, now) or (
-            "has a new partition with rows" if self._setup.came_with_rows(new) else None
-        )
+        return why or ("has a new partition with rows" if self._setup.came_with_rows(new) else None)
 
     def _first_place(self, number: int) -> dict[str, Any]:
         seen = self._setup.one("select pg_current_snapshot()::text")
@@ -404,7 +405,7 @@ class TriggerSource:
             if change.operation == b"c" and new is not None:
                 followed.outbox.created(out, transaction, new)
         elif change.operation == b"t":
-            self._truncated.add(followed.table.name)
+            self._truncated[followed.table.full_name] = change.xid & 0xFFFFFFFF
             encoder.truncated(out, transaction, source)
         elif new is None:
             encoder.deleted(out, transaction, source, old or [])

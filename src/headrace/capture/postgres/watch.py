@@ -36,6 +36,8 @@ class Change:
     mark: int | None = None
     is_new: bool = False
     is_asked: bool = False
+    has_attached: bool = False
+    """Whether rows came with a partition, whatever else there was."""
 
 
 class TableWatch:
@@ -56,7 +58,8 @@ class TableWatch:
         self._changes: dict[str, Change] = {}
         self._marks = 0
         self._seen = ""
-        self._truncated: set[int] = set()
+        self._truncated: dict[int, int] = {}
+        """By table the transaction that truncated it last, as it passed."""
         self._noted: set[str] = set()
 
     def begin(self, seen: str, tables: Mapping[str, TableInfo], recorded: Mapping[str, Known] | None) -> None:
@@ -105,14 +108,17 @@ class TableWatch:
             return Change(name, "is gone, or no longer chosen", None, None)
         if before is None:
             return Change(name, "is new", table, now, self._writers(table), is_new=True)
-        why = what_happened(before, now) or self._attached(before, table)
-        if why is not None:
-            return Change(name, why, table, now, self._writers(table))
+        why = what_happened(before, now)
+        attached = None
+        if why is None or partitions_emptied(before, now):
+            attached = self._attached(before, table)
+        if why is not None or attached is not None:
+            return Change(name, attached or why or "", table, now, self._writers(table), has_attached=bool(attached))
         now = remembering(before, now)
         if now != before:
             self.version += 1
         self.known[name], self.tables[name] = now, table
-        self._truncated.discard(table.oid)
+        self._truncated.pop(table.oid, None)
         return None
 
     def _attached(self, before: Known, table: TableInfo) -> str | None:
@@ -146,16 +152,20 @@ class TableWatch:
                 # What has passed may still be invisible: its writers are waited for, as those of a new table are.
                 self._changes[name] = Change(name, why, table, self.known[name], self._writers(table), is_asked=True)
 
-    def truncated(self, oid: int) -> None:
+    def truncated(self, oid: int, xid: int) -> None:
         """A truncation of a whole table passes: its partitions have been emptied, and that is told."""
-        self._truncated.add(oid)
+        self._truncated[oid] = xid
 
     def is_told(self, change: Change) -> bool:
-        """Whether what was found has passed in the stream as well, as a truncation of the whole table."""
+        """Whether what was found has passed in the stream as well, as a truncation of the whole table.
+
+        A partition may have been filled again and truncated by itself after it, and that does not pass.
+        """
         before = self.known.get(change.name)
-        if before is None or change.now is None or change.now.oid not in self._truncated:
+        if before is None or change.now is None or change.table is None or change.has_attached:
             return False
-        return partitions_emptied(before, change.now)
+        xid = self._truncated.get(change.table.oid)
+        return change.table.was_emptied_by(xid, before.leaves) and partitions_emptied(before, change.now)
 
     def proceed(self) -> None:
         """Write the mark of changes whose tables nobody writes to any more that did when they were found."""
@@ -190,4 +200,4 @@ class TableWatch:
             self.tables.pop(change.name, None)
             return
         self.known[change.name], self.tables[change.name] = change.now, change.table
-        self._truncated.discard(change.table.oid)
+        self._truncated.pop(change.table.oid, None)
