@@ -542,6 +542,9 @@ LIKE_A_TRUNCATION: dict[str, tuple[str, ...]] = {
         "insert into p3 values (250, 1)",
         "alter table t attach partition p3 for values from (200) to (300)",
     ),
+    "a partition is truncated after it in its transaction": (
+        "begin; truncate t; insert into t values (2, 2); truncate p1; commit",
+    ),
     "a table of the same name is truncated": ("truncate s.t", "truncate p1"),
 }
 

@@ -368,6 +368,11 @@ class PostgresEvents:
                     continue
                 followed.encoder.truncated(self.out, self.transaction, self._source(followed, lsn))
 
+    def told(self, relation: int) -> int:
+        """How many events of a table the transaction under way has so far."""
+        followed = self._relations.get(relation)
+        return 0 if followed is None else self.transaction.per_table.get(followed.name, 0)
+
     def emptied_unlogged(self, schema: str, name: str, lsn: int, *, rows_follow: bool) -> None:
         """A truncation that is not in the server's log: the topic begins again here. ``rows_follow``: they are read."""
         table = Table(schema, name, ())

@@ -72,6 +72,8 @@ class PostgresSource:
         self._begun: pgoutput.Begin | None = None
         self._skipping = False
         self._partial: tuple[int, int] = (0, 0)
+        self._emptied_at: dict[int, int] = {}
+        """How many events of a table its transaction had when it was truncated."""
         self._last: list[int] = []
         """Position, time and id of the last transaction: by these the server's history is recognised."""
         self._unproven = False
@@ -285,9 +287,8 @@ class PostgresSource:
         elif isinstance(message, pgoutput.Delete):
             events.delete(message, lsn)
         elif isinstance(message, pgoutput.Truncate):
-            for relation in message.relations:
-                self._watch.truncated(relation, self._begun.xid if self._begun is not None else 0)
             events.truncate(message, lsn)
+            self._emptied_at |= {each: events.told(each) for each in message.relations}
         elif isinstance(message, pgoutput.LogicalMessage):
             self._logical_message(message, lsn)
         elif isinstance(message, pgoutput.Origin):
@@ -317,6 +318,11 @@ class PostgresSource:
         if not self._skipping:
             self._events.end(message.end_lsn)
             assert self._begun is not None, "a transaction ends that has begun"
+            for relation, index in self._emptied_at.items():
+                # Rows that came after it may have gone with a partition, of which the catalogue has no trace then.
+                if index == self._events.told(relation):
+                    self._watch.truncated(relation, self._begun.xid)
+            self._emptied_at.clear()
             self._last = list(self._begun)
             self._partial = (0, 0)
         self._lsn = max(self._lsn, message.end_lsn)

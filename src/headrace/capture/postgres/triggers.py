@@ -415,6 +415,10 @@ class TriggerSource:
             encoder.moved(out, transaction, source, old, new)
         else:
             encoder.updated(out, transaction, source, old, new)
+        if self._truncated and change.operation != b"t":
+            # What comes after it in its transaction may go with a partition, and the catalogue has no trace of that.
+            if self._truncated.get(followed.table.full_name) == change.xid & 0xFFFFFFFF:
+                del self._truncated[followed.table.full_name]
         self._watch_order(change, shape.table)
 
     def _shown_by_snapshot(self, table: TableInfo) -> bool:
