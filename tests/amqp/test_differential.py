@@ -425,6 +425,34 @@ def test_dead_letters_count_how_often(play_on: PlayOn) -> None:
     play_on(play)
 
 
+def test_a_message_that_was_rejected_once_does_not_go_round_for_ever(play_on: PlayOn) -> None:
+    """Two messages that push each other out of a queue whose dead letters come back to it."""
+
+    def play(s: AmqpScenario) -> None:
+        arguments = {"x-max-length": 1, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "circle"}
+        s.channel.queue_declare("circle", durable=True, arguments=arguments)
+        taken = []
+        for body in (b"first", b"second"):
+            s.channel.basic_publish("", "circle", body)
+            taken.append(s.get("circle", auto_ack=False))
+        for method, _, _ in taken:
+            s.channel.basic_reject(method.delivery_tag, requeue=False)
+        s.until("one is left", lambda: s.counts("circle")[0] == 1)
+        s.connection.process_data_events(0.3)
+        s.note_messages("what is left", "circle", 1)
+        s.channel.queue_delete("circle")
+
+    play_on(play)
+
+
+def test_an_exclusive_queue_is_never_durable(play_on: PlayOn) -> None:
+    def play(s: AmqpScenario) -> None:
+        s.try_("durable", lambda c: c.queue_declare("own", durable=True, exclusive=True))
+        s.try_("not durable", lambda c: c.queue_declare("own", exclusive=True))
+
+    play_on(play)
+
+
 def test_a_full_queue_drops_or_refuses(play_on: PlayOn) -> None:
     def play(s: AmqpScenario) -> None:
         c = s.channel

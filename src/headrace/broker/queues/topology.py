@@ -165,7 +165,7 @@ class Topology:
             self._host,
             name or f"amq.gen-{os.urandom(16).hex()}",
             asked["arguments"],
-            is_durable=asked["durable"],
+            is_durable=_is_durable(asked),
             is_auto_delete=asked["auto_delete"],
             owner=self._client if asked["exclusive"] else None,
         )
@@ -192,7 +192,7 @@ class Topology:
         if asked["exclusive"] is (queue.owner is None):
             raise self._host.locked(name)
         self._host.check_same_queue(
-            queue, is_durable=asked["durable"], is_auto_delete=asked["auto_delete"], arguments=asked["arguments"]
+            queue, is_durable=_is_durable(asked), is_auto_delete=asked["auto_delete"], arguments=asked["arguments"]
         )
         return queue
 
@@ -243,6 +243,11 @@ class Topology:
 
     def _queue_text(self, name: str) -> str:
         return f"queue '{name}' in vhost '{self._host.name}'"
+
+
+def _is_durable(asked: dict[str, Any]) -> bool:
+    """A queue that ends with its connection does not survive a restart, whatever is asked."""
+    return bool(asked["durable"]) and not asked["exclusive"]
 
 
 def _default_exchange() -> AmqpError:

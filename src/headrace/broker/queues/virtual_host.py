@@ -339,21 +339,27 @@ class VirtualHost:
             headers.pop("CC", None)
         known = headers.get("x-death")
         deaths = [each for each in known[:DEATHS_MAX] if isinstance(each, dict)] if isinstance(known, list) else []
-        letter = message.with_properties(
-            headers=_with_death(headers, deaths, queue, message, reason, copies),
-            expiration=None,
-        )._replace(
+        headers = _with_death(headers, deaths, queue, message, reason, copies)
+        letter = message.with_properties(headers=headers, expiration=None)._replace(
             exchange=name.encode("utf-8", "surrogateescape"),
             routing_key=message.routing_key if key is None else key.encode("utf-8", "surrogateescape"),
             enqueued_ms=queue.now_ms(),
         )
-        visited = {each.get("queue") for each in deaths}
-        was_rejected = reason == "rejected" or any(each.get("reason") == "rejected" for each in deaths)
         for target in self.route(letter):
-            if not was_rejected and (target.name in visited or target is queue):
-                continue  # it went round in a circle by itself
+            if reason != "rejected" and _went_round(target.name, headers["x-death"]):
+                continue
             if not target.rejects(letter):
                 target.publish(letter)
+
+
+def _went_round(queue: str, deaths: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a message comes to a queue for the second time by itself: nobody has rejected it since it was there."""
+    for each in deaths:
+        if each.get("reason") == "rejected":
+            return False
+        if each.get("queue") == queue:
+            return True
+    return False
 
 
 def _without_type(arguments: Mapping[str, Any]) -> dict[str, Any]:
