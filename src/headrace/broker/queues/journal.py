@@ -143,11 +143,12 @@ class QueueJournal:
             for offset in offsets:
                 self._returns.pop((lane, offset), None)
 
-    def write(self, now_ms: int) -> None:
-        """Write what has changed since the last time. Raises LogError; then it is kept for the next."""
+    def write(self, now_ms: int, *, with_gone: bool = True) -> None:
+        """Write what has changed since the last time, or all but what is gone. Raises LogError; then it is kept for the
+        next."""
         entries = []
         for number, lane in enumerate(self._lanes):
-            if self._gone[number]:
+            if with_gone and self._gone[number]:
                 ranges = ranges_of(sorted(self._gone[number]))
                 entries += [_ENTRY.pack(b"g", number, first, end) for first, end in ranges]
             if lane.cursor > self._written_cursors[number]:
@@ -156,11 +157,14 @@ class QueueJournal:
         if not entries:
             return
         self._append([Record(None, b"".join(entries), now_ms)], now_ms)
-        for number, lane in enumerate(self._lanes):
-            self._gone[number].clear()
-            self._written_cursors[number] = max(lane.cursor, self._written_cursors[number])
-            lane.release(now_ms)
         self._returned.clear()
+        for number, lane in enumerate(self._lanes):
+            self._written_cursors[number] = max(lane.cursor, self._written_cursors[number])
+        if not with_gone:
+            return
+        for gone, lane in zip(self._gone, self._lanes, strict=True):
+            gone.clear()
+            lane.release(now_ms)
         if self._bytes > max(SNAPSHOT_BYTES_MIN, 4 * self._snapshot_bytes):
             self.snapshot(now_ms)
 

@@ -106,6 +106,8 @@ class Queue:
         """Messages that wait before they are delivered again, by when that is over; a heap."""
         self._delay = Alarm(turn, self._end_delays)
         self._expiry = Alarm(turn, self._head_may_have_expired)
+        self._left_to: set[Queue] = set()
+        """Queues that got dead letters of this one since its journal was written."""
         self._fresh: dict[int, int] = {}
         """By lane, the offset from which on messages have not been offered to consumers."""
 
@@ -471,9 +473,19 @@ class Queue:
             self._dead_letters.dead_letter(self, message, reason)
         self.acknowledge(delivery)
 
-    def write_journal(self) -> None:
-        if not self.is_deleted:
-            self._journal.write(self._turn.now_ms())
+    def leaves_to(self, other: Queue) -> None:
+        """A dead letter of this queue waits to be appended to another: until then it is not noted as gone here."""
+        self._left_to.add(other)
+
+    def write_journal(self) -> bool:
+        """False while dead letters wait for the disk: what is gone is not noted, since a kill would lose them. Raises
+        LogError."""
+        if self.is_deleted:
+            return True
+        if self._left_to:
+            self._left_to = {each for each in self._left_to if each.has_waiting and not each.is_deleted}
+        self._journal.write(self._turn.now_ms(), with_gone=not self._left_to)
+        return not self._left_to
 
     def purge(self) -> int:
         """Everything that is ready is gone; how much that was."""

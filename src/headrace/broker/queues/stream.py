@@ -190,8 +190,9 @@ class StreamQueue(Queue):
     def restore(self, number: int, first: int, end: int) -> int:
         raise _not_supported("restoring", self.where)
 
-    def write_journal(self) -> None:
+    def write_journal(self) -> bool:
         """There is none."""
+        return True
 
     @property
     def keeps_what_is_gone(self) -> bool:

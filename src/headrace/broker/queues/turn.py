@@ -137,9 +137,16 @@ class Turn:
 
     def _note(self, queue: Queue) -> None:
         try:
-            queue.write_journal()
+            is_done = queue.write_journal()
         except LogError as error:
             self._refuse(queue, error)
+            return
+        if is_done:
+            return
+        if self._refused:  # its dead letters wait for the disk
+            self._refused[queue] = None
+        else:
+            self._queues[queue] = None
 
     def _refuse(self, queue: Queue, error: LogError) -> None:
         if not self._refused:

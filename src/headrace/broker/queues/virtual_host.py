@@ -350,6 +350,7 @@ class VirtualHost:
                 continue
             if not target.rejects(letter):
                 target.publish(letter)
+                queue.leaves_to(target)
 
 
 def _went_round(queue: str, deaths: Sequence[Mapping[str, Any]]) -> bool:
