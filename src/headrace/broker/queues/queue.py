@@ -331,12 +331,13 @@ class Queue:
             return None
         number, offset = place
         message = self._lanes[number].peek(offset)
+        counted = self._counted(message, number, offset)
         is_redelivered = self._take(number, offset, message)
         if no_ack:
             self._settle(number, offset)
         self._head()  # what has expired after it does not count as ready
         self._turn.touch(self)
-        return Delivery(self, number, offset, len(message.body)), self._counted(message, number, offset), is_redelivered
+        return Delivery(self, number, offset, len(message.body)), counted, is_redelivered
 
     def _take(self, number: int, offset: int, message: Message) -> bool:
         if self.policy.bytes_max is not None:

@@ -245,6 +245,19 @@ def test_a_message_comes_back_as_often_as_it_likes_where_there_is_no_limit() -> 
     assert bench.dead == []
 
 
+def test_a_message_that_is_fetched_for_good_says_how_often_it_came_back() -> None:
+    bench = Bench({"x-queue-type": "quorum"})
+    bench.publish(1)
+    bench.run()
+    found = bench.queue.get(no_ack=False)
+    assert found is not None
+    bench.queue.give_back(found[0])
+    bench.run()
+    found = bench.queue.get(no_ack=True)
+    assert found is not None
+    assert found[1].headers == {"x-delivery-count": 1}
+
+
 def test_a_purge_forgets_how_often_messages_came_back() -> None:
     bench = Bench({"x-queue-type": "quorum"})
     for _ in range(3):
