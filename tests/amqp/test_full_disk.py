@@ -6,6 +6,7 @@ import os
 import signal
 import struct
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,9 +53,15 @@ def publish(peer: RawPeer, number: int) -> None:
 @contextmanager
 def broker_on(folder: Path, free_limit: int) -> Iterator[tuple[RunningServer, int]]:
     settings = {"amqp.disk.free.limit.bytes": str(free_limit)}
-    arguments = ["--amqp", "127.0.0.1:0"]
+    arguments = ["--amqp", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
     with headrace_server(data=folder / "data", settings=settings, arguments=arguments, expect_exit=None) as server:
         yield server, int(listener_address(server.log, "amqp").rpartition(":")[2])
+
+
+def blocked(server: RunningServer) -> bool:
+    """What an operator's dashboard says."""
+    with urllib.request.urlopen(f"http://{listener_address(server.log, 'metrics')}/metrics", timeout=30) as answer:
+        return "headrace_queues_blocked 1.0" in answer.read().decode().splitlines()
 
 
 def test_publishers_are_held_and_told_and_consumers_drain(small_disk: Path) -> None:
@@ -70,6 +77,7 @@ def test_publishers_are_held_and_told_and_consumers_drain(small_disk: Path) -> N
             consuming.queue_declare("full", durable=True, passive=True)
             assert sent < MESSAGES_MAX, "the disk should be full by now"
         assert publisher.expect(Connection.Blocked).reason
+        assert blocked(server)
         stored = consuming.queue_declare("full", durable=True, passive=True).method.message_count
         found = []
         while len(found) < stored // 2:
@@ -79,6 +87,7 @@ def test_publishers_are_held_and_told_and_consumers_drain(small_disk: Path) -> N
             consuming.basic_ack(method.delivery_tag)
         subprocess.run(["mount", "-o", f"remount,size={8 * DISK_BYTES}", str(small_disk)], check=True)
         publisher.expect(Connection.Unblocked)
+        assert not blocked(server)
 
         def take() -> bool:
             method, _, body = consuming.basic_get("full", auto_ack=True)

@@ -363,6 +363,14 @@ def test_what_quorum_queues_do_not_do(play_on: PlayOn) -> None:
     play_on(play)
 
 
+def test_a_client_may_not_stop_what_it_consumes_but_by_its_prefetch(play_on: PlayOn) -> None:
+    def play(s: AmqpScenario) -> None:
+        s.try_("go on", lambda c: c.flow(True))
+        s.try_("stop", lambda c: c.flow(False))
+
+    play_on(play)
+
+
 def test_transactions_and_confirms_do_not_mix(play_on: PlayOn) -> None:
     def play(s: AmqpScenario) -> None:
         s.try_("rollback without select", lambda c: c.tx_rollback())
