@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from headrace.cli.events import command
 from headrace.errors import UsageError
-from headrace.sourcing import open_store
+from headrace.sourcing import Event, open_store
 
 Events = Callable[..., Result]
 
@@ -101,6 +101,8 @@ def test_events_are_appended_and_read_back(events: Events) -> None:
         (("append", "bank.db", "a", "--type", "T", "--expected", "3"), "has no event"),
         (("append", "bank.db", "a", "--type", "T", "--personal", "name=u1"), "no field name"),
         (("read", "missing.db"), "there is no store missing.db"),
+        (("read", "."), ". is a folder"),
+        (("append", ".", "a", "--type", "T"), ". is a folder"),
         (("read", "bank.db", "--keys", "typo.keys"), "there is no key file typo.keys"),
         (("read", "bank.db", "--follow", "--limit", "1"), "--follow has no end"),
         (("read", "kafka://127.0.0.1:1/t?lease=soon"), "?lease=soon is no number of seconds"),
@@ -182,8 +184,37 @@ def test_a_name_that_the_store_does_not_know_is_pointed_out(events: Events) -> N
 def test_a_stream_that_the_store_does_not_have_is_pointed_out(events: Events, arguments: tuple[str, ...]) -> None:
     deposit(events, 1)
     named = arguments if arguments[0] == "read" else (*arguments, "--stream", "account-2")
-    assert events(*named).stderr == "sqlite:///bank.db has no stream account-2; see: headrace events streams\n"
+    assert events(*named).stderr == "sqlite:///bank.db has no stream account-2; see: headrace events streams STORE\n"
     assert "account-2" not in events("read", "bank.db", "account-1").stderr
+
+
+@pytest.mark.parametrize("filters", [("--type", "Depositted"), ("--tag", "x"), ("--category", "acount")])
+def test_a_filter_that_no_event_matches_is_pointed_out(events: Events, filters: tuple[str, str]) -> None:
+    deposit(events, 1)
+    done = events("read", "bank.db", *filters)
+    assert (done.stdout, done.stderr) == ("", "no event matches; types, tags and categories are compared exactly\n")
+    assert events("read", "bank.db", "--type", "Deposited").stderr == ""
+
+
+def test_a_new_key_file_is_pointed_out_since_a_mistyped_one_would_be_new_too(events: Events) -> None:
+    append = ("append", "bank.db", "a-1", "--type", "Opened", "--data", '{"name": "Ada"}', "--personal", "name=u1")
+    first = events(*append, "--keys", "k.keys").stderr
+    assert first == "made the key file k.keys and its master key k.keys.master: keep both, apart from the store\n"
+    assert events(*append, "--keys", "k.keys").stderr == ""
+
+
+def test_a_publisher_that_reached_no_broker_does_not_say_how_far_the_topic_is(tmp_path: Path) -> None:
+    with open_store(tmp_path / "bank.db") as store:
+        store.append("a-1", Event("First"))
+    program = str(Path(sys.executable).with_name("headrace"))
+    command = [program, "events", "publish", "bank.db", "bank.events", "--bootstrap", "127.0.0.1:1"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        while "trying again" not in child.stderr.readline():
+            assert child.poll() is None
+        child.terminate()
+        assert child.stderr.read().splitlines()[-1] == "stopped; this run has published nothing to bank.events"
+        assert child.wait(60) == 0
 
 
 def test_an_input_without_events_is_pointed_out(events: Events) -> None:
@@ -193,8 +224,8 @@ def test_an_input_without_events_is_pointed_out(events: Events) -> None:
 def test_a_personal_value_in_the_open_is_a_line_for_a_person(events: Events) -> None:
     append = ("append", "bank.db", "a-1", "--type", "Opened", "--data", '{"name": "Ada Lovelace"}')
     done = events(*append, "--personal", "name=u1", "--keys", "k.keys", "--tag", "name:Ada Lovelace")
-    assert done.stderr.startswith("warning: the personal field name of Opened is also in a tag, which")
-    assert done.stderr.count("\n") == 1
+    _, warning = done.stderr.splitlines()  # the first line is about the new key file
+    assert warning.startswith("warning: the personal field name of Opened is also in a tag, which")
 
 
 BROKEN = {
@@ -264,8 +295,6 @@ def test_a_subject_is_forgotten(events: Events) -> None:
 
 
 def test_follow_prints_what_comes_and_ends_in_order_when_it_is_asked_to(tmp_path: Path) -> None:
-    from headrace.sourcing import Event
-
     with open_store(tmp_path / "bank.db") as store:
         store.append("a-1", Event("First"))
         program = str(Path(sys.executable).with_name("headrace"))

@@ -68,7 +68,10 @@ def opened(store: str, keys: Path | None, master: Path | None, *, must_exist: bo
     if keys is not None:
         from headrace.sourcing.keys import KeyStore
 
+        is_new = not keys.exists()
         found = KeyStore(keys, master_file=master)
+        if is_new:  # one that was mistyped too: what it encrypts, the other file cannot decrypt
+            say(f"made the key file {keys} and its master key {found.master_file}: keep both, apart from the store")
     with open_store(store, keys=found, create=not must_exist) as events:
         yield events
 
@@ -187,12 +190,14 @@ def read(store: str, stream: str | None, at: str | None, output: str, follow: bo
                 _print(found.subscribe(query, after=given["after"], stop=stop), output)
             return
         _say_unknown(found, stream)
-        _print(_selected(found, stream, query, at, given), output)
+        is_filtered = given["types"] or given["tags"] or given["categories"]
+        if not _print(_selected(found, stream, query, at, given), output) and is_filtered:
+            say("no event matches; types, tags and categories are compared exactly")
 
 
 def _say_unknown(store: EventStore, stream: str | None) -> None:
     if stream is not None and not store.version(stream):
-        say(f"{store.shown} has no stream {stream}; see: headrace events streams")
+        say(f"{store.shown} has no stream {stream}; see: headrace events streams STORE")
 
 
 def _query(given: dict[str, Any], stream: str | None) -> Query:
@@ -227,9 +232,11 @@ def _moment(text: str) -> datetime:
     return datetime.fromtimestamp(parse_time_ms(text, time.time_ns() // 1_000_000) / 1000, UTC)
 
 
-def _print(events: Iterator[RecordedEvent], output: str) -> None:
-    """Line by line: a store may be long."""
+def _print(events: Iterator[RecordedEvent], output: str) -> int:
+    """Line by line: a store may be long. Gives how many there were."""
+    count = 0
     for event in events:
+        count += 1
         if output == "json":
             click.echo(json.dumps(event.as_dict(), ensure_ascii=False))
         else:
@@ -237,6 +244,7 @@ def _print(events: Iterator[RecordedEvent], output: str) -> None:
             data = json.dumps(event.as_dict()["data"], ensure_ascii=False)
             click.echo(f"{event.position}  {event.recorded_at:%Y-%m-%d %H:%M:%S}  {where}  {event.type}  {data}")
         sys.stdout.flush()
+    return count
 
 
 @command.command("streams")
@@ -413,4 +421,7 @@ def publish(store: str, topic: str, partitions: int, available_now: bool, bootst
         reached = follow(
             found, bootstrap, topic, partitions=partitions, stop=stop, until_current=available_now, say=say
         )
-    say(f"stopped; {topic} has the store up to position {reached}")
+    if reached:
+        say(f"stopped; {topic} has the store up to position {reached}")
+    else:
+        say(f"stopped; this run has published nothing to {topic}")

@@ -67,6 +67,8 @@ class SqliteStore(EventStore):
             raise no_store(self.shown)
         if not self.path.parent.is_dir():
             raise UsageError(f"there is no folder {self.path.parent}", f"mkdir -p {self.path.parent}")
+        if self.path.is_dir():
+            raise UsageError(f"{self.path} is a folder", "name a file in it")
         with self._explained():
             self._writer = self._connected()
             self._writer.execute("pragma busy_timeout = 0")
