@@ -42,6 +42,33 @@ ARGUMENTS = (
 )
 
 
+FAINT = """(() => {
+  const parts = (text) => {
+    const [one, two, three, alpha] = text.match(/[-\\d.e]+/g).map(Number);
+    const unit = text.startsWith("color(") ? 255 : 1;
+    return [one * unit, two * unit, three * unit, alpha ?? 1];
+  };
+  const over = (front, back) => back.map((each, index) => front[index] * front[3] + each * (1 - front[3]));
+  const linear = (each) => (each / 255 <= 0.04045 ? each / 3294.6 : ((each / 255 + 0.055) / 1.055) ** 2.4);
+  const light = ([red, green, blue]) => 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue);
+  const above = (node) => (node ? [...above(node.parentElement), node] : []);
+  const behind = (node) =>
+    above(node).reduce((back, each) => over(parts(getComputedStyle(each).backgroundColor), back), [255, 255, 255]);
+  const found = [];
+  for (const node of document.querySelectorAll("body *")) {
+    const isText = [...node.childNodes].some((each) => each.nodeType === 3 && each.textContent.trim());
+    if (!isText || !node.checkVisibility() || node.matches(":disabled, :disabled *")) continue;
+    const style = getComputedStyle(node);
+    const back = behind(node);
+    const colour = over(parts(node instanceof SVGElement ? style.fill : style.color), back);
+    const [dark, bright] = [light(colour), light(back)].sort((one, other) => one - other);
+    const ratio = (bright + 0.05) / (dark + 0.05);
+    if (ratio < 4.5) found.push(`${node.textContent.trim().slice(0, 30)}: ${ratio.toFixed(2)}`);
+  }
+  return found;
+})()"""
+
+
 class Chromium:
     """One browser process."""
 
@@ -207,6 +234,10 @@ class Tab:
     def screenshot(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", {"format": "png"})["data"]))
+
+    def faint(self) -> list[str]:
+        """Texts that stand out too little from what is behind them: below 4.5 to 1, as WCAG counts it."""
+        return [str(each) for each in self.value(FAINT)]
 
     def errors(self) -> list[str]:
         """What the browser reported: exceptions, errors of the console, breaches of the policy, failed requests."""

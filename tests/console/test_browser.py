@@ -235,6 +235,24 @@ def test_a_topic_is_created_written_to_and_deleted(tab: Tab, console: RunningCon
     tab.wait("!document.querySelector('tbody').innerText.includes('made.here')")
 
 
+def test_the_menu_of_a_topic_is_on_the_screen_of_a_phone(tab: Tab, console: RunningConsole, orders: str) -> None:
+    for width in (390, 560):
+        tab.resize(width, 844)
+        go(tab, console, f"/topics/{orders}")
+        tab.click(".actions details.menu summary", "More")
+        box = "document.querySelector('.actions .menu-list').getBoundingClientRect()"
+        assert tab.value(f"{box}.left >= 0 && {box}.right <= innerWidth && {box}.width > 0"), width
+        tab.click(".actions details.menu summary", "More")
+
+
+def test_the_values_of_settings_are_on_the_screen_of_a_phone(tab: Tab, console: RunningConsole, orders: str) -> None:
+    tab.resize(390, 844)
+    go(tab, console, f"/topics/{orders}?tab=settings")
+    tab.wait("document.querySelector('.settings tbody td.number .mono')")
+    values = "[...document.querySelectorAll('.settings tbody td.number .mono')]"
+    assert tab.value(f"{values}.filter(e => e.getBoundingClientRect().right > innerWidth).length") == 0
+
+
 def test_a_setting_is_changed_after_its_change_was_described(tab: Tab, console: RunningConsole) -> None:
     with Client(console.bootstrap) as client:
         Admin(client).create_topic("to.set", partitions=1)
@@ -415,7 +433,7 @@ PLACES = {
 def test_every_page_looks_as_it_should_and_reports_no_error(
     chromium: Chromium, console: RunningConsole, orders: str, theme: str
 ) -> None:
-    """Screenshots go to build/screenshots, to be looked at. Nothing is wider than the screen."""
+    """Screenshots go to build/screenshots, to be looked at. Nothing is wider than the screen, and no text is faint."""
     dark, width, height = THEMES[theme]
     with chromium.tab(dark=dark, width=width, height=height) as tab:
         tab.open(console.url)
@@ -424,5 +442,6 @@ def test_every_page_looks_as_it_should_and_reports_no_error(
             go(tab, console, place)
             tab.wait_for_text(text)
             assert tab.value("document.documentElement.scrollWidth <= innerWidth"), f"{name} is too wide"
+            assert tab.faint() == [], name
             tab.screenshot(SCREENSHOTS / f"{name}-{theme}.png")
         assert tab.errors() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -42,6 +43,8 @@ def test_messages_are_shown_with_why_they_died_and_stay(
     found = console.get("queue/messages", name=dead)["messages"]
     assert [json.loads(each["body"]) for each in found] == [{"order": 0}, {"order": 1}, {"order": 2}]
     assert found[0]["died"] == {"reason": "rejected", "queue": work}
+    died_at = datetime.fromisoformat(found[0]["properties"]["headers"]["x-death"][0]["time"])
+    assert abs(datetime.now(UTC) - died_at) < timedelta(hours=1)
     assert [each["offset"] for each in console.get("queue/messages", name=dead, q='"order": 1')["messages"]] == [1]
     assert ready(broker, dead) == 3
     listed = eventually(lambda: console.get("queues", q=dead)["rows"])

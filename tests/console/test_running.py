@@ -134,6 +134,18 @@ def test_a_capture_is_shown_with_its_tables_and_its_last_error(
     assert tab.value("document.querySelectorAll('main img').length") == 0
 
 
+def test_a_capture_of_sqlite_has_no_slot_and_no_chart_that_waits_for_its_bytes(
+    tab: Tab, console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str]
+) -> None:
+    name = unique("shop")
+    publish(publisher, recorded()["capture/shop"], name=name)
+    eventually(lambda: listed(console, "captures", name))
+    show(tab, "captures", name)
+    tab.wait_for_text("only PostgreSQL has slots")
+    assert "Behind, and kept by the database" not in tab.text()
+    assert "– behind" not in tab.text()
+
+
 def test_what_others_wrote_into_the_topic_is_shown_as_far_as_it_is_text(
     console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str]
 ) -> None:
@@ -233,7 +245,7 @@ def test_a_definition_that_makes_no_sense_harms_nobody(
 def test_every_page_of_what_runs_looks_as_it_should(
     chromium: Chromium, console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str], theme: str
 ) -> None:
-    """Screenshots go to build/screenshots, to be looked at. Nothing is wider than the screen."""
+    """Screenshots go to build/screenshots, to be looked at. Nothing is wider than the screen, and no text is faint."""
     group, topic = unique("billing"), unique("orders")
     minutes = [f"2026-01-31T10:{n:02}:00Z" for n in range(15)]
     rows = [{"window_start": each, "shop": shop, "amount": n} for n, each in enumerate(minutes) for shop in "ab"]
@@ -259,6 +271,7 @@ def test_every_page_of_what_runs_looks_as_it_should(
             tab.value(f"location.hash = '#/{place}'")
             tab.wait(f"document.querySelector('main').textContent.includes({json.dumps(text)})")
             assert tab.value("document.documentElement.scrollWidth <= innerWidth"), f"{place} is too wide"
+            assert tab.faint() == [], place
             tab.screenshot(SCREENSHOTS / f"{place.partition('/')[0]}{'-one' if '/' in place else ''}-{theme}.png")
         assert tab.errors() == []
 
@@ -321,3 +334,15 @@ def test_the_tooltip_of_a_chart_has_the_day_and_the_time(
         "image.dispatchEvent(new PointerEvent('pointermove', {clientX: box.right - 5, clientY: box.top + 50})) })()"
     )
     assert tab.value(f"({card}).querySelector('.tip-time').textContent") == "2026-01-17 07:30:00"
+
+
+def test_a_dashboard_whose_fields_no_record_has_says_so(
+    tab: Tab, console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str]
+) -> None:
+    topic, name = unique("orders"), unique("Misspelt")
+    produced(console.bootstrap, topic, [{"minute": "2026-01-31T10:00:00Z", "amount": 3}])
+    details = {"topic": topic, "kind": "line", "x": "minuet", "y": ["amount"]}
+    publisher.publish("dashboard", name, details=details, **DEFINED)
+    data_of(console, name)
+    tab.value("location.hash = '#/dashboards'")
+    tab.wait_for_text("No record has both minuet and a number in amount")

@@ -172,6 +172,18 @@ def test_a_time_in_properties_is_seconds() -> None:
     assert decode_properties(raw) == {"timestamp": Timestamp(int(moment.timestamp()))}
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (1_769_853_600, "2026-01-31T10:00:00Z"),
+        (2**63 - 1, "9223372036854775807 s"),
+        (-(2**60), "-1152921504606846976 s"),
+    ],
+)
+def test_a_timestamp_is_shown_as_a_time_whatever_a_client_has_written(seconds: int, text: str) -> None:
+    assert str(Timestamp(seconds)) == text
+
+
 # ---- frames ---------------------------------------------------------------------------------------------------------
 
 

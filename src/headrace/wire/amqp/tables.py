@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -43,6 +44,13 @@ class Timestamp:
     """Seconds since the epoch, kept apart from integers so that a table is written as it was read."""
 
     seconds: int
+
+    def __str__(self) -> str:
+        """For people: a time of a clock where there is one, since a client may have written any number."""
+        try:
+            return f"{datetime.fromtimestamp(self.seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        except (ValueError, OverflowError, OSError):
+            return f"{self.seconds} s"
 
 
 def decode_table(data: bytes, position: int, end: int, depth: int = 0) -> tuple[dict[str, Any], int]:

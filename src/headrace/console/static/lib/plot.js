@@ -21,6 +21,7 @@ export function plot({ title, kind = "line", height = 230, format = short, names
   const node = h(bare ? "div.chart" : "section.card.chart",
     h("header.card-head", title ? h("h3", title) : null, legend), h("div.chart-frame", area, tip));
   let data = null;
+  let missing = nothing;
   let width = 0;
 
   new ResizeObserver(() => {
@@ -31,8 +32,10 @@ export function plot({ title, kind = "line", height = 230, format = short, names
     }
   }).observe(area);
 
-  function update(next) {
+  /** `without`: what is said where there is nothing to draw. */
+  function update(next, without = nothing) {
     data = next;
+    missing = without;
     draw();
   }
 
@@ -48,7 +51,7 @@ export function plot({ title, kind = "line", height = 230, format = short, names
     const lines = shown();
     tip.hidden = true;
     if (!lines.some((line) => line.points.length)) {
-      fill(area, h("div.chart-empty", { style: { height: `${height}px` } }, nothing));
+      fill(area, h("div.chart-empty", { style: { height: `${height}px` } }, missing));
       return;
     }
     const steps = xSteps(lines);

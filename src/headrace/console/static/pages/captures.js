@@ -65,13 +65,15 @@ function renderCapture(view, place) {
   }
   let forgettable = null;
   function show(now, data) {
+    const counts = data.lag_bytes !== null || data.retained_bytes !== null || data.charts.bytes.series.some((each) => each.values.some((value) => value !== null));
+    sizes.node.hidden = !counts;  // a database without a log that is read from, such as SQLite, has no such bytes
     if (forgettable !== data.alive) head(now, data);
     forgettable = data.alive;
     fill(note, lifeLine(data));
     fill(trouble, troubles(data), data.alive && data.health && data.health !== "ok" ? notice("warning", data.health, data.advice) : null);
     fill(tiles,
-      figure("Lag", data.alive ? seconds(data.lag_ms) : "–", "", data.alive ? `${bytes(data.lag_bytes)} behind` : "not known: it does not run"),
-      figure("Slot", bytes(data.retained_bytes), "", "kept by the database for this capture"),
+      figure("Lag", data.alive ? seconds(data.lag_ms) : "–", "", !data.alive ? "not known: it does not run" : data.lag_bytes === null ? "behind the database" : `${bytes(data.lag_bytes)} behind`),
+      data.kind === "postgresql" ? figure("Slot", bytes(data.retained_bytes), "", "kept by the database") : figure("Slot", "none", "", "only PostgreSQL has slots"),
       figure("Snapshot", data.tables ? `${data.tables_done} of ${data.tables}` : "–", data.tables ? " tables" : "", `${short(data.rows)} rows read`),
       figure("Events", short(data.events), "", `${plural(data.transactions, "transaction")}, ${plural(data.sessions, "session")}`),
       figure("Position", h("span.position", { title: data.position }, data.position || "–"), "", data.database));

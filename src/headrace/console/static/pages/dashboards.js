@@ -64,7 +64,7 @@ function dashboard(view, definition) {
     if (!ended) timer = setTimeout(load, refresh_s * 1000);
   }
   function draw(data) {
-    if (picture) picture.update(data);
+    if (picture) picture.update(data, data.records ? missingFields(definition) : undefined);
     else if (kind === "number") fill(body, h("div.big-number", data.value === null ? "–" : short(data.value), unit ? h("small", unit) : null), sparkline(data.points.map(([, value]) => value).slice(-120), 0));
     else fill(body, small(data.rows.slice(0, TABLE_ROWS), data.columns.map((column, index) => [column, (row) => cellText(row[index]), data.rows.every((row) => row[index] === null || typeof row[index] === "number" || numeric(row[index]))]), () => empty("No rows yet", `Topic ${topic} has none.`), { clip: false }));
     fill(foot, h("a", { href: link("topics", topic) }, topic), h("span", definition.by_key ? plural(data.records, "row") : data.records ? `newest ${plural(data.records, "record")}` : "no records yet"),
@@ -72,4 +72,9 @@ function dashboard(view, definition) {
   }
   load();
   return { node, end: () => { ended = true; clearTimeout(timer); } };
+}
+
+/** A name that is misspelt next to the pipeline would look like a topic without rows. */
+function missingFields({ x, y }) {
+  return `No record has both ${x || "x"} and a number in ${y.join(" or ") || "y"}`;
 }

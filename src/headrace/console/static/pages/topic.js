@@ -110,7 +110,7 @@ function settings(view, name, content) {
   let known = [];
   fill(content, h("div.toolbar", h("label.search-box", icon("search"), filter), h("label.check", own, "Only those set on this topic")),
     h("section.card.flush", h("div.table-frame", h("table.table.settings",
-      h("thead", h("tr", h("th", "Setting"), h("th.number", "Value"), h("th.number", "Without it"), h("th", "From"), h("th", ""))), list))));
+      h("thead", h("tr", h("th", "Setting"), h("th.number", "Value"), h("th.number", "If unset"), h("th", "From"), h("th", ""))), list))));
 
   function draw() {
     const words = filter.value.toLowerCase();
