@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from headrace.errors import UsageError
 from headrace.spark.arguments import micros_of
 from headrace.spark.patterns.skipping import Skip
 from headrace.spark.patterns.syntax import Node, PatternSyntaxError, parse_pattern, variables_of
@@ -75,10 +76,15 @@ class Clauses:
 
 def parse_clauses(text: str, *, ordered: bool = True) -> Clauses:
     """``ordered``: whether the text has to say ORDER BY."""
+    if not isinstance(text, str):
+        raise UsageError(f"the text of a pattern is {text!r}, which is no text", "PARTITION BY … PATTERN (…) DEFINE …")
     text = QUOTED.sub(_blanked, text)
     found = dict(_clauses(text))
     if "pattern" not in found:
-        raise PatternSyntaxError(text, len(text), "there is no PATTERN; expected PATTERN (…)")
+        bare = re.search(r"\bPATTERN\b", text, re.IGNORECASE)
+        if bare is not None:
+            raise PatternSyntaxError(text, bare.start(), "the pattern stands in parentheses; expected PATTERN (…)")
+        raise PatternSyntaxError(text, len(text.rstrip()), "there is no PATTERN; expected PATTERN (…)")
     if ordered and "order" not in found:
         raise PatternSyntaxError(text, 0, "there is no ORDER BY; expected ORDER BY and a column with event time")
     pattern_piece = found["pattern"]
@@ -137,7 +143,8 @@ def _clauses(text: str) -> Iterator[tuple[str, Piece]]:
             continue
         at += 1
     if not begins or text[_after_wrapper(text)[0] : begins[0][1]].strip():
-        raise PatternSyntaxError(text, 0, "expected PARTITION BY, ORDER BY, MEASURES or PATTERN")
+        first = len(text) - len(text.lstrip())
+        raise PatternSyntaxError(text, first, "expected PARTITION BY, ORDER BY, MEASURES or PATTERN")
     ends = [each[1] for each in begins[1:]] + [at]
     for (name, _, start), end in zip(begins, ends, strict=True):
         yield name, Piece(text[start:end], start)
@@ -267,6 +274,9 @@ def _skip(piece: Piece | None, text: str, known: list[str], subsets: dict[str, t
             return Skip("first" if side == "FIRST" else "last", frozenset(subsets.get(name, (name,))))
         case ["TO", name] if name in known:
             return Skip("last", frozenset(subsets.get(name, (name,))))
+        case ["TO", "FIRST" | "LAST", name] | ["TO", name] if name not in ("FIRST", "LAST", "NEXT"):
+            at = piece.at + piece.text.upper().rindex(name)
+            raise PatternSyntaxError(text, at, f"{name} is not in the pattern; its variables are {', '.join(known)}")
     expected = "PAST LAST ROW, TO NEXT ROW, TO FIRST variable, TO LAST variable or TO variable"
     at = piece.at + len(piece.text) - len(piece.text.lstrip())
     raise PatternSyntaxError(text, at, f"AFTER MATCH SKIP {piece.text.strip()} is not known; expected {expected}")

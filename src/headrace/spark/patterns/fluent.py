@@ -129,11 +129,11 @@ class Pattern:
 
     def not_next(self, name: str) -> Pattern:
         """The very next row does not match."""
-        return self._add(Part(name, contiguity="next", absent=True))
+        return self._add(Part(_named(name), contiguity="next", absent=True))
 
     def not_followed_by(self, name: str) -> Pattern:
         """No row before the next part matches; at the end of a pattern, no row until its time is over."""
-        return self._add(Part(name, contiguity="followed", absent=True))
+        return self._add(Part(_named(name), contiguity="followed", absent=True))
 
     # ---- about the last part ---------------------------------------------------------------------------------------
 
@@ -143,6 +143,8 @@ class Pattern:
         A text may speak of rows that were matched before: ``price > LAST(a.price)``, ``amount > 3 * AVG(a.amount)``.
         """
         last = self.parts[-1]
+        if not isinstance(condition, str | Column):
+            raise UsageError(f"where() takes text or a Column, not {condition!r}", 'where("amount > 10")')
         if last.group is not None:
             raise UsageError("a group has no condition", "give the conditions to its parts")
         return self._last(conditions=(*last.conditions, condition))
@@ -223,7 +225,7 @@ class Pattern:
         if isinstance(part, Pattern):
             part.check_group()
             return self._add(Part("group", group=part, contiguity=contiguity))
-        return self._add(Part(part, contiguity=contiguity))
+        return self._add(Part(_named(part), contiguity=contiguity))
 
     def _last(self, **changes: object) -> Pattern:
         last = self.parts[-1]
@@ -302,7 +304,13 @@ def _node(part: Part, contiguity: Contiguity, forbidden: tuple[str, ...]) -> Nod
 
 def pattern(name: str) -> Pattern:
     """The beginning of a pattern: its first row, under a name."""
-    return Pattern((Part(name),))
+    return Pattern((Part(_named(name)),))
+
+
+def _named(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"the name of a part is {name!r}, which is no name", 'hr.pattern("a").followed_by("b")')
+    return name
 
 
 def match(
@@ -331,9 +339,7 @@ def match(
     "drop_newest". ``late="side"`` also gives late rows, in the column ``late`` (see ``hr.split_late``).
     """
     without_weights(rows, MatchPatterns.name)
-    several = {"match": patterns} if isinstance(patterns, Pattern) else dict(patterns)
-    if not several:
-        raise UsageError("there is no pattern to match", 'hr.pattern("a").where(…).followed_by("b")')
+    several = _several(patterns)
     if measures is not None and (len(several) > 1 or timeouts):
         raise UsageError("measures are for one pattern without timeouts", "read events instead")
     names = [resolved(each, rows.columns, "among keys=") for each in names_of(keys)]
@@ -373,6 +379,17 @@ def match(
     unique = match_id(names, ["_end_place", "match_end"] + (["timed_out"] if timeouts else []))
     identity = (unique if measures is not None else with_events(unique, rows.schema)).alias("match_id")
     return found.select(*plain_columns(names), "pattern", identity, *said, *values, *([LATE] if side else []))
+
+
+def _several(patterns: object) -> dict[str, Pattern]:
+    if isinstance(patterns, str):
+        raise UsageError("match takes patterns made by functions", "match_recognize and match_patterns take text")
+    several = {"match": patterns} if isinstance(patterns, Pattern) else patterns
+    if not isinstance(several, Mapping) or not all(isinstance(each, Pattern) for each in several.values()):
+        raise UsageError("match takes a pattern, or patterns by their names", '{"fraud": hr.pattern("a")…, …}')
+    if not several:
+        raise UsageError("there is no pattern to match", 'hr.pattern("a").where(…).followed_by("b")')
+    return dict(several)
 
 
 def _refuse_endless(patterns: Mapping[str, Pattern]) -> None:

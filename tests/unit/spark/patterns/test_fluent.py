@@ -208,6 +208,12 @@ def test_mistakes_are_refused_with_a_cure() -> None:
         A.followed_by(part("b").within("1 minute"))
     with pytest.raises(UsageError, match="cannot end with not_followed_by"):
         A.followed_by(part("b").not_followed_by("c"))
+    with pytest.raises(UsageError, match="takes text or a Column"):
+        A.where(lambda row: True)  # type: ignore[arg-type]
+    for name in ("", None, 3):
+        for made in (pattern, A.next, A.followed_by, A.not_followed_by):
+            with pytest.raises(UsageError, match="which is no name"):
+                made(name)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="loop of groups"):
         A.followed_by(part("b").next("c")).one_or_more().until("amount = 1")
 

@@ -14,6 +14,12 @@ from tests.unit.spark.patterns.world import Matching
 HEAD = "PARTITION BY user ORDER BY at "
 
 
+def test_what_is_no_text_is_refused() -> None:
+    for given in (None, b"PATTERN (A)"):
+        with pytest.raises(UsageError, match="which is no text"):
+            parse_clauses(given)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("text", "marked", "said"),
     [
@@ -24,7 +30,11 @@ HEAD = "PARTITION BY user ORDER BY at "
         (HEAD + "PATTERN (A) DEFINE A AS amount >", "", "not complete"),
         (HEAD + "PATTERN (A) DEFINE A amount > 1", "A amount", "'NAME AS condition'"),
         (HEAD + "MEASURES amount PATTERN (A)", "amount", "there is no AS"),
-        (HEAD + "AFTER MATCH SKIP TO LAST X PATTERN (A)", "TO LAST", "expected PAST LAST ROW"),
+        (HEAD + "AFTER MATCH SKIP TO LAST X PATTERN (A)", "X PATTERN", "X is not in the pattern; its variables are A"),
+        (HEAD + "AFTER MATCH SKIP TO X PATTERN (A)", "X PATTERN", "X is not in the pattern; its variables are A"),
+        (HEAD + "AFTER MATCH SKIP TO LAST PATTERN (A)", "TO LAST", "expected PAST LAST ROW"),
+        (HEAD + "PATTERN A B+ DEFINE A AS amount > 1", "PATTERN A", "the pattern stands in parentheses"),
+        ("\n  PARTITON BY user ORDER BY at PATTERN (A)", "PARTITON", "expected PARTITION BY"),
         (HEAD + "PATTERN (A) WITHIN soon", "soon", "expected WITHIN INTERVAL"),
         (HEAD + "PATTERN (A) SUBSET U = (X)", "U =", "X is not in the pattern"),
         (HEAD + "PATTERN (A) PATTERN (B)", "PATTERN (B)", "for the second time"),
