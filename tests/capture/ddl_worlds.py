@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sqlite3
@@ -22,6 +23,7 @@ __all__ = ["WORLDS", "World"]
 
 HARM_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 60.0
+STATEMENT_S_MAX = 5.0
 
 
 class World(Protocol):
@@ -243,6 +245,7 @@ class SqliteWorld:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.url = f"sqlite:///{path}"
+        self._until_s = math.inf
         self._session = self._connect()
 
     def _connect(self) -> sqlite3.Connection:
@@ -250,12 +253,23 @@ class SqliteWorld:
         session.execute("pragma journal_mode = wal")
         session.execute("pragma foreign_keys = on")
         session.execute("pragma recursive_triggers = on")
+        session.set_progress_handler(lambda: time.monotonic() > self._until_s, 10_000)
         return session
+
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """Triggers that were made at random may set each other off without end: then they are refused."""
+        self._until_s = time.monotonic() + STATEMENT_S_MAX
+        try:
+            yield
+        finally:
+            self._until_s = math.inf
 
     def transaction(self, statements: Sequence[str]) -> bool:
         try:
             for each in ("begin immediate", *statements):
-                self._session.execute(each)
+                with self._in_time():
+                    self._session.execute(each)
         except sqlite3.Error:
             if self._session.in_transaction:
                 self._session.execute("rollback")
@@ -264,7 +278,8 @@ class SqliteWorld:
 
     def alone(self, statement: str) -> bool:
         try:
-            self._session.execute(statement)
+            with self._in_time():
+                self._session.execute(statement)
         except sqlite3.Error:
             return False
         return True
