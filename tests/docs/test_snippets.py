@@ -301,16 +301,16 @@ def test_the_settings_files_about_queues_are_ones_that_headrace_reads(tmp_path: 
 def test_the_commands_about_queues_run(tmp_path: Path) -> None:
     """docs/queues.md: administration and replay."""
     with testing.broker(amqp=True) as broker, Client(broker.bootstrap) as client:
-        for name in ("dead", "parked"):
+        for name in ("dead", "parked", "work"):  # the page's first example declares the last
             Queues(client).create_queue(name)
-        replay = beginning("docs/queues.md", "headrace queue create work")
-        for block in (replay, beginning("docs/queues.md", "headrace queue list")):
+        replay = beginning("docs/queues.md", "headrace queue create orders")
+        for block in (beginning("docs/queues.md", "headrace queue list"), replay):
             # A person is asked whether it is meant; here nobody is there.
             confirmed = re.sub(
                 r"^(headrace queue (restore|redrive|move|purge)\b[^#\n]*)", r"\1 --yes ", block, flags=re.M
             )
             run(confirmed, tmp_path, broker.bootstrap)
-        assert {each.name for each in Queues(client).list_all()} == {"dead", "parked", "work"}
+        assert {each.name for each in Queues(client).list_all()} == {"dead", "parked", "work", "orders"}
 
 
 def test_queues_move_from_rabbitmq_as_the_page_says(tmp_path: Path) -> None:
