@@ -113,6 +113,7 @@ chaos: $(STAMP) ## for hours: kill -9 under load with a checker (the broker KILL
 	$(BIN)/python -m tests.amqp.move_kills --kills $(KILLS)
 	$(BIN)/python -m tests.chaos.spark --kills $(SPARK_KILLS)
 	$(BIN)/python -m tests.chaos.tables --kills $(SPARK_KILLS)
+	$(BIN)/python -m tests.chaos.patterns --kills $(SPARK_KILLS)
 	$(BIN)/python -m tests.capture.kills --kills $(KILLS)
 	$(BIN)/python -m tests.capture.ddl --runs $(SPARK_KILLS)
 	$(BIN)/python -m tests.sinks.kills --kills $(SPARK_KILLS)

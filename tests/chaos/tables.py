@@ -2,10 +2,7 @@
 
 The pipelines of ``table_pipelines`` read a captured table in two partitions (with truncations, deletions, null columns,
 values that were not sent, and updates that come before their row), a keyed topic with tombstones, and events (out of
-order, repeated, late, with equal times and without a key). Python workers are killed, and then their driver: Python
-alone, the JVM too, or all processes. The next run ends by itself, what was written is compared with plain loops over
-the input, and the state is shared among another number of tasks. Workers may cache next to nothing, so state is read
-again.
+order, repeated, late, with equal times and without a key). How they are killed: ``pipeline_kills``.
 """
 
 from __future__ import annotations
@@ -13,33 +10,19 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sqlite3
-import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from headrace.client import (
-    Admin,
-    Client,
-    Consumer,
-    ConsumerOptions,
-    FetchOptions,
-    Producer,
-    TopicPartition,
-    end_offsets,
-)
+from headrace.client import Admin, Client, Producer
 from headrace.testing import broker as start_broker
 from headrace.vocabulary import UNAVAILABLE
-from tests.chaos.spark_life import Life, LifeEnded
-from tests.waiting import eventually
+from tests.chaos.pipeline_kills import Row, Run, Wrong, kill_loop, rows_in, same, topic
 
 FILE = Path(__file__).with_name("table_pipelines.py")
 START = datetime(2026, 1, 31, 10, 0, tzinfo=UTC)
@@ -50,22 +33,7 @@ STRANGERS = range(100, 104)
 """Never visited: an update may be the first that is heard of them."""
 CITIES = ("Rome", "Oslo", "Bern", None)
 CHANGES_AT_ONCE = 40
-PATIENCE_S = 900.0
 PIPELINES = ("groups", "named", "paired", "adults", "visited", "latest")
-PARTS = (*["worker"] * 8, "driver-python", "machine")
-"""What is killed, and how often. A new driver takes longer to come than all else together."""
-CONF = (
-    "spark.master=local[2,4]",
-    "spark.driver.memory=768m",
-    "spark.headrace.state.buckets=3",
-    "spark.headrace.state.cacheBytes=20000",
-    "spark.sql.streaming.pollingDelay=200ms",
-)
-Row = dict[str, Any]
-
-
-class Wrong(Exception):
-    """What was written is not what the input comes to."""
 
 
 @dataclass(slots=True)
@@ -226,19 +194,6 @@ def visited_of(sent: Input) -> Counter[tuple[Any, ...]]:
 # ---- what was written -----------------------------------------------------------------------------------------------
 
 
-def topic(bootstrap: str, name: str) -> Iterator[tuple[bytes | None, Row | None]]:
-    with Client(bootstrap) as client:
-        places = [TopicPartition(name, each) for each in range(len(client.topic(name).partitions))]
-        ends = end_offsets(client, places, read_committed=True)
-        consumer = Consumer(client, ConsumerOptions(reset="earliest", fetch=FetchOptions(read_committed=True)))
-        consumer.assign(dict.fromkeys(places, 0))
-        while any(consumer.positions[each] < ends[each] for each in places):
-            for records in consumer.poll(500).values():
-                for record in records:
-                    value = None if record.value is None else json.loads(record.value, parse_float=Decimal)
-                    yield record.key, value
-
-
 def folded(bootstrap: str, name: str) -> list[Row]:
     found: dict[bytes | None, Row] = {}
     for key, value in topic(bootstrap, name):
@@ -246,11 +201,6 @@ def folded(bootstrap: str, name: str) -> list[Row]:
         if value is not None:
             found[key] = value
     return list(found.values())
-
-
-def rows_in(home: Path, name: str, columns: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(home / f"{name}.db")) as look:
-        return look.execute(f"SELECT {columns} FROM {name}").fetchall()
 
 
 class Checker:
@@ -309,72 +259,6 @@ def texts(row: Row) -> str:
     return json.dumps(row, sort_keys=True, default=str).replace('"paid": "', '"paid": ').replace('", "', ", ")
 
 
-def same(name: str, found: Any, wanted: Any) -> None:
-    there, expected = Counter(found), Counter(wanted)
-    if there != expected:
-        raise Wrong(f"{name}: too much {there - expected}, missing {expected - there}")
-
-
-# ---- lives ----------------------------------------------------------------------------------------------------------
-
-
-class Run:
-    def __init__(self, home: Path, bootstrap: str, pipelines: Sequence[str], chance: random.Random) -> None:
-        self.home, self.bootstrap, self.pipelines, self.chance = home, bootstrap, pipelines, chance
-        self.generator = Generator(chance, bootstrap)
-        self.checker = Checker(home, bootstrap, self.generator.sent)
-        self.kills = self.lives = 0
-
-    def started(self, *more: str) -> Life:
-        command = [sys.executable, "-m", "headrace", "run", str(FILE), "--bootstrap", self.bootstrap, *more]
-        command += ["--checkpoints", str(self.home / "checkpoints"), "--log", str(self.home / "spark.log")]
-        command += ["--output", "json", "--no-publish", *(part for name in self.pipelines for part in ("--only", name))]
-        command += [part for setting in CONF for part in ("--conf", setting)]
-        return Life(self.home / f"life-{self.lives}.txt", command, TABLES_HOME=str(self.home))
-
-    def kill_some(self, most: int) -> None:
-        """Kill workers of one driver, and then the driver."""
-        life = self.started()
-        part, is_first = "worker", True
-        try:
-            while part == "worker":
-                self.generator.send(late=is_first and self.lives > 0)
-                is_first = False
-                part = self.chance.choice(PARTS if self.kills + 1 < most else PARTS[-2:])
-                self._wait(life, batches(life) + self.chance.randint(1, 2 * len(self.pipelines)))
-                time.sleep(self.chance.uniform(0, 1.5))
-                chosen = life.pick(part, self.chance)
-                life.kill(chosen)
-                self.kills += bool(chosen)
-                print(f"{self.kills}: killed {len(chosen)} ({part}) after {batches(life)} micro-batches", flush=True)
-        finally:
-            life.close()
-        self.lives += 1
-
-    def _wait(self, life: Life, wanted: int) -> None:
-        def is_there() -> bool:
-            life.check()
-            return batches(life) >= wanted
-
-        eventually(is_there, pause_s=0.05, patience_s=PATIENCE_S)
-
-    def finish(self, tasks: int | None = None, *, closed: bool = False) -> None:
-        """Read what is there. A batch that a killed run left is finished before other tasks share the state."""
-        for more in ((), *(() if tasks is None else (("--tasks", str(tasks)),))):
-            life = self.started("--available-now", *more)
-            try:
-                if life.child.wait(PATIENCE_S):
-                    raise LifeEnded(f"a run ended with {life.child.returncode}:\n{life.text()[-3000:]}")
-            finally:
-                life.close()
-        self.checker.check(self.pipelines, closed=closed)
-        print(f"compared; tasks: {tasks or 'as before'}", flush=True)
-
-
-def batches(life: Life) -> int:
-    return life.text().count('"batch":')
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
@@ -386,13 +270,20 @@ def main() -> None:
         with Client(broker.bootstrap) as client:
             for name, partitions in (("people", PARTITIONS), ("cities", 1), ("visits", 1)):
                 Admin(client).create_topic(name, partitions=partitions)
-        run = Run(Path(folder), broker.bootstrap, asked.only or PIPELINES, random.Random(asked.seed))
-        while run.kills < asked.kills:
-            run.kill_some(asked.kills)
-            run.finish(run.chance.randint(1, 5) if run.lives % 2 else None)
-        run.generator.close()
-        run.finish(closed=True)
-    sent = run.generator.sent
+        home, chance = Path(folder), random.Random(asked.seed)
+        generator = Generator(chance, broker.bootstrap)
+        sent = generator.sent
+        run = Run(
+            file=FILE,
+            home=home,
+            bootstrap=broker.bootstrap,
+            pipelines=asked.only or PIPELINES,
+            chance=chance,
+            generator=generator,
+            checker=Checker(home, broker.bootstrap, sent),
+            environment={"TABLES_HOME": folder},
+        )
+        kill_loop(run, asked.kills)
     counted = f"{sum(map(len, sent.people))} changes, {len(sent.cities)} cities, {len(sent.visits)} visits"
     print(f"{run.kills} kills, {run.lives} drivers; {counted}: all as plain loops say")
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from headrace.vocabulary import UNAVAILABLE
-from tests.chaos.tables import Checker, Input, Wrong, after, cities_of, groups_of, pairs_of, people_of, visited_of
+from tests.chaos.pipeline_kills import Wrong
+from tests.chaos.tables import Checker, Input, after, cities_of, groups_of, pairs_of, people_of, visited_of
 
 
 def change(second: int, number: int, bio: str, age: int | None = 30, city: str | None = "Rome") -> dict[str, Any]:
