@@ -33,6 +33,8 @@ def chosen_one(
     found: Found, skip: Skip, automaton: Automaton, codes: Ints, begins: Ints, ends: Ints
 ) -> tuple[Ints, Ints]:
     """Which matches count, and by key the row from which the next may begin."""
+    if skip.to == "next":
+        return _chosen_next(found, codes, begins, ends)
     next_rows = ends.copy()
     targets = _targets(found, skip, automaton).tolist()
     count = len(found.starts)
@@ -49,6 +51,15 @@ def chosen_one(
         chosen.append(index)
         allowed[code] = max(targets[index], row + 1)
     return np.array(chosen, np.int64), next_rows
+
+
+def _chosen_next(found: Found, codes: Ints, begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Where a match skips nothing but its first row, all count that begin before the first row that is undecided."""
+    open_rows = found.undecided[found.undecided >= begins[codes[found.undecided]]]
+    next_rows = ends.copy()
+    np.minimum.at(next_rows, codes[open_rows], open_rows)
+    of_key = codes[found.starts]
+    return np.flatnonzero((found.starts >= begins[of_key]) & (found.starts < next_rows[of_key])), next_rows
 
 
 def _targets(found: Found, skip: Skip, automaton: Automaton) -> Ints:
