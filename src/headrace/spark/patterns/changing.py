@@ -15,7 +15,7 @@ from headrace.spark.patterns.changing_operator import CHANGE, CHANGE_FIELDS, EVE
 from headrace.spark.patterns.expressions import Columns
 from headrace.spark.patterns.fluent import Pattern, refuse_names, with_events
 from headrace.spark.patterns.names import refuse_reserved, resolved
-from headrace.spark.patterns.operator import EVENTS, MASK, MatchPatterns
+from headrace.spark.patterns.operator import EVENTS, MatchPatterns
 from headrace.spark.patterns.recognize import PARTIALS_MAX, PLACE, check_choices, match_id, prepare
 from headrace.spark.patterns.stored import Limits, compile_stored
 from headrace.spark.state.kernel import BUCKETS, apply_operator, arrow_schema, key_type, united
@@ -64,7 +64,7 @@ def match_patterns(
         raise UsageError(f"{time!r} is the event time and cannot be a key as well")
     refuse_names(names, [time, *order], rows.columns, {}, False)
     refuse_reserved(rows.columns, [EVENT, CHANGE, TABLE])
-    events = prepare(rows, names, [(time, ""), *((each, "") for each in order)], Columns(), rows.columns).drop(MASK)
+    events = prepare(rows, names, [(time, ""), *((each, "") for each in order)], Columns(), rows.columns)
     events = events.withColumn(TABLE, F.lit(False))
     changes = _changes(patterns, events.schema, names, time, text)
     tagged = united({EVENT: events, CHANGE: changes}, [*names, TABLE, time])

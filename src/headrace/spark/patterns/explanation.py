@@ -152,7 +152,7 @@ def why_not(
     """
     if rows.isStreaming:
         raise UsageError("why_not looks at rows that are there, not at a stream", "read them with hr.batch(…)")
-    known, columns = _Wanted.of(wanted), Columns()
+    known, columns = _Wanted.of(wanted), Columns(coming=frozenset(rows.columns))
     plan, order = _plan_of(wanted, columns, event_time)
     order = [(resolved(each, rows.columns, "to order by"), way) for each, way in order]
     time = time_column(rows, order[0][0], "the event time")

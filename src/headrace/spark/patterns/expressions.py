@@ -56,6 +56,7 @@ OPERATORS: dict[type[exp.Expr], str] = {
 }
 SKIPPED_MAX = 100
 """Rows from the first or last one of a variable. Each is remembered of every run."""
+NAME = re.compile(r"[A-Za-z_]\w*")
 MODE = re.compile(r"\b(FINAL|RUNNING)(\s+)(?=(?:FIRST|LAST|COUNT|SUM|AVG|MIN|MAX|ARRAY_AGG)\s*\()", re.IGNORECASE)
 
 
@@ -78,12 +79,16 @@ class Columns:
     """By SQL: its bit."""
     given: dict[str, Column] = field(default_factory=dict)
     """Conditions that were given as columns, by the text that stands for them."""
+    coming: frozenset[str] = frozenset()
+    """Columns that the rows have in any case."""
 
     def computes(self, node: exp.Expr) -> bool:
         """Whether Spark computes this, where it speaks of one row alone."""
         return True
 
     def value(self, sql: str) -> str:
+        if (name := sql.strip("`")) in self.coming and NAME.fullmatch(name):
+            return name
         return self.values.setdefault(sql, f"_v{len(self.values)}")
 
     def bit(self, sql: str) -> int:

@@ -346,13 +346,14 @@ def match(
     event_time, *order = [resolved(each, rows.columns, "to order by") for each in (event_time, *order)]
     time = time_column(rows, event_time, "event_time")
     check_choices(overflow, late, partials_max)
-    columns, limit = Columns(), (partials_max, overflow)
+    shown = [] if measures is not None else rows.columns
+    side = rows.columns if late == "side" else []
+    columns = Columns(coming=frozenset([*names, event_time, *order, *shown, *side]))
+    limit = (partials_max, overflow)
     plans = {each: fluent_plan(each, of, columns, limit, timeouts, measures or {}) for each, of in several.items()}
     if rows.isStreaming and not unbounded:
         _refuse_endless(several)
     places = [(each, "ascending") for each in (event_time, *order)]
-    shown = [] if measures is not None else rows.columns
-    side = rows.columns if late == "side" else []
     refuse_names(names, [event_time, *order], shown, measures or {}, bool(side))
     prepared = prepare(rows, names, places, columns, [*shown, *side], overflow)
     if not side and all(_ignores_others(plan) for plan, _ in plans.values()):
@@ -403,7 +404,7 @@ def _refuse_endless(patterns: Mapping[str, Pattern]) -> None:
 
 
 def _any_holds(columns: Columns) -> Column:
-    parts = sorted({bit // MASK_BITS for bit in columns.conditions.values()}) or [0]
+    parts = sorted({bit // MASK_BITS for bit in columns.conditions.values()})
     return functools.reduce(operator.or_, (F.col(mask_name(part)) != 0 for part in parts))
 
 

@@ -70,16 +70,16 @@ def match_recognize(
     clauses = _resolved(clauses, rows.columns)
     automaton = compile_pattern(clauses.pattern)
     _decidable(rows, clauses, automaton, unbounded)
-    columns = Columns()
     check_choices(overflow, late, partials_max)
+    shown = rows.columns if clauses.rows == "all" else []
+    side = rows.columns if late == "side" else []
+    columns = Columns(coming=frozenset([*clauses.partition, *(each for each, _ in clauses.order), *shown, *side]))
     plan, measures = sql_plan(clauses, automaton, columns, partials_max, name or "match_recognize", overflow)
     time = time_column(rows, clauses.order[0][0], "ORDER BY")
     keys = list(clauses.partition) or [NO_KEY]
-    shown = rows.columns if clauses.rows == "all" else []
     refuse_reserved([*clauses.partition, *(each for each, _ in clauses.order)], [])
     refuse_reserved([*clauses.partition, *shown], [each.name for each in MATCH_FIELDS])
     refuse_twice([*dict.fromkeys([*clauses.partition, *shown]), *(each for each, _ in clauses.measures), "match_id"])
-    side = rows.columns if late == "side" else []
     refuse_reserved([*clauses.partition, *(each for each, _ in clauses.measures), *shown] if side else [], [LATE])
     keyed = rows if clauses.partition else rows.withColumn(NO_KEY, F.lit(0))
     try:
@@ -169,7 +169,7 @@ def prepare(
         raise UsageError(f"{len(columns.conditions)} conditions are too many; at most {CONDITIONS_MAX} at once")
     hashed = [each.name for each in rows.schema if hashable(each.dataType)]
     chosen = dict.fromkeys([*keys, *(name for name, _ in order), *shown])
-    masks: dict[int, Column] = {0: F.lit(0).cast("long")}
+    masks: dict[int, Column] = {}
     for sql, bit in columns.conditions.items():
         condition = columns.given[sql] if sql in columns.given else F.expr(sql)
         part, shift = divmod(bit, MASK_BITS)

@@ -6,6 +6,7 @@ import pytest
 from pyspark.sql.types import ArrayType, DataType, IntegerType, MapType, StringType, StructField, StructType
 
 from headrace.errors import UsageError
+from headrace.spark.patterns.expressions import Columns
 from headrace.spark.patterns.names import hashable, refuse_reserved, refuse_twice, resolved
 
 
@@ -38,3 +39,11 @@ def test_maps_are_not_hashed_wherever_they_are() -> None:
     counts = MapType(StringType(), IntegerType())
     assert hashable(_struct(ArrayType(IntegerType())))
     assert not any(map(hashable, [counts, ArrayType(counts), _struct(counts), _struct(ArrayType(_struct(counts)))]))
+
+
+def test_a_column_that_the_rows_have_in_any_case_is_not_sent_a_second_time() -> None:
+    columns = Columns(coming=frozenset({"amount", "user.name", "a b"}))
+    assert [columns.value(sql) for sql in ("amount", "`amount`")] == ["amount", "amount"]
+    others = ("amount + 1", "Amount", "user.name", "`a b`")
+    assert [columns.value(sql) for sql in others] == ["_v0", "_v1", "_v2", "_v3"]
+    assert list(columns.values) == list(others)

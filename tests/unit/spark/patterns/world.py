@@ -48,7 +48,7 @@ class Matching:
         late: bool = False,
     ) -> None:
         self.overflow = overflow
-        columns = Columns()
+        columns = Columns(coming=frozenset({"user", "at", "amount"}))
         if isinstance(wanted, str):
             clauses = parse_clauses(wanted)
             plan, self.measures = sql_plan(
@@ -82,8 +82,8 @@ class Matching:
         rows = table(events)
         bits = [f"CASE WHEN {duck(sql)} THEN {1 << bit} ELSE 0 END" for sql, bit in self.columns.conditions.items()]
         asked = [f"{duck(sql)} AS {name}" for sql, name in self.columns.values.items()]
-        asked.append(f"CAST({' + '.join(bits) or '0'} AS BIGINT) AS {MASK}")
-        found = _CONNECTION.from_arrow(rows).select(f"*, {', '.join(asked)}").to_arrow_table()
+        asked += [f"CAST({' + '.join(bits)} AS BIGINT) AS {MASK}"] if bits else []
+        found = _CONNECTION.from_arrow(rows).select(", ".join(["*", *asked])).to_arrow_table()
         if self.overflow == "drop_newest":
             nobody = pa.array([[]] * found.num_rows, pa.list_(pa.int32()))
             found = found.append_column(GIVEN_UP, nobody)
