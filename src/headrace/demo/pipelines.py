@@ -18,11 +18,12 @@ PAYMENT = "id long, customer_id long, amount decimal(10,2), paid_at timestamp"
 CLICK = "id long, device string, page string, occurred timestamp, sent timestamp, received timestamp, really timestamp"
 
 
-# Live charts in the console, of results and of a captured table. What goes into tables goes into topics too, for them.
+# Live charts in the console. The first one is of a captured table: it moves as soon as the shop is open, while the
+# others wait for Spark. What goes into tables goes into topics too, for these charts.
+hr.dashboard("Payments", topic="shop.public.payments", x="paid_at", y="amount", last=200, unit="€")
 hr.dashboard("Revenue per minute", view="revenue-per-minute", x="window_start", y="revenue", unit="€")
 hr.dashboard("Sold by product", view="best-sellers", kind="bar", x="product_id", y="sold")
 hr.dashboard("Fraud alerts", topic="fraud-alerts", columns=["at", "customer_id", "first_order", "last_order"], last=20)
-hr.dashboard("Payments", topic="shop.public.payments", x="paid_at", y="amount", last=200, unit="€")
 hr.dashboard("Orders at the price of their time", topic="orders-priced", x="id", y="amount", last=200, unit="€")
 hr.dashboard("The newest order", topic="orders-priced", kind="number", y="amount", last=100, unit="€")
 hr.dashboard(
