@@ -248,6 +248,15 @@ def test_a_row_behind_the_watermark_counts_as_long_as_its_window_is_open() -> No
     assert row["events"] == 2
 
 
+def test_a_value_may_be_called_as_what_the_operator_keeps_of_a_window() -> None:
+    operator = Windows(KEYS, "at", (EVENTS, aggregate_of("final", ("max", "amount"), ROWS)))
+    stream = new_stream(operator)
+    stream.push(table([("a", 10, 1)]), BEGINNING)
+    stream.push(table([("a", 12, 5)]), BEGINNING)
+    (row,) = stream.finish().to_pylist()
+    assert row["final"] == 5
+
+
 def test_a_row_exactly_on_a_boundary_belongs_to_the_window_that_begins_there() -> None:
     found = run_bounded(windows(), table([("a", 109, 1), ("a", 110, 1)]), WINDOW_KEYS, "at").to_pylist()
     assert [int(row["window_start"].timestamp()) for row in found] == [100, 110]

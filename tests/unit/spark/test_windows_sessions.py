@@ -100,6 +100,14 @@ def test_early_sessions_fold_to_what_is_known_after_every_batch_and_to_the_final
     assert plain(final) == sessions_by_hand(known)
 
 
+def test_values_may_be_called_as_what_the_operator_keeps_of_a_session() -> None:
+    values = [aggregate_of(name, ("max", "amount"), ROWS) for name in ("start", "last", "final", "open")]
+    operator = Sessions(KEYS, "at", GAP_S * SECOND, (EVENTS, *values))
+    stream = streamed(operator, [[("a", 10, 1)], [("a", 12, 5)], [("a", 14, 3)]], {1, 2})
+    (row,) = stream.finish().to_pylist()
+    assert [row[each.name] for each in values] == [5, 5, 5, 5]
+
+
 def test_an_event_exactly_at_the_end_of_a_session_begins_the_next_one() -> None:
     found = bounded(sessions(), [[("a", 10, 1), ("a", 10 + GAP_S, 2)]])
     assert [row["events"] for row in found.to_pylist()] == [1, 1]

@@ -61,6 +61,11 @@ class Aggregate(ABC):
     def state(self) -> pa.DataType: ...
 
     @property
+    def held(self) -> pa.Field:
+        """The state as a field among an operator's own: those are called ``last`` or ``final``, as values may be."""
+        return pa.field(f"value {self.name}", self.state)
+
+    @property
     @abstractmethod
     def result(self) -> pa.DataType: ...
 

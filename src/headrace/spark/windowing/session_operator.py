@@ -89,7 +89,7 @@ class Sessions(Operator):
 
     @property
     def session(self) -> pa.StructType:
-        return pa.struct([*SPAN, *((each.name, each.state) for each in self.aggregates)])
+        return pa.struct([*SPAN, *(each.held for each in self.aggregates)])
 
     @property
     def state(self) -> pa.StructType:
@@ -154,7 +154,7 @@ class Sessions(Operator):
         starts, lasts, revisions = (np.asarray(opened.field(name), np.int64) for name, _ in SPAN[:3])
         rows = touched.rows.filter(pa.array(accepted))
         times = micros(rows.column(self.event_time))
-        states = [pa.concat_arrays([opened.field(each.name), each.lift(rows, times)]) for each in self.aggregates]
+        states = [pa.concat_arrays([opened.field(each.held.name), each.lift(rows, times)]) for each in self.aggregates]
         fresh = np.ones(len(times), np.bool_)
         return _Spans(
             codes=np.r_[codes, touched.codes[accepted]],

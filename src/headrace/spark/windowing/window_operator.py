@@ -64,7 +64,7 @@ class Windows(Operator):
     def state(self) -> pa.StructType:
         """``final``: a final result was given out."""
         told = [("revision", pa.int64()), ("final", pa.bool_())]
-        return pa.struct([*told, *((each.name, each.state) for each in self.aggregates)])
+        return pa.struct([*told, *(each.held for each in self.aggregates)])
 
     @property
     def output(self) -> pa.Schema:
@@ -115,7 +115,7 @@ class Windows(Operator):
         )
 
     def _held(self, touched: Touched) -> list[pa.Array]:
-        return [touched.held.field(each.name) for each in self.aggregates]
+        return [touched.held.field(each.held.name) for each in self.aggregates]
 
     def _states(self, touched: Touched, known: Flags, accepted: Flags) -> list[pa.Array]:
         """What is held and what has come, as one."""
