@@ -47,7 +47,8 @@ def words(number: str) -> str:
 def stored(client: Client) -> None:
     """Write patterns and searches into their topics."""
     for topic in (STORED_PATTERNS, STORED_SEARCHES):
-        Admin(client).create_topic(topic, partitions=1)
+        # Patterns have times of 1970, which a topic keeps no records of for long.
+        Admin(client).create_topic(topic, partitions=1, config={"retention.ms": "-1"})
     with Producer(client) as producer:
         for name, since, text in CHANGES:
             value = None if text is None else json.dumps({"id": name, "pattern": text}).encode()
