@@ -346,3 +346,18 @@ def test_a_dashboard_whose_fields_no_record_has_says_so(
     data_of(console, name)
     tab.value("location.hash = '#/dashboards'")
     tab.wait_for_text("No record has both minuet and a number in amount")
+
+
+def test_a_dashboard_is_found_with_the_keyboard(
+    tab: Tab, console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str]
+) -> None:
+    name = unique("Zebra")
+    publisher.publish("dashboard", name, details={"topic": "zebras"}, **DEFINED)
+    eventually(lambda: name in console.get("names")["dashboards"])
+    tab.press("/")
+    tab.wait("document.activeElement.closest('dialog.palette')")
+    tab.type(name)
+    tab.wait("document.querySelector('.palette li[aria-selected=true]')?.textContent.includes('Dashboard')")
+    tab.press("Enter")
+    tab.wait("location.hash === '#/dashboards'")
+    tab.wait_for_text(name)

@@ -73,6 +73,7 @@ def names(ask: Ask) -> dict[str, Any]:
     return {
         "pipelines": [each.name for each in watched.of("pipeline")][:NAMES_MAX],
         "captures": [each.name for each in watched.of("capture")][:NAMES_MAX],
+        "dashboards": [each.name for each in watched.of("dashboard")][:NAMES_MAX],
         "queues": sorted(watched.queues)[:NAMES_MAX],
         "topics": sorted(snapshot.topics)[:NAMES_MAX],
         "groups": sorted(snapshot.groups)[:NAMES_MAX],

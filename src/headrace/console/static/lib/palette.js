@@ -11,6 +11,7 @@ const KINDS = {
   groups: { label: "Group", icon: "groups", link: (name) => `#/groups/${encodeURIComponent(name)}` },
   queues: { label: "Queue", icon: "queues", link: (name) => `#/queues/${encodeURIComponent(name)}` },
   captures: { label: "Capture", icon: "captures", link: (name) => `#/captures/${encodeURIComponent(name)}` },
+  dashboards: { label: "Dashboard", icon: "dashboards", link: () => "#/dashboards" },
   pipelines: { label: "Pipeline", icon: "pipelines", link: (name) => `#/pipelines/${encodeURIComponent(name)}` },
 };
 
