@@ -142,9 +142,9 @@ class Stage:
             Admin(self.client).create_topic(topic, partitions=1)
         self.index = self.home / "search.db"
         self._stack.callback(self._stop_parts)
+        self._pipelines()  # first, because everything waits for Spark
         self._console()
         self._capture()
-        self._pipelines()
         self.visitors = Visitors(self.bootstrap, rate=self._rates[1], seed=self._seed)
         self._stack.callback(self.visitors.stop)
         self._until_captured()
