@@ -70,7 +70,7 @@ COMMANDS_RUN = {
     "docs/howto/from-debezium.md": ("headrace capture run trial",),
     "docs/howto/from-rabbitmq.md": ("headrace queue create work", "headrace topic create orders"),
     "docs/operations.md": ("headrace backup create", "headrace up --data"),
-    "docs/queues.md": ("headrace queue list", "headrace queue create work"),
+    "docs/queues.md": ("headrace queue list", "headrace queue create orders"),
     "docs/searches.md": ('title:"two rooms"',),
 }
 """Blocks without a language that tests of this file run, by how they begin."""
