@@ -202,7 +202,7 @@ class Stage:
         logged = ["--log", str(self.home / "spark.log")]
         part = self._part("pipelines", ["run", str(PIPELINES), *options, *logged])
         part.follow(self._reported)
-        self._say("pipelines    Spark starts; on two cores the first results take most of a minute")
+        self._say("pipelines    Spark starts; on two cores the first results take about 20 s")
 
     def _part(self, name: str, arguments: Sequence[str]) -> Part:
         environment = {"HEADRACE_DEMO_DATABASE": self.database, "HEADRACE_DEMO_INDEX": str(self.index)}

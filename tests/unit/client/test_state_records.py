@@ -75,6 +75,7 @@ def test_close_sends_the_last_state_although_a_second_has_not_passed(bootstrap: 
     assert not record.is_lost(record.at_ms + 10**9)
 
 
+@pytest.mark.slow
 def test_many_states_become_at_most_one_record_per_second(bootstrap: str, client: Client) -> None:
     began_s = time.monotonic()
     with StatePublisher(bootstrap) as publisher:
@@ -96,6 +97,7 @@ def test_many_states_become_at_most_one_record_per_second(bootstrap: str, client
     assert len(records) <= time.monotonic() - began_s + 2, "the first, one after each second, and the last by close"
 
 
+@pytest.mark.slow
 def test_a_state_that_does_not_change_is_sent_once_per_heartbeat(bootstrap: str, client: Client) -> None:
     with StatePublisher(bootstrap) as publisher:
 
@@ -109,6 +111,7 @@ def test_a_state_that_does_not_change_is_sent_once_per_heartbeat(bootstrap: str,
         assert len(published("quiet")) == 1
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_leaves_a_record_that_grows_old(bootstrap: str, client: Client) -> None:
     program = (
         "import sys, time\n"

@@ -1,7 +1,7 @@
 """Spark's classes in a file that every later JVM maps into memory, instead of loading them from two hundred jars.
 
-Java calls it class-data sharing. Of the 19 seconds of processor time that a JVM takes until the first micro-batch with
-state is done, 7 go into finding, reading and checking classes. ``headrace doctor --prepare-spark`` has one JVM do what
+Java calls it class-data sharing. Of the 15 seconds of processor time that a JVM takes until the first micro-batch with
+state is done, 5 go into finding, reading and checking classes. ``headrace doctor --prepare-spark`` has one JVM do what
 pipelines do and keep its classes when it ends; sessions use the file if it is there.
 
 The JVM compares the file with itself and with the jars (path, size, time of change) and does without it where they
