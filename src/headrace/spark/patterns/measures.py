@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.errors import UsageError
 from headrace.spark.state.bucket import Flags, Ints
 
 __all__ = ["AGGREGATES", "Atom", "AtomKind", "MatchedRows", "compute"]
@@ -261,4 +262,12 @@ def type_of(atom: Atom, columns: Mapping[str, pa.DataType]) -> pa.DataType:
         end=nothing,
         numbers=nothing,
     )
-    return compute(atom, empty, False).type
+    try:
+        return compute(atom, empty, False).type
+    except pa.ArrowException:
+        assert atom.column is not None, "what counts rows takes every type"
+        name = atom.kind.upper().replace("COUNT_DISTINCT", "COUNT(DISTINCT …)")
+        raise UsageError(
+            f"{name} cannot be computed over values of type {columns[atom.column]}",
+            "SUM and AVG take numbers; COUNT, MIN, MAX, FIRST, LAST and ARRAY_AGG take other types too",
+        ) from None

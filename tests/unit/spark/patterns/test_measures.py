@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.spark.patterns.measures import Atom, AtomKind, MatchedRows, compute
+from headrace.errors import UsageError
+from headrace.spark.patterns.measures import Atom, AtomKind, MatchedRows, compute, type_of
 from tests.unit.spark.patterns.world import Matching
 
 ALL = "PARTITION BY user ORDER BY at {} ALL ROWS PER MATCH {} PATTERN (A+) DEFINE A AS amount > 1"
@@ -99,3 +100,12 @@ def test_nan_is_the_greatest_number_as_in_spark() -> None:
     assert str(running) == "[1.0, 1.0, nan, nan, nan]"
     assert math.isnan(final)
     assert said("min", pa.array([math.nan, 0.0, 2.0, 0.0, math.nan]))[1] == 2.0
+
+
+@pytest.mark.parametrize("kind", ["sum", "avg"])
+def test_a_measure_that_a_type_does_not_have_is_refused_in_words(kind: AtomKind) -> None:
+    with pytest.raises(
+        UsageError, match=rf"{kind.upper()} cannot be computed over values of type string .*take numbers"
+    ):
+        type_of(Atom(kind, frozenset({"A"}), "value"), {"value": pa.string()})
+    assert pa.types.is_string(type_of(Atom("max", frozenset({"A"}), "value"), {"value": pa.string()}))
