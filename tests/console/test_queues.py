@@ -40,7 +40,8 @@ def test_messages_are_shown_with_why_they_died_and_stay(
 ) -> None:
     work, dead = unique("work"), unique("dead")
     with_dead_letters(broker.amqp_url, work, dead, 3)
-    found = console.get("queue/messages", name=dead)["messages"]
+    # What is ready is shown when it is on disk.
+    found = eventually(lambda: console.get("queue/messages", name=dead)["messages"], lambda shown: len(shown) == 3)
     assert [json.loads(each["body"]) for each in found] == [{"order": 0}, {"order": 1}, {"order": 2}]
     assert found[0]["died"] == {"reason": "rejected", "queue": work}
     died_at = datetime.fromisoformat(found[0]["properties"]["headers"]["x-death"][0]["time"])
