@@ -175,7 +175,7 @@ def _first_numbers() -> list[bytes]:
 
 
 def _numbers(first: int, count: int) -> list[bytes]:
-    """Numbers from ``first`` on, as text. Every chunk of a snapshot counts its rows anew, so most are made once."""
+    """Numbers from ``first`` on, as text. Every chunk of a snapshot counts its rows from one, so most are made once."""
     if first + count <= _NUMBERS_KEPT:
         return _first_numbers()[first : first + count]
     return list(map(b"%d".__mod__, range(first, first + count)))

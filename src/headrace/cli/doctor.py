@@ -94,7 +94,7 @@ def command(
 
 
 def _prepare_spark() -> int:
-    """With a broker of its own, which is gone afterwards."""
+    """A broker is started for this, and stopped afterwards."""
     missing = check_spark()
     if missing.status != "ok":
         raise UsageError(missing.found, missing.fix)
