@@ -35,3 +35,10 @@ def test_another_spark_has_another_archive(archive: Path, tmp_path: Path, monkey
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     assert archive_path() != archive
     assert archive_path().parent == archive.parent
+
+
+def test_a_user_without_a_home_has_no_archive_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 2)
+    assert archive_options() is None

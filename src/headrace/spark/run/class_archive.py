@@ -29,7 +29,8 @@ def archive_path() -> Path:
     java, version = find_java()
     parts = (str(java.resolve()), ".".join(map(str, version)), str(_jars()))
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    # Not Path.home(), which raises for a user without a home, as containers have them.
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     return cache / "headrace" / f"spark-classes-{name}.jsa"
 
 
