@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -128,8 +129,9 @@ SCREENSHOTS = Path(os.environ.get("HEADRACE_SCREENSHOTS", Path(__file__).resolve
 
 @pytest.fixture(scope="session")
 def orders(console: RunningConsole) -> str:
-    """A topic with 300 messages in three partitions: JSON, text, binary, nulls, headers."""
+    """A topic with 300 messages, a millisecond apart, in three partitions: JSON, text, binary, nulls, headers."""
     topic = "shop.orders"
+    first_ms = int(time.time() * 1000) - 300
     with Client(console.bootstrap) as client:
         Admin(client).create_topic(topic, partitions=3)
         with Producer(client) as producer:
@@ -143,6 +145,7 @@ def orders(console: RunningConsole) -> str:
                     key=None if number == 10 else f"key-{number}".encode(),
                     partition=number % 3,
                     headers=[("trace", f"t-{number}".encode()), ("bytes", b"\xfe\xff"), ("none", None)],
+                    timestamp=first_ms + number,
                 )
     console.sampled(topic)
     return topic
