@@ -32,9 +32,11 @@ TOO_LONG = "k" * 256
 def served(**options: Any) -> Iterator[tuple[InProcessBroker, Any]]:
     with testing.broker(amqp=True, **options) as broker:
         connection = pika.BlockingConnection(pika.URLParameters(broker.amqp_url))
-        yield broker, connection.channel()
-        if connection.is_open:
-            connection.close()
+        try:
+            yield broker, connection.channel()
+        finally:
+            if connection.is_open:
+                connection.close()
 
 
 def begun(channel: int, size: int, sent: int) -> bytes:
@@ -217,9 +219,15 @@ def test_an_exclusive_queue_does_not_stay_although_its_client_leaves_while_it_is
             peer.close()
         listeners = {each.name: each for each in broker._node._listeners}
         eventually(lambda: listeners["amqp"].connections == 1)
+        # A declaration whose files are under way is still carried out, and undone after that.
+        eventually(lambda: refusal_of_passive_declare(channel, "mine"), lambda refusal: "NOT_FOUND" in refusal)
         eventually(lambda: len(list((tmp_path / "queues").iterdir())) == files)
-        with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="NOT_FOUND"):
-            channel.queue_declare("mine", passive=True)
+
+
+def refusal_of_passive_declare(channel: Any, queue: str) -> str:
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
+        channel.connection.channel().queue_declare(queue, passive=True)
+    return str(refused.value)
 
 
 # ---- messages that cannot be read -----------------------------------------------------------------------------------

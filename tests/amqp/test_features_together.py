@@ -34,9 +34,11 @@ Confirm, Queue = pamqp.commands.Confirm, pamqp.commands.Queue
 def served(**options: Any) -> Iterator[tuple[InProcessBroker, Any]]:
     with testing.broker(amqp=True, **options) as broker:
         connection = pika.BlockingConnection(pika.URLParameters(broker.amqp_url))
-        yield broker, connection
-        if connection.is_open:
-            connection.close()
+        try:
+            yield broker, connection
+        finally:
+            if connection.is_open:
+                connection.close()
 
 
 def port_of(broker: InProcessBroker) -> int:

@@ -32,8 +32,11 @@ FEEDS = {
 @contextmanager
 def channel_of(broker: TestBroker) -> Iterator[Any]:
     connection = pika.BlockingConnection(pika.URLParameters(broker.amqp_url))
-    yield connection.channel()
-    connection.close()
+    try:
+        yield connection.channel()
+    finally:
+        if connection.is_open:
+            connection.close()
 
 
 def ready(broker: TestBroker, name: str) -> int:

@@ -12,6 +12,7 @@ import pytest
 from tests.servers.kafka import answers
 from tests.servers.process import RunningServer
 from tests.skips import skip_or_fail
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.servers
 
@@ -47,7 +48,8 @@ def test_a_database_does_not_outlive_a_test_run_that_is_killed(module: str, pid_
             said = holder.stdout.readline().strip()
             if not said:
                 skip_or_fail(f"{module} cannot run here")
-            pid = int(Path(said, pid_file).read_text().split()[0])
+            file = Path(said, pid_file)  # MariaDB answers before it writes this
+            pid = int(eventually(lambda: file.read_text() if file.exists() else "").split()[0])
         finally:
             holder.kill()
     deadline = time.monotonic() + 120
