@@ -129,6 +129,9 @@ class FlushedEnds:
             self._claimed[name] = end
         return end
 
+    def has_claimed(self, name: str) -> bool:
+        return name in self._claimed
+
     def _unused_number(self) -> int:
         if not self._free:
             self._free.append(len(self._table) // SLOT_BYTES)

@@ -97,14 +97,19 @@ class CheckpointJob:
     """Logs whose start marker could not be moved. It concerns nobody else."""
 
     def add(self, name: str, log: PartitionLog, *, everything: bool) -> None:
-        self.before[name] = log.mark
+        written, mark = self.before.get(name), log.mark
+        is_compacted = written is not None and (written.cleaned_offset, written.gaps) != (
+            mark.cleaned_offset,
+            mark.gaps,
+        )
+        self.before[name] = mark
         self.ends.append((log, log.end_offset))
         start = log.start_to_mark()
         if start is not None:
             self.starts.append((log, *start))
         if log.has_dead_segments:
             self.shrunk.append(log)
-        if everything or log.wants_checkpoint:
+        if everything or is_compacted or log.wants_checkpoint:
             with suppress(OSError):
                 self.prepared.append((name, log, log.prepare_checkpoint()))
 
@@ -197,9 +202,13 @@ class LogStore:
         if checkpoint.problem:
             self._checkpoint_lost = True
             self._add_warning(path, checkpoint.problem)
-        elif checkpoint.clean or is_missing:
-            # From here on a stop is unclean until we say otherwise, and a missing checkpoint is a lost one.
-            write_checkpoint(self.disk, path, Checkpoint(logs=checkpoint.logs))
+        elif is_missing:
+            write_checkpoint(self.disk, path, Checkpoint())  # from here on a missing checkpoint is a lost one
+        elif checkpoint.clean:
+            # From here on a stop is unclean until we say otherwise. A disk that is too full to say so is one more
+            # reason to start: only a broker that runs can delete topics.
+            with suppress(OSError):
+                write_checkpoint(self.disk, path, Checkpoint(logs=checkpoint.logs))
 
     def _check_flushed(self) -> None:
         """How far logs were flushed. Without it, an end that was lost cannot be told from a write that was torn."""
@@ -312,7 +321,15 @@ class LogStore:
             log.flushed_to_end()
         self._flushed.note((log.flushed_end, log.flushed_offset) for log in self.logs.values() if log.flushed_end)
         self._flushed.settle()
+        self._drop_marks_of_deleted()
         self.report.seconds = self.report.seconds or self._monotonic() - self._opened_at
+
+    def _drop_marks_of_deleted(self) -> None:
+        """Every log there is has been opened. What a killed owner had deleted after its last checkpoint is still in it:
+        neither a log that was opened or refused, nor a directory."""
+        for name in [name for name in self._marks if not self._flushed.has_claimed(name)]:
+            if not self.disk.exists(f"{self.directory}/{name}"):
+                del self._marks[name]
 
     def note_flushed(self, marks: Sequence[FlushMark]) -> None:
         """A sync has returned that covers these; called on the flusher's thread."""

@@ -289,6 +289,27 @@ def test_a_compaction_that_fails_keeps_no_other_log_from_its_own() -> None:
     run(scenario)
 
 
+def test_a_compaction_is_noted_in_the_checkpoint_though_nothing_else_changes() -> None:
+    """Without the note that there may be gaps, a damaged index would make a healthy log look as if it had lost
+    records, once the topic's policy is no longer to compact."""
+
+    async def scenario(world: World) -> None:
+        log = world.compacted_log()
+        world.maintenance.start()
+        await world.maintenance.compact()
+        before = world.maintenance.checkpoints
+        await world.moves(5.0)
+        await eventually_on_loop(lambda: world.maintenance.checkpoints > before)
+        await world.moves(30.0)
+        assert world.maintenance.checkpoints == before + 1, "and once is enough"
+        world.disk.kill()
+        world.disk.damage(log.segments[0].index.path, lambda content: content.clear())
+        again = open_log(LogStore.open(world.disk, "/data"), "compacted", ID, 0, FOREVER)
+        assert values(again) == LAST_OF_EACH_KEY
+
+    run(scenario)
+
+
 class DiskThatRefuses(SimulatedDisk):
     """From the ``first``-th rename or unlink of a compacted segment on it refuses ``count`` of them."""
 

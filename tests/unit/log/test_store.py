@@ -329,6 +329,43 @@ def test_a_deleted_topic_leaves_the_checkpoint() -> None:
     assert b"gone" not in disk.contents("/data/checkpoint")
 
 
+def test_what_was_deleted_after_the_last_checkpoint_is_forgotten_at_the_next_start() -> None:
+    disk = SimulatedDisk()
+    store = LogStore.open(disk, "/data")
+    logs = {topic: open_log(store, topic, ID, 0, SMALL) for topic in ("gone", "kept", "damaged", "unclaimed")}
+    for log in logs.values():
+        fill(log, 20)
+    store.checkpoint(everything=True)
+    store.space(TOPICS).forget(group("gone", ID))
+    store.space(TOPICS).move_deleted(group("gone", ID))
+    disk.kill()
+    disk.damage(logs["damaged"].segments[-1].path, lambda content: content.clear())
+    store = LogStore.open(disk, "/data")
+    open_log(store, "kept", ID, 0, SMALL)
+    with pytest.raises(CorruptLog):
+        open_log(store, "damaged", ID, 0, SMALL)
+    store.sync_recovered()
+    assert sorted(store.unserved()) == [f"topics/{group(each, ID)}/0" for each in ("damaged", "unclaimed")]
+    store.checkpoint(everything=True)
+    assert b"gone" not in disk.contents("/data/checkpoint")
+
+
+def test_a_full_disk_does_not_keep_the_next_owner_out() -> None:
+    disk = SimulatedDisk()
+    store = LogStore.open(disk, "/data")
+    fill(open_log(store, "t", ID, 0, SMALL), 20)
+    store.close()
+    disk.capacity_bytes = disk.used_bytes()
+    store = LogStore.open(disk, "/data")
+    log = open_log(store, "t", ID, 0, SMALL)
+    store.sync_recovered()
+    assert offsets_in(log) == list(range(20))
+    log.delete_records(20)
+    disk.kill()
+    disk.capacity_bytes = None
+    assert open_log(LogStore.open(disk, "/data"), "t", ID, 0, SMALL).end_offset == 20
+
+
 def test_a_full_disk_at_the_stop_loses_nothing() -> None:
     disk = SimulatedDisk()
     store = LogStore.open(disk, "/data")
