@@ -272,7 +272,7 @@ class Connection:
         except OSError as error:
             self.close()
             raise ConnectionLost(self.address, _reason(error)) from error
-        except KafkaError:
+        except BaseException:  # also Ctrl-C, which may come between the two halves of an answer
             self.close()
             raise
         return pending.response
@@ -332,6 +332,9 @@ class Connection:
         except OSError as error:
             self.close()
             raise ConnectionLost(self.address, _reason(error)) from error
+        except BaseException:
+            self.close()
+            raise
 
     def _read_answer(self, pending: Pending[Any], deadline: float) -> None:
         (size,) = _FRAME.unpack(self._read(4, deadline))

@@ -87,7 +87,11 @@ class Consumer:
         return all(self.positions[each] >= self.ends.get(each, 2**63) for each in self.positions)
 
     def _fetch_once(self, wait_ms: int) -> Polled:
-        """One round; partitions take turns at the front, because a broker fills an answer in the order asked."""
+        """One round; partitions take turns at the front, because a broker fills an answer in the order asked.
+
+        What cannot be read in one partition takes nothing from the others: the error comes with the next round, when
+        there is nothing else to give.
+        """
         order = list(self.positions)
         self._start = (self._start + 1) % len(order)
         turned = {each: self.positions[each] for each in order[self._start :] + order[: self._start]}
@@ -95,12 +99,13 @@ class Consumer:
         polled: Polled = {}
         failure: KafkaError | None = None
         for fetched in fetch_batches(self._client, turned, wait_ms=wait_ms, options=self.options.fetch):
-            if fetched.error is not None:
-                failure = self._recover(fetched) or failure
-                continue
-            records = self._take(fetched)
-            if records:
-                polled[fetched.partition] = records
+            try:
+                if fetched.error is not None:
+                    self._recover(fetched)
+                elif records := self._take(fetched):
+                    polled[fetched.partition] = records
+            except KafkaError as error:
+                failure = error
         if failure is not None and not polled:
             raise failure
         return polled
@@ -113,7 +118,13 @@ class Consumer:
         batches = committed_batches(fetched) if committed else [each for each in fetched.batches if not each.is_control]
         records: list[Record] = []
         for batch in batches:
-            decoded = decode_records(batch, self.options.decompressed_bytes_max)
+            try:
+                decoded = decode_records(batch, self.options.decompressed_bytes_max)
+            except KafkaError:
+                if not records:
+                    raise
+                self.positions[partition] = batch.base_offset  # the next round begins there, and raises
+                return records
             if batch.base_offset < position:
                 decoded = [record for record in decoded if record.offset >= position]
             records.extend(decoded)
@@ -121,15 +132,15 @@ class Consumer:
             self.positions[partition] = max(position, fetched.batches[-1].next_offset)
         return records
 
-    def _recover(self, fetched: Fetched) -> KafkaError | None:
-        """Move a lost position as ``reset`` says, or give the error back to be raised."""
+    def _recover(self, fetched: Fetched) -> None:
+        """Move a lost position as ``reset`` says, or raise."""
         error = fetched.error
         assert error is not None, "called for a failed partition"
         if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
-            return error
+            raise error
         partition = fetched.partition
         if self.options.reset == "error":
-            return KafkaError(
+            raise KafkaError(
                 error.code,
                 f"offset {self.positions[partition]} of {partition} is outside the log, which begins at "
                 f"{fetched.log_start_offset} and ends at {fetched.high_watermark}",
@@ -137,4 +148,3 @@ class Consumer:
         where = EARLIEST if self.options.reset == "earliest" else LATEST
         found = list_offsets(self._client, {partition: where})
         self.positions[partition] = found[partition].offset
-        return None

@@ -168,3 +168,31 @@ def test_an_error_of_ours_carries_its_code_and_whether_a_retry_helps() -> None:
     error: KafkaError = RequestTimedOut(Address("a", 1), "X", 1)
     assert error.code is ErrorCode.REQUEST_TIMED_OUT
     assert error.retriable
+
+
+@pytest.mark.parametrize("moment", ["while it reads", "while it writes"])
+def test_a_connection_that_was_interrupted_inside_a_message_is_not_used_again(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may come after the first half of a frame. What came next would be taken for the other half."""
+
+    class Interrupted(socket.socket):
+        def sendall(self, data: bytes, *_: object) -> None:  # type: ignore[override]
+            self.send(data[:5])
+            raise KeyboardInterrupt
+
+        def recv_into(self, view: memoryview, *_: object) -> int:  # type: ignore[override]
+            view[:1] = self.recv(1)
+            raise KeyboardInterrupt
+
+    def answer(_: int, version: int, correlation_id: int) -> bytes:
+        return groups_answer(version, correlation_id)
+
+    with scripted_broker(greeting_then(answer)) as address, closing(opened(address)) as connection:
+        interrupted = Interrupted(fileno=connection._socket.detach())
+        if moment == "while it reads":
+            monkeypatch.setattr(Interrupted, "sendall", socket.socket.sendall)
+        connection._socket = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            connection.call(ListGroupsRequest(), ListGroupsResponse)
+        assert not connection.usable

@@ -24,7 +24,7 @@ from headrace.client.consumer import committed_batches
 from headrace.client.fetch import Fetched, split_batches
 from headrace.client.offsets import EARLIEST, LATEST, MAX_TIMESTAMP, OffsetAt, list_offsets
 from headrace.errors import ErrorCode, KafkaError
-from headrace.record import Record
+from headrace.record import Codec, Record
 from tests.waiting import eventually
 
 MakeTopic = Callable[..., list[TopicPartition]]
@@ -96,6 +96,27 @@ def test_a_lost_position_is_an_error_with_the_numbers(client: Client, make_topic
     with pytest.raises(KafkaError, match=r"offset 2 of .* is outside the log") as caught:
         consumer.poll(60_000)
     assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_a_batch_that_cannot_be_decoded_takes_nothing_from_what_came_with_it(
+    client: Client, make_topic: MakeTopic
+) -> None:
+    partitions = make_topic(3)
+    for partition in partitions:
+        produce(client, partition, 10)
+    bomb = partitions[1]
+    with Producer(client, ProducerOptions(codec=Codec.GZIP)) as producer:
+        producer.send(bomb.topic, bytes(100_000), partition=bomb.partition, timestamp=1010)
+    produce(client, bomb, 1)
+    consumer = Consumer(client, ConsumerOptions(decompressed_bytes_max=10_000))
+    consumer.assign(dict.fromkeys(partitions, 0))
+    seen: dict[TopicPartition, list[int]] = {partition: [] for partition in partitions}
+    with pytest.raises(KafkaError, match="10000 bytes"):
+        for _ in range(10):
+            for partition, records in consumer.poll(60_000).items():
+                seen[partition] += [each.offset for each in records]
+    assert seen == {partition: list(range(10)) for partition in partitions}
+    assert consumer.positions == dict.fromkeys(partitions, 10)
 
 
 @pytest.mark.parametrize(("reset", "expected"), [("earliest", [5, 6, 7, 8, 9]), ("latest", [])])
