@@ -301,16 +301,24 @@ class Maintenance:
             await _in_turns(space.forget_in_steps(group))
 
     async def _remove_deleted(self) -> None:
+        """What the disk refuses to move or to remove keeps no other group from it. It is tried again with the next."""
         loop = asyncio.get_running_loop()
-        while self._to_move:
+        refused: dict[tuple[LogSpace, str], OSError] = {}
+        while following := next((each for each in self._to_move if each not in refused), None):
             await self._forget_deleted()
-            space, group = next(iter(self._to_move))
-            async with self.files:
-                await loop.run_in_executor(None, space.move_deleted, group)
-            self._to_move.pop((space, group))()
+            space, group = following
+            try:
+                async with self.files:
+                    await loop.run_in_executor(None, space.move_deleted, group)
+            except OSError as error:
+                refused[space, group] = error
+            else:
+                self._to_move.pop((space, group))()
         more = True
         while more:
             more = await loop.run_in_executor(None, self._store.remove_deleted, FILES_REMOVED_PER_STEP)
+        for error in refused.values():
+            raise error
 
     # Compaction.
 

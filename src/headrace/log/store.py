@@ -398,22 +398,38 @@ class LogStore:
             yield
 
     def remove_deleted(self, files_max: int = 100) -> bool:
-        """Remove some files of deleted groups; False when nothing is left. Small steps keep the event loop free."""
+        """Remove some files of deleted groups; False when nothing is left. Small steps keep the event loop free.
+
+        Raises OSError when nothing is left but what the disk refuses to remove.
+        """
+        refused: OSError | None = None
         for group in self.disk.listdir(f"{self.directory}/deleted"):
-            home = f"{self.directory}/deleted/{group}"
-            for number in self.disk.listdir(home):
-                directory = f"{home}/{number}"
-                if not self.disk.is_directory(directory):
-                    self.disk.unlink(directory)  # a group that was never confirmed has the file ``new``
-                    continue
-                for file in self.disk.listdir(directory):
-                    if files_max == 0:
-                        return True
-                    self.disk.unlink(f"{directory}/{file}")
-                    files_max -= 1
-                self.disk.rmdir(directory)
-            self.disk.rmdir(home)
+            try:
+                files_max = self._remove_some(f"{self.directory}/deleted/{group}", files_max)
+            except OSError as error:
+                refused = error
+            if files_max == 0:
+                return True
+        if refused is not None:
+            raise refused
         return False
+
+    def _remove_some(self, home: str, files_max: int) -> int:
+        """Remove at most so many files of a deleted group, and its directories with the last of them; how many more may
+        go, which is 0 when some are left."""
+        for number in self.disk.listdir(home):
+            directory = f"{home}/{number}"
+            if not self.disk.is_directory(directory):
+                self.disk.unlink(directory)  # a group that was never confirmed has the file ``new``
+                continue
+            for file in self.disk.listdir(directory):
+                if files_max == 0:
+                    return 0
+                self.disk.unlink(f"{directory}/{file}")
+                files_max -= 1
+            self.disk.rmdir(directory)
+        self.disk.rmdir(home)
+        return files_max
 
     def abandon(self) -> None:
         """Give up the directory without a word about its state: after a failure, the next owner recovers it."""

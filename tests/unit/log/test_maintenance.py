@@ -276,6 +276,47 @@ def test_a_deleted_topic_that_cannot_be_moved_is_tried_again(caplog: pytest.LogC
     run(scenario)
 
 
+class DiskWithAFrozenGroup(SimulatedDisk):
+    """It moves and removes nothing of one group."""
+
+    frozen = ""
+
+    def maybe_fail(self, operation: str, path: str) -> None:
+        if self.frozen and self.frozen in path and operation in ("rename", "unlink", "rmdir"):
+            raise OSError(errno.EPERM, "Operation not permitted", path)
+        super().maybe_fail(operation, path)
+
+
+@pytest.mark.parametrize("is_moved", [False, True], ids=["before it was moved", "after it was moved"])
+def test_a_deleted_group_that_the_disk_does_not_let_go_keeps_no_other_from_going(
+    is_moved: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = DiskWithAFrozenGroup()
+
+    async def scenario(world: World) -> None:
+        space = world.store.space("topics")
+        for name in ("a", "b"):
+            fill(world.log(name, SMALL), 20)
+        gone: list[str] = []
+        if is_moved:
+            space.forget(group("a", ID))
+            space.move_deleted(group("a", ID))
+        disk.frozen = group("a", ID)
+        world.maintenance.start()
+        for name in ("b",) if is_moved else ("a", "b"):
+            world.maintenance.delete_group(space, group(name, ID), lambda name=name: gone.append(name))  # type: ignore[misc]
+        await eventually_on_loop(
+            lambda: gone == ["b"] and disk.listdir("/data/deleted") == is_moved * [f"topics.{disk.frozen}"]
+        )
+        await eventually_on_loop(lambda: "it is tried again" in caplog.text)
+        disk.frozen = ""
+        await world.moves(60.0)
+        await eventually_on_loop(lambda: not disk.listdir("/data/deleted") and not disk.listdir("/data/topics"))
+
+    caplog.set_level(logging.ERROR)
+    run(scenario, disk)
+
+
 def test_a_compaction_that_fails_keeps_no_other_log_from_its_own() -> None:
     async def scenario(world: World) -> None:
         logs = [world.compacted_log(name) for name in ("a", "b", "c")]
