@@ -55,6 +55,8 @@ class Offsets:
         """Encoded, because the end of a transaction writes thousands of them at once."""
         self._open: dict[str, dict[TopicPartition, set[int]]] = {}
         """Per group: partitions with pending offsets, and the producers whose transactions they wait for."""
+        self._pending_of_topic: dict[str, set[tuple[int, str, int]]] = {}
+        """(producer id, group, partition) of the pending offsets in each topic."""
         self._sequence = 0
 
     def load(self) -> None:
@@ -80,8 +82,7 @@ class Offsets:
 
     def topics(self) -> list[str]:
         """Every topic that some group has an offset in, committed or pending."""
-        pending = {topic for places in self._open.values() for topic, _ in places}
-        return sorted(pending.union(self._groups_of_topic))
+        return sorted(self._pending_of_topic.keys() | self._groups_of_topic.keys())
 
     def has_any(self, group_id: str) -> bool:
         return group_id in self._committed or group_id in self._open
@@ -182,19 +183,22 @@ class Offsets:
                 self._drop_pending(producer_id, group_id, *place)
 
     def topic_removal(self, topic: str) -> Iterator[Change]:
-        """Forget a topic's committed offsets; the changes that remove their rows. They are made one at a time. An
-        offset that is committed meanwhile, in a new topic of that name, is not removed."""
+        """Forget a topic's offsets, pending ones included; the changes that remove their rows. They are made one at a
+        time. An offset that is committed meanwhile, in a new topic of that name, is not removed."""
         gone = {group_id: self._committed[group_id].pop(topic) for group_id in self._groups_of_topic.pop(topic, ())}
         for group_id in gone:
             if not self._committed[group_id]:
                 del self._committed[group_id]
-        table = self._state.table("offsets")
-        keys = (
-            (key_of(group_id, topic, partition), row)
-            for group_id, rows in gone.items()
-            for partition, row in rows.items()
-        )
-        return (("offsets", key, None) for key, row in keys if table.get(key) is row)
+        rows: list[tuple[str, str, Row]] = [
+            ("offsets", key_of(group_id, topic, partition), row)
+            for group_id, partitions in gone.items()
+            for partition, row in partitions.items()
+        ]
+        for producer_id, group_id, partition in list(self._pending_of_topic.get(topic, ())):
+            pending = self._pending[producer_id][group_id, topic, partition]
+            rows.append(("txn_offsets", f"{producer_id}:{key_of(group_id, topic, partition)}", pending.row))
+            self._drop_pending(producer_id, group_id, topic, partition)
+        return ((table, key, None) for table, key, row in rows if self._state.table(table).get(key) is row)
 
     def expired(
         self, group_id: str, now_ms: int, retention_ms: int, since_ms: int | None, is_subscribed: Callable[[str], bool]
@@ -236,6 +240,7 @@ class Offsets:
     def _set_pending(self, producer_id: int, group_id: str, topic: str, partition: int, row: Encoded) -> None:
         self._pending.setdefault(producer_id, {})[group_id, topic, partition] = row
         self._open.setdefault(group_id, {}).setdefault((topic, partition), set()).add(producer_id)
+        self._pending_of_topic.setdefault(topic, set()).add((producer_id, group_id, partition))
 
     def _drop_pending(self, producer_id: int, group_id: str, topic: str, partition: int) -> None:
         pending = self._pending[producer_id]
@@ -245,6 +250,10 @@ class Offsets:
         self._close(producer_id, group_id, topic, partition)
 
     def _close(self, producer_id: int, group_id: str, topic: str, partition: int) -> None:
+        of_topic = self._pending_of_topic[topic]
+        of_topic.discard((producer_id, group_id, partition))
+        if not of_topic:
+            del self._pending_of_topic[topic]
         places = self._open[group_id]
         producers = places[topic, partition]
         producers.discard(producer_id)

@@ -12,7 +12,7 @@ from headrace.wire.kafka.messages.transactions import (
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
-from tests.unit.broker.fakes import settle
+from tests.unit.broker.fakes import FakeTopics, settle
 from tests.unit.broker.groups.world import World, run
 
 
@@ -206,6 +206,27 @@ async def test_a_topic_deleted_meanwhile_gets_no_offset_when_the_transaction_com
     world.topics.delete("orders")
     end(world, commit=True)
     assert set(world.state.rows()) == {"transactions"}
+
+
+@pytest.mark.parametrize("crash", ["none", "before the new topic", "after the new topic"])
+@run
+async def test_a_new_topic_never_gets_a_pending_offset_of_a_deleted_one_of_its_name(crash: str) -> None:
+    world = World(topics=FakeTopics(orders=3, other=1))
+    await txn_commit(world, 5)
+    await txn_commit(world, 6, topic="other")
+    world.topics.delete("orders")
+    if crash == "before the new topic":
+        world.crash()
+    world.topics.create("orders", 3)
+    if crash == "after the new topic":
+        world.crash()
+    assert (await world.fetch("orders", 0, stable=True)).error_code == ErrorCode.NONE
+    await txn_commit(world, 7, partition=1)
+    end(world, commit=True)
+    world.crash()
+    assert [await world.fetched("orders", each) for each in (0, 1)] == [-1, 7]
+    assert await world.fetched("other", 0) == 6
+    assert not world.state.rows().get("txn_offsets")
 
 
 @run
