@@ -317,8 +317,8 @@ class Maintenance:
         more = True
         while more:
             more = await loop.run_in_executor(None, self._store.remove_deleted, FILES_REMOVED_PER_STEP)
-        for error in refused.values():
-            raise error
+        for refusal in refused.values():
+            raise refusal
 
     # Compaction.
 
