@@ -19,7 +19,7 @@ from headrace import testing
 from headrace.client import Admin, Client, Producer, Queues
 from headrace.testing import InProcessBroker
 from headrace.testing.disk import SimulatedDisk
-from tests.amqp.raw import BODY, FRAME_MAX, HEADER, Basic, Connection, RawPeer, frame
+from tests.amqp.raw import BODY, FRAME_MAX, HEADER, METHOD, Basic, Connection, RawPeer, frame
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.servers
@@ -89,6 +89,26 @@ def test_all_connections_together_hold_a_limited_part_of_messages_that_do_not_en
         eventually(lambda: channel.queue_declare("q", passive=True).method.message_count == 2)
         for peer in (small, large):
             peer.close()
+
+
+def test_methods_and_headers_of_messages_that_do_not_end_count_too() -> None:
+    """Both may be as long as a frame, and there are two thousand channels."""
+    method = pamqp.frame.marshal(Basic.Publish(routing_key="q"), 1)[7:-1].ljust(FRAME_MAX - 8, b"\x00")
+    header = struct.pack(">HHQH", 60, 0, 5, 0).ljust(FRAME_MAX - 8, b"\x00")
+    with served(settings={"amqp.unfinished.bytes.max": 4 << 20}) as (broker, channel):
+        for frames in ((METHOD, method), (METHOD, method, HEADER, header)):
+            peer = RawPeer(broker.amqp_port).opened()
+            for number in range(1, 51):
+                for kind, payload in zip(frames[::2], frames[1::2], strict=True):
+                    peer.send(frame(kind, number, payload))
+            kind, code, text, *_ = peer.closed_with()
+            assert (kind, code) == ("connection", 506)
+            assert "amqp.unfinished.bytes.max" in text
+            peer.close()
+        channel.queue_declare("q", durable=True)
+        channel.confirm_delivery()
+        for _ in range(50):
+            channel.basic_publish("", "q", b"x" * 100_000, pika.BasicProperties(headers={"h": "x" * 50_000}))
 
 
 def test_what_a_connection_held_that_broke_off_counts_no_longer() -> None:

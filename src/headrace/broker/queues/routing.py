@@ -97,9 +97,10 @@ class FanoutMatcher(_EveryBinding):
 class _Node:
     """A word of patterns: what follows it, and the bindings whose pattern ends here."""
 
-    __slots__ = ("bindings", "children")
+    __slots__ = ("bindings", "children", "is_any")
 
-    def __init__(self) -> None:
+    def __init__(self, word: str = "") -> None:
+        self.is_any = word == "#"
         self.children: dict[str, _Node] = {}
         self.bindings: dict[tuple[int, str, str], Binding] = {}
 
@@ -118,7 +119,7 @@ class TopicMatcher:
     def add(self, binding: Binding) -> None:
         node = self._root
         for word in _words(binding.key):
-            node = node.children.setdefault(word, _Node())
+            node = node.children.setdefault(word, _Node(word))
         node.bindings[binding.identity] = binding
 
     def remove(self, binding: Binding) -> None:
@@ -145,13 +146,14 @@ class TopicMatcher:
             if place == len(words):
                 for binding in node.bindings.values():
                     yield binding.destination
-            elif place < len(words):
+            else:
                 for word in (words[place], "*"):
                     if word in node.children and word != "#":
                         waiting.append((node.children[word], place + 1))
-            any_words = node.children.get("#")
-            if any_words is not None:
-                waiting += [(any_words, later) for later in range(place, len(words) + 1)]
+                if node.is_any:
+                    waiting.append((node, place + 1))
+            if "#" in node.children:
+                waiting.append((node.children["#"], place))
 
 
 HEADER_MATCHES: Final = ("all", "any", "all-with-x", "any-with-x")

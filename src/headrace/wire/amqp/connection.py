@@ -131,6 +131,7 @@ class _Content:
     size: int = 0
     missing: int = 0
     parts: list[bytes] | None = None
+    held_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -170,7 +171,7 @@ class AmqpConnection:
         self._contents: dict[int, _Content] = {}
         self._content_bytes = 0
         self.unfinished_bytes = 0
-        """Received of messages that have begun and not ended."""
+        """Received of messages that have begun and not ended, their methods and headers included."""
         self._accepts_messages = accepts_messages
         self._is_closed = False
         self._closing: set[int] = set()
@@ -376,7 +377,8 @@ class AmqpConnection:
         if number == _PUBLISH:
             if not self._accepts_messages:
                 raise AmqpError(ReplyCode.CHANNEL_ERROR, "expected 'channel.open'", IDS["basic.publish"])
-            self._contents[channel] = _Content(payload)
+            content = self._contents[channel] = _Content(payload)
+            self._hold(content, payload)
             return None
         if number == _ACK and len(payload) == _ACK_PAYLOAD_BYTES:
             tag, bits = _TAG.unpack_from(payload, 4)
@@ -408,6 +410,7 @@ class AmqpConnection:
         content.size = content.missing = size
         if not size:
             return self._complete(channel, content)
+        self._hold(content, content.properties)
         content.parts = []
         self._content_bytes += size
         if self._content_bytes > self.content_bytes_max:
@@ -422,7 +425,7 @@ class AmqpConnection:
         if content.missing < 0:
             raise AmqpError(ReplyCode.FRAME_ERROR, f"a body is longer than the {content.size} bytes announced")
         content.parts.append(payload)
-        self.unfinished_bytes += len(payload)
+        self._hold(content, payload)
         return self._complete(channel, content) if content.missing == 0 else None
 
     def _complete(self, channel: int, content: _Content) -> Event:
@@ -432,11 +435,15 @@ class AmqpConnection:
         assert content.properties is not None
         return _publish(channel, content.method, content.properties, [body])
 
+    def _hold(self, content: _Content, part: bytes) -> None:
+        content.held_bytes += len(part)
+        self.unfinished_bytes += len(part)
+
     def _drop_content(self, channel: int) -> None:
         content = self._contents.pop(channel)
+        self.unfinished_bytes -= content.held_bytes
         if content.parts is not None:
             self._content_bytes -= content.size
-            self.unfinished_bytes -= content.size - content.missing
 
     # ---- sending ----------------------------------------------------------------------------------------------------
 
