@@ -1,7 +1,9 @@
 """Queues: messages that are handed out one by one, acknowledged one by one, and gone then.
 
     routing.py      exchanges and bindings: which queues a message goes to
-    virtual_host.py the exchanges and queues of one name space, and what is durable of them
+    virtual_host.py the exchanges and queues of one name space
+    registry.py     what is durable of them, and where messages lie
+    rows.py         its rows in the state tables, also while the disk refuses them
     queue.py        the messages of a queue: what is handed out, and what a queue's policy does to the others
     rotation.py     its consumers: who gets the next message
     lane.py         the messages of a queue in a log: which are ready, taken and gone

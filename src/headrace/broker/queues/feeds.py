@@ -262,7 +262,7 @@ class Feeds:
             try:
                 records, position = _committed(partition, position, end)
                 await self._publish(feed, partition, records)
-                await self._registry.changed([(POSITIONS, row, {"offset": position})])
+                await self._registry.rows.change([(POSITIONS, row, {"offset": position})])
             except (LogError, AmqpError) as error:
                 self._say_once(f"feed {feed}: {error}")
                 known = self._state.table(POSITIONS).get(row)

@@ -26,6 +26,7 @@ from headrace.broker.queues.policy import QueuePolicy
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.retention import Retention
 from headrace.broker.queues.routing import Binding, Exchange
+from headrace.broker.queues.rows import Rows
 from headrace.broker.queues.stream import StreamQueue, stream_config
 from headrace.broker.queues.turn import Turn
 from headrace.broker.queues.virtual_host import VirtualHost
@@ -78,6 +79,7 @@ class Registry:
         self.limits = limits or QueueLimits()
         self._space = store.space(QUEUES)
         self._state = state
+        self.rows = Rows(state, turn)
         self._flusher = flusher
         self._windows = WindowBudget()
         self._turn = turn
@@ -278,7 +280,7 @@ class Registry:
                 "auto_delete": is_auto_delete,
                 "arguments": _text_of(arguments),
             }
-            await self.changed([(QUEUE_ROWS, _key(host.name, name), row)])
+            await self.rows.change([(QUEUE_ROWS, _key(host.name, name), row)])
             self._space.confirm([group])
         host.add_queue(queue)
         return queue
@@ -293,12 +295,9 @@ class Registry:
         changes.append((QUEUE_ROWS, _key(host.name, queue.name), None))
         changes += self._binding_removals(host, queue.name, lambda row: row[2:4] == ["queue", queue.name])
         changes += self._exchange_removals(host, gone)
-        await asyncio.shield(self._begin(self._remove_durably(changes, queue.group)))
+        group = queue.group
+        await asyncio.shield(self._begin(self.rows.follow(changes, lambda: self._remove(group))))
         return count
-
-    async def _remove_durably(self, changes: list[Change], group: str) -> None:
-        await self.changed(changes)
-        self._remove(group)
 
     def remove_queue_soon(self, host: VirtualHost, queue: Queue) -> None:
         """The same, where nobody waits for it."""
@@ -320,6 +319,7 @@ class Registry:
     # ---- exchanges and bindings -------------------------------------------------------------------------------------
 
     async def declare_exchange(self, host: VirtualHost, exchange: Exchange) -> None:
+        changes: list[Change] = []
         if host.declare_exchange(exchange) and exchange.is_durable:
             row = {
                 "kind": exchange.kind,
@@ -327,10 +327,11 @@ class Registry:
                 "internal": exchange.is_internal,
                 "arguments": _text_of(exchange.arguments),
             }
-            await self.changed([(EXCHANGES, _key(host.name, exchange.name), row)])
+            changes.append((EXCHANGES, _key(host.name, exchange.name), row))
+        await self.rows.follow(changes)
 
     async def remove_exchange(self, host: VirtualHost, exchange: Exchange) -> None:
-        await self.changed(self._exchange_removals(host, host.remove_exchange(exchange)))
+        await self.rows.follow(self._exchange_removals(host, host.remove_exchange(exchange)))
 
     def _exchange_removals(self, host: VirtualHost, exchanges: Iterable[Exchange]) -> list[Change]:
         changes: list[Change] = []
@@ -346,39 +347,25 @@ class Registry:
         """Rows that end with a queue or an exchange of this name. Only those that have the name in them are read: there
         may be very many."""
         text = json.dumps(name)
-        rows = [(key, json.loads(key)) for key in self._state.table(BINDINGS) if text in key]
+        rows = [(key, json.loads(key)) for key in self.rows.keys(BINDINGS) if text in key]
         return [(BINDINGS, key, None) for key, row in rows if row[0] == host.name and goes(row)]
 
     async def bind(self, host: VirtualHost, source: Exchange, binding: Binding) -> None:
-        if host.bind(source, binding) and self._survives(source, binding):
-            await self.changed([(BINDINGS, _binding_key(host, source, binding), {})])
+        is_new = host.bind(source, binding)
+        survives = is_new and self._survives(source, binding)
+        await self.rows.follow([(BINDINGS, _binding_key(host, source, binding), {})] if survives else [])
 
     async def unbind(self, host: VirtualHost, source: Exchange, binding: Binding) -> None:
         existed, gone = host.unbind(source, binding)
-        if existed:
-            changes: list[Change] = self._exchange_removals(host, gone)
-            if self._survives(source, binding):
-                changes.append((BINDINGS, _binding_key(host, source, binding), None))
-            await self.changed(changes)
+        changes: list[Change] = self._exchange_removals(host, gone)
+        if existed and self._survives(source, binding):
+            changes.append((BINDINGS, _binding_key(host, source, binding), None))
+        await self.rows.follow(changes)
 
     def _survives(self, source: Exchange, binding: Binding) -> bool:
         destination = binding.destination
         is_owned = isinstance(destination, Queue) and destination.owner is not None
         return source.is_durable and getattr(destination, "is_durable", False) and not is_owned
-
-    async def changed(self, changes: list[Change]) -> None:
-        """Make changes of the state tables; they are durable when this returns."""
-        tables = self._state.tables
-        wanted = [each for each in changes if each[2] is not None or each[1] in tables.get(each[0], {})]
-        if not wanted:
-            return
-        try:
-            offset = self._state.put_many(wanted)
-        except LogError as error:
-            raise AmqpError(ReplyCode.RESOURCE_ERROR, f"the disk refuses the change: {error}") from error
-        future = asyncio.get_running_loop().create_future()
-        self._state.when_flushed(offset, lambda: None if future.done() else future.set_result(None))
-        await future
 
 
 def _log_config(policy: QueuePolicy, *, survives: bool) -> LogConfig:

@@ -94,10 +94,12 @@ class Topology:
         if name.startswith(RESERVED):
             raise AmqpError(ReplyCode.ACCESS_REFUSED, f"deletion of system {self._exchange_text(name)} not allowed")
         exchange = self._host.exchanges.get(name)
-        if exchange is not None:
-            if asked["if_unused"] and exchange.bindings:
-                raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"{self._exchange_text(name)} in use")
-            await self._registry.remove_exchange(self._host, exchange)
+        if exchange is None:
+            await self._registry.rows.change()
+            return {}
+        if asked["if_unused"] and exchange.bindings:
+            raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"{self._exchange_text(name)} in use")
+        await self._registry.remove_exchange(self._host, exchange)
         return {}
 
     async def _bind_exchange(self, asked: dict[str, Any]) -> Answer:
@@ -221,6 +223,7 @@ class Topology:
     async def _delete_queue(self, asked: dict[str, Any]) -> Answer:
         name = self.named(asked["queue"])
         if name not in self._host.queues:
+            await self._registry.rows.change()
             return {"message_count": 0}
         queue = self._host.queue(name, self._client)
         if queue.policy.queue_type == "quorum":
