@@ -40,11 +40,12 @@ class _Latest:
 
 
 def batch_of(messages: Sequence[Message]) -> Batch:
-    """A batch of these messages."""
+    """A batch of these messages, which the caller may give its offset: another queue that gets them has a copy."""
     latest = _Latest.messages
-    if len(messages) != len(latest) or messages[0] is not latest[0] or messages != latest:
-        _Latest.messages, _Latest.batch = messages, _batch_of(messages)
-    return copy(_Latest.batch)
+    if len(messages) == len(latest) and messages[0] is latest[0] and messages == latest:
+        return copy(_Latest.batch)
+    _Latest.messages, _Latest.batch = messages, _batch_of(messages)
+    return _Latest.batch
 
 
 def _batch_of(messages: Sequence[Message]) -> Batch:
