@@ -2,7 +2,8 @@
 
     queues = Queues(client)
     dead = [each for each in queues.messages("dead") if each.state == "ready"]
-    queues.redrive("dead", dead)
+    for done in queues.redrive("dead", dead):
+        print(done.moved)
 
 A client that wants to consume uses AMQP. These calls are for administration, and for reading a queue by the offsets of
 its log, as Spark does.
