@@ -42,6 +42,7 @@ KEYWORD = re.compile(
 )
 QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"[^\"]*\"|`[^`]*`|--[^\n]*")
 NAME = re.compile(r"\s*(`[^`]+`|\"[^\"]+\"|[A-Za-z_]\w*)\s*", re.ASCII)
+ALIAS = re.compile(r"\s*((AS\s+)?\w+)?\s*;?\s*", re.IGNORECASE)
 AS = re.compile(r"\bAS\b", re.IGNORECASE)
 ORDER_MAX = 16
 
@@ -94,6 +95,7 @@ def parse_clauses(text: str, *, ordered: bool = True) -> Clauses:
     pattern = parse_pattern(text, opened + 1, closed)
     names = variables_of(pattern)
     subsets = _subsets(found.get("subset"), text, names)
+    _check_one(found, text)
     empty, unmatched = _rows_options(found.get("all"), text)
     return Clauses(
         text=text,
@@ -122,16 +124,24 @@ def _clauses(text: str) -> Iterator[tuple[str, Piece]]:
     begins: list[tuple[str, int, int]] = []
     at, depth = _after_wrapper(text)
     wrapped = depth
+    opened = [text.index("(")] if wrapped else []
     while at < len(text):
         quoted = QUOTED.match(text, at)
         if quoted:
             at = quoted.end()
             continue
+        if text[at] in "'\"`":
+            raise PatternSyntaxError(text, at, f"this {text[at]} is never closed")
         if text[at] == "(":
+            opened.append(at)
             depth += 1
         elif text[at] == ")":
             depth -= 1
-            if depth < 0 or (wrapped and depth == 0):
+            if depth < 0:
+                raise PatternSyntaxError(text, at, "this ) closes nothing")
+            opened.pop()
+            if wrapped and depth == 0:
+                _only_a_name_after(text, at + 1)
                 break
         keyword = KEYWORD.match(text, at) if depth == wrapped else None
         if keyword and (at == 0 or not (text[at - 1].isalnum() or text[at - 1] in "_.")):
@@ -142,6 +152,8 @@ def _clauses(text: str) -> Iterator[tuple[str, Piece]]:
             at = keyword.end()
             continue
         at += 1
+    if at >= len(text) and opened:
+        raise PatternSyntaxError(text, opened[-1], "this ( is never closed")
     if not begins or text[_after_wrapper(text)[0] : begins[0][1]].strip():
         first = len(text) - len(text.lstrip())
         raise PatternSyntaxError(text, first, "expected PARTITION BY, ORDER BY, MEASURES or PATTERN")
@@ -154,6 +166,14 @@ def _after_wrapper(text: str) -> tuple[int, int]:
     """The place after ``MATCH_RECOGNIZE (``, where the text begins with it, and the depth there."""
     found = re.match(r"\s*MATCH_RECOGNIZE\s*\(", text, re.IGNORECASE)
     return (found.end(), 1) if found else (0, 0)
+
+
+def _only_a_name_after(text: str, at: int) -> None:
+    """After MATCH_RECOGNIZE (…) SQL has the name of the result at most."""
+    rest = text[at:]
+    if ALIAS.fullmatch(rest) is None:
+        begin = at + len(rest) - len(rest.lstrip())
+        raise PatternSyntaxError(text, begin, "nothing was expected after MATCH_RECOGNIZE (…) but AS and a name")
 
 
 def _closing(text: str, opened: int) -> int:
@@ -213,6 +233,10 @@ def _name(piece: Piece, text: str) -> str:
 
 def _order(piece: Piece, text: str) -> Iterator[tuple[str, Literal["ascending", "descending"]]]:
     for number, each in enumerate(_parts(piece, text)):
+        nulls = re.search(r"\sNULLS\s+(FIRST|LAST)$", each.text, re.IGNORECASE)
+        if nulls is not None:
+            at = each.at + nulls.start() + 1
+            raise PatternSyntaxError(text, at, "null is last in every order; expected ASC, DESC or nothing")
         words = each.text.rsplit(None, 1)
         descending = len(words) == 2 and words[1].upper() == "DESC"
         named = Piece(words[0], each.at) if len(words) == 2 and words[1].upper() in ("ASC", "DESC") else each
@@ -227,8 +251,10 @@ def _measures(piece: Piece | None, text: str) -> Iterator[tuple[str, Piece]]:
         if not places:
             raise each.fail("a measure is 'expression AS name'; there is no AS", text)
         last = places[-1]
-        name = Piece(each.text[last.end() :].strip(), each.at + last.end())
-        yield _name(name, text), Piece(each.text[: last.start()].strip(), each.at)
+        name = _stripped(text, each.at + last.end(), each.at + len(each.text))
+        if NAME.fullmatch(name.text) is None:
+            raise name.fail(f"{name.text!r} is no name of a measure; other names than words stand in backticks", text)
+        yield _name(name, text), _stripped(text, each.at, each.at + last.start())
 
 
 def _outside(text: str, at: int) -> bool:
@@ -248,16 +274,22 @@ def _define(piece: Piece | None, text: str, names: list[str]) -> Iterator[tuple[
 
 
 def _subsets(piece: Piece | None, text: str, names: list[str]) -> dict[str, tuple[str, ...]]:
-    found = {}
+    found: dict[str, tuple[str, ...]] = {}
     for each in _parts(piece, text) if piece else ():
         parts = re.fullmatch(r"(\w+)\s*=\s*\(([^)]*)\)", each.text)
         if parts is None:
             raise each.fail("a subset is 'NAME = (NAME, …)'", text)
-        members = tuple(name.strip().upper() for name in parts.group(2).split(","))
-        unknown = [name for name in members if name not in names]
-        if unknown:
-            raise each.fail(f"{unknown[0]} is not in the pattern; its variables are {', '.join(names)}", text)
-        found[parts.group(1).upper()] = members
+        name = parts.group(1).upper()
+        if name in names or name in found:
+            what = "a variable of the pattern" if name in names else "a subset already"
+            raise each.fail(f"{name} is {what}; expected a new name", text)
+        members = list(_parts(Piece(parts.group(2), each.at + parts.start(2)), text))
+        for member in members:
+            if member.text.upper() not in names:
+                raise member.fail(
+                    f"{member.text.upper()} is not in the pattern; its variables are {', '.join(names)}", text
+                )
+        found[name] = tuple(member.text.upper() for member in members)
     return found
 
 
@@ -289,9 +321,26 @@ def _within(piece: Piece | None, text: str) -> int | None:
         r"(?:INTERVAL\s+)?'([^']+)'(?:\s+(\w+))?|(?:INTERVAL\s+)?(\d+)\s+(\w+)", piece.text.strip(), re.IGNORECASE
     )
     if found is None:
-        raise PatternSyntaxError(text, piece.at + 1, "expected WITHIN INTERVAL '5' MINUTE or WITHIN '5 minutes'")
+        at = min(piece.at + len(piece.text) - len(piece.text.lstrip()), len(text))
+        raise PatternSyntaxError(text, at, "expected WITHIN INTERVAL '5' MINUTE or WITHIN '5 minutes'")
     number, unit = (found.group(1), found.group(2)) if found.group(1) else (found.group(3), found.group(4))
-    return micros_of(f"{number} {unit.lower()}" if unit else number, "WITHIN")
+    try:
+        return micros_of(f"{number} {unit.lower()}" if unit else number, "WITHIN")
+    except UsageError as error:
+        at = piece.at + len(piece.text) - len(piece.text.lstrip())
+        raise PatternSyntaxError(text, at, str(error)) from None
+
+
+def _check_one(found: dict[str, Piece], text: str) -> None:
+    """ONE ROW PER MATCH stands alone."""
+    if "one" not in found:
+        return
+    piece = found["one"]
+    if "all" in found:
+        second = max(piece.at, found["all"].at)
+        at = max(each.start() for each in KEYWORD.finditer(text, 0, second) if each.lastgroup in ("one", "all"))
+        raise PatternSyntaxError(text, at, "there is ONE ROW PER MATCH and ALL ROWS PER MATCH; expected one of them")
+    _nothing_after(text, piece.at, piece.at + len(piece.text), "ONE ROW PER MATCH")
 
 
 def _rows_options(piece: Piece | None, text: str) -> tuple[bool, bool]:

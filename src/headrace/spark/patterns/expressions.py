@@ -158,19 +158,36 @@ class Reader:
     def _parsed(self, piece: Piece) -> exp.Expr:
         text = MODE.sub(lambda found: found.group(1) + "_" * len(found.group(2)), piece.text)
         try:
-            return sqlglot.parse_one(text, dialect=RowPattern)
+            parsed: exp.Expr = sqlglot.parse_one(text, dialect=RowPattern)
         except SqlglotError as error:
-            details: Any = (getattr(error, "errors", None) or [{}])[0]
-            lines = piece.text.split("\n")
-            line, column = int(details.get("line") or 1), int(details.get("col") or 1)
-            at = sum(len(each) + 1 for each in lines[: line - 1]) + column - 1
-            what = str(details.get("description") or "this is no SQL expression")
-            if what.startswith("Required keyword"):  # says which class of sqlglot lacks which field
-                what = "this expression is not complete"
-            raise PatternSyntaxError(self.text, piece.at + min(at, len(piece.text)), f"{what}") from None
+            raise self._mistake(piece, error) from None
+        if isinstance(parsed, exp.Alias):
+            self._fail(piece, f"{parsed.alias!r} was not expected here; expected an operator", parsed.args["alias"])
+        return parsed
 
-    def _fail(self, piece: Piece, problem: str) -> NoReturn:
-        raise PatternSyntaxError(self.text, piece.at, problem)
+    def _mistake(self, piece: Piece, error: SqlglotError) -> PatternSyntaxError:
+        """What the parser of SQL stopped at, in words of ours where its own say nothing."""
+        details: Any = (getattr(error, "errors", None) or [{}])[0]
+        what, word = str(details.get("description") or ""), str(details.get("highlight") or "")
+        lines = piece.text.split("\n")
+        before = lines[: int(details.get("line") or 1) - 1]
+        end = sum(len(each) + 1 for each in before) + int(details.get("col") or 0)
+        if not what:
+            return PatternSyntaxError(self.text, piece.at, "this is no SQL expression")
+        if what.startswith("Required keyword"):  # says which class of sqlglot lacks which field
+            return PatternSyntaxError(self.text, piece.at + end, "this expression is not complete")
+        expected = what.removeprefix("Expecting ").removeprefix("Expected ")
+        if what.startswith("Invalid expression"):
+            expected = "an operator, a comma or another clause"
+        elif end >= len(piece.text):
+            return PatternSyntaxError(self.text, piece.at + end, f"the expression ends here; expected {expected}")
+        problem = f"{word!r} was not expected here; expected {expected}"
+        return PatternSyntaxError(self.text, piece.at + max(end - len(word), 0), problem)
+
+    def _fail(self, piece: Piece, problem: str, node: exp.Expr | None = None) -> NoReturn:
+        """At the first character of the node, or of the whole piece."""
+        found = [] if node is None else [int(each.meta["start"]) for each in node.walk() if "start" in each.meta]
+        raise PatternSyntaxError(self.text, piece.at + min(found, default=0), problem)
 
     def _variable(self, column: exp.Column) -> str | None:
         """The variable that a column is said of; None for a column of any row."""
@@ -209,10 +226,12 @@ class Reader:
     def _of_one(self, node: exp.Expr, piece: Piece) -> frozenset[str] | None:
         """The variables that an argument speaks of; None for all rows."""
         if any(isinstance(each, exp.AggFunc) or self._special(each) for each in node.walk()):
-            self._fail(piece, f"{node.sql('spark')}: functions of row patterns cannot stand inside each other here")
+            self._fail(
+                piece, f"{node.sql('spark')}: functions of row patterns cannot stand inside each other here", node
+            )
         found = {self._variable(each) for each in node.find_all(exp.Column)}
         if len(found) > 1:
-            self._fail(piece, f"{node.sql('spark')} speaks of the rows of several variables at once")
+            self._fail(piece, f"{node.sql('spark')} speaks of the rows of several variables at once", node)
         name = found.pop() if found else None
         return None if name is None else self.variables[name]
 
@@ -227,7 +246,7 @@ class Reader:
             if name == "CLASSIFIER":
                 unknown = [each.name for each in node.expressions if each.name.upper() not in self.variables]
                 if unknown:
-                    self._fail(piece, f"{unknown[0]} is not in the pattern; {', '.join(self.variables)} are")
+                    self._fail(piece, f"{unknown[0]} is not in the pattern; {', '.join(self.variables)} are", node)
                 wanted = frozenset[str]().union(*[self.variables[each.name.upper()] for each in node.expressions])
                 return Atom("classifier", wanted or None, running=per_row and mode != "FINAL")
             if name == "MATCH_NUMBER":
@@ -269,11 +288,11 @@ class Reader:
         """The argument of a navigation and its number: 0 for FIRST and LAST, 1 for PREV and NEXT, if not given."""
         arguments = list(node.expressions)
         if not 1 <= len(arguments) <= 2:
-            self._fail(piece, f"{name} takes an expression and a number of rows")
+            self._fail(piece, f"{name} takes an expression and a number of rows", node)
         number = 1 if name in ("PREV", "NEXT") else 0
         if len(arguments) == 2:
             if not (isinstance(arguments[1], exp.Literal) and str(arguments[1].this).isdigit()):
-                self._fail(piece, f"the second argument of {name} is a number of rows, such as 2")
+                self._fail(piece, f"the second argument of {name} is a number of rows, such as 2", arguments[1])
             number = int(arguments[1].this)
         return arguments[0], number
 
@@ -281,16 +300,16 @@ class Reader:
         kind = AGGREGATES.get(type(node))
         if kind is None:
             known = "COUNT, SUM, AVG, MIN, MAX and ARRAY_AGG"
-            self._fail(piece, f"{node.sql('spark')} is not known over matched rows; there are {known}")
+            self._fail(piece, f"{node.sql('spark')} is not known over matched rows; there are {known}", node)
         argument = node.this
         if isinstance(argument, exp.Distinct):
             if kind != "count" or len(argument.expressions) != 1:
-                self._fail(piece, "DISTINCT is there for COUNT of one expression")
+                self._fail(piece, "DISTINCT is there for COUNT of one expression", node)
             kind, argument = "count_distinct", argument.expressions[0]
         if isinstance(argument, exp.Star) or (isinstance(argument, exp.Column) and isinstance(argument.this, exp.Star)):
             name = argument.table.upper() if isinstance(argument, exp.Column) else ""
             if kind != "count" or (name and name not in self.variables):
-                self._fail(piece, f"{node.sql('spark')}: * is for COUNT(*), and COUNT(A.*) of a variable")
+                self._fail(piece, f"{node.sql('spark')}: * is for COUNT(*), and COUNT(A.*) of a variable", node)
             return kind, self.variables[name] if name else None, None
         return kind, self._of_one(argument, piece), self.columns.value(self._plain(argument))
 
@@ -318,10 +337,12 @@ class Reader:
 
     def _remembered(self, node: exp.Expr, function: str, name: str, piece: Piece) -> Expression:
         if function not in ("FIRST", "LAST", "PREV", "NEXT") or not isinstance(node, exp.Anonymous):
-            self._fail(piece, f"{function}() cannot stand in a condition")
+            self._fail(piece, f"{function}() cannot stand in a condition", node)
         atom = self._navigation(node, function, "", piece, False)
         if atom.skipped > SKIPPED_MAX:
-            self._fail(piece, f"{node.sql('spark')}: a condition looks at most {SKIPPED_MAX} rows of a variable away")
+            self._fail(
+                piece, f"{node.sql('spark')}: a condition looks at most {SKIPPED_MAX} rows of a variable away", node
+            )
         is_current = atom.variables is None or atom.variables == frozenset({name})
         if atom.kind == "last" and not atom.skipped and is_current:
             return Here(str(atom.column), atom.offset)
@@ -331,7 +352,9 @@ class Reader:
     def _total(self, node: exp.AggFunc, piece: Piece) -> Expression:
         kind, variables, column = self._aggregate(node, piece)
         if kind not in ("count", "sum", "avg", "min", "max"):
-            self._fail(piece, f"{node.sql('spark')} cannot stand in a condition; COUNT, SUM, AVG, MIN and MAX can")
+            self._fail(
+                piece, f"{node.sql('spark')} cannot stand in a condition; COUNT, SUM, AVG, MIN and MAX can", node
+            )
         count = Register("count", variables, column)
         value = Register(kind if kind in ("min", "max") else "sum", variables, column)
         return Aggregated(kind, value, count)
@@ -345,6 +368,7 @@ class Reader:
                 piece,
                 f"{node.sql('spark')} cannot be computed over matched rows; there are {known}"
                 f"{alone if self.columns.computes(node) else ''}",
+                node,
             )
         return Call(function, tuple(self._tree(each, name, piece) for each in arguments))
 

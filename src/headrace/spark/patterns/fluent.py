@@ -145,6 +145,8 @@ class Pattern:
         last = self.parts[-1]
         if not isinstance(condition, str | Column):
             raise UsageError(f"where() takes text or a Column, not {condition!r}", 'where("amount > 10")')
+        if isinstance(condition, str) and not condition.strip():
+            raise UsageError("where() was given an empty text", 'where("amount > 10")')
         if last.group is not None:
             raise UsageError("a group has no condition", "give the conditions to its parts")
         return self._last(conditions=(*last.conditions, condition))
@@ -152,13 +154,15 @@ class Pattern:
     def times(self, least: int, most: int | None = None) -> Pattern:
         """So many rows; with two numbers, from so many to so many."""
         upper = least if most is None else most
-        if not 1 <= least <= upper:
-            raise UsageError(f"times({least}, {upper}) allows no number of rows", "times(2) or times(2, 5)")
+        if type(least) is not int or type(upper) is not int or not 1 <= least <= upper:
+            raise UsageError(f"times({least!r}, {upper!r}) allows no number of rows", "times(2) or times(2, 5)")
         return self._last(least=least, most=upper)
 
     def times_or_more(self, least: int) -> Pattern:
-        if least < 1:
-            raise UsageError(f"times_or_more({least})", "at least 1; with optional() a part may be absent")
+        if type(least) is not int or least < 1:
+            raise UsageError(
+                f"times_or_more({least!r}) allows no number of rows", "at least 1; with optional() a part may be absent"
+            )
         return self._last(least=least, most=None)
 
     def one_or_more(self) -> Pattern:
@@ -308,6 +312,8 @@ def pattern(name: str) -> Pattern:
 
 
 def _named(name: object) -> str:
+    if isinstance(name, Pattern):
+        raise UsageError("what must not come is one row, not a group", 'not_followed_by("b").where("amount > 10")')
     if not isinstance(name, str) or not name:
         raise UsageError(f"the name of a part is {name!r}, which is no name", 'hr.pattern("a").followed_by("b")')
     return name

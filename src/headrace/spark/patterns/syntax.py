@@ -173,6 +173,8 @@ class _Parser:
         options = [self.sequence()]
         while self.take("|"):
             options.append(self.sequence())
+            if options[-1] == Sequence(()):
+                raise self.fail("a variable or a group after |")
         return options[0] if len(options) == 1 else Choice(tuple(options))
 
     def sequence(self) -> Node:
@@ -195,7 +197,8 @@ class _Parser:
         token = self.tokens[self.index]
         if token.kind == "name":
             self.index += 1
-            if token.text.upper() == "PERMUTE" and self.take("("):
+            if token.text.upper() == "PERMUTE":
+                self.expect("(", "( after PERMUTE")
                 return self.permute(token)
             return Variable(token.text.strip('`"').upper())
         if self.take("("):
@@ -241,7 +244,8 @@ class _Parser:
             raise self.fail("a number or ','")
         self.expect("}")
         if most is not None and (most < (least or 0) or most == 0):
-            raise PatternSyntaxError(self.text, opened.at, f"{{{least or 0},{most}}} allows no number of rows")
+            given = self.text[opened.at : self.tokens[self.index - 1].at + 1]
+            raise PatternSyntaxError(self.text, opened.at, f"{given} allows no number of rows")
         return least or 0, most
 
     def number(self) -> int | None:

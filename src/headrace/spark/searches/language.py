@@ -50,6 +50,9 @@ AND = re.compile(r"AND(?=[\s(\"]|$)|&&")
 OR = re.compile(r"OR(?=[\s(\"]|$)|\|\|")
 NOT = re.compile(r"NOT(?=[\s(\"]|$)|[-!]")
 TO = re.compile(r"TO(?=\s)")
+COMPARED = re.compile(r"(\w+)(<=|>=|<|>|=)(.*)", re.DOTALL)
+NEGATED = re.compile(r"!(?=\w)|-(?!inf)(?=[^\W\d])", re.IGNORECASE)
+"""A number may be negative."""
 ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 UNESCAPED_WILDCARD = re.compile(r"(?:\\.|[^\\*?])*([*?])", re.DOTALL)
 
@@ -205,6 +208,7 @@ class _Parser:
                 self.fail("expected a condition here")
             self.fail(f"unexpected {self.text[start]!r}; a backslash before it takes its meaning away")
         raw = found[0]
+        self.no_slip(field, raw, start)
         wildcard = UNESCAPED_WILDCARD.match(raw)
         is_prefix = wildcard is not None and wildcard.end() == len(raw) and wildcard[1] == "*"
         if wildcard is not None and not is_prefix:
@@ -217,6 +221,17 @@ class _Parser:
                 self.fail("* alone needs a field (price:*), or is *:*, any event", start)
         text = ESCAPED.sub(r"\1", raw)
         return _condition(field, "prefix" if is_prefix else "term", start, text=text)
+
+    def no_slip(self, field: _Named | None, raw: str, start: int) -> None:
+        """What other languages write so would be words here, and match what nobody meant."""
+        if field is None and (slip := COMPARED.match(raw)) is not None:
+            name, sign, value = slip.groups()
+            what = "a value" if sign == "=" else "a comparison"
+            meant = f"{name}:{sign.removeprefix('=')}{value}"
+            self.fail(f"a colon stands before {what}: {meant}; a backslash makes it a word", start + slip.start(2))
+        if field is not None and NEGATED.match(raw) is not None:
+            meant = f"-{field.name}:{raw[1:]}"
+            self.fail(f"a negation stands before the field: {meant}; a backslash makes it a word", start)
 
     def comparison(self, field: _Named) -> Query:
         start = self.at

@@ -87,6 +87,11 @@ def test_two_ways_to_write_the_same(one: str, other: str) -> None:
         ("title:new-yo*", 6, "of one word"),
         ("*:a", 2, r"expected \* after"),
         ('{"term": ', 9, "is none"),
+        ("flat AND price<900", 14, "a colon stands before a comparison: price:<900"),
+        ("price=900", 5, "a colon stands before a value: price:900"),
+        ("price>=900", 5, "price:>=900"),
+        ("title:-flat", 6, "a negation stands before the field: -title:flat"),
+        ("title:!flat", 6, "-title:flat"),
     ],
 )
 def test_an_error_points_at_the_character(search: str, at: int, problem: str) -> None:
