@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from benchmarks.figures import Figure
 from headrace.spark.patterns.expressions import Columns
-from headrace.spark.patterns.fluent import fluent_plan, pattern
+from headrace.spark.patterns.fluent import pattern
+from headrace.spark.patterns.match import fluent_plan
 from headrace.spark.patterns.operator import MASK_BITS, TIME, MatchPatterns
 from headrace.spark.patterns.recognize import PLACE, mask_name
 from tests.unit.spark.stream_world import SECOND, Query

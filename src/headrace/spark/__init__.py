@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from headrace.spark import sinks
     from headrace.spark.patterns.changing import check_pattern, match_patterns
     from headrace.spark.patterns.explanation import explain_pattern, why_not
-    from headrace.spark.patterns.fluent import match, pattern
+    from headrace.spark.patterns.fluent import pattern
+    from headrace.spark.patterns.match import match
     from headrace.spark.patterns.recognize import match_recognize
     from headrace.spark.run.dashboards import dashboard
     from headrace.spark.run.pipelines import pipeline
@@ -138,7 +139,7 @@ _HOMES = {
     "join_latest": "tables.joins",
     "join_tables": "tables.views",
     "join_within": "tables.joins",
-    "match": "patterns.fluent",
+    "match": "patterns.match",
     "match_patterns": "patterns.changing",
     "match_recognize": "patterns.recognize",
     "match_searches": "searches.searches",

@@ -13,7 +13,8 @@ from headrace.errors import UsageError
 from headrace.spark.arguments import micros_of, names_of, plain_columns, time_column, without_weights
 from headrace.spark.patterns.changing_operator import CHANGE, CHANGE_FIELDS, EVENT, TABLE, MatchChangingPatterns
 from headrace.spark.patterns.expressions import Columns
-from headrace.spark.patterns.fluent import Pattern, refuse_names, with_events
+from headrace.spark.patterns.fluent import Pattern
+from headrace.spark.patterns.match import refuse_names, with_events
 from headrace.spark.patterns.names import refuse_reserved, resolved
 from headrace.spark.patterns.operator import EVENTS, MatchPatterns
 from headrace.spark.patterns.recognize import PARTIALS_MAX, PLACE, check_choices, match_id, prepare

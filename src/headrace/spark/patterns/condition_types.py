@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
 from headrace.errors import UsageError
-from headrace.spark.patterns.conditions import Expression, Lookup, Register, registers_of
+from headrace.spark.patterns.conditions import Expression, Lookup, registers_of
 from headrace.spark.patterns.pattern_plan import PatternPlan
 
 __all__ = ["check_conditions"]
@@ -44,9 +41,7 @@ def _check_totals(condition: Expression, schema: pa.Schema, said: str) -> None:
 def _type_of(condition: Expression, schema: pa.Schema) -> pa.DataType:
     """Computed over no rows: what Arrow cannot compute is refused before there are any."""
     nothing = np.zeros(0, np.int64)
-    registers: Mapping[Register, Any] = {
-        each: nothing if each.kind in ("first", "last", "count") else np.zeros(0) for each in registers_of(condition)
-    }
     columns = {each.name: pa.array([], each.type) for each in schema}
+    registers = {each: each.empty(0, columns) for each in registers_of(condition)}
     lookup = Lookup(columns=columns, rows=nothing, first=nothing, end=nothing, registers=registers)
     return condition.compute(lookup).type

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -36,12 +37,15 @@ __all__ = [
     "Expression",
     "Here",
     "Lookup",
+    "Memory",
     "Register",
     "holds",
     "offsets_of",
     "registers_of",
 ]
 
+Memory = npt.NDArray[np.float64] | npt.NDArray[np.int64]
+"""A register of many runs. Rows, counts, and the least and greatest of integers are integers; all else is doubles."""
 RegisterKind = Literal["first", "last", "count", "sum", "min", "max"]
 
 
@@ -60,9 +64,18 @@ class Register:
         """The row that is one less from its end."""
         return replace(self, skipped=self.skipped - 1)
 
-    @property
-    def initial(self) -> float:
-        return {"first": -1, "last": -1, "count": 0, "sum": 0.0, "min": math.inf, "max": -math.inf}[self.kind]
+    def empty(self, count: int, columns: Mapping[str, pa.Array]) -> Memory:
+        """As so many runs have it that took no row yet."""
+        if self.kind in ("first", "last"):
+            return np.full(count, -1)
+        if self.kind == "count":
+            return np.zeros(count, np.int64)
+        if self.kind == "sum":
+            return np.zeros(count)
+        if pa.types.is_integer(columns[str(self.column)].type):
+            ends = np.iinfo(np.int64)
+            return np.full(count, ends.max if self.kind == "min" else ends.min)
+        return np.full(count, math.inf if self.kind == "min" else -math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +271,9 @@ def _divide(left: Any, right: Any) -> Any:
 
 
 def _modulo(left: Any, right: Any) -> Any:
+    if pa.types.is_integer(left.type) and pa.types.is_integer(right.type):  # doubles have too few digits
+        divisor = pc.if_else(pc.equal(right, 0), pa.scalar(None, right.type), right)
+        return pc.subtract(left, pc.multiply(pc.divide(left, divisor), right))
     quotient = pc.trunc(_divide(left, right))
     return pc.subtract(
         pc.cast(left, pa.float64(), safe=False), pc.multiply(quotient, pc.cast(right, pa.float64(), safe=False))

@@ -17,12 +17,14 @@ from headrace.spark.arguments import names_of, time_column
 from headrace.spark.patterns.automaton import ACCEPT, Automaton, State, compile_pattern
 from headrace.spark.patterns.clauses import parse_clauses
 from headrace.spark.patterns.expressions import Columns
-from headrace.spark.patterns.fluent import UNTIL, Pattern, fluent_plan
-from headrace.spark.patterns.matcher import Matcher, Rows
+from headrace.spark.patterns.fluent import UNTIL, Pattern
+from headrace.spark.patterns.match import fluent_plan
+from headrace.spark.patterns.matcher import Matcher
 from headrace.spark.patterns.names import resolved
 from headrace.spark.patterns.operator import MASK_BITS
 from headrace.spark.patterns.pattern_plan import PatternPlan
 from headrace.spark.patterns.recognize import PARTIALS_MAX, PLACE, mask_name, prepare, sql_plan
+from headrace.spark.patterns.runs import Rows
 from headrace.spark.state.bucket import Flags
 from headrace.spark.state.operator import END, micros, whole
 

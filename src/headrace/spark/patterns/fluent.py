@@ -1,4 +1,4 @@
-"""Patterns made by functions: ``hr.pattern("a").where(…).followed_by("b").within("5 minutes")``, and ``hr.match``.
+"""Patterns made by functions: ``hr.pattern("a").where(…).followed_by("b").within("5 minutes")``.
 
 Every combination of rows that satisfies the pattern is a match, as in Flink's CEP, unless ``after_match`` says what a
 match ends. A part follows the one before it in one of three ways:
@@ -12,60 +12,24 @@ Rows of a loop follow each other as with ``followed_by``, unless ``consecutive``
 
 from __future__ import annotations
 
-import functools
 import json
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
-from pyspark.sql.types import StructType
+from pyspark.sql import Column
 
 from headrace.errors import UsageError
-from headrace.spark.arguments import duration_of, micros_of, names_of, plain_columns, time_column, without_weights
+from headrace.spark.arguments import duration_of, micros_of
 from headrace.spark.patterns.automaton import ACCEPT, Automaton, compile_pattern
-from headrace.spark.patterns.clauses import Piece
-from headrace.spark.patterns.condition_types import check_conditions
 from headrace.spark.patterns.conditions import Expression
-from headrace.spark.patterns.expressions import Columns, Reader
-from headrace.spark.patterns.measures import Atom
-from headrace.spark.patterns.names import hashable, refuse_reserved, refuse_twice, resolved
-from headrace.spark.patterns.operator import EVENTS, LATE, MASK_BITS, MATCH_FIELDS, MatchPatterns
-from headrace.spark.patterns.overflow import Overflow
-from headrace.spark.patterns.pattern_plan import PatternPlan
-from headrace.spark.patterns.recognize import (
-    PARTIALS_MAX,
-    PLACE,
-    Late,
-    check_choices,
-    mask_name,
-    match_id,
-    prepare,
-)
 from headrace.spark.patterns.skipping import Skip
 from headrace.spark.patterns.syntax import Absence, Contiguity, Node, Repeat, Variable
 from headrace.spark.patterns.syntax import Sequence as InOrder
-from headrace.spark.state.kernel import BUCKETS, apply_operator, arrow_schema, key_type
 
-__all__ = [
-    "UNTIL",
-    "Part",
-    "Pattern",
-    "fluent_automaton",
-    "fluent_plan",
-    "match",
-    "pattern",
-    "refuse_conditions",
-    "refuse_names",
-    "with_events",
-]
+__all__ = ["UNTIL", "Part", "Pattern", "fluent_automaton", "pattern", "refuse_conditions"]
 
-AfterMatch = Literal["none", "past_last", "next"]
 UNTIL = "__UNTIL"
-RESULT = ("pattern", "match_id", "match_start", "match_end")
-"""What the result says of every match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,120 +283,6 @@ def _named(name: object) -> str:
     return name
 
 
-def match(
-    rows: DataFrame,
-    patterns: Pattern | Mapping[str, Pattern],
-    *,
-    keys: str | Sequence[str],
-    event_time: str,
-    order: Sequence[str] = (),
-    measures: Mapping[str, str] | None = None,
-    timeouts: bool = False,
-    unbounded: bool = False,
-    partials_max: int = PARTIALS_MAX,
-    overflow: Overflow = "fail",
-    late: Late = "drop",
-    buckets: int = BUCKETS,
-    name: str | None = None,
-) -> DataFrame:
-    """The matches of one pattern, or of several with names, in one pass over the rows.
-
-    Each is a row with the keys, ``pattern``, ``match_id`` (the same after a replay), ``match_start``, ``match_end`` and
-    ``events``, the matched rows with their variables. With ``measures`` those expressions stand in the place of
-    ``events``: ``{"spent": "SUM(b.amount)"}``. With ``timeouts=True`` partial matches whose time was over come too; the
-    column ``timed_out`` is true for them. Rows of equal times are taken in the order of the columns in ``order``.
-    ``overflow`` says what happens when a key has more than ``partials_max`` partial matches: "fail", "drop_oldest" or
-    "drop_newest". ``late="side"`` also gives late rows, in the column ``late`` (see ``hr.split_late``).
-    """
-    without_weights(rows, MatchPatterns.name)
-    several = _several(patterns)
-    if measures is not None and (len(several) > 1 or timeouts):
-        raise UsageError("measures are for one pattern without timeouts", "read events instead")
-    names = [resolved(each, rows.columns, "among keys=") for each in names_of(keys)]
-    event_time, *order = [resolved(each, rows.columns, "to order by") for each in (event_time, *order)]
-    time = time_column(rows, event_time, "event_time")
-    check_choices(overflow, late, partials_max)
-    shown = [] if measures is not None else rows.columns
-    side = rows.columns if late == "side" else []
-    columns = Columns(coming=frozenset([*names, event_time, *order, *shown, *side]))
-    limit = (partials_max, overflow)
-    plans = {each: fluent_plan(each, of, columns, limit, timeouts, measures or {}) for each, of in several.items()}
-    if rows.isStreaming and not unbounded:
-        _refuse_endless(several)
-    places = [(each, "ascending") for each in (event_time, *order)]
-    refuse_names(names, [event_time, *order], shown, measures or {}, bool(side))
-    prepared = prepare(rows, names, places, columns, [*shown, *side], overflow)
-    if not side and all(_ignores_others(plan) for plan, _ in plans.values()):
-        # Part of the condition is the time, so that Spark does not filter before the watermark is taken.
-        prepared = prepared.where(F.when(F.col(f"`{time}`").isNotNull(), _any_holds(columns)).otherwise(False))
-    schema = arrow_schema(prepared.schema)
-    for plan, _ in plans.values():
-        check_conditions(plan, schema)
-    matching = MatchPatterns(
-        rows=schema,
-        keys=key_type(prepared, names),
-        event_time=time,
-        order=(*((each, "ascending") for each in order), (PLACE, "ascending")),
-        place=PLACE,
-        patterns=tuple(plan for plan, _ in plans.values()),
-        given="events" if measures is None else "atoms",
-        shown=tuple(shown),
-        late=tuple(side) if side else None,
-    )
-    found = apply_operator(prepared, matching, keys=names, event_time=time, buckets=buckets, name=name)
-    said = [F.col("match_start"), F.col("match_end"), *([F.col("timed_out")] if timeouts else [])]
-    values = [F.col(EVENTS)] if measures is None else []
-    values += [F.expr(sql).alias(each) for _, texts in plans.values() for each, sql in texts.items()]
-    unique = match_id(names, ["_end_place", "match_end"] + (["timed_out"] if timeouts else []))
-    identity = (unique if measures is not None else with_events(unique, rows.schema)).alias("match_id")
-    return found.select(*plain_columns(names), "pattern", identity, *said, *values, *([LATE] if side else []))
-
-
-def _several(patterns: object) -> dict[str, Pattern]:
-    if isinstance(patterns, str):
-        raise UsageError("match takes patterns made by functions", "match_recognize and match_patterns take text")
-    several = {"match": patterns} if isinstance(patterns, Pattern) else patterns
-    if not isinstance(several, Mapping) or not all(isinstance(each, Pattern) for each in several.values()):
-        raise UsageError("match takes a pattern, or patterns by their names", '{"fraud": hr.pattern("a")…, …}')
-    if not several:
-        raise UsageError("there is no pattern to match", 'hr.pattern("a").where(…).followed_by("b")')
-    return dict(several)
-
-
-def _refuse_endless(patterns: Mapping[str, Pattern]) -> None:
-    for name, wanted in patterns.items():
-        if wanted.within_us is None:
-            raise UsageError(
-                f"{name}: on a stream a pattern without within() may wait for ever, and the rows that it waits with "
-                f"are kept",
-                'within("10 minutes"), or unbounded=True',
-            )
-
-
-def _any_holds(columns: Columns) -> Column:
-    parts = sorted({bit // MASK_BITS for bit in columns.conditions.values()})
-    return functools.reduce(operator.or_, (F.col(mask_name(part)) != 0 for part in parts))
-
-
-def refuse_names(
-    keys: Sequence[str], order: Sequence[str], shown: Sequence[str], measures: Mapping[str, str], side: bool
-) -> None:
-    refuse_reserved([*keys, *measures] if side else [], [LATE])
-    refuse_reserved([*keys, *order, *shown], [])
-    refuse_reserved(keys, [*(each.name for each in MATCH_FIELDS), EVENTS, "match_id"])
-    refuse_reserved(shown, ["variable"])
-    refuse_twice([*dict.fromkeys(keys), *RESULT, *measures])
-
-
-def with_events(unique: Column, rows: StructType) -> Column:
-    """Matches with the same first and last row differ in the rows between, which are part of the id."""
-    events = F.col(EVENTS)
-    named = [each.name for each in rows if hashable(each.dataType)]
-    if len(named) < len(rows):
-        events = F.transform(events, lambda each: F.struct(each["variable"], *(each[name] for name in named)))
-    return F.md5(F.concat(unique, F.xxhash64(events).cast("string")))
-
-
 def fluent_automaton(name: str, pattern: Pattern) -> tuple[Automaton, dict[str, str]]:
     """The automaton of a pattern, and by variable its name as the user wrote it."""
     labels = {each.upper(): each for each in pattern.names()}
@@ -449,67 +299,6 @@ def fluent_automaton(name: str, pattern: Pattern) -> tuple[Automaton, dict[str, 
     return automaton, labels
 
 
-def fluent_plan(
-    name: str,
-    pattern: Pattern,
-    columns: Columns,
-    limit: tuple[int, Overflow],
-    timeouts: bool,
-    measures: Mapping[str, str],
-) -> tuple[PatternPlan, dict[str, str]]:
-    automaton, labels = fluent_automaton(name, pattern)
-    variables = {each: frozenset({each}) for each in labels}
-    bits: dict[str, int] = {}
-    conditions: dict[str, Expression] = {}
-    for variable, given in pattern.conditions().items():
-        bit, condition = _condition(variable, given, variables, columns)
-        if bit is not None:
-            bits[variable] = bit
-        if condition is not None:
-            conditions[variable] = condition
-    atoms: dict[Atom, int] = {}
-    texts = {
-        each: Reader(sql, variables, columns).measure(Piece(sql, 0), atoms, False) for each, sql in measures.items()
-    }
-    if any(each.kind == "match_number" for each in atoms):
-        raise UsageError(
-            "matches made by functions have no MATCH_NUMBER()", "they come in the order of their completion"
-        )
-    refuse_conditions(name, automaton, conditions)
-    plan = PatternPlan(
-        name=name,
-        text=repr(pattern),
-        automaton=automaton,
-        bits=bits,
-        conditions=conditions,
-        skip=pattern.after,
-        one=False,
-        within_us=pattern.within_us,
-        atoms=tuple(atoms),
-        runs_max=limit[0],
-        overflow=limit[1],
-        timeouts=timeouts,
-        labels=labels,
-    )
-    return plan, texts
-
-
-def _condition(
-    variable: str, given: Sequence[str | Column], variables: Mapping[str, frozenset[str]], columns: Columns
-) -> tuple[int | None, Expression | None]:
-    """What a variable asks of a row alone, as a bit, and what it asks of rows that were matched before."""
-    text = " AND ".join(f"({each})" for each in given if isinstance(each, str))
-    alone, rest = Reader(text, variables, columns).split(variable, Piece(text, 0)) if text else (None, None)
-    ready = [each for each in given if isinstance(each, Column)]
-    if not ready:
-        return None if alone is None else columns.bit(alone), rest
-    if alone is not None:
-        ready.append(F.expr(alone))
-    key = f"{variable} {len(columns.conditions)}"
-    columns.given[key] = functools.reduce(operator.and_, ready)
-    return columns.bit(key), rest
-
-
 def refuse_conditions(name: str, automaton: Automaton, conditions: Mapping[str, Expression]) -> None:
     """What must not come, or ends a loop, is judged by the row alone: rows are found by it without being tested."""
     for state in automaton.states:
@@ -520,14 +309,3 @@ def refuse_conditions(name: str, automaton: Automaton, conditions: Mapping[str, 
                 f"{name}: the condition of {wrong[0].removesuffix(UNTIL).lower()} speaks of rows matched before",
                 "what must not come, and what ends a loop, can speak of its own row only",
             )
-
-
-def _ignores_others(plan: PatternPlan) -> bool:
-    """Whether rows that no variable can take make no difference, so that they need not reach the matcher."""
-    later = {each.state for targets in plan.automaton.after for each in targets}
-    seeks = all(
-        state.kind.startswith("seek") or state.kind == "absent_end" or (state.kind == "row" and number not in later)
-        for number, state in enumerate(plan.automaton.states)
-    )
-    asked = {name for each in plan.automaton.states for name in (each.variable, *each.forbidden, *each.until)}
-    return seeks and asked <= set(plan.bits) and not any(offset for _, offset in plan.offsets())

@@ -17,135 +17,20 @@ one is dropped then, so the number of runs is bounded by the number of states.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.errors import HeadraceError
 from headrace.spark.patterns.automaton import ACCEPT, Automaton
-from headrace.spark.patterns.conditions import Expression, Lookup, Register, holds, registers_of
+from headrace.spark.patterns.conditions import Expression, Lookup, Memory, Register, holds, registers_of
+from headrace.spark.patterns.runs import Found, Paths, Rows, Runs, TooManyRuns
 from headrace.spark.state.bucket import Flags, Ints
 from headrace.spark.state.operator import END, search
 
-__all__ = ["Found", "Matcher", "Rows", "TooManyRuns"]
+__all__ = ["Matcher"]
 
-Memory = npt.NDArray[np.float64] | npt.NDArray[np.int64]
-"""A register of many runs: rows and counts are integers, sums and bounds are doubles."""
 STARTS_AT_ONCE = 1 << 16
 """First rows whose runs are advanced together: as many as fit into the processor's caches."""
-
-
-class TooManyRuns(HeadraceError):
-    """A partition has more unfinished runs than allowed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Rows sorted by partition and time."""
-
-    masks: Mapping[str, Flags]
-    """By variable: which rows satisfy what its condition says of a row alone. A variable without one takes any row."""
-    columns: Mapping[str, pa.Array]
-    times_us: Ints
-    first: Ints
-    """By row: the first row of its partition that is there."""
-    end: Ints
-    """By row: after the last row of its partition that can be matched."""
-    known_end: Ints
-    """By row: after the last row of its partition that can be looked at."""
-    whole_from: Ints
-    """By row: where its partition begins, or -1 if earlier rows of it are gone."""
-    now_us: int
-    """No row before this time can come any more."""
-    closed: bool
-    """No row at all can come."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Matches, sorted by their first row, and what is open."""
-
-    starts: Ints
-    ends: Ints
-    """After the last row of the match; equal to the start for an empty match."""
-    nodes: Ints
-    completed_us: Ints
-    """When each match was complete: the time of the row that decided it, or the last moment before its deadline."""
-    completed_rows: Ints
-    """The row that decided it, or -1 if the deadline did."""
-    undecided: Ints
-    """First rows that later rows may still make a match of, sorted."""
-    timed_out: Ints
-    timed_out_nodes: Ints
-    """First rows and last nodes of runs whose time was over before they were accepted."""
-    opened: Ints
-    """All first rows that were asked for."""
-    reach: Ints
-    """By first row: the last row that a run of it came to, and END for one that is undecided. Only if that was asked
-    for."""
-    paths: Paths
-    stopped: list[tuple[int, int, int, str]]
-    """Where runs ended, if that was asked for: first row, row, state, and why."""
-
-
-@dataclass(slots=True)
-class Paths:
-    """Which rows runs took, as a tree: a node is a row, the state that took it, and the node before."""
-
-    parents: list[Ints] = field(default_factory=list)
-    rows: list[Ints] = field(default_factory=list)
-    states: list[Ints] = field(default_factory=list)
-    count: int = 0
-
-    def add(self, parents: Ints, rows: Ints, states: Ints) -> Ints:
-        self.parents.append(parents)
-        self.rows.append(rows)
-        self.states.append(states)
-        self.count += len(rows)
-        return np.arange(self.count - len(rows), self.count)
-
-    def flattened(self, nodes: Ints) -> tuple[Ints, Ints, Ints]:
-        """All rows that led to the nodes: the index of the node, the row and its state, in the order of rows."""
-        parents, rows, states = (
-            np.concatenate(each) if each else np.zeros(0, np.int64) for each in (self.parents, self.rows, self.states)
-        )
-        indexes, found = np.flatnonzero(nodes >= 0), nodes[nodes >= 0]
-        collected: list[tuple[Ints, Ints]] = []
-        while len(found):
-            collected.append((indexes, found))
-            found = parents[found]
-            indexes, found = indexes[found >= 0], found[found >= 0]
-        if not collected:
-            nothing = np.zeros(0, np.int64)
-            return nothing, nothing, nothing
-        which = np.concatenate([each[0] for each in collected])
-        nodes_taken = np.concatenate([each[1] for each in collected])
-        order = np.lexsort((nodes_taken, which))
-        return which[order], rows[nodes_taken[order]], states[nodes_taken[order]]
-
-
-@dataclass(slots=True)
-class _Runs:
-    """Grouped by first row, by preference within it."""
-
-    starts: Ints
-    states: Ints
-    places: Ints
-    nodes: Ints
-    waiting: Flags
-    registers: dict[Register, Memory]
-
-    def pick(self, chosen: Ints | Flags) -> _Runs:
-        return _Runs(
-            self.starts[chosen],
-            self.states[chosen],
-            self.places[chosen],
-            self.nodes[chosen],
-            self.waiting[chosen],
-            {each: values[chosen] for each, values in self.registers.items()},
-        )
 
 
 class Matcher:
@@ -237,7 +122,7 @@ class _Search:
         self.over_at = self._deadline_rows() if matcher.reaching else None
         self.takers: dict[str, Ints] = {}
         self.valid: dict[str, Flags] = {}
-        self.numbers: dict[str, npt.NDArray[np.float64]] = {}
+        self.numbers: dict[Register, Memory] = {}
 
     def run(self) -> dict[str, Ints]:
         runs = self._first()
@@ -282,18 +167,18 @@ class _Search:
         partitions = self.rows.first
         return search(partitions, self.rows.times_us, partitions[self.first_rows], self.deadline)
 
-    def _reached(self, runs: _Runs) -> None:
+    def _reached(self, runs: Runs) -> None:
         if self.reach is not None:
             places = runs.places if self.over_at is None else np.minimum(runs.places, self.over_at[runs.starts])
             np.maximum.at(self.reach, runs.starts, places)
 
-    def _stop(self, runs: _Runs, ended: Flags, why: str) -> None:
+    def _stop(self, runs: Runs, ended: Flags, why: str) -> None:
         if self.matcher.traced:
             rows = self.first_rows[runs.starts[ended]].tolist()
             places, states = runs.places[ended].tolist(), runs.states[ended].tolist()
             self.stopped += zip(rows, places, states, [why] * len(rows), strict=True)
 
-    def _first(self) -> _Runs:
+    def _first(self) -> Runs:
         targets = self.matcher.automaton.start
         count = len(self.first_rows)
         index = np.repeat(np.arange(count), len(targets))
@@ -303,17 +188,17 @@ class _Search:
         at_end = np.tile(np.array([each.at_end for each in targets], np.bool_), count)
         valid = ~at_start | (self.rows.whole_from[places] == places)
         valid &= ~at_end  # a first row is there, so this is not the end
-        runs = _Runs(
+        runs = Runs(
             index[valid],
             states[valid],
             places[valid],
             np.full(int(valid.sum()), -1),
             np.zeros(int(valid.sum()), np.bool_),
-            {each: np.full(int(valid.sum()), each.initial, _kind_of(each)) for each in self.matcher.registers},
+            {each: each.empty(int(valid.sum()), self.rows.columns) for each in self.matcher.registers},
         )
         return self._accept(runs)
 
-    def _advance(self, runs: _Runs) -> _Runs:
+    def _advance(self, runs: Runs) -> Runs:
         matcher, rows = self.matcher, self.rows
         runs = self._placed(runs)
         self._reached(runs)
@@ -351,7 +236,7 @@ class _Search:
             fresh = values.copy()
             fresh[active] = updated[each] if len(active) else fresh[active]
             registers[each] = np.where(leads & consumed[parent], fresh[parent], values[parent])
-        after = _Runs(
+        after = Runs(
             runs.starts[parent],
             states,
             places,
@@ -366,7 +251,7 @@ class _Search:
                 after = after.pick(keep)
         return self._distinct(self._accept(after, runs.states[parent]))
 
-    def _placed(self, runs: _Runs) -> _Runs:
+    def _placed(self, runs: Runs) -> Runs:
         """Runs that seek a row go there, and end if a row that is forbidden comes first."""
         guarded = self.matcher.guarded[runs.states] & ~runs.waiting
         if not guarded.any():
@@ -406,7 +291,7 @@ class _Search:
         takers = self.takers[variable]
         return takers[np.minimum(np.searchsorted(takers, places), len(takers) - 1)]
 
-    def _settled(self, runs: _Runs) -> tuple[_Runs, Flags]:
+    def _settled(self, runs: Runs) -> tuple[Runs, Flags]:
         """Without runs whose time is over, with those marked that wait for rows; and which absences came true."""
         matcher, rows = self.matcher, self.rows
         end = self.end[runs.starts]
@@ -434,7 +319,7 @@ class _Search:
         keep = ~(dead | over)
         return runs.pick(keep), true[keep]
 
-    def _absences(self, runs: _Runs, absences: Flags, deadline: Ints) -> tuple[Flags, Flags, Flags]:
+    def _absences(self, runs: Runs, absences: Flags, deadline: Ints) -> tuple[Flags, Flags, Flags]:
         """Of runs that wait for something not to happen: which failed, which came true, which wait on."""
         failed, true = np.zeros(len(absences), np.bool_), np.zeros(len(absences), np.bool_)
         waiting = runs.waiting.copy()
@@ -451,7 +336,7 @@ class _Search:
             waiting[chosen] = ~came & ~passed
         return failed, true, waiting
 
-    def _remembered(self, runs: _Runs) -> dict[Register, Memory]:
+    def _remembered(self, runs: Runs) -> dict[Register, Memory]:
         """The registers as they are when each run takes the row that it is at."""
         found = {}
         for each, values in runs.registers.items():
@@ -473,7 +358,7 @@ class _Search:
         takes = takes & self._valid(register.column)[places]
         if register.kind == "count":
             return values + takes
-        numbers = self._numbers(register.column)[places]
+        numbers = self._numbers(register)[places]
         if register.kind == "sum":
             return np.where(takes, values + numbers, values)
         better = np.fmin if register.kind == "min" else np.maximum  # NaN is the greatest number, as in Spark
@@ -485,13 +370,15 @@ class _Search:
             self.valid[name] = np.asarray(self.rows.columns[name].is_valid(), np.bool_)
         return self.valid[name]
 
-    def _numbers(self, name: str) -> npt.NDArray[np.float64]:
-        """A column as doubles, 0 where it has no value."""
-        if name not in self.numbers:
-            self.numbers[name] = np.asarray(self.rows.columns[name].cast(pa.float64(), safe=False).fill_null(0.0))
-        return self.numbers[name]
+    def _numbers(self, register: Register) -> Memory:
+        """What a register adds up or compares, 0 where there is no value."""
+        if register not in self.numbers:
+            column = self.rows.columns[str(register.column)]
+            kind = pa.from_numpy_dtype(register.empty(0, self.rows.columns).dtype)
+            self.numbers[register] = np.asarray(column.cast(kind, safe=False).fill_null(0))
+        return self.numbers[register]
 
-    def _tested(self, runs: _Runs, remembered: dict[Register, Memory]) -> Flags:
+    def _tested(self, runs: Runs, remembered: dict[Register, Memory]) -> Flags:
         """Which runs may take the row that they are at."""
         ok = np.ones(len(runs.states), np.bool_)
         for number in np.unique(runs.states).tolist():
@@ -512,7 +399,7 @@ class _Search:
                 ok[chosen] = holds(condition, lookup)
         return ok
 
-    def _accept(self, runs: _Runs, came_from: Ints | None = None) -> _Runs:
+    def _accept(self, runs: Runs, came_from: Ints | None = None) -> Runs:
         """Without runs that have come to the end of the pattern, and, with one match, without those worse than one.
 
         ``came_from``: by run the state that was left last; None at the first rows, where only empty matches are.
@@ -547,7 +434,7 @@ class _Search:
             last = np.where(absences, -1, last)
         return np.asarray(found, np.int64), np.asarray(last, np.int64)
 
-    def _distinct(self, runs: _Runs) -> _Runs:
+    def _distinct(self, runs: Runs) -> Runs:
         """Without runs that have the future of a preferred one."""
         states = len(self.matcher.automaton.states)
         if not self.matcher.one or self.matcher.registers or len(runs.starts) <= len(self.first_rows):
@@ -558,7 +445,7 @@ class _Search:
         _, first = np.unique(places, return_index=True)
         return runs.pick(np.sort(first))
 
-    def _limit(self, runs: _Runs) -> None:
+    def _limit(self, runs: Runs) -> None:
         if len(runs.starts) <= self.matcher.runs_max:
             return
         partitions = self.rows.first[self.first_rows[runs.starts]]
@@ -568,7 +455,3 @@ class _Search:
                 f"a partition has {most} partial matches at once and partials_max is {self.matcher.runs_max}: make the "
                 f"pattern or WITHIN narrower, or raise partials_max"
             )
-
-
-def _kind_of(register: Register) -> type:
-    return np.int64 if register.kind in ("first", "last", "count") else np.float64

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from headrace.spark.patterns.matcher import Found, Rows
 from headrace.spark.patterns.measures import MatchedRows, compute
 from headrace.spark.patterns.overflow import limited
 from headrace.spark.patterns.pattern_plan import PatternPlan
+from headrace.spark.patterns.runs import Found, Rows
 from headrace.spark.patterns.skipping import chosen_all, chosen_one, ended
 from headrace.spark.patterns.sorted_rows import SortedRows
 from headrace.spark.state.bucket import NEVER, Flags, Ints

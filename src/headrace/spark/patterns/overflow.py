@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from headrace.spark.patterns.matcher import Found
+from headrace.spark.patterns.runs import Found
 from headrace.spark.state.bucket import Flags, Ints
 
 __all__ = ["Overflow", "limited"]

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from headrace.spark.patterns.automaton import Automaton
-from headrace.spark.patterns.matcher import Found
+from headrace.spark.patterns.runs import Found
 from headrace.spark.state.bucket import NEVER, Flags, Ints
 
 __all__ = ["Skip", "chosen_all", "chosen_one", "ended"]

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.spark.patterns.conditions import AllRows, Expression, holds
-from headrace.spark.patterns.matcher import Rows
 from headrace.spark.patterns.pattern_plan import PatternPlan
+from headrace.spark.patterns.runs import Rows
 from headrace.spark.state.bucket import NEVER, Flags, Ints
 from headrace.spark.state.operator import BEGINNING, END, Touched, flatten, micros, whole
 

@@ -147,3 +147,22 @@ def test_the_least_number_leaves_nan_out() -> None:
     text = PAIRS.format("MIN(CASE WHEN A.amount = 0 THEN CAST('NaN' AS DOUBLE) ELSE A.amount END) = 2")
     rows = [("u", 1, 0), ("u", 2, 2), ("u", 3, 9)]
     assert len(Matching(text.replace("(A B)", "(A{2} B)")).bounded(rows)) == 1
+
+
+BIG = 2**60
+
+
+@pytest.mark.parametrize(
+    ("condition", "wanted"),
+    [
+        ("B.amount > MAX(A.amount)", [(BIG, BIG + 1)]),
+        ("B.amount < MIN(A.amount)", [(BIG + 1, BIG)]),
+        ("B.amount = MAX(amount)", [(BIG, BIG + 1)]),
+        ("(A.amount + B.amount) % 2 = 1 AND A.amount % 10 = 7", [(BIG + 1, BIG)]),
+        ("A.amount % (B.amount - A.amount - 1) IS NULL", [(BIG, BIG + 1)]),
+    ],
+)
+def test_integers_are_exact_beyond_the_digits_of_a_double(condition: str, wanted: list[tuple[int, int]]) -> None:
+    text = PAIRS.format(condition).replace("PATTERN", "AFTER MATCH SKIP TO NEXT ROW PATTERN")
+    rows = Matching(text).bounded([("u", 1, BIG), ("u", 2, BIG + 1), ("u", 3, BIG)])
+    assert [(row["a"], row["b"]) for row in rows] == wanted

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.spark.patterns.automaton import compile_pattern
-from headrace.spark.patterns.matcher import Matcher, Rows
+from headrace.spark.patterns.matcher import Matcher
+from headrace.spark.patterns.runs import Rows
 from headrace.spark.patterns.syntax import Anchor, Choice, Node, Repeat, Sequence, Variable, parse_pattern
 from tests.unit.spark.patterns.plain import Path, ways
 

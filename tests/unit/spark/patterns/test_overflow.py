@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.spark.patterns.fluent import Pattern, pattern
-from headrace.spark.patterns.matcher import TooManyRuns
 from headrace.spark.patterns.overflow import Overflow
+from headrace.spark.patterns.runs import TooManyRuns
 from tests.unit.spark.patterns.world import Matching, place_of
 from tests.unit.spark.state_world import KEYS, Event, Stream, arrivals
 

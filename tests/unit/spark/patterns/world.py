@@ -13,7 +13,8 @@ import sqlglot
 from headrace.spark.patterns.automaton import compile_pattern
 from headrace.spark.patterns.clauses import parse_clauses
 from headrace.spark.patterns.expressions import Columns
-from headrace.spark.patterns.fluent import Pattern, fluent_plan
+from headrace.spark.patterns.fluent import Pattern
+from headrace.spark.patterns.match import fluent_plan
 from headrace.spark.patterns.operator import GIVEN_UP, MASK, MatchPatterns
 from headrace.spark.patterns.overflow import Overflow
 from headrace.spark.patterns.recognize import PLACE, sql_plan
