@@ -12,6 +12,7 @@ from pyspark.sql.types import StringType, StructType
 from headrace.errors import UsageError
 from headrace.spark.arguments import micros_of, names_of, plain_columns, time_column, without_weights
 from headrace.spark.patterns.changing_operator import CHANGE, CHANGE_FIELDS, EVENT, TABLE, MatchChangingPatterns
+from headrace.spark.patterns.condition_types import check_order
 from headrace.spark.patterns.expressions import Columns
 from headrace.spark.patterns.fluent import Pattern
 from headrace.spark.patterns.match import refuse_names, with_events
@@ -66,6 +67,7 @@ def match_patterns(
     refuse_names(names, [time, *order], rows.columns, {}, False)
     refuse_reserved(rows.columns, [EVENT, CHANGE, TABLE])
     events = prepare(rows, names, [(time, ""), *((each, "") for each in order)], Columns(), rows.columns)
+    check_order(order, arrow_schema(events.schema))
     events = events.withColumn(TABLE, F.lit(False))
     changes = _changes(patterns, events.schema, names, time, text)
     tagged = united({EVENT: events, CHANGE: changes}, [*names, TABLE, time])

@@ -2,37 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.errors import UsageError
 from headrace.spark.patterns.conditions import Expression, Lookup, registers_of
 from headrace.spark.patterns.pattern_plan import PatternPlan
 
-__all__ = ["check_conditions"]
+__all__ = ["ConditionProblem", "check_conditions", "check_order"]
+
+
+class ConditionProblem(UsageError):
+    """A condition that cannot be computed, or is neither true nor false."""
+
+    def __init__(self, variable: str, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.variable = variable
+
+
+def check_order(names: Sequence[str], schema: pa.Schema) -> None:
+    """Refuse columns to order by whose values have no order."""
+    for name in names:
+        pair = pa.table({"first": [0, 0], name: pa.nulls(2, schema.field(name).type)})
+        try:
+            pc.sort_indices(pair, sort_keys=[(each, "ascending") for each in pair.column_names])
+        except pa.ArrowException:
+            raise UsageError(
+                f"rows cannot be ordered by {name!r}, which is {schema.field(name).type}",
+                "numbers, texts, times and booleans have an order",
+            ) from None
 
 
 def check_conditions(plan: PatternPlan, schema: pa.Schema) -> None:
     """Refuse a condition that cannot be computed over these columns, or that is neither true nor false."""
     for name, condition in (*plan.tested.items(), *plan.conditions.items()):
         said = plan.labels.get(name, name)
-        _check_totals(condition, schema, said)
+        _check_totals(name, condition, schema, said)
         try:
             kind = _type_of(condition, schema)
         except pa.ArrowException as error:
-            raise UsageError(f"the condition of {said} cannot be computed over these columns: {error}") from None
+            raise ConditionProblem(
+                name, f"the condition of {said} cannot be computed over these columns: {error}"
+            ) from None
         if not pa.types.is_boolean(kind) and not pa.types.is_null(kind):
-            raise UsageError(f"the condition of {said} is {kind} and not true or false")
+            raise ConditionProblem(name, f"the condition of {said} is {kind} and not true or false")
 
 
-def _check_totals(condition: Expression, schema: pa.Schema, said: str) -> None:
+def _check_totals(name: str, condition: Expression, schema: pa.Schema, said: str) -> None:
     """Conditions compute totals as doubles, so what they add up or compare has to be numbers."""
     for register in registers_of(condition):
         if register.column is None or register.kind in ("first", "last", "count"):
             continue
         kind = schema.field(register.column).type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
-            raise UsageError(
+            raise ConditionProblem(
+                name,
                 f"the condition of {said} has an aggregate of values of type {kind}",
                 "SUM, AVG, MIN and MAX in a condition take numbers; UNIX_MICROS(at) makes one of a time",
             )

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from headrace.errors import UsageError
 from headrace.spark.arguments import names_of, plain_columns, time_column, without_weights
 from headrace.spark.patterns.clauses import Piece
-from headrace.spark.patterns.condition_types import check_conditions
+from headrace.spark.patterns.condition_types import check_conditions, check_order
 from headrace.spark.patterns.conditions import Expression
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.fluent import Pattern, fluent_automaton, refuse_conditions
@@ -86,6 +86,7 @@ def match(
         # Part of the condition is the time, so that Spark does not filter before the watermark is taken.
         prepared = prepared.where(F.when(F.col(f"`{time}`").isNotNull(), _any_holds(columns)).otherwise(False))
     schema = arrow_schema(prepared.schema)
+    check_order(order, schema)
     for plan, _ in plans.values():
         check_conditions(plan, schema)
     matching = MatchPatterns(

@@ -147,6 +147,9 @@ class _Search:
             starts, ends, nodes = self.first_rows[starts[order]], ends[order], nodes[order]
             completed_us, completed_rows = completed_us[order], completed_rows[order]
         late = [np.concatenate([np.zeros(0, np.int64), *[each[part] for each in self.over]]) for part in range(2)]
+        # A run that could go on in several ways is one partial match.
+        late[1], once = np.unique(late[1], return_index=True)
+        late[0] = late[0][once]
         return {
             "starts": starts,
             "ends": ends,

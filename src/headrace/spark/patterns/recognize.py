@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -15,7 +16,7 @@ from headrace.errors import UsageError
 from headrace.spark.arguments import plain_columns, time_column, without_weights
 from headrace.spark.patterns.automaton import Automaton, compile_pattern
 from headrace.spark.patterns.clauses import Clauses, parse_clauses
-from headrace.spark.patterns.condition_types import check_conditions
+from headrace.spark.patterns.condition_types import ConditionProblem, check_conditions, check_order
 from headrace.spark.patterns.conditions import Expression
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.measures import Atom
@@ -82,46 +83,59 @@ def match_recognize(
     refuse_twice([*dict.fromkeys([*clauses.partition, *shown]), *(each for each, _ in clauses.measures), "match_id"])
     refuse_reserved([*clauses.partition, *(each for each, _ in clauses.measures), *shown] if side else [], [LATE])
     keyed = rows if clauses.partition else rows.withColumn(NO_KEY, F.lit(0))
-    try:
+    with _pointing(clauses, rows.columns):
         prepared = prepare(keyed, keys, clauses.order, columns, [*shown, *side], overflow)
+        schema = arrow_schema(prepared.schema)
+        check_order([each for each, _ in clauses.order[1:]], schema)
+        check_conditions(plan, schema)
+        operator = MatchPatterns(
+            rows=schema,
+            keys=key_type(prepared, keys),
+            event_time=time,
+            order=(*clauses.order[1:], (PLACE, "ascending")),
+            place=PLACE,
+            patterns=(plan,),
+            given="rows" if clauses.rows == "all" else "atoms",
+            shown=tuple(shown),
+            empty=clauses.empty,
+            unmatched=clauses.unmatched,
+            numbered=any(each.kind == "match_number" for each in plan.atoms),
+            anchored=any(each.at_start for each in automaton.start),
+            late=tuple(side) if side else None,
+        )
+        matches = apply_operator(prepared, operator, keys=keys, event_time=time, buckets=buckets, name=name)
+        values = [_of_match(F.expr(sql), clauses.unmatched).alias(measure) for measure, sql in measures.items()]
+        identity = match_id(keys).alias("match_id")
+        return matches.select(
+            *plain_columns([*clauses.partition, *shown]), *values, identity, *([LATE] if side else [])
+        )
+
+
+@contextlib.contextmanager
+def _pointing(clauses: Clauses, columns: Sequence[str]) -> Iterator[None]:
+    """What cannot be computed is shown where it stands in the text."""
+    try:
+        yield
+    except ConditionProblem as problem:
+        raise PatternSyntaxError(clauses.text, dict(clauses.define)[problem.variable].at, str(problem)) from None
     except AnalysisException as error:
-        _refuse_unknown_column(clauses, rows.columns, error)
-        raise
-    schema = arrow_schema(prepared.schema)
-    check_conditions(plan, schema)
-    operator = MatchPatterns(
-        rows=schema,
-        keys=key_type(prepared, keys),
-        event_time=time,
-        order=(*clauses.order[1:], (PLACE, "ascending")),
-        place=PLACE,
-        patterns=(plan,),
-        given="rows" if clauses.rows == "all" else "atoms",
-        shown=tuple(shown),
-        empty=clauses.empty,
-        unmatched=clauses.unmatched,
-        numbered=any(each.kind == "match_number" for each in plan.atoms),
-        anchored=any(each.at_start for each in automaton.start),
-        late=tuple(side) if side else None,
-    )
-    matches = apply_operator(prepared, operator, keys=keys, event_time=time, buckets=buckets, name=name)
-    partition = plain_columns(clauses.partition)
-    passing = [each for each in plain_columns(shown) if clauses.rows == "all"]
-    others = [column for column, of in zip(passing, shown, strict=True) if of not in clauses.partition]
-    values = [_of_match(F.expr(sql), clauses.unmatched).alias(measure) for measure, sql in measures.items()]
-    return matches.select(*partition, *others, *values, match_id(keys).alias("match_id"), *([LATE] if side else []))
+        raise _shown(clauses, columns, error) from None
 
 
-def _refuse_unknown_column(clauses: Clauses, columns: Sequence[str], error: AnalysisException) -> None:
-    """What Spark does not find is shown where it stands in the text."""
-    if not (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
-        return
-    name = (error.getMessageParameters() or {}).get("objectName", "").replace("`", "")
-    found = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", clauses.text, re.IGNORECASE) if name else None
-    if found is not None:
+def _shown(clauses: Clauses, columns: Sequence[str], error: AnalysisException) -> Exception:
+    """What Spark does not know is shown where it stands in the text."""
+    condition, said = error.getCondition() or "", error.getMessageParameters() or {}
+    if condition.startswith("UNRESOLVED_COLUMN"):
+        name = said.get("objectName", "").replace("`", "")
         variables = ", ".join([*variables_of(clauses.pattern), *clauses.subsets])
         problem = f"there is no column {name}; the columns are {', '.join(columns)}, and the variables {variables}"
-        raise PatternSyntaxError(clauses.text, found.start(), problem) from None
+    elif condition.startswith("UNRESOLVED_ROUTINE"):
+        name = said.get("routineName", "").replace("`", "")
+        problem = f"there is no function {name}"
+    else:
+        return error
+    found = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", clauses.text, re.IGNORECASE) if name else None
+    return error if found is None else PatternSyntaxError(clauses.text, found.start(), problem)
 
 
 def _of_match(measure: Column, unmatched: bool) -> Column:
@@ -192,7 +206,10 @@ def _decidable(rows: DataFrame, clauses: Clauses, automaton: Automaton, unbounde
     if not rows.isStreaming:
         return
     if automaton.needs_end:
-        raise UsageError("a stream has no last row, so $ is never true", "leave $ out, or match a bounded DataFrame")
+        problem = "a stream has no last row, so $ is never true; leave it out, or match a bounded DataFrame"
+        raise PatternSyntaxError(
+            clauses.text, clauses.text.index("$", clauses.text.index(clauses.pattern_text)), problem
+        )
     if clauses.within_us is None and automaton.open_ended:
         raise UsageError(
             "the pattern ends with a greedy loop, so on a stream a match may grow without end",

@@ -135,6 +135,11 @@ def test_a_partial_match_that_a_match_ended_does_not_time_out() -> None:
     assert found_in(two.after_match("next"), "a b d d d", timeouts=True) == ["a b"]
 
 
+def test_a_partial_match_that_could_go_on_in_two_ways_times_out_once() -> None:
+    loop = then(A.one_or_more(), "followed_by", "b").within("3 seconds")
+    assert found_in(loop, "a1 a2 d", timeouts=True) == ["a1 a2!", "a1!", "a2!"]
+
+
 def test_what_must_not_come_does_not_end_a_partial_match_whose_time_was_over() -> None:
     absent = then(then(A, "not_followed_by", "c"), "followed_by", "b").within("2 seconds")
     assert found_in(absent, "a d c", timeouts=True) == ["a!"]
