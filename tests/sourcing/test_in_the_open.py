@@ -122,7 +122,22 @@ def test_a_copy_of_a_personal_value_in_the_open_is_pointed_out(
     assert MAIL not in str(seen[0].message)
 
 
-@pytest.mark.parametrize(("stream", "command_id"), [(MAIL, None), ("user-1", MAIL)])
+@pytest.mark.parametrize(
+    ("data", "personal"),
+    [
+        ({"phone": 4915112345, "caller": 4915112345}, "phone"),
+        ({"phone": "4915112345", "calls": [4915112345]}, "phone"),
+        ({"mail": MAIL, "seen": {MAIL: 3}}, "mail"),
+    ],
+)
+def test_a_copy_that_is_a_number_or_a_key_is_pointed_out(bank: EventStore, data: dict[str, Any], personal: str) -> None:
+    with pytest.warns(InTheOpen, match=f"{personal} of Called is also in another field"):
+        bank.append("user-1", Event("Called", data, personal={personal: "u1"}))
+
+
+@pytest.mark.parametrize(
+    ("stream", "command_id"), [(MAIL, None), (f"user-{MAIL}", None), ("user-1", MAIL), ("user-1", f"open:{MAIL}")]
+)
 def test_a_copy_in_the_name_of_the_stream_or_the_id_of_the_command_is_pointed_out(
     bank: EventStore, stream: str, command_id: str | None
 ) -> None:
@@ -135,11 +150,15 @@ def test_what_is_only_in_the_personal_field_or_short_is_not_pointed_out(bank: Ev
         warnings.simplefilter("error")
         bank.append("user-1", registered(tags=["mail:known", "user:u1"], actor="ada", event_id="e-1"))
         bank.append("user-1", Event("Named", {"name": "Ada", "title": "Ada"}, personal={"name": "u1"}))
+        home, shop = {"street": "Baker Street", "since": 1985}, {"street": "Broadway", "since": 1985}
+        bank.append("user-1", Event("Moved", {"home": home, "shop": shop}, personal={"home": "u1"}))
 
 
 def test_a_subject_whose_name_is_the_personal_value_is_refused(bank: EventStore) -> None:
     with pytest.raises(UsageError, match=r"also the name of its subject.*opaque id"):
         bank.append("user-1", Event("Registered", {"mail": MAIL}, personal={"mail": MAIL}))
+    with pytest.raises(UsageError, match=r"also the name of its subject.*opaque id"):
+        bank.append("user-1", Event("Called", {"phone": 4915}, personal={"phone": "4915"}))
     with pytest.raises(UsageError, match="mail names the subject"):
         PersonalData("mail", ("name", "mail"))
     assert bank.head() == 0

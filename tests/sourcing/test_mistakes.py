@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from headrace.sourcing import (
     Query,
     QueryItem,
     Snapshots,
+    SourcingError,
     Upcasters,
     open_store,
 )
@@ -149,12 +151,58 @@ def test_an_event_that_names_personal_fields_keeps_those_of_its_rule_secret_too(
     keys.close()
 
 
-def test_data_that_only_looks_encrypted_is_read_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "note",
+    [
+        {"$sealed": 1},
+        {"$sealed": "AAAA", "$subject": "u1", "$key": 1},
+        {"$sealed": "AAAA", "$subject": ["u1"], "$key": "1"},
+    ],
+)
+def test_data_that_only_looks_encrypted_is_read_as_it_is(tmp_path: Path, note: dict[str, Any]) -> None:
+    """An application may have got it from a person, who must not be able to stop every replay."""
     keys = KeyStore(tmp_path / "keys")
     with open_store(tmp_path / "events.db", keys=keys) as store:
-        store.append("a-1", Event("Noted", {"note": {"$sealed": 1}}))
-        assert next(store.read("a-1")).data == {"note": {"$sealed": 1}}
+        store.append("a-1", Event("Noted", {"note": note}, tags=["subject:other"]))
+        assert next(store.read("a-1")).data == {"note": note}
     keys.close()
+
+
+def test_data_that_looks_encrypted_is_refused_beside_a_field_that_is(tmp_path: Path) -> None:
+    """The event has the subject's tag, so nothing would tell them apart."""
+    keys = KeyStore(tmp_path / "keys")
+    note = {"$sealed": "AAAA", "$subject": "u1", "$key": 1}
+    with open_store(tmp_path / "events.db", keys=keys) as store:
+        with pytest.raises(UsageError, match="the field note of Noted looks like an encrypted one"):
+            store.append("a-1", Event("Noted", {"note": note, "name": "Ada"}, personal={"name": "u1"}))
+        assert store.head() == 0
+    keys.close()
+
+
+def test_a_damaged_ciphertext_is_an_error_in_words(tmp_path: Path) -> None:
+    keys = KeyStore(tmp_path / "keys")
+    with open_store(tmp_path / "events.db", keys=keys) as store:
+        store.append("a-1", Event("Noted", {"name": "Ada"}, personal={"name": "u1"}))
+        for sealed in ("A", "AAAA"):
+            note = {"$sealed": sealed, "$subject": "u1", "$key": 1}
+            store.append("a-2", Event("Noted", {"name": note}, tags=["subject:u1"]))  # a copy of an encrypted event
+            with pytest.raises(SourcingError, match=r"field name of event .* cannot be decrypted"):
+                assert next(store.read("a-2", backwards=True)).data
+    keys.close()
+
+
+def test_a_personal_field_whose_name_is_no_text_is_refused() -> None:
+    """In JSON it is a text, and the ciphertext is bound to the name: it could not be read."""
+    with pytest.raises(UsageError, match="T has no field 7 to keep"):
+        Event("T", {7: "secret"}, personal={7: "u1"})  # type: ignore[dict-item]
+    with pytest.raises(UsageError, match="are no texts"):
+        PersonalData("owner", (7,))  # type: ignore[arg-type]
+
+
+def test_data_may_be_any_mapping(tmp_path: Path) -> None:
+    with open_store(tmp_path / "events.db") as store:
+        store.append("a-1", Event("Noted", MappingProxyType({"by": MappingProxyType({"name": "Ada"})})))
+        assert next(store.read("a-1")).data == {"by": {"name": "Ada"}}
 
 
 # ---- upcasting ------------------------------------------------------------------------------------------------------
@@ -194,6 +242,16 @@ def test_a_view_that_asks_for_an_old_type_gets_its_events_under_their_new_type(t
         runner.run(until_current=True)
         runner.close()
     assert seen == ["New"]
+
+
+def test_a_store_that_refuses_unknown_types_knows_who_was_forgotten(tmp_path: Path) -> None:
+    keys, upcasters = KeyStore(tmp_path / "keys"), Upcasters(known=["Opened"], unknown="refuse")
+    for _ in range(2):
+        with open_store(tmp_path / "events.db", keys=keys, upcasters=upcasters) as store:
+            store.append("a-1", Event("Opened"))
+            store.forget("u1")
+            assert list(store.forgotten()) == ["u1"]
+    keys.close()
 
 
 def test_an_upcaster_that_is_registered_after_the_store_was_opened_is_used(tmp_path: Path) -> None:

@@ -112,6 +112,8 @@ def _plain(value: Any) -> Any:
         return {"$forgotten": value.subject}
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, Mapping):
+        return dict(value)
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
@@ -176,7 +178,7 @@ class Event:
     def _check_personal(self) -> None:
         if not isinstance(self.personal, Mapping):
             raise UsageError(f"{self.type} does not say which field belongs to whom", 'use {"email": "customer-7"}')
-        unknown = [str(name) for name in self.personal if name not in self.data]
+        unknown = [str(name) for name in self.personal if not isinstance(name, str) or name not in self.data]
         if unknown:
             raise UsageError(f"{self.type} has no field {', '.join(unknown)} to keep for a subject", "name its fields")
         for subject in self.personal.values():

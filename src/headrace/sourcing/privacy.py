@@ -20,6 +20,7 @@ import warnings
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, uuid5
 
@@ -45,7 +46,8 @@ FORGOTTEN_STREAM = "$forgotten"
 FORGOTTEN_TYPE = "SubjectForgotten"
 """The type of these events."""
 COPY_LENGTH_MIN = 4
-"""Of a text whose copies are looked for; shorter ones are equal by chance."""
+COPY_DIGITS_MIN = 6
+"""Of texts and numbers whose copies are looked for; shorter ones are equal by chance."""
 SEALED, SUBJECT, KEY = "$sealed", "$subject", "$key"
 
 
@@ -60,6 +62,8 @@ class PersonalData:
         given: object = self.fields
         if isinstance(given, str):
             raise UsageError(f"the fields {given!r} are no list", f"use ({given!r},): mind the comma")
+        if not all(isinstance(name, str) for name in self.fields):
+            raise UsageError(f"the fields {given!r} are no texts", "the names of fields are texts in JSON")
         if self.subject_field in self.fields:
             raise UsageError(
                 f"the field {self.subject_field} names the subject, so it cannot be a personal one",
@@ -122,9 +126,15 @@ class Privacy:
         if not owners:
             return event.data, []
         data = dict(event.data)
+        alike = [str(name) for name, value in data.items() if name not in owners and _looks_sealed(value)]
+        if alike:
+            raise UsageError(
+                f"the field {alike[0]} of {event.type} looks like an encrypted one and is none: it could not be read",
+                f"give it other names than {SEALED}, {SUBJECT} and {KEY}",
+            )
         _warn_of_copies(event, owners, names)
         for name, subject in owners.items():
-            if data[name] == subject:
+            if subject in (data[name], as_json(data[name])):
                 raise UsageError(
                     f"the field {name} of {event.type} is also the name of its subject, which is not encrypted",
                     "use an opaque id for the subject",
@@ -148,9 +158,12 @@ class Privacy:
             )
         return {**dict.fromkeys(left, str(subject)), **event.personal}
 
-    def opened(self, data: dict[str, Any], event_id: str) -> dict[str, Any]:
+    def opened(self, data: dict[str, Any], event_id: str, tags: str) -> dict[str, Any]:
+        """``tags`` are those of the event, as JSON. Data without the subject's tag only looks encrypted: some
+        application took it from a person, who must not be able to stop every replay.
+        """
         for name, value in data.items():
-            if isinstance(value, dict) and value.keys() == {SEALED, SUBJECT, KEY}:
+            if _looks_sealed(value) and self.tag(value[SUBJECT]) in json.loads(tags):
                 data[name] = self._opened_field(value, event_id, name)
         return data
 
@@ -159,7 +172,10 @@ class Privacy:
         cipher = self.keys.for_reading(subject, field[KEY])
         if cipher is None:
             return Forgotten(subject)
-        found = cipher.open(b64decode(field[SEALED]), _bound(event_id, name, subject))
+        try:
+            found = cipher.open(b64decode(field[SEALED]), _bound(event_id, name, subject))
+        except ValueError:  # no base64, or shorter than a nonce
+            found = None
         if found is None:
             raise SourcingError(
                 f"field {name} of event {event_id} cannot be decrypted with the key of {subject}: "
@@ -178,23 +194,33 @@ class Privacy:
         return self.keys.unannounced()
 
 
+def _looks_sealed(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {SEALED, SUBJECT, KEY}
+        and isinstance(value[SEALED], str)
+        and isinstance(value[SUBJECT], str)
+        and isinstance(value[KEY], int)
+    )
+
+
 def _bound(event_id: str, name: str, subject: str) -> bytes:
     return json.dumps([event_id, name, subject]).encode()
 
 
 def _warn_of_copies(event: Event, owners: Mapping[str, str], names: Sequence[str | None]) -> None:
     """Places of an event that are not encrypted and have the very value of a personal field."""
-    in_open: dict[str, Iterable[str | None]] = {
-        "the name of its stream, or the id of its command": names,
-        "its id": [event.event_id],
-        "its actor": [event.actor],
-        "its correlation_id": [event.correlation_id],
-        "its causation_id": [event.causation_id],
-        "a tag": [part for tag in event.tags for part in (tag, tag.partition(":")[2])],
+    in_open: dict[str, Iterable[str]] = {
+        "the name of its stream, or the id of its command": _pieces(*names),
+        "its id": _pieces(event.event_id),
+        "its actor": _pieces(event.actor),
+        "its correlation_id": _pieces(event.correlation_id),
+        "its causation_id": _pieces(event.causation_id),
+        "a tag": _pieces(*event.tags),
         "another field": [text for name, value in event.data.items() if name not in owners for text in _texts(value)],
     }
     for name in owners:
-        secrets = {text for text in _texts(event.data[name]) if len(text) >= COPY_LENGTH_MIN}
+        secrets = set(_texts(event.data[name], with_keys=False))
         for place in [place for place, texts in in_open.items() if not secrets.isdisjoint(texts)]:
             warnings.warn(
                 f"the personal field {name} of {event.type} is also in {place}, which is not encrypted: "
@@ -204,10 +230,19 @@ def _warn_of_copies(event: Event, owners: Mapping[str, str], names: Sequence[str
             )
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
+def _pieces(*names: str | None) -> list[str]:
+    """Names, and what stands after their kind: user-ada@example.org, mail:ada@example.org."""
+    return [piece for name in names if name for piece in (name, name.partition("-")[2], name.partition(":")[2])]
+
+
+def _texts(value: Any, *, with_keys: bool = True) -> Iterator[str]:
+    """The values that a copy can be known by. The keys of a personal object say what it has, and are no secrets."""
+    if isinstance(value, str) and len(value) >= COPY_LENGTH_MIN:
         yield value
+    elif isinstance(value, int | float) and len(number := as_json(value)) >= COPY_DIGITS_MIN:
+        yield number
     elif isinstance(value, Mapping):
-        yield from (text for each in value.values() for text in _texts(each))
+        each = chain(value, value.values()) if with_keys else value.values()
+        yield from (text for part in each for text in _texts(part, with_keys=with_keys))
     elif isinstance(value, list | tuple):
-        yield from (text for each in value for text in _texts(each))
+        yield from (text for part in value for text in _texts(part, with_keys=with_keys))

@@ -418,7 +418,7 @@ class EventStore(ABC):
     def _open_row(self, row: Row) -> tuple[str, dict[str, Any]]:
         data: dict[str, Any] = json.loads(row[6])
         if self.privacy.is_used:
-            data = self.privacy.opened(data, row[3])
+            data = self.privacy.opened(data, row[3], row[7])
         return self._upcasters.upcast(row[4], row[5], data)
 
     # ---- forgetting -------------------------------------------------------------------------------------------------

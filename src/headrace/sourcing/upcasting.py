@@ -11,6 +11,7 @@ newest. A function may also give ``(type, data)``: the event has another type fr
 Stored events stay as they are. New events are stored with the newest version of their type.
 
 ``unknown="refuse"`` raises for types that ``known`` does not name; by default such events are read as they are.
+``SubjectForgotten`` is always known.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Literal
 
 from headrace.errors import UsageError
 from headrace.sourcing.errors import SourcingError
+from headrace.sourcing.privacy import FORGOTTEN_TYPE
 
 __all__ = ["Upcasters"]
 
@@ -34,7 +36,7 @@ class Upcasters:
     def __init__(self, *, known: Collection[str] = (), unknown: Literal["keep", "refuse"] = "keep") -> None:
         self._steps: dict[tuple[str, int], Upcaster] = {}
         self._newest: dict[str, int] = {}
-        self._known = frozenset(known)
+        self._known = frozenset((*known, FORGOTTEN_TYPE))
         self._refuses = unknown == "refuse"
 
     @property
