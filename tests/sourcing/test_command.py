@@ -262,6 +262,54 @@ def test_an_error_of_a_projection_is_reported_with_its_line(events: Events, tmp_
     assert re.match(r"broken.py line 2\d: KeyError: 'x', while Sums is rebuilt", done.exception.message)
 
 
+def test_a_statement_of_a_projection_that_the_database_does_not_take_is_reported_with_its_line(
+    events: Events, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text(BANK.replace("values (?, ?)", "values (?, ?, 3)"))
+    deposit(events, 1)
+    done = events("replay", "bank.db", "broken.py", "Sums", "--view", "sqlite:///v.db", fails=True)
+    assert isinstance(done.exception, UsageError)
+    assert re.match(r"broken.py line 2\d: OperationalError: table sums__g1 has 2 columns", done.exception.message)
+
+
+def test_a_view_in_a_folder_that_is_not_there_is_no_mistake_in_the_code(events: Events, tmp_path: Path) -> None:
+    (tmp_path / "bank.py").write_text(BANK)
+    deposit(events, 1)
+    done = events("replay", "bank.db", "bank.py", "Sums", "--view", "sqlite:///nowhere/v.db", fails=True)
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.message == "there is no folder nowhere"
+
+
+def test_names_reach_a_terminal_without_what_would_move_its_cursor(events: Events) -> None:
+    data = '{"name": "\u009b31m"}'
+    events("append", "bank.db", "account-\x1b[31m", "--type", "Named\x07", "--tag", "x", "--data", data)
+    shown = events("read", "bank.db").stdout
+    assert "account-[U+001B][31m 1  Named[U+0007]" in shown
+    assert '{"name": "[U+009B]31m"}' in shown
+    (written,) = events("read", "bank.db", "--output", "json").stdout.splitlines()
+    assert json.loads(written)["stream"] == "account-\x1b[31m"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("read", "bank.db", "\udcff"),
+        ("read", "bank.db", "--tag", "\udcff"),
+        ("read", "bank.db", "--type", "\udcff"),
+        ("read", "bank.db", "--category", "\udcff"),
+        ("streams", "bank.db", "--category", "\udcff"),
+        ("streams", "bank.db", "--after", "\udcff"),
+        ("replay", "bank.db", "bank.py", "account", "--stream", "\udcff"),
+        ("forget", "bank.db", "\udcff", "--keys", "bank.py"),
+    ],
+)
+def test_a_name_that_is_no_unicode_is_refused_in_words(events: Events, arguments: tuple[str, ...]) -> None:
+    deposit(events, 1)
+    done = events(*arguments, fails=True)
+    assert done.exit_code == 2
+    assert "'\\udcff' is no UTF-8" in done.stderr
+
+
 def test_a_replay_shows_the_state_after_each_event(events: Events) -> None:
     deposit(events, 5, 6, 7)
     assert events("replay", "bank.db", "bank.py", "account", "--stream", "account-1").output == (

@@ -11,7 +11,18 @@ from typing import ClassVar
 
 import pytest
 
-from headrace.sourcing import Event, EventStore, Projection, ProjectionRunner, TakenOver, View, handle, on, open_store
+from headrace.sourcing import (
+    Event,
+    EventStore,
+    Projection,
+    ProjectionRunner,
+    SourcingError,
+    TakenOver,
+    View,
+    handle,
+    on,
+    open_store,
+)
 from headrace.sourcing.events import RecordedEvent
 from tests.sourcing.bank import Balances, Deposit, Withdraw, account
 
@@ -104,6 +115,13 @@ def test_the_newer_runner_takes_over_and_the_older_one_stops_with_its_name(event
     assert "taken over by" in str(failed[0])
     newer.run(until_current=True)
     assert balances(newer) == {"account-0": 28, "account-1": 14}
+
+
+def test_a_statement_that_the_database_does_not_take_is_no_error_to_try_again(runner: Runner) -> None:
+    for statement in ("selec 1", "select 1 from nowhere"):
+        with pytest.raises(SourcingError, match=r"selec|nowhere") as raised:
+            runner().ask(statement)
+        assert not raised.value.retriable
 
 
 def test_an_application_waits_for_what_it_wrote(events: EventStore, runner: Runner) -> None:

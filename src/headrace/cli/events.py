@@ -26,6 +26,7 @@ from headrace.cli.shared import (
     settings_of,
     show,
     stopping_on_signals,
+    visible,
 )
 from headrace.client.places import parse_time_ms
 from headrace.errors import BadArgument, HeadraceError, UsageError
@@ -37,6 +38,22 @@ __all__ = ["command"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 NUMBER = click.IntRange(min=0, max=2**62)
+
+
+class Name(click.ParamType):
+    """What is compared with names in a store, so it must be Unicode: a terminal may send other bytes."""
+
+    name = "text"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            self.fail(f"{value!r} is no UTF-8", parameter, context)
+        return str(value)
+
+
+NAME = Name()
 FIELDS = ("type", "data", "tags", "event_id", "correlation_id", "causation_id", "actor", "schema_version", "personal")
 
 
@@ -168,10 +185,12 @@ def _expected(text: str) -> Any:
 
 @command.command("read")
 @click.argument("store")
-@click.argument("stream", required=False)
-@click.option("--category", "categories", multiple=True, metavar="NAME", help="Streams whose names begin with NAME-.")
-@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only these types.")
-@click.option("--tag", "tags", multiple=True, metavar="TAG", help="Only events with all of these tags.")
+@click.argument("stream", required=False, type=NAME)
+@click.option(
+    "--category", "categories", multiple=True, type=NAME, metavar="NAME", help="Streams whose names begin with NAME-."
+)
+@click.option("--type", "types", multiple=True, type=NAME, metavar="TYPE", help="Only these types.")
+@click.option("--tag", "tags", multiple=True, type=NAME, metavar="TAG", help="Only events with all of these tags.")
 @click.option("--after", type=NUMBER, default=0, help="Begin after this version, or position.")
 @click.option("--until", type=NUMBER, help="End with this version, or position.")
 @click.option("--at", metavar="TIME", help="Only what was recorded until then: 2026-01-31T12:00Z, -15m.")
@@ -242,15 +261,16 @@ def _print(events: Iterator[RecordedEvent], output: str) -> int:
         else:
             where = f"{event.stream} {event.version}" if event.stream else "-"
             data = json.dumps(event.as_dict()["data"], ensure_ascii=False)
-            click.echo(f"{event.position}  {event.recorded_at:%Y-%m-%d %H:%M:%S}  {where}  {event.type}  {data}")
+            line = f"{event.position}  {event.recorded_at:%Y-%m-%d %H:%M:%S}  {where}  {event.type}  {data}"
+            click.echo(visible(line))
         sys.stdout.flush()
     return count
 
 
 @command.command("streams")
 @click.argument("store")
-@click.option("--category", metavar="NAME", help="Streams whose names begin with NAME-.")
-@click.option("--after", default="", metavar="NAME", help="Begin after this name.")
+@click.option("--category", type=NAME, metavar="NAME", help="Streams whose names begin with NAME-.")
+@click.option("--after", default="", type=NAME, metavar="NAME", help="Begin after this name.")
 @click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True, help="At most N.")
 @output_option
 def streams(store: str, category: str | None, after: str, limit: int, output: str) -> None:
@@ -267,7 +287,9 @@ def streams(store: str, category: str | None, after: str, limit: int, output: st
 @click.argument("store")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("name")
-@click.option("--stream", metavar="STREAM", help="The stream that a decider or an aggregate is replayed over.")
+@click.option(
+    "--stream", type=NAME, metavar="STREAM", help="The stream that a decider or an aggregate is replayed over."
+)
 @click.option("--until", type=NUMBER, help="End with this version.")
 @click.option("--at", metavar="TIME", help="End with what was recorded until then: 2026-01-31T12:00Z, -15m.")
 @click.option("--view", metavar="URL", help="The database whose view a projection is rebuilt in.")
@@ -314,14 +336,16 @@ def code_of_user(file: Path, when: str) -> Iterator[None]:
     """What the code in a file raises is reported with its line: it is the user's to correct, and no error of ours."""
     try:
         yield
-    except HeadraceError:
-        raise
     except Exception as error:
-        lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == str(file)]
-        line = error.lineno if isinstance(error, SyntaxError) else (lines or [None])[-1]
+        is_ours = isinstance(error, HeadraceError)
+        raised = error.__cause__ or error if is_ours else error  # a statement that the database does not take
+        lines = [each.lineno for each in traceback.extract_tb(raised.__traceback__) if each.filename == str(file)]
+        if is_ours and (getattr(error, "retriable", False) or not lines):
+            raise
+        line = raised.lineno if isinstance(raised, SyntaxError) else (lines or [None])[-1]
         where = f"{file} line {line}" if line else str(file)
         raise UsageError(
-            f"{where}: {type(error).__name__}: {error}{when}", "the traceback: HEADRACE_DEBUG=1"
+            f"{where}: {type(raised).__name__}: {raised}{when}", "the traceback: HEADRACE_DEBUG=1"
         ) from error
 
 
@@ -362,7 +386,7 @@ def _show_states(
         else:
             text = shown if isinstance(shown, str) else json.dumps(shown, default=str, ensure_ascii=False)
             data = json.dumps(event.as_dict()["data"], ensure_ascii=False)
-            click.echo(f"{event.version}  {event.type}  {data}  ->  {text}")
+            click.echo(visible(f"{event.version}  {event.type}  {data}  ->  {text}"))
 
 
 def _folding(thing: Decider[Any, Any] | type) -> tuple[Any, Callable[[Any, Any], Any]]:
@@ -383,7 +407,7 @@ def _folding(thing: Decider[Any, Any] | type) -> tuple[Any, Callable[[Any, Any],
 
 @command.command("forget")
 @click.argument("store")
-@click.argument("subject")
+@click.argument("subject", type=NAME)
 @click.option("--keys", type=click.Path(exists=True, path_type=Path), required=True, help="The file with the keys.")
 @click.option("--master", type=click.Path(path_type=Path), help="The master key; default: FILE.master.")
 @click.option("--actor", metavar="NAME", help="Who asked for it.")

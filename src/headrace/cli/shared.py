@@ -35,6 +35,7 @@ __all__ = [
     "show",
     "stopping_on_signals",
     "timeout_option",
+    "visible",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -144,11 +145,11 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return _visible(",".join(map(str, value)))
-    return _visible(str(value))
+        return visible(",".join(map(str, value)))
+    return visible(str(value))
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
     """Names are chosen by clients: what would move the cursor, or turn the text around, is shown by its number."""
     return UNSEEN.sub(lambda found: f"[U+{ord(found[0]):04X}]", text)
 

@@ -17,7 +17,7 @@ from headrace.address import Address
 from headrace.errors import UsageError
 from headrace.sourcing.errors import SourcingError, StoreUnavailable
 from headrace.sourcing.opening import sqlite_path
-from headrace.sourcing.sqlite import LOCK_TIMEOUT_S, purge_file, use_wal
+from headrace.sourcing.sqlite import LOCK_TIMEOUT_S, explained, purge_file, use_wal
 
 __all__ = ["Database", "Transaction", "open_database"]
 
@@ -75,7 +75,10 @@ class SqliteDatabase(Database):
         self.shown = f"sqlite:///{path}"
         self._path = path
         self._lock = threading.Lock()
-        self._connection = self._connected()
+        if not path.parent.is_dir():
+            raise UsageError(f"there is no folder {path.parent}", f"mkdir -p {path.parent}")
+        with self._explained():
+            self._connection = self._connected()
 
     def _connected(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, isolation_level=None, timeout=LOCK_TIMEOUT_S, check_same_thread=False)
@@ -88,10 +91,8 @@ class SqliteDatabase(Database):
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.OperationalError as error:
-            raise StoreUnavailable(f"{self.shown}: {error}") from error
         except sqlite3.Error as error:
-            raise SourcingError(f"{self.shown}: {error}") from error
+            raise explained(self.shown, error) from error
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:

@@ -123,12 +123,7 @@ class SqliteStore(EventStore):
         try:
             yield
         except sqlite3.Error as error:
-            raise self._explanation(error) from error
-
-    def _explanation(self, error: sqlite3.Error) -> SourcingError:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        text = f"{self.path}: {error}"
-        return StoreUnavailable(text) if code in _PASSING else SourcingError(text)
+            raise explained(str(self.path), error) from error
 
     def _ask(self, statement: str, values: Sequence[Any]) -> list[Row]:
         with self._reading() as connection:
@@ -183,7 +178,7 @@ class SqliteStore(EventStore):
                 self._writer.rollback()
                 raise
         except sqlite3.Error as error:
-            raise self._explanation(error) from error
+            raise explained(str(self.path), error) from error
         return True
 
     def _commit(self, batch: Sequence[Request]) -> None:
@@ -343,6 +338,12 @@ class SqliteStore(EventStore):
         """VACUUM writes the file again without what was deleted; then the WAL is emptied."""
         with self._explained():
             purge_file(self.path)
+
+
+def explained(shown: str, error: sqlite3.Error) -> SourcingError:
+    """What SQLite does not take is an error; what it cannot do at the moment may be tried again."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return (StoreUnavailable if code in _PASSING else SourcingError)(f"{shown}: {error}")
 
 
 def use_wal(connection: sqlite3.Connection) -> None:
