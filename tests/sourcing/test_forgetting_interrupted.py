@@ -79,6 +79,28 @@ def test_a_person_who_is_forgotten_during_a_rebuild_is_not_in_the_new_view(
     assert names_in(names) == {"[forgotten]"}
 
 
+def test_a_person_who_is_forgotten_just_before_the_switch_is_met_by_the_next_run(
+    bank: EventStore, names: ProjectionRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The switch applies what the old view has, and not what comes after it."""
+    bank.append("account-1", opened())
+    names.run(until_current=True)
+    other, switch = ProjectionRunner(bank, tmp_path / "views.db", Names()), ProjectionRunner._switch
+
+    def switch_late(self: ProjectionRunner, following: int, position: int) -> int:
+        bank.append("noise-1", Event("Noise"))
+        names.run(until_current=True)
+        bank.forget("u1")
+        monkeypatch.undo()
+        return switch(self, following, position)
+
+    monkeypatch.setattr(ProjectionRunner, "_switch", switch_late)
+    assert other.rebuild() == 2
+    other.run(until_current=True)
+    assert names_in(other) == {"[forgotten]"}
+    other.close()
+
+
 def test_a_runner_that_dies_before_the_rebuild_meets_the_forgotten_person_again(
     bank: EventStore, names: ProjectionRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,6 +153,27 @@ def test_a_rebuild_goes_on_beside_the_old_view_and_switches_at_once(events: Even
     assert balances(view) == {"account-0": 28, "account-1": 14}
 
 
+def test_who_has_waited_for_an_event_still_sees_it_after_the_switch(
+    events: EventStore, runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old view may be further than the new one at the moment of the switch."""
+    fill(events)
+    view, rebuilding, switch = runner(), runner(), ProjectionRunner._switch
+    view.run(until_current=True)
+
+    def switch_late(self: ProjectionRunner, following: int, position: int) -> int:
+        fill(events, 300)  # more than a page
+        view.run(until_current=True)
+        return switch(self, following, position)
+
+    monkeypatch.setattr(ProjectionRunner, "_switch", switch_late)
+    before_switch = events.head()
+    reached = rebuilding.rebuild()
+    assert reached == events.head() == before_switch + 600
+    view.wait_for(reached, 0)
+    assert balances(view) == {"account-0": 14 + 150 * 7, "account-1": 7 + 150 * 7}
+
+
 def test_a_runner_goes_on_with_the_new_tables_after_somebody_elses_rebuild(events: EventStore, runner: Runner) -> None:
     view, stop = runner(), threading.Event()
     fill(events)

@@ -35,7 +35,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -219,7 +219,7 @@ class ProjectionRunner:
     def _apply(self, page: Page) -> None:
         with self._database.writing() as transaction:
             self._advance(transaction, page.scanned_to)
-            self._apply_to(View(transaction, self._generation), page)
+            self._apply_to(View(transaction, self._generation), page.events)
         self._position = page.scanned_to
 
     def _advance(self, transaction: Transaction, position: int) -> None:
@@ -247,8 +247,8 @@ class ProjectionRunner:
             "Run a projection in one place"
         )
 
-    def _apply_to(self, view: View, page: Page) -> None:
-        for event in page.events:
+    def _apply_to(self, view: View, events: Sequence[RecordedEvent]) -> None:
+        for event in events:
             if event.type == FORGOTTEN_TYPE and self.projection.personal:
                 self.projection.forget(view, event.data["subject"])
             if self.projection.query.matches(event):
@@ -264,8 +264,7 @@ class ProjectionRunner:
         """
         while (position := self._filled(following := self._begin_rebuild(), seen)) is None:
             pass
-        self._switch(following, position)
-        return position
+        return self._switch(following, position)
 
     def _begin_rebuild(self) -> int:
         """Empty tables of the next generation; gives its number."""
@@ -290,7 +289,7 @@ class ProjectionRunner:
                 return None
             with self._database.writing() as transaction:
                 self._advance_rebuild(transaction, page.scanned_to)
-                self._apply_to(View(transaction, following), page)
+                self._apply_to(View(transaction, following), page.events)
             position = page.scanned_to
             seen(position)
         return position
@@ -309,10 +308,24 @@ class ProjectionRunner:
         if not moved:
             raise self._taken_over(self._state(transaction, self._rebuild_name))
 
-    def _switch(self, following: int, position: int) -> None:
-        """The new tables take the place of the old ones, and this is the runner."""
+    def _switch(self, following: int, position: int) -> int:
+        """The new tables take the place of the old ones, and this is the runner; gives its position.
+
+        A runner may have brought the old view further meanwhile. Who has waited for that must not lose it: the events
+        are applied here, while the runner waits for the lock of its row. Only these: a runner goes past an event by
+        which somebody was forgotten only in views that need no rebuild for it, and after them there may be such a one.
+        """
         with self._database.writing() as transaction:
             self._advance_rebuild(transaction, position)
+            shown = transaction.execute(
+                "update headrace_projections set owner = owner where name = ? returning position", self.projection.name
+            )
+            while shown and position < (end := shown[0][0]):
+                page = self._store.page(self._query, after=position, limit=BATCH_EVENTS)
+                if page.scanned_to == position:
+                    break  # the view is that of another store, or of a newer copy
+                self._apply_to(View(transaction, following), [each for each in page.events if each.position <= end])
+                position = min(page.scanned_to, end)
             transaction.execute(
                 "delete from headrace_projections where name in (?, ?)", self.projection.name, self._rebuild_name
             )
@@ -327,6 +340,7 @@ class ProjectionRunner:
             self._show(transaction, following)
             self._drop(transaction, self._generation)
         self._generation, self._position = following, position
+        return position
 
     def _make(self, transaction: Transaction, generation: int) -> None:
         self.projection.setup(View(transaction, generation))
