@@ -159,13 +159,23 @@ class Privacy:
         return {**dict.fromkeys(left, str(subject)), **event.personal}
 
     def opened(self, data: dict[str, Any], event_id: str, tags: str) -> dict[str, Any]:
-        """``tags`` are those of the event, as JSON. Data without the subject's tag only looks encrypted: some
-        application took it from a person, who must not be able to stop every replay.
+        """The data as it was given. ``tags`` are those of the event, as JSON.
+
+        Data without the subject's tag only looks encrypted: some application took it from a person, who must not be
+        able to stop every replay.
         """
-        for name, value in data.items():
-            if _looks_sealed(value) and self.tag(value[SUBJECT]) in json.loads(tags):
-                data[name] = self._opened_field(value, event_id, name)
+        for name in self._sealed_fields(data, tags):
+            data[name] = self._opened_field(data[name], event_id, name)
         return data
+
+    def forgotten(self, data: dict[str, Any], tags: str) -> dict[str, Any] | None:
+        """The same when all subjects are forgotten; None where nothing is encrypted."""
+        names = self._sealed_fields(data, tags)
+        return {**data, **{name: Forgotten(data[name][SUBJECT]) for name in names}} if names else None
+
+    def _sealed_fields(self, data: Mapping[str, Any], tags: str) -> list[str]:
+        found = [name for name, value in data.items() if _looks_sealed(value)]
+        return [name for name in found if self.tag(data[name][SUBJECT]) in json.loads(tags)]
 
     def _opened_field(self, field: Mapping[str, Any], event_id: str, name: str) -> Any:
         subject: str = field[SUBJECT]

@@ -421,6 +421,15 @@ class EventStore(ABC):
             data = self.privacy.opened(data, row[3], row[7])
         return self._upcasters.upcast(row[4], row[5], data)
 
+    def as_forgotten(self, event: RecordedEvent) -> RecordedEvent | None:
+        """The event as it reads when all its subjects are forgotten; None where it has no personal data."""
+        row = event.row
+        data = self.privacy.forgotten(json.loads(row[6]), row[7]) if self.privacy.is_used else None
+        if data is None:
+            return None
+        found = data
+        return RecordedEvent(row, lambda row: self._upcasters.upcast(row[4], row[5], found))
+
     # ---- forgetting -------------------------------------------------------------------------------------------------
 
     def forget(self, subject: str, *, actor: str | None = None) -> Appended:

@@ -16,9 +16,11 @@ runner dies after the target has a page and before the store knows, that page is
 changes nothing.
 
 **Forgetting.** When a subject is forgotten, the rows of all events with its personal data are removed, whatever
-``query`` selects. Where a row is shared with others, say with ``forget`` what becomes of it: it gets the subject and
-gives rows and ``Gone``. A view without personal data says ``personal=False``. In a later replay, a forgotten field is
-null in its row. Needs the package pyarrow.
+``query`` selects. Which rows these are must be known without the data: a view whose keys, or number of rows, depend on
+personal data is refused at the first such event. Where a row is shared with others, say with ``forget`` what becomes of
+it: it gets the subject and gives rows and ``Gone``. A view without personal data says ``personal=False``. In a later
+replay, a forgotten field is null in its row. Then ``purge`` removes deleted rows from the files. Needs the package
+pyarrow.
 """
 
 from __future__ import annotations
@@ -96,6 +98,16 @@ class TargetView:
         finally:
             session.close()
 
+    def purge(self) -> None:
+        """Remove deleted rows from the target's files: those of SQLite and its search index. For other systems this is
+        a UsageError; they have commands of their own (docs/sourcing.md).
+        """
+        session = self._target.open()
+        try:
+            session.purge()
+        finally:
+            session.close()
+
     def position(self) -> int:
         """How far the target is."""
         return self._store.progress(self._name)
@@ -129,15 +141,34 @@ class TargetView:
         if self._personal and event.type == FORGOTTEN_TYPE:
             yield from self._forget(event.data["subject"])
         if self._wanted.matches(event):
-            yield from self._rows(event)
+            found = list(self._rows(event))
+            if self._personal and self._forget == self._rows_of:
+                self._check_keys(event, found)
+            yield from found
+
+    def _check_keys(self, event: RecordedEvent, found: Iterable[Mapping[str, Any] | Gone]) -> None:
+        """That the rows of an event will be found when its subject is forgotten."""
+        forgotten = self._store.as_forgotten(event)
+        if forgotten is None:
+            return
+        left = {self._key_of(each) for each in self._rows(forgotten)}
+        if not {self._key_of(each) for each in found} <= left:
+            raise UsageError(
+                f"which rows of {self._target.shown} the event {event.type} leads to depends on personal data: they "
+                "could not be found when the person is forgotten",
+                "key rows by a stream or an opaque id, or say what becomes of them: forget=…",
+            )
+
+    def _key_of(self, answer: Mapping[str, Any] | Gone) -> tuple[Any, ...]:
+        row = answer.key if isinstance(answer, Gone) else answer
+        return tuple(row[name] for name in self._target.key)
 
     def _rows_of(self, subject: str) -> Iterator[Gone]:
         """Every row that an event with the subject's data has led to is removed."""
         for event in self._store.read_all(Query.of(tags=[self._store.privacy.tag(subject)])):
             if self._wanted.matches(event):
                 for each in self._rows(event):
-                    row = each.key if isinstance(each, Gone) else each
-                    yield Gone({name: row[name] for name in self._target.key})
+                    yield Gone(dict(zip(self._target.key, self._key_of(each), strict=True)))
 
 
 def _without_forgotten(row: Mapping[str, Any]) -> Mapping[str, Any]:

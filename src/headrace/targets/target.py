@@ -433,6 +433,13 @@ class Session(ABC):
     def write(self, delivery: Delivery) -> Outcome:
         """Write a batch, once in effect. Raises ``Unavailable``, ``Refused`` or ``UsageError``."""
 
+    def purge(self) -> None:
+        """Remove from the files what was deleted from the rows."""
+        raise UsageError(
+            "deleted rows leave the files of this target by a command of its system",
+            'docs/sourcing.md, "Purging", names it',
+        )
+
     @abstractmethod
     def close(self) -> None: ...
 

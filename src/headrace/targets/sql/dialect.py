@@ -155,6 +155,10 @@ class Dialect(ABC):
         """Remove all rows."""
         self.run(f"DELETE FROM {self.table(place.table)}")
 
+    def purge(self, table: TableName) -> bool:
+        """Remove from the files what was deleted from a table; False where only the database's owner can."""
+        return False
+
     @staticmethod
     @abstractmethod
     def refuses_login(error: Exception) -> bool:

@@ -139,6 +139,14 @@ class Sqlite(Dialect):
         version = prefix + self.quote(place.version)
         return f" AND ({version} IS NULL OR {version} <= {other})"
 
+    def purge(self, table: TableName) -> bool:
+        """VACUUM writes the whole file again; then the WAL is emptied."""
+        self.run("VACUUM")
+        ((busy, *_),) = self.run("PRAGMA wal_checkpoint(TRUNCATE)")
+        if busy:
+            raise Unavailable("the WAL could not be emptied while others read: end their transactions, and purge again")
+        return True
+
     @staticmethod
     def refuses_login(error: Exception) -> bool:
         return False  # a file asks nobody's name

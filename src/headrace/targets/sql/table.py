@@ -214,6 +214,11 @@ class SqlSession(Session):
     def load(self, changes: Changes) -> None:
         self.dialect.load(self._place, changes)
 
+    def purge(self) -> None:
+        with self._told():
+            if not self.dialect.purge(self.target.name):
+                super().purge()
+
     def _roll_back(self) -> None:
         """Where the connection is gone, the database has done it."""
         try:
