@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from headrace.errors import UsageError
-from headrace.sourcing import SourcingError
+from headrace.sourcing import SourcingError, StoreUnavailable
 from headrace.sourcing import keys as keys_module
 from headrace.sourcing.keys import KeyStore
 
@@ -88,3 +89,19 @@ def test_a_file_that_is_no_key_store_or_has_no_folder_is_refused_in_words(tmp_pa
         KeyStore(tmp_path / "notes.txt")
     with pytest.raises(UsageError, match="there is no folder"):
         KeyStore(tmp_path / "nowhere" / "keys")
+
+
+def test_a_key_file_that_cannot_be_used_at_the_moment_is_an_error_to_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full, or another process holds the file: no half of a key is kept, and no key is destroyed."""
+    monkeypatch.setattr(keys_module, "LOCK_TIMEOUT_S", 0.05)
+    keys = KeyStore(tmp_path / "keys")
+    keys.for_writing("u1")
+    with closing(sqlite3.connect(tmp_path / "keys", isolation_level=None)) as other:
+        other.execute("begin exclusive")
+        for use in (keys.for_writing, keys.destroy, keys.rotate, keys.is_forgotten, lambda _: keys.forgotten()):
+            with pytest.raises(StoreUnavailable, match="keys: database is locked"):
+                use("u2")
+    assert keys.for_writing("u2")[0] == 1
+    assert keys.forgotten() == []

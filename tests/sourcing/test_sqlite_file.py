@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.sourcing import Event, open_store
+from headrace.sourcing import Event, StoreUnavailable, open_store
+from headrace.sourcing import sqlite as sqlite_module
 from headrace.sourcing.sql import tables
 from headrace.sourcing.sqlite import SqliteStore
 
@@ -62,3 +63,18 @@ def test_a_file_whose_index_has_all_ids_is_used_as_before(tmp_path: Path) -> Non
         made = next(store.read("account-1")).event_id
         assert store.append("account-1", [Event("Paid", event_id=made), Event("Paid", event_id="given")]).repeated
         assert store.head() == 2
+
+
+def test_a_file_that_cannot_be_opened_is_an_error_that_says_what_sqlite_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file on a read-only disk, for example."""
+    path = tmp_path / "events.db"
+    path.touch()
+
+    def refuse(*_: object, **__: object) -> None:
+        sqlite3.connect(tmp_path / "nowhere" / "file")
+
+    monkeypatch.setattr(sqlite_module, "use_wal", refuse)
+    with pytest.raises(StoreUnavailable, match=r"unable to open database file \(SQLite makes files beside it"):
+        open_store(path)

@@ -27,6 +27,7 @@ from typing import Any
 
 from headrace.errors import UsageError
 from headrace.sourcing.errors import SourcingError, SubjectIsForgotten
+from headrace.sourcing.sqlite import explained
 
 try:
     from cryptography.exceptions import InvalidTag
@@ -99,7 +100,7 @@ class KeyStore:
                     self._check_master(connection)
         except sqlite3.DatabaseError as error:
             self._connection.close()
-            raise SourcingError(f"{self.path} is no key store, or cannot be used: {error}") from error
+            raise explained(f"{self.path} is no key store, or cannot be used", error) from error
         except BaseException:
             self._connection.close()
             raise
@@ -129,8 +130,16 @@ class KeyStore:
             self._connection.close()
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _using(self) -> Iterator[None]:
         with self._lock:
+            try:
+                yield
+            except sqlite3.Error as error:
+                raise explained(str(self.path), error) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._using():
             self._connection.execute("begin immediate")
             try:
                 yield self._connection
@@ -155,7 +164,7 @@ class KeyStore:
 
     def for_writing(self, subject: str) -> tuple[int, Cipher]:
         """The newest key of a subject and its number; the first time it is made, and durable before it is used."""
-        with self._lock:
+        with self._using():
             self._check_cached()
             found = self._newest.get(subject)
             if found is None:
@@ -188,7 +197,7 @@ class KeyStore:
 
     def for_reading(self, subject: str, number: int) -> Cipher | None:
         """A key of a subject; None where the subject was forgotten."""
-        with self._lock:
+        with self._using():
             self._check_cached()
             if (subject, number) not in self._opened:
                 self._opened[subject, number] = self._loaded(subject, number)
@@ -215,13 +224,13 @@ class KeyStore:
     # ---- destruction and rotation -----------------------------------------------------------------------------------
 
     def is_forgotten(self, subject: str) -> bool:
-        with self._lock:
+        with self._using():
             ask = self._connection.execute
             return bool(ask("select 1 from forgotten_subjects where subject = ?", (subject,)).fetchone())
 
     def forgotten(self) -> list[str]:
         """All subjects whose keys were destroyed."""
-        with self._lock:
+        with self._using():
             return [row[0] for row in self._connection.execute("select subject from forgotten_subjects").fetchall()]
 
     def destroy(self, subject: str) -> None:
@@ -236,7 +245,7 @@ class KeyStore:
             connection.execute("update forgotten_subjects set announced = 1 where subject = ?", (subject,))
 
     def unannounced(self) -> list[str]:
-        with self._lock:
+        with self._using():
             rows = self._connection.execute("select subject from forgotten_subjects where announced = 0").fetchall()
             return [row[0] for row in rows]
 

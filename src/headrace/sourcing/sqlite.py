@@ -343,7 +343,9 @@ class SqliteStore(EventStore):
 def explained(shown: str, error: sqlite3.Error) -> SourcingError:
     """What SQLite does not take is an error; what it cannot do at the moment may be tried again."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return (StoreUnavailable if code in _PASSING else SourcingError)(f"{shown}: {error}")
+    hint = " (SQLite makes files beside it also to read: may this user write to the folder?)"
+    text = f"{shown}: {error}{hint if code == sqlite3.SQLITE_CANTOPEN else ''}"
+    return StoreUnavailable(text) if code in _PASSING else SourcingError(text)
 
 
 def use_wal(connection: sqlite3.Connection) -> None:
