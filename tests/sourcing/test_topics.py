@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -190,6 +191,28 @@ def test_what_a_killed_writer_acknowledged_is_there_and_the_next_one_goes_on(top
         done = eventually(lambda: _appended(store))
         assert [event.position for event in store.read_all()] == list(range(1, done + 1))
         assert [event.version for event in store.read("a-1")] == list(range(1, done + 1))
+
+
+def test_the_temporary_index_of_a_killed_process_is_removed_by_the_next_one_and_that_of_a_running_one_is_not(
+    topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has snapshots, which may have personal data in plain."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    command = [sys.executable, "-c", WRITER, f"{topic}?lease=0.5"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        (of_child,) = tmp_path.iterdir()
+        with open_store(topic):
+            assert of_child.exists()
+        child.send_signal(signal.SIGKILL)
+    (being_made := tmp_path / "headrace-events-new").mkdir()
+    assert of_child.exists()
+    with open_store(topic) as store:
+        assert not of_child.exists()
+        assert store.head() > 0
+    assert list(tmp_path.iterdir()) == [being_made]
 
 
 def _appended(store: EventStore) -> int:

@@ -11,8 +11,8 @@ transactions under one transactional id, and a process that takes the lease take
 slow can then commit nothing more, and its next append is refused with the name of its successor.
 
 **Reading needs an index**: versions of streams, tags, ids. It is a SQLite store that is filled from the topic, in a
-temporary file or in one that is kept (``?index=FILE``); losing it costs reading the topic again. Any number of
-processes read, each with its index; only the first append takes the lease.
+temporary file (``temporary.py``) or in one that is kept (``?index=FILE``); losing it costs reading the topic again.
+Any number of processes read, each with its index; only the first append takes the lease.
 
 An append is checked and written in a transaction of the index, then committed in the log, and then in the index. What
 dies between the two leaves an index that is behind, and catches up when it is next opened.
@@ -23,7 +23,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -55,6 +54,7 @@ from headrace.sourcing.publishing import EVENTS_CONFIG, state_topic
 from headrace.sourcing.records import record_of, row_of
 from headrace.sourcing.sqlite import INSERT, SqliteStore
 from headrace.sourcing.store import Choices, StreamInfo, no_store
+from headrace.sourcing.temporary import TemporaryFolder
 
 __all__ = ["TopicStore"]
 
@@ -77,8 +77,8 @@ class TopicStore(SqliteStore):
             )
         self._lease_s = _seconds(given.get("lease", str(LEASE_S)))
         self._owner = f"{socket.gethostname()} process {os.getpid()} {os.urandom(3).hex()}"
-        self._temporary = None if "index" in given else tempfile.TemporaryDirectory(prefix="headrace-events-")
-        index = Path(given["index"] if self._temporary is None else f"{self._temporary.name}/index.db")
+        self._temporary = None if "index" in given else TemporaryFolder()
+        index = Path(given["index"]) if self._temporary is None else self._temporary.path / "index.db"
         self._log = threading.RLock()
         self._place = TopicPartition(self._topic, 0)
         self._producer: PositionedProducer | None = None
@@ -99,7 +99,7 @@ class TopicStore(SqliteStore):
         except BaseException as error:
             self._client.close()
             if self._temporary is not None:
-                self._temporary.cleanup()
+                self._temporary.remove()
             if isinstance(error, KafkaError):
                 raise _unavailable(f"kafka://{parts.netloc}/{self._topic}", error) from error
             raise
@@ -337,7 +337,7 @@ class TopicStore(SqliteStore):
             self._renewal.join()
         super().close()
         if self._temporary is not None:
-            self._temporary.cleanup()
+            self._temporary.remove()
 
 
 def _seconds(text: str) -> float:

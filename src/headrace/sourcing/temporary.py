@@ -1,0 +1,44 @@
+"""The folder of an index that nobody keeps. It goes with its process.
+
+A process that is killed leaves its folder, and the snapshots in it may have personal data. So whoever makes such a
+folder removes those of the dead first: the owner of a folder holds a lock on a file in it, which the kernel releases
+however the process ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["TemporaryFolder"]
+
+PREFIX = "headrace-events-"
+
+
+class TemporaryFolder:
+    def __init__(self) -> None:
+        _remove_abandoned(Path(tempfile.gettempdir()))
+        while True:
+            self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
+            self.path = Path(self._folder.name)
+            with suppress(FileNotFoundError):  # taken for an abandoned one before it was locked
+                self._lock = (self.path / "lock").open("w")
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+                if self.path.exists():
+                    return
+
+    def remove(self) -> None:
+        self._folder.cleanup()
+        self._lock.close()
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for lock in parent.glob(f"{PREFIX}*/lock"):
+        with suppress(OSError), lock.open() as file:  # in use, gone, or that of another user
+            if lock.parent.lstat().st_uid == os.getuid():
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent)
