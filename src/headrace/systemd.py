@@ -74,10 +74,15 @@ def _watchdog_s(environment: Mapping[str, str]) -> float | None:
     return None
 
 
-def unit(command: Sequence[str], *, user: str, data: str, reloads: bool) -> str:
-    """The text of a unit that runs ``command``. ``reloads``: it has a log file, which SIGHUP opens again; without one
-    SIGHUP would stop it."""
+def unit(command: Sequence[str], *, user: str, data: str, log_file: str = "") -> str:
+    """The text of a unit that runs ``command``. SIGHUP opens a log file again; without one it would stop the process.
+
+    The manager makes directories below ``/var/lib`` and ``/var/log`` for the user. With a private ``/tmp`` a data
+    directory there would be an empty one, which goes with the service.
+    """
     state = data.removeprefix("/var/lib/") if data.startswith("/var/lib/") else ""
+    logs = os.path.dirname(log_file).removeprefix("/var/log/") if log_file.startswith("/var/log/") else ""
+    is_temporary = any(path.startswith(("/tmp/", "/var/tmp/")) for path in (data, log_file))
     lines = [
         "[Unit]",
         "Description=headrace",
@@ -89,8 +94,9 @@ def unit(command: Sequence[str], *, user: str, data: str, reloads: bool) -> str:
         "NotifyAccess=main",
         f"User={user}",
         *([f"StateDirectory={_quoted(state)}"] if state else []),
+        *([f"LogsDirectory={_quoted(logs)}"] if logs and logs != "/var/log" else []),
         f"ExecStart={' '.join(map(_quoted, command))}",
-        *(["ExecReload=/bin/kill -HUP $MAINPID"] if reloads else []),
+        *(["ExecReload=/bin/kill -HUP $MAINPID"] if log_file else []),
         "Restart=on-failure",
         "RestartSec=2",
         "# 2 is a mistake in the settings: the next start would end in the same way",
@@ -102,7 +108,7 @@ def unit(command: Sequence[str], *, user: str, data: str, reloads: bool) -> str:
         "WatchdogSec=60",
         "LimitNOFILE=65536",
         "NoNewPrivileges=yes",
-        "PrivateTmp=yes",
+        *([] if is_temporary else ["PrivateTmp=yes"]),
         "ProtectSystem=full",
         "",
         "[Install]",

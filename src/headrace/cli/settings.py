@@ -48,10 +48,13 @@ def settings_options(command: F) -> F:
     return command
 
 
+def settings_file(given: Path | None) -> Path | None:
+    """The file that is read: the one that was named, or the one in this folder, if there is one."""
+    return given or (DEFAULT_FILE if DEFAULT_FILE.is_file() else None)
+
+
 def load_settings(file: Path | None, pairs: tuple[str, ...], **flags: Any) -> Settings:
     from headrace.config import Settings
 
-    if file is None and DEFAULT_FILE.is_file():
-        file = DEFAULT_FILE
     given = {name: value for name, value in flags.items() if value is not None}
-    return Settings.load(file=file, flags={**settings_of(pairs, "--set"), **given})
+    return Settings.load(file=settings_file(file), flags={**settings_of(pairs, "--set"), **given})

@@ -166,8 +166,8 @@ def _report_row(record: StateRecord) -> dict[str, Any]:
 def _report_problem(record: StateRecord) -> str:
     """What is wrong; nothing for one that was stopped in order."""
     if record.is_lost():
-        return f"nothing was heard of process {record.pid} on {record.host} for long; start it again"
-    if record.error:
+        return f"process {record.pid} on {record.host} has stopped reporting; start it again"
+    if record.error.strip():
         first_line = record.error.strip().splitlines()[0]
         return f"{record.state}: {first_line}"
     if record.state == "failed":

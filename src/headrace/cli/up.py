@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.settings import load_settings, settings_options
+from headrace.cli.settings import load_settings, settings_file, settings_options
 
 if TYPE_CHECKING:
     from headrace.config import Settings
 
 __all__ = ["command"]
+
+PATHS = ("log.file", "http.token.file", "amqp.users.file")
 
 
 @click.command("up")
@@ -23,7 +25,7 @@ __all__ = ["command"]
 @click.option("--log-file", metavar="FILE", help="A file for the log of messages, besides the terminal.")
 @click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR; default: INFO.")
 @click.option("--log-format", metavar="FORMAT", help="text or json; default: text.")
-@click.option("--print-unit", is_flag=True, help="Print a systemd unit that starts this, and end.")
+@click.option("--print-unit", is_flag=True, help="Print a systemd unit that starts this, and exit.")
 def command(
     data: str | None,
     kafka: str | None,
@@ -64,21 +66,36 @@ def command(
 
 
 def _unit(settings: Settings, file: Path | None, pairs: tuple[str, ...], flags: dict[str, Any]) -> str:
-    """A unit that starts what these options start, from any directory. It runs as the user who asks, or as headrace if
-    that is root."""
+    """A unit that starts what these options start here, from any directory and without this environment. It runs as
+    the user who asks, or as headrace if that is root."""
     from headrace.systemd import unit
 
     data = os.path.abspath(settings.text("data"))
     command = [str(Path(sys.executable).with_name("headrace")), "up", "--data", data]
-    if file is not None:
-        command += ["--config", str(file.absolute())]
-    paths = {"log.file": lambda path: str(Path(path).absolute())}
+    used_file = settings_file(file)
+    if used_file is not None:
+        command += ["--config", str(used_file.absolute())]
     for name, value in flags.items():
         if name == "insecure" and value:
             command.append("--insecure")
-        elif name not in ("data", "insecure") and value is not None:
-            command += [f"--{name.replace('.', '-')}", paths.get(name, str)(value)]
+        elif name not in ("data", "insecure", *PATHS) and value is not None:
+            command += [f"--{name.replace('.', '-')}", str(value)]
     for pair in pairs:
         command += ["--set", pair]
+    for name, text in _of_this_place(settings).items():
+        command += ["--set", f"{name}={text}"]
     user = "headrace" if os.getuid() == 0 else getpass.getuser()
-    return unit(command, user=user, data=data, reloads=bool(settings.text("log.file")))
+    log_file = settings.text("log.file")
+    return unit(command, user=user, data=data, log_file=os.path.abspath(log_file) if log_file else "")
+
+
+def _of_this_place(settings: Settings) -> dict[str, str]:
+    """Settings that mean something else elsewhere: those from the environment, and paths, as absolute ones."""
+    from headrace.config import BROKER_SETTINGS, show_value
+
+    found = {
+        name: show_value(settings.get(name))
+        for name in BROKER_SETTINGS
+        if settings.origin(name).startswith("environment ") and name != "data"
+    }
+    return found | {name: os.path.abspath(settings.text(name)) for name in PATHS if settings.text(name)}

@@ -83,6 +83,7 @@ def test_a_broker_that_is_well_is_shown_with_lag_queues_and_disk(
             "trying again: no route",
         ),
         (StateRecord(kind="pipeline", name="p", state="failed", ended=True), "failed; its log says why"),
+        (StateRecord(kind="pipeline", name="p", state="failed", error=" \n", ended=True), "failed; its log says why"),
     ],
 )
 def test_a_report_of_trouble_is_wrong(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -89,13 +90,14 @@ def test_the_unit_starts_what_the_options_say(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HEADRACE_AMQP")
     options = ["--data", "/var/lib/headrace", "--metrics", "127.0.0.1:9644", "--log-file", "it.log"]
     assert run(["up", *options, "--set", "num.partitions=4", "--print-unit"]) == 0
     text = capsys.readouterr().out
     (start,) = [line for line in text.splitlines() if line.startswith("ExecStart=")]
     assert start.endswith(
-        f"/headrace up --data /var/lib/headrace --metrics 127.0.0.1:9644 --log-file {tmp_path}/it.log "
-        "--set num.partitions=4"
+        "/headrace up --data /var/lib/headrace --metrics 127.0.0.1:9644 "
+        f"--set num.partitions=4 --set log.file={tmp_path}/it.log"
     )
     assert start.startswith("ExecStart=/"), "systemd wants an absolute path"
     assert "Type=notify\n" in text
@@ -104,13 +106,46 @@ def test_the_unit_starts_what_the_options_say(
     assert not (tmp_path / "it.log").exists(), "nothing is started"
 
 
+def test_the_unit_starts_what_the_file_and_the_environment_say_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd starts it in another folder, without this environment."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HEADRACE_AMQP")
+    monkeypatch.setenv("HEADRACE_NUM_PARTITIONS", "7")
+    (tmp_path / "headrace.toml").write_text('kafka = "127.0.0.1:19092"\nhttp.token.file = "token"\n')
+    assert run(["up", "--print-unit"]) == 0
+    (start,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ExecStart=")]
+    assert start.endswith(
+        f"/headrace up --data {tmp_path}/headrace-data --config {tmp_path}/headrace.toml "
+        f"--set num.partitions=7 --set http.token.file={tmp_path}/token"
+    )
+    monkeypatch.chdir("/")
+    monkeypatch.delenv("HEADRACE_NUM_PARTITIONS")
+    words = start.removeprefix("ExecStart=").split()[2:]
+    assert run(["config", *words, "--output", "json", "num.partitions", "kafka", "data", "http.token.file"]) == 0
+    values = {row["setting"]: row["value"] for row in json.loads(capsys.readouterr().out)}
+    assert (values["num.partitions"], values["kafka"]) == ("7", "127.0.0.1:19092")
+    assert (values["data"], values["http.token.file"]) == (f"{tmp_path}/headrace-data", f"{tmp_path}/token")
+
+
+def test_the_service_can_write_where_its_data_and_its_log_are() -> None:
+    text = unit(["/bin/headrace"], user="me", data="/var/lib/it/data", log_file="/var/log/it/it.log")
+    assert "StateDirectory=it/data\nLogsDirectory=it\n" in text
+    assert "PrivateTmp=yes" in text
+    assert "LogsDirectory" not in unit(["/bin/headrace"], user="me", data="/srv/d", log_file="/var/log/it.log")
+    for data, log_file in (("/tmp/data", ""), ("/srv/data", "/var/tmp/it.log")):
+        text = unit(["/bin/headrace"], user="me", data=data, log_file=log_file)
+        assert "PrivateTmp" not in text, "a private /tmp has none of this, and is removed with the service"
+
+
 def test_a_unit_without_a_log_file_has_no_reload_which_would_stop_the_broker() -> None:
-    text = unit(["/bin/headrace", "up"], user="me", data="/srv/data", reloads=False)
+    text = unit(["/bin/headrace", "up"], user="me", data="/srv/data")
     assert "ExecReload" not in text
     assert "StateDirectory" not in text
 
 
 def test_words_of_the_command_reach_the_process_as_they_are() -> None:
     words = ["/bin/headrace", "two words", "50%", "$HOME", 'a"b', "back\\slash", ""]
-    (line,) = [each for each in unit(words, user="me", data="/d", reloads=False).splitlines() if "ExecStart" in each]
+    (line,) = [each for each in unit(words, user="me", data="/d").splitlines() if "ExecStart" in each]
     assert line == r'ExecStart=/bin/headrace "two words" 50%% $$HOME "a\"b" "back\\slash" ""'
