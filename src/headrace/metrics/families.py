@@ -186,12 +186,12 @@ QUEUES_DISK_LIMIT = _gauge(
 )
 
 PIPELINE_UP = _gauge(
-    "headrace_pipeline_up", "1 while it runs without an error, 0 if it ended, failed or is not heard of", "pipeline"
+    "headrace_pipeline_up", "1 while it runs without an error, 0 if it ended, failed or stopped reporting", "pipeline"
 )
 PIPELINE_LAG = _gauge("headrace_pipeline_lag_records", "records of its topics that it has not read", "pipeline")
 PIPELINE_ROWS = _counter("headrace_pipeline_rows_total", "rows read since its process started", "pipeline")
 CAPTURE_UP = _gauge(
-    "headrace_capture_up", "1 while it runs without an error, 0 if it ended, failed or is not heard of", "capture"
+    "headrace_capture_up", "1 while it runs without an error, 0 if it ended, failed or stopped reporting", "capture"
 )
 CAPTURE_LAG_SECONDS = _gauge(
     "headrace_capture_lag_seconds", "how far the topics are behind the database, in time", "capture"
