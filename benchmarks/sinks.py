@@ -42,10 +42,11 @@ from headrace.spark.run.pipelines import Pipeline
 from headrace.spark.run.rebuild import rebuild
 from headrace.spark.run.runner import Choices
 from headrace.spark.source.reading import stream
+from headrace.targets.changes import Changes
 from headrace.targets.redis import RedisTarget
 from headrace.targets.search import SearchTarget
 from headrace.targets.sql.dialect import TableName
-from headrace.targets.target import Changes, Delivery, Fence, Letters, Target
+from headrace.targets.target import Delivery, Fence, Letters, Target
 from tests.servers.headrace import headrace_server
 from tests.servers.postgres import postgres_server
 from tests.servers.process import CACHE, CannotRun

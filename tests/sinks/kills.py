@@ -35,12 +35,13 @@ from deltalake import DeltaTable
 
 from headrace.address import Address
 from headrace.spark.owner import owner_text
+from headrace.targets.changes import Changes
 from headrace.targets.delta import DeltaTarget
 from headrace.targets.redis import RedisTarget
 from headrace.targets.search import SearchTarget
 from headrace.targets.sql.dialect import TableName
 from headrace.targets.sql.table import SqlTarget
-from headrace.targets.target import Changes, Delivery, Fence, Outcome, Session, Target, Unavailable
+from headrace.targets.target import Delivery, Fence, Outcome, Session, Target, Unavailable
 from tests.servers.mariadb import mariadb_server
 from tests.servers.postgres import postgres_server
 from tests.servers.redis import redis_server

@@ -132,7 +132,7 @@ class OpenSearch:
                 reason = f"failed to parse field [{name}] of type [long] in document with id '{about['_id']}'"
                 return answer | {"status": 400, "error": {"type": "mapper_parsing_exception", "reason": reason}}
         version = about.get("version", (found.version if found else 0) + 1)
-        assert 0 < version < 2**63, f"{version} is no version"
+        assert 0 <= version < 2**63, f"{version} is no version"
         if found is not None and version < found.version:
             reason = f"version conflict, current version [{found.version}] is higher than the one provided [{version}]"
             return answer | {"status": 409, "error": {"type": "version_conflict_engine_exception", "reason": reason}}

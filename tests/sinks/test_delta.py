@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from deltalake import DeltaTable
 from headrace.errors import Refused, UsageError
 from headrace.spark import sinks
 from headrace.spark.sinks.following import Following
+from headrace.targets.changes import Changes
 from headrace.targets.delta import STORE, DeltaTarget
-from tests.sinks.world import SCHEMA, deliver, fence
+from headrace.targets.target import Delivery, Letters, Unavailable
+from headrace.vocabulary import UNAVAILABLE
+from tests.sinks.world import SCHEMA, Refusals, changes_of, deliver, fence
 
 
 def target_at(path: Path, **options: Any) -> DeltaTarget:
@@ -77,6 +81,37 @@ def test_a_run_whose_first_batch_is_a_replay_has_taken_over_and_goes_on(tmp_path
     assert not deliver(target, [(1, "b")], at=fence(1, owner="second run", first=False)).replayed
     with pytest.raises(Refused, match="has taken over"):
         deliver(target, [(1, "stale")], at=fence(1, "other", owner="first run", first=False))
+
+
+def test_refused_rows_are_sent_before_the_batch_counts(tmp_path: Path) -> None:
+    """A replay of a batch that is there sends nothing, so what was not sent before would be lost."""
+    target = target_at(tmp_path)
+    with pytest.raises(Unavailable, match="no answer"):
+        deliver(target, [(1, UNAVAILABLE), (2, "b")], at=fence(0), refusals=Unreachable())
+    refusals = Refusals()
+    assert deliver(target, [(1, UNAVAILABLE), (2, "b")], at=fence(0), refusals=refusals).refused == 1
+    assert [row["id"] for row, _ in refusals.rows] == [1]
+    assert rows(tmp_path) == [(2, "b")]
+
+
+def test_an_error_of_the_rows_is_told_as_it_is_and_nothing_is_added(tmp_path: Path) -> None:
+    """Whether a restart helps is known to the error, and the library would hide it in one of its own."""
+
+    def chunks() -> Iterator[Changes]:
+        yield changes_of([(1, "a")])
+        raise Unavailable("the source is away")
+
+    session = target_at(tmp_path).open()
+    with pytest.raises(Unavailable, match=r"^the source is away$"):
+        session.write(Delivery(SCHEMA, chunks(), Letters("t"), fence(0)))
+    with pytest.raises(Refused, match=r"^t does not take a row"):
+        session.write(Delivery(SCHEMA, iter([changes_of([(1, UNAVAILABLE)])]), Letters("t"), fence(0)))
+    assert rows(tmp_path) == []
+
+
+class Unreachable(Refusals):
+    def send(self, refused: Sequence[tuple[pa.Table, str]]) -> None:
+        raise Unavailable("no answer")
 
 
 @pytest.mark.parametrize(

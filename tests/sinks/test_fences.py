@@ -14,12 +14,13 @@ from deltalake import DeltaTable
 
 from headrace.errors import Refused
 from headrace.spark.owner import PipelineRun, owner_text
+from headrace.targets.changes import Changes
 from headrace.targets.delta import DeltaTarget
 from headrace.targets.sql import table as to_sql
 from headrace.targets.sql.dialect import TableName
 from headrace.targets.sql.rebuild import SqlRebuild
 from headrace.targets.sql.table import SqlSession
-from headrace.targets.target import Changes, Delivery, Fence, Letters, Target, Unavailable
+from headrace.targets.target import Delivery, Fence, Letters, Target, Unavailable
 from tests.sinks.world import SCHEMA, Base, changes_of, deliver, fence
 from tests.waiting import eventually
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
+import pymysql
 import pytest
 
 from tests.sinks.world import Base, deliver, fence
@@ -51,3 +54,30 @@ def test_a_rebuild_that_died_is_given_again_and_leaves_no_other_table(mariadb_ba
     assert base.rows() == [(2, "good")]
     assert sorted(name for (name,) in base.run("SHOW TABLES")) == ["headrace_fences", "orders"]
     assert base.run("SELECT query, replaced FROM headrace_fences") == [("second", "q")]
+
+
+def test_a_column_that_grows_wider_keeps_all_that_is_said_of_it(mariadb_base: Base) -> None:
+    base = mariadb_base
+    base.run(
+        "CREATE TABLE orders (id int unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY COMMENT 'the key', name text, "
+        "amount decimal(5,2) NOT NULL DEFAULT 7 COMMENT 'it''s `amount` decimal(5,2), new', "
+        "n smallint(6) CHECK (n > 0))"
+    )
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.decimal128(12, 4)), ("n", pa.int32())])
+    deliver(
+        base.target(create=False, widen=True), [(1, "a", Decimal("12345678.1234"), 70_000)], at=fence(0), schema=schema
+    )
+    shown = "column_name, column_type, is_nullable, column_default, extra, column_comment"
+    found = base.run(
+        f"SELECT {shown} FROM information_schema.columns WHERE table_name = 'orders' AND table_schema = database() "
+        "AND column_name <> 'name' ORDER BY ordinal_position"
+    )
+    assert [each[:3] for each in found] == [
+        ("id", "bigint(20)", "NO"),
+        ("amount", "decimal(12,4)", "NO"),
+        ("n", "int(11)", "YES"),
+    ]
+    assert [float(each[3]) if each[0] == "amount" else each[4] for each in found] == ["auto_increment", 7, ""]
+    assert [each[5] for each in found] == ["the key", "it's `amount` decimal(5,2), new", ""]
+    with pytest.raises(pymysql.Error, match="CONSTRAINT"):
+        base.run("INSERT INTO orders (n) VALUES (-1)")

@@ -70,6 +70,15 @@ def test_an_older_version_of_a_row_does_not_replace_a_newer_one(node: OpenSearch
     assert names(node) == {"1": "new", "2": "newer"}
 
 
+def test_a_deletion_without_a_version_counts_and_later_versions_do_too(node: OpenSearch) -> None:
+    target = target_of(node, version="n")
+    deliver(target, [(1, "a", 5), (2, "b", 5), (3, "unknown", None)], at=fence(0), schema=SCHEMA)
+    deliver(target, [("-", 1), (2, "unknown", None)], at=fence(1), schema=SCHEMA)
+    assert names(node) == {"2": "b", "3": "unknown"}
+    deliver(target, [(1, "back", 7), (3, "known", 1)], at=fence(2), schema=SCHEMA)
+    assert names(node) == {"1": "back", "2": "b", "3": "known"}
+
+
 def test_documents_that_do_not_fit_the_mapping_are_refused_and_the_others_written(node: OpenSearch) -> None:
     node.numbers = ("name",)
     refusals = Refusals()

@@ -16,8 +16,9 @@ from redis import Redis
 from headrace.errors import Refused, UsageError
 from headrace.spark import sinks
 from headrace.spark.sinks.following import Following
+from headrace.targets.changes import JSON_FIELD
 from headrace.targets.redis import RedisTarget
-from headrace.targets.target import JSON_FIELD, Unavailable
+from headrace.targets.target import Unavailable
 from tests.servers.redis import RedisServer, redis_server
 from tests.sinks.world import Refusals, deliver, deliver_overtaken, fence
 

@@ -45,6 +45,19 @@ def test_rows_are_found_by_words_phrases_prefixes_and_without_accents(tmp_path: 
     assert found(url, "nothing") == []
 
 
+def test_a_file_is_found_whatever_its_name_and_one_that_is_missing_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "50% of?all#"
+    with pytest.raises(UsageError, match="there is no such file"):
+        sinks.find(f"sqlite:///{folder}/index.db", index="products", text="x")
+    folder.mkdir()
+    address = f"sqlite:///{tmp_path}/50%25 of%3Fall%23"
+    target = sinks.search(f"{address}/index.db", index="products", key="sku")
+    assert isinstance(target, Following)
+    deliver(target.target, PRODUCTS, at=fence(0), schema=SCHEMA)
+    assert (folder / "index.db").is_file()
+    assert found(f"{address}/index.db", "kett*") == ["p2"]
+
+
 def test_a_result_is_the_row_with_its_score_and_the_place_that_matched(tmp_path: Path) -> None:
     target, url = index(tmp_path)
     deliver(target, PRODUCTS, at=fence(0), schema=SCHEMA)

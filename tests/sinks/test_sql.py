@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import Refused, UsageError
-from headrace.targets.target import JSON_FIELD, Changes, Unavailable
+from headrace.targets.changes import JSON_FIELD, Changes
+from headrace.targets.target import Unavailable
 from headrace.vocabulary import UNAVAILABLE
 from tests.sinks.world import SCHEMA, Base, Refusals, changes_of, deliver, fence
 
@@ -442,6 +443,24 @@ def test_an_older_change_that_comes_late_does_not_replace_a_newer_one(base: Base
     assert base.rows() == [(1, "new"), (2, "newer"), (3, "kept"), (4, "first")]
     deliver(target, [("-", 3, None, 9), ("-", 1, None, 5)], at=fence(2), schema=VERSIONED)
     assert base.rows() == [(2, "newer"), (4, "first")]
+
+
+def test_a_deletion_without_a_version_counts_where_it_stands(base: Base) -> None:
+    """A tombstone has no row, and a database that logs keys only does not say which version was deleted."""
+    target = base.target(version_column="version")
+    deliver(target, [(1, "a", 5), (2, "b", 5), (3, "c", 5)], at=fence(0), schema=VERSIONED)
+    deliver(target, [("-", 1)], at=fence(1), schema=VERSIONED)
+    assert base.rows() == [(2, "b"), (3, "c")]
+    cut = [(2, "B", 6), ("-", 2), (3, "C", 9), ("-", 3), (3, "back", 1), (3, "older", 0), (4, "x", 7), ("-", 4)]
+    deliver(target, [*cut, ("-", 5), (5, "new", 2)], at=fence(2), schema=VERSIONED)
+    assert base.rows() == [(3, "back"), (5, "new")]
+
+
+def test_a_row_without_a_version_replaces_none_that_has_one(base: Base) -> None:
+    target = base.target(version_column="version")
+    deliver(target, [(1, "known", 5), (2, "unknown", None)], at=fence(0), schema=VERSIONED)
+    deliver(target, [(1, "unknown", None), (2, "later", None), (3, "first", None)], at=fence(1), schema=VERSIONED)
+    assert base.rows() == [(1, "known"), (2, "later"), (3, "first")]
 
 
 # ---- away ----------------------------------------------------------------------------------------------------------

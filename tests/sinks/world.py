@@ -12,9 +12,10 @@ import pyarrow as pa
 import pymysql
 
 from headrace.address import Address
+from headrace.targets.changes import Changes
 from headrace.targets.sql.dialect import TableName
 from headrace.targets.sql.table import SqlTarget
-from headrace.targets.target import Changes, Delivery, Fence, Letters, Outcome, Target
+from headrace.targets.target import Delivery, Fence, Letters, Outcome, Target
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.decimal128(12, 2))])
 

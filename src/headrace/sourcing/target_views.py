@@ -39,7 +39,8 @@ from headrace.sourcing.appends import Progress
 from headrace.sourcing.events import EVERYTHING, Forgotten, Query, RecordedEvent
 from headrace.sourcing.privacy import FORGOTTEN_TYPE
 from headrace.sourcing.store import EventStore, Page
-from headrace.targets.target import Changes, Delivery, Fence, Letters, Session, Target
+from headrace.targets.changes import Changes
+from headrace.targets.target import Delivery, Fence, Letters, Session, Target
 
 __all__ = ["Gone", "TargetView"]
 

@@ -18,8 +18,8 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from headrace.errors import UsageError
+from headrace.targets.changes import Changes
 from headrace.targets.target import (
-    Changes,
     Delivery,
     Fence,
     Outcome,
@@ -110,20 +110,31 @@ class DeltaSession(Session):
             raise UsageError(f"{self._target.shown} has no column {new[0]!r}", "add it, or let the sink: widen=True")
 
     def _append(self, table: DeltaTable, delivery: Delivery) -> None:
+        """Refused rows are sent before the commit: a batch that is there already sends nothing when it comes again."""
         schema = pa.schema([each.remove_metadata() for each in delivery.schema])
+        failed: list[Exception] = []
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for chunk in delivery.counted():
-                yield from utc(complete(chunk, delivery.letters).rows).cast(schema).to_batches()
+            try:
+                for chunk in delivery.counted():
+                    yield from utc(complete(chunk, delivery.letters).rows).cast(schema).to_batches()
+                delivery.done.refused = delivery.letters.deliver()
+            except Exception as error:  # the library would raise an error of its own, which says nothing of retries
+                failed.append(error)
+                raise
 
-        write_deltalake(
-            table,
-            pa.RecordBatchReader.from_batches(schema, batches()),
-            mode="append",
-            schema_mode="merge" if self._target.widen else None,
-            commit_properties=_properties(delivery.fence),
-        )
-        delivery.done.refused = delivery.letters.deliver()
+        try:
+            write_deltalake(
+                table,
+                pa.RecordBatchReader.from_batches(schema, batches()),
+                mode="append",
+                schema_mode="merge" if self._target.widen else None,
+                commit_properties=_properties(delivery.fence),
+            )
+        except DeltaError:
+            if failed:
+                raise failed[0] from None
+            raise
 
     def _take_over(self, table: DeltaTable, fence: Fence) -> None:
         """A commit without rows that has our name: the run before us stops at it."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.targets.target import is_json
+from headrace.targets.changes import is_json
 
 __all__ = ["dumps", "identifiers", "objects"]
 

@@ -22,11 +22,11 @@ from urllib.parse import quote
 
 from headrace.address import Address
 from headrace.errors import UsageError
+from headrace.targets.changes import Changes
 from headrace.targets.documents import dumps, identifiers, objects
 from headrace.targets.http import Answer, HttpConnection
 from headrace.targets.target import (
     NO_BATCH,
-    Changes,
     Delivery,
     Fence,
     Letters,
@@ -162,14 +162,22 @@ class OpenSearchSession(Session):
         self._send(changes, lines, rows, letters)
 
     def _action(self, name: str, document: dict[str, Any], gone: bool, version: int) -> str:
-        column = self._target.version_column
-        at = int(document[column]) if column and document[column] is not None else version
+        at = self._version_of(document, gone, version)
         about: dict[str, Any] = {"_index": self._target.index, "_id": name}
-        if at:
+        if at is not None:
             about |= {"version": at, "version_type": "external_gte"}
         if gone:
             return dumps({"delete": about}) + "\n"
         return dumps({"index": about}) + "\n" + dumps(document) + "\n"
+
+    def _version_of(self, document: dict[str, Any], gone: bool, version: int) -> int | None:
+        """``version``: of the batch. A row without its own replaces no other; a deletion counts where it stands."""
+        column = self._target.version_column
+        if column is None:
+            return version or None
+        if document[column] is not None:
+            return int(document[column])
+        return None if gone else 0
 
     def _send(self, changes: Changes, lines: list[str], rows: list[int], letters: Letters) -> None:
         """An item that is older than what is there (409), or a deletion of nothing (404), is as good as done."""

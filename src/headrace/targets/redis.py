@@ -19,10 +19,10 @@ import redis
 
 from headrace.address import Address
 from headrace.errors import HeadraceError, UsageError
+from headrace.targets.changes import Changes
 from headrace.targets.documents import dumps, identifiers, objects
 from headrace.targets.target import (
     NO_BATCH,
-    Changes,
     Delivery,
     Fence,
     Outcome,

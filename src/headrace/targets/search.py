@@ -11,16 +11,18 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 
 from headrace.address import Address
 from headrace.errors import UsageError
+from headrace.targets.changes import Changes
 from headrace.targets.sql.dialect import MARK, Dialect, Place, TableName
 from headrace.targets.sql.sqlite import Sqlite, sqlite_file, tuples
 from headrace.targets.sql.table import SqlSession, SqlTarget, connect
-from headrace.targets.target import Changes
 
 __all__ = ["SearchTarget", "find_in_file"]
 
@@ -147,8 +149,10 @@ def find_in_file(address: Address, index: str, text: str, limit: int) -> list[di
         f"SELECT r.*, -bm25({fts}) AS score, snippet({fts}, -1, '[', ']', '…', 12) AS snippet "
         f"FROM {fts} JOIN {rows} AS r ON r.rowid = {fts}.rowid WHERE {fts} MATCH ? ORDER BY bm25({fts}) LIMIT ?"
     )
-    path = sqlite_file(address)
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as connection:
+    path = Path(sqlite_file(address))
+    if not path.is_file():
+        raise UsageError(f"index {name} at {address.shown}: there is no such file", "a sink of a pipeline makes it")
+    with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)) as connection:
         try:
             found = connection.execute(statement, (text, limit))
             names = [each[0] for each in found.description]

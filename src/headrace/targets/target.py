@@ -34,17 +34,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.changes import Flags, Ints, filled, unavailable
 from headrace.errors import HeadraceError, Refused, UsageError
+from headrace.targets.changes import Changes
+from headrace.targets.documents import dumps, objects
 
 __all__ = [
-    "JSON_FIELD",
     "NO_BATCH",
-    "Changes",
     "Delivery",
     "Fence",
     "Letters",
@@ -55,7 +53,6 @@ __all__ = [
     "Unavailable",
     "Version",
     "complete",
-    "is_json",
     "login_refused",
     "must_write",
     "now_text",
@@ -66,9 +63,6 @@ __all__ = [
     "utc",
 ]
 
-JSON_FIELD = {b"headrace": b"json"}
-"""The metadata of a column whose text is JSON."""
-POSITION = "__headrace_position"
 NO_BATCH = -1
 """In a fence that a run has claimed, before its first batch is there."""
 
@@ -189,104 +183,6 @@ def superseded(fence: Fence, owner: str, where: str) -> Refused:
 # ---- changes -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """Rows as they are after a change. Of one that is gone (``deleted``) only the key counts.
-
-    A row may lack values that the database did not send (``headrace.changes``): what the target has stays there.
-    """
-
-    rows: pa.Table
-    deleted: pa.ChunkedArray | None = None  # booleans; None: nothing is gone
-    truncates: bool = False
-    """Before these, all rows that came so far are gone."""
-
-    def __len__(self) -> int:
-        return int(self.rows.num_rows)
-
-    def slice(self, start: int, length: int) -> Changes:
-        return Changes(
-            self.rows.slice(start, length), None if self.deleted is None else self.deleted.slice(start, length)
-        )
-
-    def where(self, wanted: pa.ChunkedArray | pa.Array) -> Changes:
-        return Changes(self.rows.filter(wanted), None if self.deleted is None else self.deleted.filter(wanted))
-
-    def upserts(self) -> pa.Table:
-        return self.rows if self.deleted is None else self.rows.filter(pc.invert(self.deleted))
-
-    def deletes(self) -> pa.Table:
-        return self.rows.slice(0, 0) if self.deleted is None else self.rows.filter(self.deleted)
-
-    def last_per_key(self, key: Sequence[str], version: str | None = None, *, partial: bool = False) -> Changes:
-        """Of several changes to one key the last, or the one with the highest version; it replaces the others.
-
-        ``partial``: a row that lacks values keeps those that the target has.
-        """
-        marked = self.rows.select([*key, version] if version else list(key))
-        if version:
-            order = pc.sort_indices(marked, [(version, "ascending", "at_start")])
-        else:
-            order = pa.array(np.arange(len(self)))
-        ranked = marked.select(list(key)).take(order).append_column(POSITION, pa.array(np.arange(len(self))))
-        last = ranked.group_by(list(key)).aggregate([(POSITION, "max")]).column(f"{POSITION}_max")
-        if len(last) == len(self):
-            return self
-        kept = pc.take(order, last.take(pc.sort_indices(last)))
-        whole = self._filled(key, np.asarray(order), partial)
-        return Changes(whole.rows.take(kept), None if whole.deleted is None else whole.deleted.take(kept))
-
-    def _filled(self, key: Sequence[str], order: Ints, partial: bool) -> Changes:
-        """With values that were not sent taken from an earlier change of the same key, where there is one.
-
-        ``partial``: a row that lacks a value after its deletion is a deletion too, because the target has the row that
-        was deleted.
-        """
-        if not any(unavailable(column) is not None for column in self.rows.columns):
-            return self
-        names = list(zip(*(self.rows.column(name).to_pylist() for name in key), strict=True))
-        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-        codes = np.fromiter((numbers[name] for name in names), np.int64, len(names))
-        places = np.empty(len(order), np.int64)
-        places[order] = np.arange(len(order))
-        by_key = np.lexsort((places, codes))
-        gone = np.zeros(len(self), np.bool_) if self.deleted is None else np.array(self.deleted, np.bool_)
-        columns = [each.combine_chunks() for each in self.rows.combine_chunks().columns]
-        whole = pa.StructArray.from_arrays(columns, fields=list(self.rows.schema), mask=pa.array(gone))
-        found, lacking = filled(whole.take(pa.array(by_key)), codes[by_key])
-        back = np.empty(len(by_key), np.int64)
-        back[by_key] = np.arange(len(by_key))
-        plain = pa.Table.from_arrays(found.take(pa.array(back)).flatten(), schema=self.rows.schema)
-        # Of a deletion the key counts, which a null row does not have.
-        for name in key:
-            plain = plain.set_column(plain.schema.get_field_index(name), plain.schema.field(name), self.rows[name])
-        if self.deleted is None or not partial:
-            return Changes(plain, self.deleted)
-        gone |= lacking[back] & np.isin(codes, codes[gone])
-        return Changes(plain, pa.chunked_array([pa.array(gone)]))
-
-    def whole_and_partial(self) -> tuple[Changes, list[pa.Table]]:
-        """The changes that lack nothing, and the other rows, grouped: each table has the columns that are known."""
-        lacking = {name: flags for name in self.rows.column_names if (flags := self._lacking(name)) is not None}
-        if not lacking:
-            return self, []
-        anything = np.logical_or.reduce(list(lacking.values()))
-        marks = np.stack(list(lacking.values()), axis=1)
-        parts = []
-        for kind in np.unique(marks[anything], axis=0):
-            missing = {name for name, flag in zip(lacking, kind, strict=True) if flag}
-            rows = self.rows.filter(pa.array((marks == kind).all(axis=1)))
-            parts.append(rows.select([name for name in rows.column_names if name not in missing]))
-        return self.where(pa.array(~anything)), parts
-
-    def _lacking(self, column: str) -> Flags | None:
-        """Which rows lack a value of the column; deletions lack none."""
-        flags = unavailable(self.rows.column(column))
-        if flags is None or self.deleted is None:
-            return flags
-        return flags & ~np.asarray(self.deleted, np.bool_)
-
-
 INCOMPLETE = (
     "the database did not send a large value that had not changed, and this target cannot keep the one it has. "
     "hr.view(hr.changes(rows, key=…)) before the sink fills it in"
@@ -319,10 +215,6 @@ def usable(
     return kept if kept.deleted is not None and pc.any(kept.deleted).as_py() else Changes(kept.rows)
 
 
-def is_json(column: pa.Field) -> bool:
-    return bool(column.metadata) and column.metadata.get(b"headrace") == b"json"
-
-
 def utc(table: pa.Table) -> pa.Table:
     """With all moments in UTC: Spark gives them in the time zone of its session."""
     for index, column in enumerate(table.schema):
@@ -351,7 +243,7 @@ class Letters:
 
     def refuse(self, changes: Changes, reason: str) -> None:
         if self.send is None:
-            shown = str(changes.rows.slice(0, 1).to_pylist()[0])
+            shown = dumps(objects(changes.rows.slice(0, 1))[0])
             raise Refused(
                 f"{self.where} does not take a row: {reason}. The row: {shown[:200]}. dead_letters='TOPIC' sends such "
                 "rows to a topic and goes on"

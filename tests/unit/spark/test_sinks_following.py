@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.spark.sinks.following import _cut, _regrouped
-from headrace.targets.target import Changes
+from headrace.targets.changes import Changes
 
 NUMBERS = pa.table({"id": pa.array(range(6), pa.int64())})
 GONE = pa.chunked_array([pa.array([False, True, False, True, False, True])])

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from headrace.address import Address
 from headrace.errors import Refused, UsageError
 from headrace.spark import sinks
+from headrace.targets.changes import Changes
 from headrace.targets.target import (
     NO_BATCH,
-    Changes,
     Fence,
     Letters,
     RowRefused,

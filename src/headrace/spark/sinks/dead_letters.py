@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time
-from typing import Any
 
 import pyarrow as pa
 
 from headrace.client import Producer
 from headrace.spark.topic_sink.options import SinkOptions
+from headrace.targets.documents import dumps, objects
 
-__all__ = ["DeadLetters", "as_json"]
+__all__ = ["DeadLetters"]
 
 HEADER_PREFIX = "headrace."
-
-
-def as_json(row: Mapping[str, Any]) -> bytes:
-    """Bytes become base64, and what JSON has no form for its text."""
-    return json.dumps(row, default=_text, ensure_ascii=False).encode()
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, datetime | date | time):
-        return value.isoformat()
-    return str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +30,6 @@ class DeadLetters:
             for rows, reason in refused:
                 headers = [(HEADER_PREFIX + name, text.encode()) for name, text in self.about.items()]
                 headers.append((HEADER_PREFIX + "reason", reason.encode()))
-                for row in rows.to_pylist():
-                    key = as_json({name: row.get(name) for name in self.key}) if self.key else None
-                    producer.send(options["topic"], as_json(row), key=key, headers=headers)
+                for row in objects(rows):
+                    key = dumps({name: row.get(name) for name in self.key}).encode() if self.key else None
+                    producer.send(options["topic"], dumps(row).encode(), key=key, headers=headers)

@@ -38,7 +38,8 @@ from headrace.spark.tables.changelog import (
     without_truncations,
 )
 from headrace.spark.topic_sink.checkpoint import planned_batch
-from headrace.targets.target import JSON_FIELD, Changes, Delivery, Fence, Letters, Outcome, Target, utc
+from headrace.targets.changes import JSON_FIELD, Changes
+from headrace.targets.target import Delivery, Fence, Letters, Outcome, Target, utc
 from headrace.vocabulary import UNAVAILABLE
 
 __all__ = ["Following"]

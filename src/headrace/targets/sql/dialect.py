@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import HeadraceError, UsageError
-from headrace.targets.target import Changes
+from headrace.targets.changes import Changes
 
 __all__ = ["HOPELESS_LOADS_MAX", "MARK", "Dialect", "Hope", "Place", "TableName", "moment_texts", "python_columns"]
 
@@ -119,7 +119,8 @@ class Dialect(ABC):
         """The type that an existing column needs for these values; None where it holds them already."""
 
     @abstractmethod
-    def alter_type(self, column: str, kind: str) -> str: ...
+    def change_type(self, table: TableName, column: str, existing: str, kind: str) -> None:
+        """Give a column another type; what else is said of the column stays."""
 
     def prepare(self, place: Place, names: Sequence[str]) -> None:
         """What a load needs besides, made before the savepoint that a refusal goes back to."""

@@ -17,9 +17,10 @@ import pymysql
 
 from headrace.address import Address
 from headrace.errors import HeadraceError, UsageError
+from headrace.targets.changes import Changes
 from headrace.targets.sql.dialect import MARK, Dialect, Place, TableName, python_columns
 from headrace.targets.sql.types import kind_of, number_of
-from headrace.targets.target import Changes, RowRefused, Unavailable
+from headrace.targets.target import RowRefused, Unavailable
 
 __all__ = ["Mariadb"]
 
@@ -170,8 +171,13 @@ class Mariadb(Dialect):
     def wider(self, existing: str, column: pa.Field) -> str | None:
         return number_of(existing, column, TYPES)
 
-    def alter_type(self, column: str, kind: str) -> str:
-        return f"MODIFY COLUMN {column} {kind}"
+    def change_type(self, table: TableName, column: str, existing: str, kind: str) -> None:
+        """What MODIFY does not say a column loses: NOT NULL, its default, its comment."""
+        named = self.quote(column)
+        ((_, definition, *_),) = self.run(f"SHOW CREATE TABLE {self.table(table)}")
+        found = re.search(rf"^\s*{re.escape(named)} {re.escape(existing)}(.*?),?$", str(definition), re.MULTILINE)
+        assert found is not None, f"MariaDB shows {column!r} as {existing}, and not so in {definition}"
+        self.run(f"ALTER TABLE {self.table(table)} MODIFY COLUMN {named} {kind}{found[1]}")
 
     def create_like(self, new: TableName, old: TableName) -> None:
         """With the foreign keys, so that a row that breaks one is refused while the table is filled."""
@@ -240,7 +246,7 @@ class Mariadb(Dialect):
             updates = [f"{each} = VALUES({each})" for each in map(self.quote, others or place.key[:1])]
         else:
             version = self.quote(place.version)
-            newer = f"coalesce(VALUES({version}) >= {version}, true)"
+            newer = f"coalesce(VALUES({version}) >= {version}, {version} IS NULL)"
             updates = [f"{each} = IF({newer}, VALUES({each}), {each})" for each in map(self.quote, others)]
             updates.append(f"{version} = IF({newer}, VALUES({version}), {version})")
         return " ON DUPLICATE KEY UPDATE " + ", ".join(updates)

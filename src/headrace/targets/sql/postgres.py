@@ -25,9 +25,10 @@ from pyarrow import csv
 
 from headrace.address import Address
 from headrace.errors import HeadraceError, UsageError
+from headrace.targets.changes import Changes
 from headrace.targets.sql.dialect import MARK, Dialect, Place, TableName, moment_texts
 from headrace.targets.sql.types import DECIMAL, INTEGERS, kind_of, number_of
-from headrace.targets.target import Changes, RowRefused, Unavailable
+from headrace.targets.target import RowRefused, Unavailable
 
 __all__ = ["Postgres"]
 
@@ -153,8 +154,8 @@ class Postgres(Dialect):
     def wider(self, existing: str, column: pa.Field) -> str | None:
         return number_of(existing, column, TYPES)
 
-    def alter_type(self, column: str, kind: str) -> str:
-        return f"ALTER COLUMN {column} TYPE {kind}"
+    def change_type(self, table: TableName, column: str, existing: str, kind: str) -> None:
+        self.run(f"ALTER TABLE {self.table(table)} ALTER COLUMN {self.quote(column)} TYPE {kind}")
 
     def create_like(self, new: TableName, old: TableName) -> None:
         """With the foreign keys, so that a row that breaks one is refused while the table is filled.
@@ -258,10 +259,10 @@ class Postgres(Dialect):
 
     def _delete(self, place: Place) -> None:
         same = " AND ".join(f"t.{self.quote(each)} = s.{self.quote(each)}" for each in place.key)
-        not_newer = self._not_newer(place, "s")
-        self.run(
-            f"DELETE FROM {self.table(place.table)} AS t USING {STAGING} AS s WHERE s.{DELETED} AND {same}{not_newer}"
-        )
+        if place.version is not None:
+            version = self.quote(place.version)
+            same += f" AND coalesce(t.{version} <= s.{version}, true)"  # without one it counts where it stands
+        self.run(f"DELETE FROM {self.table(place.table)} AS t USING {STAGING} AS s WHERE s.{DELETED} AND {same}")
 
     def _upsert(self, place: Place, names: Sequence[str], wanted: str = "") -> str:
         others = [self.quote(each) for each in names if each not in place.key]

@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from headrace.address import Address
 from headrace.errors import HeadraceError, UsageError
+from headrace.targets.changes import Changes
 from headrace.targets.sql.dialect import MARK, Dialect, Place, TableName, python_columns
 from headrace.targets.sql.types import kind_of
-from headrace.targets.target import Changes, RowRefused, Unavailable
+from headrace.targets.target import RowRefused, Unavailable
 
 __all__ = ["Sqlite", "sqlite_file", "tuples"]
 
@@ -84,7 +85,7 @@ class Sqlite(Dialect):
     def wider(self, existing: str, column: pa.Field) -> str | None:
         return None  # every column holds every value
 
-    def alter_type(self, column: str, kind: str) -> str:
+    def change_type(self, table: TableName, column: str, existing: str, kind: str) -> None:
         raise AssertionError("no column of SQLite is ever too narrow")
 
     def create_like(self, new: TableName, old: TableName) -> None:
@@ -120,7 +121,9 @@ class Sqlite(Dialect):
 
     def _delete(self, place: Place) -> str:
         same = " AND ".join(f"{self.quote(each)} = {MARK}" for each in place.key)
-        return f"DELETE FROM {self.table(place.table)} WHERE {same}{self._not_newer(place, MARK)}"
+        if place.version is not None:
+            same += f" AND coalesce({self.quote(place.version)} <= {MARK}, true)"  # without one it counts as it stands
+        return f"DELETE FROM {self.table(place.table)} WHERE {same}"
 
     def upsert(self, place: Place, names: Sequence[str]) -> str:
         marks = ", ".join([MARK] * len(names))
@@ -129,15 +132,12 @@ class Sqlite(Dialect):
             return statement
         others = [self.quote(each) for each in names if each not in place.key]
         updates = ", ".join(f"{each} = excluded.{each}" for each in others)
-        not_newer = self._not_newer(place, f"excluded.{self.quote(place.version)}" if place.version else "", "t.")
+        not_newer = ""
+        if place.version is not None:
+            version = self.quote(place.version)
+            not_newer = f" AND (t.{version} IS NULL OR t.{version} <= excluded.{version})"
         then = f"UPDATE SET {updates} WHERE true{not_newer}" if updates else "NOTHING"
         return f"{statement} ON CONFLICT ({self.names(place.key)}) DO {then}"
-
-    def _not_newer(self, place: Place, other: str, prefix: str = "") -> str:
-        if place.version is None:
-            return ""
-        version = prefix + self.quote(place.version)
-        return f" AND ({version} IS NULL OR {version} <= {other})"
 
     def purge(self, table: TableName) -> bool:
         """VACUUM writes the whole file again; then the WAL is emptied."""

@@ -24,10 +24,10 @@ import pyarrow as pa
 
 from headrace.address import Address
 from headrace.errors import HeadraceError, Refused, UsageError
+from headrace.targets.changes import Changes
 from headrace.targets.sql.dialect import MARK, Dialect, Hope, Place, TableName
 from headrace.targets.target import (
     NO_BATCH,
-    Changes,
     Delivery,
     Fence,
     Letters,
@@ -293,8 +293,7 @@ class SqlSession(Session):
         for column in schema if self.target.widen else ():
             kind = self.dialect.wider(found[column.name], column) if column.name in found else None
             if kind is not None:
-                change = self.dialect.alter_type(self.dialect.quote(column.name), kind)
-                self.dialect.run(f"ALTER TABLE {self.dialect.table(self.target.name)} {change}")
+                self.dialect.change_type(self.target.name, column.name, found[column.name], kind)
 
     # ---- the fence --------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from headrace.errors import UsageError
-from headrace.targets.target import is_json
+from headrace.targets.changes import is_json
 
 __all__ = ["DECIMAL", "INTEGERS", "kind_of", "number_of"]
 
