@@ -446,3 +446,28 @@ def test_a_sum_beyond_the_whole_numbers_is_an_error_and_does_not_wrap_around() -
     query.push(one(1, 2**62))
     with pytest.raises(HeadraceError, match="'total' of 'price' is too large: cast it to a decimal"):
         query.push(one(1, 2**62))
+
+
+FLOATS = pa.schema([("ref", INT), ("price", pa.float64()), ("_weight", INT)])
+
+
+def test_what_is_not_finite_leaves_a_sum_when_its_row_goes_and_is_the_largest_where_rows_are_ordered() -> None:
+    values = (
+        Sum("total", "price", pa.float64()),
+        Average("mean", "price", pa.float64()),
+        Top("top", 2, (("price", pa.float64()),), ("descending",), ("price",)),
+    )
+    query = Query(Grouped(GROUP, values), FLOATS, GROUP)
+
+    def total(*rows: tuple[float | None, int]) -> tuple[str, str, str]:
+        given = [{"ref": 1, "price": price, "_weight": weight} for price, weight in rows]
+        row = query.push(pa.Table.from_pylist(given, FLOATS)).to_pylist()[-1]["after"]
+        return str(row["total"]), str(row["mean"]), str([each["price"] for each in row["top"]])
+
+    nan, infinity = float("nan"), float("inf")
+    assert total((1.0, 1), (nan, 1), (2.0, 1)) == ("nan", "nan", "[nan, 2.0]")
+    assert total((nan, -1), (infinity, 1)) == ("inf", "inf", "[inf, 2.0]")
+    assert total((-infinity, 1)) == ("nan", "nan", "[inf, 2.0]")
+    assert total((infinity, -1), (None, 1)) == ("-inf", "-inf", "[2.0, 1.0]")
+    assert total((-infinity, -1)) == ("3.0", "1.5", "[2.0, 1.0]")
+    assert total((1.0, -1), (2.0, -1)) == ("None", "None", "[None]")

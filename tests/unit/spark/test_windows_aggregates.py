@@ -90,6 +90,14 @@ def test_an_aggregate_is_that_of_plain_python_however_rows_were_parted(
     assert aggregated(aggregate_of("x", (function, column), ROWS), parts) == expected
 
 
+@pytest.mark.parametrize(("function", "expected"), [("first", "1.0"), ("last", "nan")])
+def test_of_values_at_one_time_not_a_number_is_the_largest(function: str, expected: str) -> None:
+    rows = pa.table({"value": pa.array([2.0, float("nan"), 1.0, None])})
+    aggregate = aggregate_of("x", (function, "value"), rows.schema)
+    states = aggregate.merge(np.zeros(4, np.int64), aggregate.lift(rows, np.zeros(4, np.int64)), 1)
+    assert [str(each) for each in aggregate.finish(states).to_pylist()] == [expected]
+
+
 @settings(max_examples=40)
 @given(st.lists(rows_of, min_size=1, max_size=4), st.integers(1, 3))
 def test_the_top_are_the_most_frequent_and_of_equally_frequent_ones_the_smaller(

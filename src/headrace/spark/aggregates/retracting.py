@@ -7,7 +7,7 @@ What is held of a group depends on what is asked. Counts and sums are numbers. A
 goes, so ``min``, ``max`` and ``distinct`` hold every value with how often it is there (one such bag per column, however
 many ask for it), and ``top`` the columns it shows of every row: a change then costs what its group holds. Sums of whole
 and decimal numbers are exact; of floating point numbers they are as rounded as such sums are, and begin anew when a
-group has none left.
+group has none left. What is not finite is counted beside the sum: no subtraction would ever take it out of one.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 ROWS = "rows"
+NOT_FINITE = {"nans": np.nan, "highs": np.inf, "lows": -np.inf}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +105,32 @@ class Total(Part):
 
     @property
     def type(self) -> pa.DataType:
-        return pa.struct([("total", self.number), ("count", pa.int64())])
+        fixed = [("total", self.number), ("count", pa.int64())]
+        return pa.struct([*fixed, *((name, pa.int64()) for name in self._odd)])
+
+    @property
+    def _odd(self) -> dict[str, float]:
+        """What is counted beside the sum of numbers that are finite."""
+        return NOT_FINITE if pa.types.is_floating(self.number) else {}
+
+    def read(self, held: pa.Array) -> pa.Array:
+        """The sums; null without any value."""
+        found = fields_of(held)
+        if not self._odd:
+            return found["total"]
+        odd, high, low = (np.asarray(found[name].fill_null(0), np.int64) > 0 for name in NOT_FINITE)
+        kinds = [odd | (high & low), high, low]
+        sums = np.select(kinds, [np.nan, np.inf, -np.inf], np.asarray(found["total"].fill_null(0)))
+        return pa.array(sums, self.number, mask=np.asarray(found["total"].is_null()))
 
     def merge(self, held: pa.Array, fresh: Fresh) -> pa.Array:
         known = fields_of(held)
         rows = np.repeat(np.arange(len(fresh.codes)), np.abs(fresh.weights))
         signs = np.sign(fresh.weights)[rows]
         values = fresh.rows.column(self.column).combine_chunks().take(pa.array(rows)).cast(self.number)
+        counted = [self._counted(known[name], values, odd, fresh.codes[rows], signs) for name, odd in self._odd.items()]
+        if self._odd:
+            values = pc.if_else(pc.is_finite(values), values, pa.scalar(0.0, self.number))
         values = pc.if_else(pa.array(signs > 0), values, pc.negate(values))
         codes = pa.array(np.r_[np.arange(fresh.count), fresh.codes[rows]])
         counts = pa.array(np.r_[np.asarray(known["count"].fill_null(0), np.int64), signs], pa.int64())
@@ -124,7 +144,14 @@ class Total(Part):
         count = added.column("count_sum").combine_chunks()
         total = added.column("total_sum").combine_chunks().cast(self.number)
         total = pc.if_else(pc.equal(count, 0), pa.scalar(None, self.number), total)
-        return pa.StructArray.from_arrays([total, count], fields=list(self.type))
+        return pa.StructArray.from_arrays([total, count, *counted], fields=list(self.type))
+
+    def _counted(self, held: pa.Array, values: pa.Array, odd: float, codes: Ints, signs: Ints) -> pa.Array:
+        """How often a value that is not finite is there."""
+        is_one = pc.is_nan(values) if np.isnan(odd) else pc.equal(values, pa.scalar(odd, self.number))
+        counts = np.asarray(held.fill_null(0), np.int64).copy()
+        np.add.at(counts, codes, np.where(np.asarray(is_one.fill_null(False)), signs, 0))
+        return pa.array(counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +195,20 @@ class Bag(Part):
             table = table.filter(pc.is_valid(table.column(names[0])))
         counted = table.group_by(["code", *names], use_threads=False).aggregate([("count", "sum")])
         counted = counted.filter(pc.not_equal(counted.column("count_sum"), 0))
-        keys = [("code", "ascending"), *zip(names, self.orders, strict=True)]
-        counted = counted.take(pc.sort_indices(counted, sort_keys=keys))
+        counted = counted.take(pc.sort_indices(*self._ordered(counted)))
         arrays = [counted.column(name).combine_chunks() for name in [*names, "count_sum"]]
         codes = np.asarray(counted.column("code"), np.int64)
         return as_lists(codes, pa.StructArray.from_arrays(arrays, fields=list(self.entry)), fresh.count)
+
+    def _ordered(self, counted: pa.Table) -> tuple[pa.Table, list[tuple[str, str]]]:
+        """What to sort, and by which columns. Not-a-number is the largest; Arrow puts it last in either order."""
+        keys = [("code", "ascending")]
+        for (name, kind), order in zip(self._names, self.orders, strict=True):
+            if pa.types.is_floating(kind) and order == "descending":
+                counted = counted.append_column(f"odd {name}", pc.is_nan(counted.column(name)).cast(pa.int8()))
+                keys.append((f"odd {name}", order))
+            keys.append((name, order))
+        return counted, keys
 
 
 # ---- values of the result ------------------------------------------------------------------------------------------
@@ -222,12 +258,12 @@ class Sum(Value):
     """int64, float64 or a decimal of 38 digits"""
 
     @property
-    def part(self) -> Part:
+    def part(self) -> Total:
         return Total(self.column, pa.decimal128(38, 0) if pa.types.is_integer(self.type) else self.type)
 
     def read(self, held: pa.Array) -> pa.Array:
         try:
-            return fields_of(held)["total"].cast(self.type)
+            return self.part.read(held).cast(self.type)
         except pa.ArrowInvalid as error:
             raise HeadraceError(
                 f"the sum {self.name!r} of {self.column!r} is too large: cast it to a decimal"
@@ -241,7 +277,7 @@ class Average(Value):
     number: pa.DataType
 
     @property
-    def part(self) -> Part:
+    def part(self) -> Total:
         return Sum(self.name, self.column, self.number).part
 
     @property
@@ -249,8 +285,8 @@ class Average(Value):
         return pa.float64()
 
     def read(self, held: pa.Array) -> pa.Array:
-        found = fields_of(held)
-        return pc.divide(found["total"].cast(pa.float64(), safe=False), found["count"].cast(pa.float64()))
+        total = self.part.read(held).cast(pa.float64(), safe=False)
+        return pc.divide(total, fields_of(held)["count"].cast(pa.float64()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,11 @@ class Extreme(Aggregate):
             {"group": pa.array(groups[there]), "time": chosen.field("time"), "value": chosen.field("value")}
         )
         way = "ascending" if self.function == "first" else "descending"
-        order = np.asarray(pc.sort_indices(table, sort_keys=[("group", "ascending"), ("time", way), ("value", way)]))
+        keys = [("group", "ascending"), ("time", way), ("value", way)]
+        if pa.types.is_floating(self.type):  # not-a-number is the largest, and Arrow puts it last in either direction
+            table = table.append_column("odd", pc.is_nan(table.column("value")).cast(pa.int8()))
+            keys.insert(2, ("odd", way))
+        order = np.asarray(pc.sort_indices(table, sort_keys=keys))
         owners, first = np.unique(groups[there][order], return_index=True)
         places = np.full(count, -1, np.int64)
         places[owners] = order[first]
