@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError
 from headrace.spark.state.per_key_operator import TIMERS_MAX, Answer, PerKey
-from tests.unit.spark.state_world import ROWS, Event, Stream, arrivals, as_bag, bounded, streamed, table
+from tests.unit.spark.state_world import ROWS, TIME, Event, Stream, arrivals, as_bag, bounded, streamed, table
 
 Values = Mapping[str, Any]
 
@@ -89,6 +89,9 @@ def test_a_key_is_forgotten_when_the_function_gives_no_state() -> None:
         (lambda key, rows, state, now: Answer([{"usr": "a"}]), "gave a column 'usr'; output has user, total, second"),
         (lambda key, rows, state, now: Answer([{"total": "much"}]), "does not fit output"),
         (lambda key, rows, state, now: Answer(state={"total": "much"}), "does not fit state"),
+        (lambda key, rows, state, now: Answer(state={"totl": 1}), "gave a state with 'totl'; state has total, last"),
+        (lambda key, rows, state, now: Answer(state={"total": 2**63}), "does not fit state"),
+        (lambda key, rows, state, now: Answer([{"total": 2**63}]), "does not fit output"),
         (lambda key, rows, state, now: Answer(timer=now), "which is not after"),
         (
             lambda key, rows, state, now: Answer(state={"total": 1}, timer=now + PAUSE),
@@ -99,3 +102,29 @@ def test_a_key_is_forgotten_when_the_function_gives_no_state() -> None:
 def test_what_a_function_must_not_give_is_refused_in_plain_words(function: Any, words: str) -> None:
     with pytest.raises(HeadraceError, match=words):
         bounded(per_key(function), [[("a", 1, 1)]])
+
+
+@pytest.mark.parametrize("year_us", [253_402_300_800_000_000, 1_700_000_000_000_000_000, -62_135_596_800_000_001])
+@pytest.mark.parametrize("place", ["event time", "column", "key"])
+def test_a_row_with_a_time_that_python_does_not_have_is_late_and_does_not_end_the_query(
+    place: str, year_us: int
+) -> None:
+    """Milliseconds that were taken for seconds, say."""
+    times = {each: year_us if each == place else 1 for each in ("event time", "column", "key")}
+    rows = pa.schema([("born", TIME), ("at", TIME), ("inner", pa.struct([("seen", TIME)]))])
+    bad = pa.table(
+        [
+            pa.array([times["key"], 1], pa.int64()).cast(TIME),
+            pa.array([times["event time"], 1], pa.int64()).cast(TIME),
+            pa.StructArray.from_arrays(
+                [pa.array([times["column"], None], pa.int64()).cast(TIME)], fields=[*rows][2].type
+            ),
+        ],
+        schema=rows,
+    )
+    given = pa.schema([("rows", pa.int64())])
+    function = PerKey(rows, "at", lambda key, rows, state, now: Answer([{"rows": len(rows)}]), HELD, given)
+    stream = Stream(function, rows, pa.struct([("born", TIME)]))
+    stream.push(bad)
+    assert sum(row["rows"] for row in stream.finish().to_pylist()) == 1
+    assert stream.late_rows == 1

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.errors import HeadraceError
-from headrace.spark.state.bucket import NEVER
+from headrace.spark.state.bucket import NEVER, Flags
 from headrace.spark.state.in_order import InOrder, Settled, SettledStep
+from headrace.spark.state.operator import Step, Touched
 
 __all__ = ["Answer", "PerKey"]
 
@@ -27,6 +29,11 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIMERS_MAX = 10_000
 """So often the timer of one key may fire in a row. At the end of a bounded input all timers fire, so one that is set
 again each time would never end."""
+
+DOES_NOT_FIT = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
+MOMENT_US_MIN, MOMENT_US_MAX = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""The years 1 to 9999: Python has no times beyond."""
+DAY_US = 86_400_000_000
 
 Values = Mapping[str, Any]
 
@@ -78,8 +85,20 @@ class PerKey(InOrder):
     def output(self) -> pa.Schema:
         return self.given
 
+    def step(self, touched: Touched) -> Step:
+        """A row with a time that Python does not have cannot be handed over. It is late, as one without a time is."""
+        fits = np.ones(touched.rows.num_rows, np.bool_)
+        for column in touched.rows.columns:
+            fits &= _is_python(column)
+        if fits.all():
+            return InOrder.step(self, touched)
+        told = replace(touched, rows=touched.rows.filter(pa.array(fits)), codes=touched.codes[fits])
+        return replace(InOrder.step(self, told), late_rows=int(np.count_nonzero(~fits)))
+
     def settle(self, settled: Settled) -> SettledStep:
-        keys, rows = settled.keys.to_pylist(), settled.rows.to_pylist()
+        # A key without a time that Python has is one without rows: the function is not called for it.
+        keys = pc.if_else(pa.array(_is_python(settled.keys)), settled.keys, None).to_pylist()
+        rows = settled.rows.to_pylist()
         states = settled.held.field("held").to_pylist()
         timers = np.asarray(settled.held.field("timer").fill_null(NEVER), np.int64)
         bounds = np.searchsorted(settled.codes, np.arange(len(keys) + 1))
@@ -137,16 +156,37 @@ class PerKey(InOrder):
             raise HeadraceError(f"the function per key gave a column {unknown[0]!r}; output has {names}")
         try:
             return pa.Table.from_pylist(rows, schema=self.given)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        except DOES_NOT_FIT as error:
             raise HeadraceError(f"a row that the function per key gave does not fit output: {error}") from error
 
     def _own_states(self, worked: list[_Key]) -> pa.StructArray:
+        unknown = sorted({name for each in worked for name in each.state or ()} - {each.name for each in self.held})
+        if unknown:
+            names = ", ".join(each.name for each in self.held)
+            raise HeadraceError(f"the function per key gave a state with {unknown[0]!r}; state has {names}")
         try:
             held = pa.array([each.state for each in worked], self.held)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        except DOES_NOT_FIT as error:
             raise HeadraceError(f"the state that the function per key gave does not fit state: {error}") from error
         timers = pa.array([each.timer_us for each in worked], pa.int64())
         return pa.StructArray.from_arrays([held, timers], fields=list(self.own))
+
+
+def _is_python(column: pa.ChunkedArray | pa.Array) -> Flags:
+    """Which values Python has; those within structs too."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        parts = [_is_python(each) for each in column.flatten()] if len(column) else []
+        return np.logical_and.reduce(parts) if parts else np.ones(len(column), np.bool_)
+    if pa.types.is_timestamp(kind):
+        times, unit_us = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()), 1
+    elif pa.types.is_date32(kind):
+        times, unit_us = column.cast(pa.int32()), DAY_US
+    else:
+        return np.ones(len(column), np.bool_)
+    known = np.asarray(times.fill_null(0), np.int64)
+    found: Flags = (known >= MOMENT_US_MIN // unit_us) & (known <= MOMENT_US_MAX // unit_us)
+    return found
 
 
 def _micros(moment: datetime) -> int:
