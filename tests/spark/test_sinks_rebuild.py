@@ -85,6 +85,26 @@ def test_a_search_index_is_rebuilt_beside_itself_equals_its_topic_and_goes_on_fr
     assert not any("go to" in line for line in told.lines), "the checkpoint knows its sink by its own name"
 
 
+def test_a_sink_that_is_given_some_of_the_rows_is_rebuilt_with_these(
+    spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
+) -> None:
+    topic = unique("products")
+    create(headrace_server.bootstrap, topic)
+    send(headrace_server.bootstrap, topic, {1: "one", 2: "two", 3: "three"})
+    table = sinks.sql(f"sqlite:///{tmp_path}/some.db", table="some", key="id", create=True)
+    some = table.transform(lambda rows: rows.where("name <> 'two'")).transform(lambda rows: rows.where("id < 9"))
+    assert some.can_be_rebuilt
+    choices = Choices(command="test", checkpoints=str(tmp_path / "checkpoints"), available_now=True)
+    pipeline, told = follow(topic, headrace_server.bootstrap, some), Told()
+    assert run(spark, [pipeline], choices, told, threading.Event())
+    with closing(sqlite3.connect(tmp_path / "some.db")) as hand:
+        hand.execute("update some set name = 'by hand'")
+        hand.commit()
+    assert rebuild(spark, pipeline, choices, told, threading.Event()), told.lines
+    with closing(sqlite3.connect(tmp_path / "some.db")) as look:
+        assert look.execute("select id, name from some order by id").fetchall() == [(1, "one"), (3, "three")]
+
+
 def test_a_target_that_is_killed_is_waited_for_and_the_state_says_why(
     spark: SparkSession, headrace_server: RunningServer, unique: Name, tmp_path: Path
 ) -> None:

@@ -28,7 +28,9 @@ from headrace.spark.run.checkpoints import Checkpoint, HadoopFile
 from headrace.spark.run.pipelines import Pipeline
 from headrace.spark.run.runner import Choices, Watcher, run
 from headrace.spark.sinks.following import Following
-from headrace.targets.target import Version
+from headrace.spark.sinks.plain import Sink
+from headrace.spark.sinks.several import Transformed
+from headrace.targets.target import Target, Version
 
 __all__ = ["rebuild"]
 
@@ -48,7 +50,7 @@ def _rebuild(
     spark: SparkSession, pipeline: Pipeline, choices: Choices, watcher: Watcher, stop: threading.Event
 ) -> bool:
     sink, version = _version_of(pipeline)
-    filling: Any = replace(sink, target=version.target, run=PipelineRun(pipeline.name))
+    filling = _into(pipeline.sink, version.target, PipelineRun(pipeline.name))
     shadow = replace(pipeline, name=pipeline.name + SUFFIX, sink=filling)
     version.begin(pipeline.name)
     filled = Checkpoint(spark, choices.checkpoints, shadow.name)
@@ -81,6 +83,8 @@ def _abandon(version: Version, filled: Checkpoint) -> None:
 
 def _version_of(pipeline: Pipeline) -> tuple[Following, Version]:
     sink = pipeline.sink
+    while isinstance(sink, Transformed):
+        sink = sink.sink
     if not isinstance(sink, Following):
         raise UsageError(
             f"pipeline {pipeline.name!r} writes to {sink.describe()}, which cannot be rebuilt beside itself",
@@ -93,6 +97,14 @@ def _version_of(pipeline: Pipeline) -> tuple[Following, Version]:
             "headrace run FILE.py --start-over writes everything again into what is there",
         )
     return sink, version
+
+
+def _into(sink: Any, target: Target, run: PipelineRun) -> Sink:
+    """The sink with another target, for the same rows."""
+    if isinstance(sink, Transformed):
+        return replace(sink, sink=_into(sink.sink, target, run))
+    filling: Sink = replace(sink, target=target, run=run)
+    return filling
 
 
 def _hand_over(spark: SparkSession, pipeline: Pipeline, choices: Choices, filled: Checkpoint) -> None:

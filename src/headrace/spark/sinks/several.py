@@ -112,6 +112,10 @@ class Transformed(Sink):
         return replace(self, sink=self.sink.for_run(run))
 
     @property
+    def can_be_rebuilt(self) -> bool:
+        return self.sink.can_be_rebuilt
+
+    @property
     def results_topic(self) -> str:
         return self.sink.results_topic
 
