@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from headrace.cli.on_spark import on_spark, spark_options, stopping_on_signals
 
+if TYPE_CHECKING:
+    from headrace.spark.run.pipelines import Loaded
+
 __all__ = ["command"]
+
+
+def check(loaded: Loaded) -> None:
+    from headrace.spark.run.rebuild import check_rebuildable
+
+    for each in loaded.pipelines:
+        check_rebuildable(each)
 
 
 @click.command("rebuild")
@@ -39,6 +50,7 @@ def command(
         bootstrap=bootstrap,
         output=output,
         checkpoints=checkpoints,
+        on_loaded=check,
     ) as (spark, screen, loaded):
         from headrace.spark.run.rebuild import rebuild
         from headrace.spark.run.runner import Choices

@@ -130,7 +130,8 @@ def publish_dashboards(publisher: StatePublisher | None, bootstrap: str, file: P
         with Client(bootstrap, ClientOptions(client_id="headrace-run", retry_timeout_ms=5_000)) as client:
             dashboards.publish(publisher, client, file, loaded.dashboards)
     except HeadraceError as error:
-        logger.warning("dashboards were not published: %s", error.message)
+        if loaded.dashboards:  # with none there was perhaps nothing to take away either
+            logger.warning("dashboards were not published: %s", error.message)
 
 
 def show_state(spark: SparkSession, pipelines: Sequence[str], checkpoints: str, key: str, output: str) -> None:

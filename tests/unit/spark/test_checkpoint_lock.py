@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from headrace.errors import UsageError
 from headrace.spark.run.checkpoint_lock import (
     LEASE_S,
     CheckpointInUse,
@@ -19,6 +20,7 @@ from headrace.spark.run.checkpoint_lock import (
     LocalLock,
     Locks,
     StoredFile,
+    check_folder,
     check_free,
     local_folder,
     locked,
@@ -68,6 +70,23 @@ def test_whether_a_checkpoint_is_free_is_known_without_taking_or_making_it(tmp_p
     check_free(str(tmp_path), ["orders"])
     with locked(str(tmp_path), ["orders"], no_store, no_words) as locks:
         locks.check()
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_it_is_needed_and_then_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    for folder in (str(tmp_path / "file"), f"file://{tmp_path}/file/below"):
+        with pytest.raises(UsageError, match="file is no folder"):
+            check_folder(folder)
+        with pytest.raises(UsageError, match="/orders cannot be made: Not a directory"):
+            locked(folder, ["orders"], no_store, no_words).__enter__()
+    check_folder(str(tmp_path / "new" / "below"))
+    check_folder("s3a://bucket/checkpoints")
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(UsageError, match=f"{tmp_path} is not writable"):
+        check_folder(str(tmp_path / "new" / "below"))
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_driver_that_was_killed_does_not_block_the_next_one(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from headrace.cli import rebuild
 from headrace.cli.main import run as command_line
 from headrace.errors import HeadraceError, UsageError
 from headrace.spark import sinks
@@ -87,6 +88,8 @@ def test_a_function_is_a_sink() -> None:
         ("def broken(:\n", "shop.py:1: SyntaxError"),
         ("import json\n\njson.loads('{')\n", "shop.py:3: JSONDecodeError"),
         ("import no_such_module_at_all\n", "shop.py:1: ModuleNotFoundError"),
+        ("import sys\nsys.exit(0)\n", "shop.py:2: SystemExit"),
+        (HEAD + "@pipeline(every='10 secs')\ndef a(spark): ...\n", "shop.py:3: every='10 secs' is no duration"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_told_in_one_line_with_its_place(tmp_path: Path, text: str, told: str) -> None:
@@ -294,6 +297,26 @@ def test_the_command_tells_a_missing_file_before_it_looks_for_java(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     assert command_line(["run", str(tmp_path / "none.py")]) == 1
     assert "there is no file" in capsys.readouterr().err
+
+
+def test_a_folder_is_no_file_of_pipelines(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"{tmp_path} is a folder"):
+        load_file(tmp_path)
+
+
+def test_the_command_tells_checkpoints_that_cannot_be_there_before_spark_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = file(tmp_path, HEAD + "@pipeline\ndef a(spark): ...\n")
+    assert command_line(["run", str(path), "--checkpoints", f"{path}/checkpoints"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{path} is no folder (choose another: --checkpoints DIR)" in line
+
+
+def test_a_sink_that_cannot_be_rebuilt_is_told_before_spark_starts(tmp_path: Path) -> None:
+    text = HEAD + "@pipeline(sink=sinks.topic('a').transform(lambda rows: rows))\ndef a(spark): ...\n"
+    with pytest.raises(UsageError, match="'a' writes to topic a, which cannot be rebuilt"):
+        rebuild.check(load_file(file(tmp_path, text)))
 
 
 def test_events_come_in_one_micro_batch_or_in_those_given() -> None:

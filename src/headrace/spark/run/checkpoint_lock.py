@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, UsageError
 from headrace.spark.owner import owner_text
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "LocalLock",
     "Locks",
     "StoredFile",
+    "check_folder",
     "check_free",
     "local_folder",
     "locked",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 FOLDER = ".locks"
+ANOTHER_FOLDER = "choose another: --checkpoints DIR"
 LEASE_S = 30.0
 BEAT_S = 10.0
 LOOK_S = 1.0
@@ -83,8 +85,11 @@ class LocalLock:
     """A lock of the operating system."""
 
     def __init__(self, path: Path, shown: str, owner: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise UsageError(f"the checkpoint {shown} cannot be made: {error.strerror}", ANOTHER_FOLDER) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -196,6 +201,18 @@ def local_folder(checkpoints: str) -> Path | None:
     if checkpoints.startswith("file:"):
         return Path("/" + checkpoints.removeprefix("file:").lstrip("/"))
     return None if "://" in checkpoints else Path(checkpoints)
+
+
+def check_folder(checkpoints: str) -> None:
+    """Refuse at once a local folder of checkpoints that cannot be there."""
+    folder = local_folder(checkpoints)
+    if folder is None:
+        return
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise UsageError(f"the checkpoints cannot be in {checkpoints}: {there} is no folder", ANOTHER_FOLDER)
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"the checkpoints cannot be in {checkpoints}: {there} is not writable", ANOTHER_FOLDER)
 
 
 def check_free(checkpoints: str, pipelines: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import UsageError
+from headrace.spark.arguments import micros_of
 from headrace.spark.run import dashboards
 from headrace.spark.run.dashboards import Dashboard
 from headrace.spark.run.failures import place_of
@@ -103,6 +104,8 @@ def pipeline(
         raise UsageError(f"output_mode={output_mode!r} must be one of {', '.join(OUTPUT_MODES)}")
     if state is not None and state not in STATE_STORES:
         raise UsageError(f"state={state!r} must be one of {', '.join(STATE_STORES)}")
+    if every:
+        micros_of(every, "every")
     if sink is not None and sinks is not None:
         raise UsageError("a pipeline has either sink= or sinks=, and not both", "sinks=[one, other]")
     where = several(sinks) if sinks is not None else console() if sink is None else as_sink(sink)
@@ -150,6 +153,8 @@ def choose(loaded: Loaded, only: tuple[str, ...]) -> Loaded:
 
 def check_file(path: Path) -> None:
     """What can be known of a file without running it. Running it may need Spark: ``F.col`` at its top level does."""
+    if path.is_dir():
+        raise UsageError(f"{path.resolve()} is a folder", "headrace run FILE.py")
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
     try:
@@ -207,12 +212,12 @@ def _execute(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except UsageError as error:
         raise UsageError(f"{_place(path, error)}: {error.message}", error.hint) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{_place(path, error)}: {type(error).__name__}: {error}") from error
     return module
 
 
-def _place(path: Path, error: Exception) -> str:
+def _place(path: Path, error: BaseException) -> str:
     """The user's line where it went wrong."""
     if isinstance(error, SyntaxError) and error.lineno:
         return f"{error.filename}:{error.lineno}"

@@ -32,7 +32,7 @@ from headrace.spark.sinks.plain import Sink
 from headrace.spark.sinks.several import Transformed
 from headrace.targets.target import Target, Version
 
-__all__ = ["rebuild"]
+__all__ = ["check_rebuildable", "rebuild"]
 
 SUFFIX = ".rebuild"
 
@@ -79,6 +79,11 @@ def _abandon(version: Version, filled: Checkpoint) -> None:
             action()
         except Exception:
             logger.warning("a rebuild that failed has left something, which the next one removes", exc_info=True)
+
+
+def check_rebuildable(pipeline: Pipeline) -> None:
+    """Refuse what can never be rebuilt; nothing is asked of the target."""
+    _version_of(pipeline)
 
 
 def _version_of(pipeline: Pipeline) -> tuple[Following, Version]:
