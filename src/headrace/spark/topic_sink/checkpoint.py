@@ -104,8 +104,9 @@ def _folder(location: str, spark: SparkSession | None) -> _Folder:
         from headrace.spark.plan import SparkFiles  # only drivers have a JVM
 
         return _SparkFolder(SparkFiles(spark), location.rstrip("/"))
-    if "://" not in location:
-        return _ArrowFolder(fs.LocalFileSystem(), location.removeprefix(LOCAL).rstrip("/"))
+    if is_local(location):  # Hadoop's paths are not escaped, as a URI that Arrow reads would be
+        plain = f"/{location.removeprefix(LOCAL).lstrip('/')}" if location.startswith(LOCAL) else location
+        return _ArrowFolder(fs.LocalFileSystem(), plain.rstrip("/"))
     files, root = fs.FileSystem.from_uri(location)
     return _ArrowFolder(files, root.rstrip("/"))
 
