@@ -207,7 +207,8 @@ class HttpSession(Session, asyncio.Protocol):
         log.info("%s closed: %s", self.address, error)
         self._header_is_here()
         if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._send(HttpResponse.error(HTTPStatus(error.error_status_hint), str(error)))
+            head = self._request is not None and self._request.method == b"HEAD"
+            self._send(HttpResponse.error(HTTPStatus(error.error_status_hint), str(error)), head=head)
         self._transport.close()
 
     # ---- time and the end -------------------------------------------------------------------------------------------

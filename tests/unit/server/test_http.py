@@ -126,6 +126,7 @@ def test_pipelined_requests_are_answered_in_order() -> None:
         ("POST /small HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", 405),
         ("DELETE /small HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", 405),
         ("GET /small HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello", 413),
+        ("HEAD /small HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello", 413),
         ("GET //[ HTTP/1.1\r\nHost: h\r\n\r\n", 400),
         ("GET /broken HTTP/1.1\r\nHost: h\r\n\r\n", 500),
         ("GET /small HTTP/1.1\r\n\r\n", 400),
@@ -135,11 +136,14 @@ def test_pipelined_requests_are_answered_in_order() -> None:
         ("GET /small HTTP/1.0\r\n\r\n", 200),
     ],
 )
-def test_each_request_gets_the_status_it_deserves_and_the_connection_ends(request_text: str, status: int) -> None:
+def test_each_request_gets_the_status_it_deserves_and_the_connection_ends(
+    request_text: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with serving() as server, Client(server.address) as client:
         received = raw(client, request_text)
     assert received.startswith(f"HTTP/1.1 {status} ".encode())
     assert b"Traceback" not in received
+    assert "Fatal error" not in caplog.text
 
 
 def test_a_method_that_is_not_served_is_told_which_are() -> None:
