@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import settled
-from headrace.broker.request import Peer
+from headrace.broker.fetch_pending import LargeFetch
+from headrace.broker.request import Peer, Request
 from headrace.broker.transactions.states import Transaction
 from headrace.config import TOPIC_SETTINGS
 from headrace.errors import ErrorCode
+from headrace.wire.kafka.api_key import ApiKey
 from headrace.wire.kafka.codec import read_message, write_message
 from headrace.wire.kafka.messages.configs import (
     DescribableLogDirTopic,
@@ -573,6 +575,29 @@ def test_a_fetch_of_very_many_partitions_waits_until_one_advances(with_slices: C
         assert not last.watchers
 
     with_slices(scenario)
+
+
+def test_a_partition_that_advances_after_it_was_read_is_read_again_before_a_large_fetch_waits(
+    with_broker: Callable[..., None],
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.create("t", 60)
+        fetches = harness.broker.fetches
+        body = fetch_all(60, max_wait_ms=60_000)
+        request = Request(api_key=ApiKey.FETCH, version=12, body=body, peer=harness.peer)
+        request.access = harness.broker._gate.access("")
+        fetch = LargeFetch(fetches, request, fetches.sessions.wanted(body)[1], None)
+        steps = fetch.steps()
+        while not fetch._idle:
+            next(steps)
+        await harness.produce("t", [b"v"], 0)
+        with pytest.raises(StopIteration) as end:
+            while True:
+                assert isinstance(next(steps), int), "it waits"
+        read, _ = read_message(FetchResponse, 12, bytes_of(end.value.value))
+        assert [each.partition_index for each in read.responses[0].partitions if each.records] == [0]
+
+    with_broker(scenario)
 
 
 def test_a_fetch_of_very_many_partitions_ends_when_its_time_is_over_or_its_peer_gone(

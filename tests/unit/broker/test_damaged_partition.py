@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from headrace.broker.transactions.owed_markers import OwedMarkers
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.messages.configs import (
     DescribeConfigsRequest,
@@ -294,6 +295,44 @@ def test_a_restored_partition_gets_the_marker_it_was_owed_once(tmp_path: Path) -
 
     for _ in range(2):
         run(tmp_path, restored)
+
+
+def test_a_marker_that_could_not_be_written_at_a_start_is_still_owed_at_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then its records are nobody's: they are not aborted as a transaction that has no owner."""
+    run(tmp_path, open_transaction)
+    whole = damage(tmp_path, "t", 0)
+
+    async def decided(harness: Harness) -> None:
+        transaction = harness.broker.transactions.find("tx")
+        assert transaction is not None
+        harness.broker.transaction_coordinator.endings.decide(transaction, commit=True, bump=False)
+        await ended_in_the_healthy_partition(harness)
+
+    run(tmp_path, decided)
+    log_of(tmp_path, "t", 0).write_bytes(whole)
+
+    async def refused(harness: Harness) -> None:
+        await Transactions(harness, "tx").start()
+        assert len(harness.broker.state.table("owed_markers")) == 1
+        assert await last_stable_offset(harness, 0) == 0
+
+    (tmp_path / "checkpoint").unlink()  # every log is scanned, and its open transactions looked at
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(OwedMarkers, "_write", lambda *_: None)
+        run(tmp_path, refused)
+
+    async def paid(harness: Harness) -> None:
+        async def stable() -> bool:
+            return await last_stable_offset(harness, 0) == 2
+
+        await eventually(stable)
+        answer = await harness.fetch("t", 0, 0, isolation_level=1)
+        assert [each.value for each in fetched(answer)] == [b"x"]
+        assert answer.aborted_transactions == []
+
+    run(tmp_path, paid)
 
 
 def test_a_deleted_topic_is_owed_nothing(tmp_path: Path) -> None:

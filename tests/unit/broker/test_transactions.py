@@ -490,6 +490,20 @@ def test_a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced(wo
     assert result(world.end(producer, commit=True)).error_code == ErrorCode.PRODUCER_FENCED
 
 
+@pytest.mark.parametrize("jump_ms", [0, -3_600_000], ids=["steady clock", "clock set back"])
+def test_what_is_added_later_gives_a_transaction_no_more_time(
+    world: World, jump_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = started(world, world.partitions[0])
+    world.advance(40_000)
+    wall_ms = world.clock.wall_ms
+    monkeypatch.setattr(world.clock, "wall_ms", lambda: wall_ms() + jump_ms)
+    world.add(producer, world.partitions[1])
+    world.advance(30_001)
+    world.flush()
+    assert world.state_of() == "CompleteAbort"
+
+
 def test_from_version_five_a_client_whose_transaction_timed_out_may_abort_it_and_go_on(world: World) -> None:
     producer = world.ready()
     world.produce(producer, world.partitions[0], "x", version=12)

@@ -102,6 +102,30 @@ def test_two_members_share_the_partitions_and_take_over_when_one_leaves(
             assert first.assignment == set(partitions)
 
 
+def test_what_a_member_lets_go_is_committed_first_so_that_the_next_one_reads_nothing_twice(
+    client: Client, bootstrap: str, make_topic: MakeTopic, unique: Callable[[str], str]
+) -> None:
+    partitions, group = make_topic(4), unique("g")
+    produce(client, partitions, 8)
+    options = GroupOptions(consumer=ConsumerOptions(reset="earliest"), commit_interval_ms=3_600_000)
+    with Client(bootstrap, PATIENCE) as second_client:
+        first, second = (GroupConsumer(each, group, [partitions[0].topic], options) for each in (client, second_client))
+        with first:
+            read(first, 8)
+            with second:
+                found: list[TopicPartition] = []
+
+                def sizes() -> list[int]:
+                    first.poll(5)
+                    found.extend(second.poll(5))
+                    return [len(each.assignment) for each in (first, second)]
+
+                eventually(sizes, lambda each: each == [2, 2], pause_s=0)
+                found.extend(second.poll(100))
+                assert found == []
+                assert set(second.positions.values()) == {2}
+
+
 def shares(*members: GroupConsumer) -> list[int]:
     """How many partitions each has, once all have heard what is new."""
     for member in members:

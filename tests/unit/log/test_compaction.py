@@ -194,6 +194,19 @@ def test_markers_go_after_their_records_and_their_time() -> None:
     assert [offset for offset, _, _ in records(log)] == [2, 5]
 
 
+def test_a_marker_goes_though_an_earlier_transaction_of_its_producer_has_kept_its_records() -> None:
+    log = compacted_log()
+    for key in (b"a", b"b"):
+        append(log, produced(1, log.end_offset // 2, transactional=True, key=key))
+        append(log, marker(1, commit=True))
+    put(log, b"b", b"later")
+    for now_ms in (NOW, NOW + 1000):
+        compact(log, now_ms)
+        put(log, b"c", b"x")
+    assert [batch.base_offset for batch in batches_in(log) if batch.is_control] == [1]
+    assert [offset for offset, key, _ in records(log) if key != b"c"] == [0, 4]
+
+
 def test_the_last_batch_of_a_producer_stays_without_records_so_that_its_retry_is_known() -> None:
     disk = SimulatedDisk()
     log = compacted_log(disk)

@@ -88,6 +88,18 @@ async def test_a_join_that_waits_is_fenced_when_another_process_takes_the_instan
     assert (await waiting).error_code == ErrorCode.FENCED_INSTANCE_ID
 
 
+@run
+async def test_a_sync_that_waits_is_fenced_when_another_process_takes_the_instance() -> None:
+    world = World()
+    _, leader, follower = await static_group(world)
+    rejoined, other = world.join(leader, instance="i1"), world.join(follower, instance="i2")
+    generation = (await rejoined).generation_id
+    await other
+    waiting = world.sync(follower, generation, instance="i2")
+    world.join(instance="i2")
+    assert (await waiting).error_code == ErrorCode.FENCED_INSTANCE_ID
+
+
 @pytest.mark.parametrize("version", [5, 6, 7, 9])
 @run
 async def test_every_version_of_a_waiting_join_can_be_told_that_it_is_fenced(version: int) -> None:
