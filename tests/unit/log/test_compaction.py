@@ -10,6 +10,7 @@ from headrace.batch import build_batch, read_batches
 from headrace.log.compaction.cleaner import CleaningResult, OffsetMap, clean
 from headrace.log.compaction.planning import plan
 from headrace.log.config import LogConfig
+from headrace.log.disk import FileCache
 from headrace.log.errors import CorruptLog
 from headrace.log.findings import Severity
 from headrace.log.log import PartitionLog
@@ -294,6 +295,21 @@ def test_slices_of_replaced_files_stay_readable() -> None:
     before = held.read()
     compact(log)
     assert held.read() == before
+
+
+def test_until_a_swap_is_finished_readers_get_the_old_files_although_few_are_kept_open() -> None:
+    disk = SimulatedDisk()
+    log = PartitionLog.open(disk, DIRECTORY, COMPACT, cache=FileCache(disk, files_max=1))
+    for number in range(60):
+        put(log, b"k%d" % (number % 3), b"v" * 200)
+    settle(log)
+    job = plan(log, NOW, token="t")
+    assert job is not None
+    swap = log.begin_swap(clean(disk, job))
+    swap.run()
+    assert [offset for offset, _, _ in records(log)] == list(range(60))
+    log.finish_swap(swap)
+    assert [offset for offset, _, _ in records(log)] == [57, 58, 59]
 
 
 def test_corruption_is_told_with_its_place_and_nothing_is_swapped() -> None:

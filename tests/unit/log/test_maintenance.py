@@ -403,23 +403,47 @@ def test_wherever_a_swap_is_refused_the_log_is_whole_or_no_longer_served_and_who
     assert bool(damaged) == (count > 1), "a disk that refuses once is asked again"
 
 
-class HeldSwapDisk(SimulatedDisk):
-    """A swap stands still in the middle until a test lets it go on."""
+class HeldDisk(SimulatedDisk):
+    """The first such operation on such a path stands still until a test lets it go on."""
 
-    def __init__(self) -> None:
+    def __init__(self, operation: str, path_part: str) -> None:
         super().__init__()
+        self.operation = operation
+        self.path_part = path_part
+        self.armed = True
         self.held = threading.Event()
         self.may_go_on = threading.Event()
 
     def maybe_fail(self, operation: str, path: str) -> None:
-        if operation == "rename" and ".log.cleaned-" in path and not self.held.is_set():
+        if self.armed and operation == self.operation and self.path_part in path and not self.held.is_set():
             self.held.set()
             assert self.may_go_on.wait(PATIENCE_S)
         super().maybe_fail(operation, path)
 
 
+def test_space_that_is_wanted_while_a_checkpoint_is_being_written_is_freed_by_the_next_at_once() -> None:
+    disk = HeldDisk("write", "/data/checkpoint.tmp")
+    disk.armed = False
+
+    async def scenario(world: World) -> None:
+        log = world.log("t", FOREVER)
+        fill(log, 20)
+        log.sync_all()
+        world.maintenance.start()
+        disk.armed = True
+        under_way = world.maintenance.after_checkpoint()
+        await eventually_on_loop(disk.held.is_set)
+        log.delete_records(20)
+        world.maintenance.space_wanted()
+        disk.may_go_on.set()
+        await under_way
+        await eventually_on_loop(lambda: log.size_bytes == 0)
+
+    run(scenario, disk)
+
+
 def test_a_stop_waits_for_a_swap_that_is_under_way() -> None:
-    disk = HeldSwapDisk()
+    disk = HeldDisk("rename", ".log.cleaned-")
 
     async def scenario(world: World) -> None:
         log = world.compacted_log()
