@@ -353,6 +353,7 @@ def frame(kind: int, channel: int, payload: bytes, end: bytes = b"\xce") -> byte
         (frame(1, 1, b"\x00\x01"), ReplyCode.FRAME_ERROR),
         (frame(1, 1, b"\x00\x63\x00\x63"), ReplyCode.COMMAND_INVALID),
         (frame(1, 1, b"\x00\x32\x00\x0a\x00\x00\xff"), ReplyCode.FRAME_ERROR),
+        (frame(1, 1, b"\x00\x32\x00\x0a\x00\x00\x02\xb4q\x02\x00\x00\x00\x00"), ReplyCode.FRAME_ERROR),
         (frame(3, 1, b"body"), ReplyCode.UNEXPECTED_FRAME),
         (frame(2, 1, b"\x00" * 14), ReplyCode.UNEXPECTED_FRAME),
         (frame(8, 1, b""), ReplyCode.COMMAND_INVALID),

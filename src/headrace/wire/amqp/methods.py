@@ -189,6 +189,8 @@ def decode_method(payload: bytes) -> tuple[str, dict[str, Any]]:
         return name, _decode_arguments(_METHODS[name][1], payload)
     except (BadTable, struct.error, IndexError) as error:
         raise AmqpError(ReplyCode.FRAME_ERROR, f"cannot decode {name}: {error}", number) from error
+    except UnicodeDecodeError as error:  # a name that is no text could be listed nowhere
+        raise AmqpError(ReplyCode.FRAME_ERROR, "Malformed UTF-8 in shortstr", number) from error
 
 
 def _decode_arguments(declared: Arguments, payload: bytes) -> dict[str, Any]:
@@ -225,4 +227,4 @@ def _decode_string(payload: bytes, position: int, end: int, kind: str) -> tuple[
     if last > end:
         raise BadTable("a string reaches beyond its frame")
     raw = payload[first:last]
-    return (raw.decode("utf-8", "surrogateescape") if kind == "shortstr" else raw), last
+    return (raw.decode() if kind == "shortstr" else raw), last
