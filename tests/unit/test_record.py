@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import struct
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from typing import Any
 
 import cramjam
@@ -169,6 +171,17 @@ def test_compressed_data_that_ends_early_is_refused(codec: Codec) -> None:
     packed = compress(codec, bytes(range(256)) * 20)
     with pytest.raises(CorruptRecords):
         decompress(codec, packed[: len(packed) // 2], 1 << 20)
+
+
+@pytest.mark.parametrize("size", [0, 1, 13, 65_535, 65_536, 65_537, 262_144, 262_145, 600_000])
+@pytest.mark.parametrize("make", [bytes, os.urandom], ids=["zeros", "random"])
+def test_lz4_frames_of_every_number_of_blocks_are_read_by_another_decoder(
+    size: int, make: Callable[[int], bytes]
+) -> None:
+    data = make(size)
+    packed = compress(Codec.LZ4, memoryview(bytearray(data)))
+    assert bytes(cramjam.lz4.decompress(packed)) == data
+    assert len(packed) <= len(data) + 11 + 4 * (1 + len(data) // 65_536), "what does not compress is kept as it is"
 
 
 @pytest.mark.parametrize("codec", list(Codec)[1:])

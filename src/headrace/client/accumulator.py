@@ -237,6 +237,6 @@ class OpenBatch:
         )
         records = self.compressed
         if records is None:
-            records = compress(self.codec, bytes(self.data if self.prepared is None else self.prepared))
+            records = compress(self.codec, memoryview(self.data if self.prepared is None else self.prepared))
         reseal(batch, records)
         return batch.data

@@ -323,7 +323,7 @@ class PositionedProducer:
 
 
 def _compressed(batch: OpenBatch) -> bytes:
-    return compress(CODEC, bytes(batch.data))
+    return compress(CODEC, memoryview(batch.data))
 
 
 def _prepared(batch: OpenBatch, compressed: bytes | None = None) -> PreparedRecords:
