@@ -248,6 +248,29 @@ def test_a_row_larger_than_the_topic_takes_is_a_dead_letter_and_its_deletion_is_
     assert tombstone[1:3] == (b'{"id":7}', None)
 
 
+def test_a_deletion_too_large_for_its_topic_is_a_dead_letter_and_a_tombstone() -> None:
+    told = Told(bytes_max=100)
+    encoder_of().deleted(told, Transaction("a:1", 1), b"{}", (b"7", "a", "Ada", b"36"))
+    assert [each["operation"] for each in told.letters] == ["d"]
+    assert [each[1:3] for each in told.records] == [(b'{"id":7}', None)]
+
+
+def test_a_changed_key_is_a_deletion_and_a_creation_that_name_each_other() -> None:
+    told = Told()
+    row = (b"8", *ADA[1:])
+    encoder_of().moved(told, Transaction("a:1", 1), b"{}", ADA, row)
+    deleted, tombstone, created = told.records
+    assert deleted[1:2] + deleted[3:] == (b'{"id":7}', [("__debezium.newkey", b'{"id":8}')])
+    assert tombstone[1:] == (b'{"id":7}', None, [("__debezium.newkey", b'{"id":8}')])
+    assert created[1:2] + created[3:] == (b'{"id":8}', [("__debezium.oldkey", b'{"id":7}')])
+
+
+def test_a_masked_key_still_tells_its_rows_apart_where_messages_have_another() -> None:
+    encoder = encoder_of(key_columns={"public.users": ("name",)}, masks={"public.users.id": "****"})
+    assert encoder.identity(ADA) == b'{"id":7}'
+    assert encoder.identities([[each] for each in ADA], 1) == [b'{"id":7}']
+
+
 def test_a_key_that_the_database_did_not_send_makes_a_dead_letter() -> None:
     told = Told()
     encoder_of().updated(told, Transaction("a:1", 1), b"{}", None, (UNCHANGED, "a", "b", b"1"))

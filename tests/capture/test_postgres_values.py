@@ -183,12 +183,31 @@ _COPY = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\b": "\\b", "\f":
 
 
 plain_texts = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)))
-copied_texts = st.one_of(st.none(), plain_texts)
+copied_texts = st.one_of(st.none(), plain_texts, st.text("\\\t\nntNb"))
 
 
 def copied_line(row: list[str | None]) -> bytes:
     fields = ["\\N" if each is None else "".join(_COPY.get(letter, letter) for letter in each) for each in row]
     return "\t".join(fields).encode() + b"\n"
+
+
+@pytest.mark.parametrize("sign", [",", ";", ":", "^", "]", "-"])
+def test_an_array_of_a_type_with_any_delimiter_is_an_array(sign: str) -> None:
+    """PostGIS separates geometries by a colon."""
+    types = {
+        3000: PgType(3000, "_geometry", "b", "A", 0, 3001, -1),
+        3001: PgType(3001, "geometry", "b", "U", 0, 0, -1, delimiter=sign),
+    }
+    render = renderer(3000, -1, types, STRINGS)
+    assert render is not None
+    assert json.loads(render(f'{{a.b{sign}NULL{sign}"c{sign}d"}}'.encode())) == ["a.b", None, f"c{sign}d"]
+
+
+@pytest.mark.parametrize("text", ["9" * 5_000, "-0." + "1" * 6_000, "1" + "0" * 20_000])
+def test_a_decimal_of_any_length_is_its_unscaled_number(text: str) -> None:
+    found = rendered("numeric", text)
+    number = int.from_bytes(base64.b64decode(found["value"]), "big", signed=True)
+    assert (Decimal(number), found["scale"]) == (Decimal(text.replace(".", "")), len(text.partition(".")[2]))
 
 
 @given(st.lists(copied_texts, min_size=1))

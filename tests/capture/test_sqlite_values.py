@@ -157,5 +157,6 @@ def test_a_row_is_read_as_it_was_written_down() -> None:
 def test_numbers_are_json_with_all_their_digits() -> None:
     values = [2**63 - 1, 0.1 + 0.2, 5e-324, -0.0, 1e22]
     assert [json.loads(json_value(each)) for each in values] == values
+    assert [json_value(each) for each in (math.inf, -math.inf)] == [b'"Infinity"', b'"-Infinity"']
     with sqlite3.connect(":memory:") as session:
         assert session.execute("select typeof(?)", (math.nan,)).fetchone() == ("null",), "there is no NaN"

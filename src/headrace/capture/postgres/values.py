@@ -22,7 +22,8 @@ from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from functools import partial
+from decimal import Decimal
+from functools import cache, partial
 from json.encoder import encode_basestring
 from typing import TypeAlias
 
@@ -47,6 +48,8 @@ DAY_US = 86_400_000_000
 INFINITE_TIMESTAMPS = {b"infinity": 9223372036825200000, b"-infinity": -9223372036832400000}
 INFINITE_DATES = {b"infinity": 2**31 - 1, b"-infinity": -(2**31)}
 DAYS_PER_MONTH = 365.25 / 12
+INT_DIGITS_MAX = 640
+"""The lowest limit that an environment may set for ``int``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,10 @@ def big_integer(number: int) -> bytes:
 
 def _unscaled(value: bytes) -> tuple[int, int]:
     whole, _, fraction = value.partition(b".")
-    return int(whole + fraction), len(fraction)
+    digits = whole + fraction
+    # Python takes no text of more than 4,300 digits for an int, and a numeric may have 130,000 before its point.
+    number = int(digits) if len(digits) <= INT_DIGITS_MAX else int(Decimal(digits.decode()))
+    return number, len(fraction)
 
 
 def decimal_precise(scale: int, value: bytes) -> bytes:
@@ -320,11 +326,14 @@ def hstore(value: bytes) -> bytes:
     return json_text(json.dumps(pairs, separators=(",", ":"), ensure_ascii=False))
 
 
-_ELEMENTS = {
-    delimiter: re.compile(rb'[{}%b]|"(?:[^"\\]|\\.)*"|[^{}%b"]+' % (delimiter, delimiter), re.DOTALL)
-    for delimiter in (b",", b";")
-}
 _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
+
+
+@cache
+def _elements(delimiter: bytes) -> re.Pattern[bytes]:
+    """The tokens of an array. A type may have any delimiter: PostGIS's have a colon."""
+    own = re.escape(delimiter)
+    return re.compile(rb'[{}%b]|"(?:[^"\\]|\\.)*"|[^{}%b"]+' % (own, own), re.DOTALL)
 
 
 def array(render: Renderer | None, delimiter: bytes, value: bytes) -> bytes:
@@ -332,7 +341,7 @@ def array(render: Renderer | None, delimiter: bytes, value: bytes) -> bytes:
     if value[:1] == b"[":  # subscripts that do not begin with 1 are told before the array
         value = value.partition(b"=")[2]
     out = []
-    for token in _ELEMENTS[delimiter].findall(value):
+    for token in _elements(delimiter).findall(value):
         if token == b"{":
             out.append(b"[")
         elif token == b"}":
