@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.spark.patterns.automaton import Automaton
 from headrace.spark.patterns.runs import Found
-from headrace.spark.state.bucket import NEVER, Flags, Ints
+from headrace.spark.state.bucket import Flags, Ints
 
 __all__ = ["Skip", "chosen_all", "chosen_one", "ended"]
 
@@ -35,22 +35,21 @@ def chosen_one(
     """Which matches count, and by key the row from which the next may begin."""
     if skip.to == "next":
         return _chosen_next(found, codes, begins, ends)
-    next_rows = ends.copy()
-    targets = _targets(found, skip, automaton).tolist()
     count = len(found.starts)
     rows = np.r_[found.starts, found.undecided]
     order = np.argsort(rows, kind="stable")
-    allowed, chosen = begins.tolist(), []
-    for index, row, code in zip(order.tolist(), rows[order].tolist(), codes[rows[order]].tolist(), strict=True):
-        if row < allowed[code]:
-            continue
-        if index >= count:  # undecided: nothing after it is decided either
-            next_rows[code] = row
-            allowed[code] = NEVER
-            continue
-        chosen.append(index)
-        allowed[code] = max(targets[index], row + 1)
-    return np.array(chosen, np.int64), next_rows
+    order = order[rows[order] >= begins[codes[rows[order]]]]
+    rows, is_open = rows[order], order >= count
+    # Nothing after an undecided row is decided either, so from there on it is the next key's turn.
+    after = np.r_[_targets(found, skip, automaton), ends[codes[found.undecided]]][order]
+    following, path, at = np.searchsorted(rows, np.maximum(after, rows + 1)).tolist(), [], 0
+    while at < len(following):
+        path.append(at)
+        at = following[at]
+    taken = np.array(path, np.int64)
+    next_rows, stops = ends.copy(), rows[taken[is_open[taken]]]
+    next_rows[codes[stops]] = stops
+    return order[taken[~is_open[taken]]], next_rows
 
 
 def _chosen_next(found: Found, codes: Ints, begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
