@@ -254,9 +254,7 @@ class Reader:
             if name in ("FIRST", "LAST", "PREV", "NEXT"):
                 assert isinstance(node, exp.Anonymous)
                 return self._navigation(node, name, mode, piece, per_row)
-            node = sqlglot.parse_one(
-                f"{name}({', '.join(each.sql('spark') for each in node.expressions)})", dialect=RowPattern
-            )
+            node = _aggregate_of(name, node)
         running = per_row and mode != "FINAL"
         if isinstance(node, exp.AggFunc):
             kind, variables, column = self._aggregate(node, piece)
@@ -325,7 +323,11 @@ class Reader:
         if self._row_alone(node, name) and self.columns.computes(node):
             return Here(self.columns.value(self._plain(node)))
         special = self._special(node)
-        if special is not None:
+        if special is not None and any((self._special(each) or ("", ""))[1] == "FINAL" for each in node.walk()):
+            self._fail(piece, "FINAL is for measures; a condition sees the rows up to its own", node)
+        if special is not None and special[0] not in NAVIGATION:
+            node = _aggregate_of(special[0], node)
+        elif special is not None:
             return self._remembered(node, special[0], name, piece)
         if isinstance(node, exp.AggFunc):
             return self._total(node, piece)
@@ -371,6 +373,12 @@ class Reader:
                 node,
             )
         return Call(function, tuple(self._tree(each, name, piece) for each in arguments))
+
+
+def _aggregate_of(name: str, node: exp.Expr) -> exp.Expr:
+    """The aggregate that stands after RUNNING or FINAL."""
+    arguments = ", ".join(each.sql("spark") for each in node.expressions)
+    return sqlglot.parse_one(f"{name}({arguments})", dialect=RowPattern)
 
 
 def _conjuncts(node: exp.Expr) -> list[exp.Expr]:

@@ -48,6 +48,7 @@ def pairs(condition: str) -> list[tuple[Any, Any]]:
         ("FIRST(amount, 1) > FIRST(amount)", [(1, 2), (2, 3)]),
         ("LAST(A.amount, 1) IS NULL AND FIRST(B.amount, 1) IS NULL AND B.amount = 1", [(3, 1)]),
         ("PREV(LAST(amount, 1)) = 2", [(3, 1)]),
+        ("RUNNING SUM(amount) = 4 AND RUNNING LAST(A.amount) = 3", [(3, 1)]),
     ],
 )
 def test_a_condition_means_what_sql_says(condition: str, wanted: list[tuple[Any, Any]]) -> None:
