@@ -24,6 +24,7 @@ from headrace.sourcing import (
     open_store,
 )
 from headrace.sourcing.events import RecordedEvent
+from headrace.sourcing.keys import KeyStore
 from tests.sourcing.bank import Balances, Deposit, Withdraw, account
 
 Runner = Callable[..., ProjectionRunner]
@@ -204,6 +205,47 @@ def test_a_projection_with_a_newer_version_is_rebuilt_when_it_runs(events: Event
     newer = runner(Newer())
     newer.run(until_current=True)
     assert balances(newer) == {"account-0": 20, "account-1": 10}
+
+
+class Search(Projection):
+    """An index of texts, which is another kind of table."""
+
+    tables: ClassVar = {"search": ""}
+
+    def setup(self, view: View) -> None:
+        view.execute(f"create virtual table {view.table('search')} using fts5(account, name)")
+
+    @on("Opened")
+    def opened(self, view: View, event: RecordedEvent) -> None:
+        if event.data["name"]:
+            view.execute(f"insert into {view.table('search')} values (?, ?)", event.stream, event.data["name"])
+
+
+class SearchThatForgets(Search):
+    def forget(self, view: View, subject: str) -> None:
+        view.execute(f"delete from {view.table('search')} where account = ?", f"account-{subject}")
+
+
+@pytest.mark.parametrize("search", [Search, SearchThatForgets])
+def test_after_a_purge_an_index_of_texts_in_a_view_has_no_word_of_a_forgotten_person(
+    tmp_path: Path, search: type[Search]
+) -> None:
+    keys, file = KeyStore(tmp_path / "keys"), tmp_path / "views.db"
+    with open_store(tmp_path / "people.db", keys=keys) as store:
+        view = ProjectionRunner(store, file, search())
+        for number in range(3):
+            event = Event("Opened", {"name": f"Hopper{number}zz"}, personal={"name": f"u{number}"})
+            store.append(f"account-u{number}", event)
+            view.run(until_current=True)
+        store.forget("u1")
+        view.run(until_current=True)
+        view.purge()
+        assert b"opper1zz" not in file.read_bytes()
+        assert b"opper2zz" in file.read_bytes()
+        table = view.ask("select name from sqlite_schema where name glob 'search__g[0-9]'")[0][0]
+        assert view.ask(f"select account from {table} where {table} match 'hopper2zz'") == [("account-u2",)]
+        view.close()
+    keys.close()
 
 
 def test_several_projections_share_a_database(events: EventStore, runner: Runner) -> None:

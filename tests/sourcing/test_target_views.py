@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -240,6 +242,13 @@ def test_rows_that_could_not_be_found_when_their_person_is_forgotten_are_refused
         assert words_in(tmp_path, "lovelace") == []
         run(forget=lambda subject: [])
         assert words_in(tmp_path, "lovelace") != []
+
+
+def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "headrace.sourcing.target_views")
+    with pytest.raises(UsageError, match="pip install pyarrow numpy"):
+        importlib.import_module("headrace.sourcing.target_views")
 
 
 def test_a_target_without_a_key_is_refused(store: EventStore) -> None:

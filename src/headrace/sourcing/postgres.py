@@ -364,6 +364,7 @@ class PostgresStore(EventStore):
 def purge_tables(connection: psycopg.Connection[Row], names: Iterable[str], shown: str) -> None:
     """Write tables again without what was deleted from them, then make a checkpoint.
 
+    Values of the tables are also in the planner's statistics: those are made again, and the old ones removed.
     PostgreSQL only warns about a table that the user may not vacuum, and leaves it as it is.
     """
     warnings: list[str] = []
@@ -375,11 +376,18 @@ def purge_tables(connection: psycopg.Connection[Row], names: Iterable[str], show
     connection.add_notice_handler(warned)
     try:
         for name in names:
-            connection.execute(f"vacuum full {name}".encode())
+            connection.execute(f"vacuum (full, analyze) {name}".encode())
         if warnings:
             raise SourcingError(
                 f"{shown}: deleted rows are still in the files ({'; '.join(warnings)}): "
                 "purge as the owner of the tables"
+            )
+        connection.execute("vacuum full pg_catalog.pg_statistic")
+        if warnings:
+            raise SourcingError(
+                f"{shown}: the tables are purged, and the planner's statistics may still have values of them "
+                f"({'; '.join(warnings)}): purge as the owner of the database, or let an administrator run "
+                "VACUUM FULL pg_statistic; CHECKPOINT"
             )
         connection.execute("checkpoint")
     except psycopg.errors.InsufficientPrivilege as error:

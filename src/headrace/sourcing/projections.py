@@ -94,7 +94,9 @@ class Projection:
                 raise UsageError(f"{each!r} is no name of a view", "use up to 41 of a-z, 0-9 and _")
 
     def setup(self, view: View) -> None:
-        """Make the tables; override it for indexes, whose names should begin with that of their table."""
+        """Make the tables; override it for indexes, whose names should begin with that of their table, and for other
+        kinds of tables. A rebuild drops what ``tables`` names, and nothing else.
+        """
         for name, columns in self.tables.items():
             view.execute(f"create table {view.table(name)} ({columns})")
 

@@ -19,8 +19,8 @@ changes nothing.
 ``query`` selects. Which rows these are must be known without the data: a view whose keys, or number of rows, depend on
 personal data is refused at the first such event. Where a row is shared with others, say with ``forget`` what becomes of
 it: it gets the subject and gives rows and ``Gone``. A view without personal data says ``personal=False``. In a later
-replay, a forgotten field is null in its row. Then ``purge`` removes deleted rows from the files. Needs the package
-pyarrow.
+replay, a forgotten field is null in its row. Then ``purge`` removes deleted rows from the files. Needs the packages
+pyarrow and numpy.
 """
 
 from __future__ import annotations
@@ -32,15 +32,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
 from headrace.errors import UsageError
 from headrace.sourcing.appends import Progress
 from headrace.sourcing.events import EVERYTHING, Forgotten, Query, RecordedEvent
 from headrace.sourcing.privacy import FORGOTTEN_TYPE
 from headrace.sourcing.store import EventStore, Page
-from headrace.targets.changes import Changes
-from headrace.targets.target import Delivery, Fence, Letters, Session, Target
+
+try:
+    import pyarrow as pa
+
+    from headrace.targets.changes import Changes
+    from headrace.targets.target import Delivery, Fence, Letters, Session, Target
+except ModuleNotFoundError as error:
+    needed = "views in other systems need the packages pyarrow and numpy"
+    raise UsageError(needed, "pip install pyarrow numpy") from error
 
 __all__ = ["Gone", "TargetView"]
 
