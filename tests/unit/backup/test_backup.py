@@ -205,6 +205,21 @@ def small_source(tmp_path: Path, content: bytes, at: int = 1000) -> Source:
     return Source(directory=str(tmp_path / "source"), files=[("flushed", len(content))], created_ms=at)
 
 
+def test_a_file_that_was_replaced_by_one_of_the_same_size_and_time_is_read_again(tmp_path: Path) -> None:
+    """As a compacted segment is put in the place of the old one, or a file that was copied with its times."""
+    repository = Repository.create(str(tmp_path / "backups"))
+    create(repository, small_source(tmp_path, b"old", 1000))
+    file, other = tmp_path / "source/flushed", tmp_path / "source/other"
+    other.write_bytes(b"new")
+    made = file.stat()
+    os.utime(other, ns=(made.st_atime_ns, made.st_mtime_ns))
+    other.replace(file)
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (made.st_size, made.st_mtime_ns)
+    create(repository, Source(directory=str(tmp_path / "source"), files=[("flushed", 3)], created_ms=2000))
+    restore(repository, repository.manifest(repository.names()[1]), str(tmp_path / "again"))
+    assert (tmp_path / "again/flushed").read_bytes() == b"new"
+
+
 def only_object(repository: Repository) -> Path:
     (found,) = [each for each in Path(repository.path, "objects").rglob("*") if each.is_file()]
     return found
