@@ -121,6 +121,7 @@ def examine(settings: Settings) -> list[Finding]:
         lambda: check_port(settings.text("kafka")),
         lambda: check_amqp(settings.text("amqp")),
         lambda: check_metrics(settings.text("metrics")),
+        lambda: check_console(settings.text("http")),
         lambda: check_folder(folder),
         lambda: check_space(folder),
         lambda: check_sync(folder),
@@ -235,6 +236,19 @@ def check_metrics(address: str) -> Finding:
     if ready:
         return Finding("metrics", "note", f"{address} is served, and not ready: {ready}", "read the broker's log")
     return Finding("metrics", "ok", f"{address} is served by a broker that is ready")
+
+
+def check_console(address: str) -> Finding:
+    if address == "off":
+        return Finding("console", "ok", "off; headrace up --http HOST:PORT serves the web console")
+    from headrace.server import parse_address
+
+    error = _bind_error(*parse_address(address, "http"))
+    if error is None:
+        return Finding("console", "ok", f"{address} is free")
+    reason = (error.strerror or str(error)).lower() + _owner(address)
+    fix = "headrace up --http 127.0.0.1:0 (a spare port), or stop what uses it"
+    return Finding("console", "note", f"{address} cannot be used: {reason}", fix)
 
 
 def _readiness(address: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,8 @@ EARLIEST: Final = -2
 """Instead of a timestamp: the first offset that is still there."""
 MAX_TIMESTAMP: Final = -3
 """Instead of a timestamp: the record with the greatest timestamp."""
+PARTITIONS_PER_REQUEST = 4_000
+"""Brokers bound their requests; a topic of 50,000 partitions is asked for in several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,9 @@ def end_offsets(
 
 def _ask(client: Client, wanted: Mapping[TopicPartition, int], read_committed: bool) -> dict[TopicPartition, OffsetAt]:
     waiting = [
-        client.send(node, _request(client, partitions, wanted, read_committed), ListOffsetsResponse)
+        client.send(node, _request(client, part, wanted, read_committed), ListOffsetsResponse)
         for node, partitions in client.by_leader(wanted).items()
+        for part in _parted(partitions, PARTITIONS_PER_REQUEST)
     ]
     found = {}
     for connection, pending in waiting:
@@ -66,6 +69,11 @@ def _ask(client: Client, wanted: Mapping[TopicPartition, int], read_committed: b
                 check(each.error_code, None, f"asking for offsets of {partition}")
                 found[partition] = OffsetAt(each.offset, each.timestamp)
     return found
+
+
+def _parted(partitions: list[TopicPartition], size: int) -> Iterator[list[TopicPartition]]:
+    for start in range(0, len(partitions), size):
+        yield partitions[start : start + size]
 
 
 def _request(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Place", "parse_place", "parse_time_ms", "resolve"]
 
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+INT64_MAX = 2**63 - 1
 _AGO = re.compile(r"-([0-9]+)(ms|s|m|h|d|w)")
 
 HINT = (
@@ -39,19 +40,26 @@ def parse_place(text: str, now_ms: int) -> Place:
     if text.startswith("@"):
         return Place("time", parse_time_ms(text[1:], now_ms))
     if re.fullmatch(r"-[0-9]+", text):
-        return Place("before_end", int(text[1:]))
+        return Place("before_end", _bounded(text[1:]))
     if re.fullmatch(r"[0-9]+", text):
-        return Place("offset", int(text))
+        return Place("offset", _bounded(text))
     raise BadArgument(f"{text!r} is not a place in a topic", HINT)
+
+
+def _bounded(digits: str) -> int:
+    """Offsets and times have 63 bits in the protocol."""
+    if len(digits) > len(str(INT64_MAX)) or int(digits) > INT64_MAX:
+        raise BadArgument(f"{digits[:30]} is too large", f"the largest offset and time are {INT64_MAX}")
+    return int(digits)
 
 
 def parse_time_ms(text: str, now_ms: int) -> int:
     """Milliseconds since 1970, an ISO 8601 time (local when it names no zone), or a time ago such as ``-15m``."""
     if re.fullmatch(r"[0-9]+", text):
-        return int(text)
+        return _bounded(text)
     ago = _AGO.fullmatch(text)
     if ago:
-        return now_ms - int(ago[1]) * UNITS_MS[ago[2]]
+        return max(0, now_ms - int(ago[1]) * UNITS_MS[ago[2]])
     try:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:

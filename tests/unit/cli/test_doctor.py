@@ -14,6 +14,7 @@ from headrace import testing
 from headrace.cli import doctor
 from headrace.cli.doctor import (
     Finding,
+    check_console,
     check_files,
     check_folder,
     check_metrics,
@@ -41,6 +42,7 @@ def test_a_sound_machine_gets_a_finding_per_check_and_exit_0(
         "kafka",
         "amqp",
         "metrics",
+        "console",
         "data",
         "space",
         "sync",
@@ -92,6 +94,14 @@ def test_an_address_for_metrics_is_free_served_or_somebody_elses() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         finding = check_metrics(f"127.0.0.1:{taken.getsockname()[1]}")
     assert (finding.status, "already in use" in finding.found) == ("wrong", True)
+
+
+def test_an_address_for_the_console_is_free_or_taken() -> None:
+    assert check_console("off").status == "ok"
+    assert check_console("127.0.0.1:0").found == "127.0.0.1:0 is free"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        finding = check_console(f"127.0.0.1:{taken.getsockname()[1]}")
+    assert (finding.status, "--http" in finding.fix) == ("note", True)
 
 
 def test_metrics_that_a_broker_serves_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:

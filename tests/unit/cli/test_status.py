@@ -50,7 +50,9 @@ def test_a_broker_that_is_well_is_shown_with_lag_queues_and_disk(
             for number in range(10):
                 producer.send("orders", b"x", partition=number % 2)
         Groups(client).commit("slow", {TopicPartition("orders", 0): 2, TopicPartition("orders", 1): 4})
+        Admin(client).delete_records({TopicPartition("orders", 1): 3})
         Groups(client).commit("quick", {TopicPartition("orders", 0): 5})
+        Groups(client).commit("behind retention", {TopicPartition("orders", 1): 0})
         Queues(client).create_queue("work")
         at = now_ms()
         report(client, StateRecord(kind="pipeline", name="revenue", at_ms=at, details={"lag": 7, "rows_per_s": 1.5}))
@@ -59,7 +61,11 @@ def test_a_broker_that_is_well_is_shown_with_lag_queues_and_disk(
     found = looked(broker, capsys, 0)
     assert found["broker"]["addresses"] == [broker.bootstrap]
     assert found["topics"] == {"topics": 1, "internal": 1, "partitions": 3, "without_leader": []}
-    assert [(each["name"], each["lag"]) for each in found["groups"]] == [("slow", 4), ("quick", 0)]
+    assert [(each["name"], each["lag"]) for each in found["groups"]] == [
+        ("slow", 4),
+        ("behind retention", 2),
+        ("quick", 0),
+    ], "what retention removed cannot be read any more"
     assert [(each["name"], each["state"], each["lag"]) for each in found["pipelines"]] == [("revenue", "running", 7)]
     assert {each["name"]: (each["state"], each["lag"]) for each in found["captures"]} == {
         "shop": ("running", "12 ms"),

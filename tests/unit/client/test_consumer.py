@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from headrace.client import (
     TopicPartition,
     fetch_batches,
 )
+from headrace.client import offsets as offsets_module
 from headrace.client.consumer import committed_batches
 from headrace.client.fetch import Fetched, split_batches
 from headrace.client.offsets import EARLIEST, LATEST, MAX_TIMESTAMP, OffsetAt, list_offsets
@@ -145,6 +147,26 @@ def test_offsets_are_found_by_time(client: Client, make_topic: MakeTopic) -> Non
     for timestamp, expected in asked.items():
         assert list_offsets(client, {partition: timestamp}) == {partition: expected}
     assert list_offsets(client, {partition: 99_999})[partition].offset == -1
+
+
+def test_more_partitions_than_a_broker_takes_in_one_request_are_asked_for_in_several(
+    client: Client, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partitions = make_topic(5)
+    for partition in partitions:
+        produce(client, partition, 1 + partition.partition)
+    sizes: list[int] = []
+    send = client.send
+
+    def counted(node: int, request: Any, answer: Any) -> Any:
+        sizes.append(sum(len(topic.partitions) for topic in request.topics))
+        return send(node, request, answer)
+
+    monkeypatch.setattr(client, "send", counted)
+    monkeypatch.setattr(offsets_module, "PARTITIONS_PER_REQUEST", 2)
+    found = list_offsets(client, dict.fromkeys(partitions, LATEST))
+    assert {place.partition: at.offset for place, at in found.items()} == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
+    assert sizes == [2, 2, 1]
 
 
 def test_raw_batches_come_as_they_were_sent(client: Client, make_topic: MakeTopic) -> None:

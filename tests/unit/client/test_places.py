@@ -25,13 +25,18 @@ NOW_MS = 1_800_000_000_000
         ("@1970-01-01T02:00:00+02:00", Place("time", 0)),
         ("@-15m", Place("time", NOW_MS - 900_000)),
         ("@-2d", Place("time", NOW_MS - 172_800_000)),
+        ("@-99999w", Place("time", 0)),
+        (str(2**63 - 1), Place("offset", 2**63 - 1)),
     ],
 )
 def test_a_place_is_read_as_it_is_written(text: str, place: Place) -> None:
     assert parse_place(text, NOW_MS) == place
 
 
-@pytest.mark.parametrize("text", ["", "start", "1.5", "--5", "+5", "@", "@yesterday", "@-15", "@-m", "٣"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "start", "1.5", "--5", "+5", "@", "@yesterday", "@-15", "@-m", "٣", "9" * 19, f"@{2**63}", "-" + "9" * 5000],
+)
 def test_what_is_no_place_is_refused_with_examples(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_place(text, NOW_MS)
