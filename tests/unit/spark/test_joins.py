@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.spark.state.operator import run_bounded
+from headrace.spark.state.operator import BEGINNING, run_bounded
 from headrace.spark.tables.join_operators import (
     CHANGE,
     EVENT,
@@ -223,6 +224,16 @@ def test_a_row_is_held_up_to_the_last_microsecond_before_the_one_that_replaces_i
     query.push(table([Event("a", 15, 1)]), 20 * SECOND - 1)
     query.push(table([Event("a", 20 - 1e-6, 2)]), 20 * SECOND - 1)
     assert bag(query.push(table([]), 20 * SECOND)) == Counter([("a", 2, "users/0/0", "Rome")])
+
+
+@pytest.mark.parametrize("before_us", [BEGINNING, 15 * SECOND, 20 * SECOND - 1])
+def test_a_replaced_row_is_let_go_at_the_moment_of_the_one_that_replaces_it(before_us: int) -> None:
+    """Nobody else would touch the key any more."""
+    query = as_of()
+    query.push(table([Change("a", 10, "Rome", 0), Change("a", 20, "Oslo", 1)]), before_us)
+    query.push(table([]), 20 * SECOND)
+    (state,) = query.held()
+    assert [version["row"]["city"] for version in state["versions"]] == ["Oslo"]
 
 
 def test_an_event_waits_until_the_watermark_is_past_its_time_and_not_only_there() -> None:
