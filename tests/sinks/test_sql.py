@@ -125,6 +125,23 @@ def test_a_truncation_is_refused_where_another_pipeline_writes_into_the_table_to
     assert base.rows() == [(1, "mine"), (2, "theirs")]
 
 
+def test_a_pipeline_that_has_written_nothing_yet_is_in_the_way_of_no_truncation(base: Base) -> None:
+    deliver(base.target(), [(1, "mine")], at=fence(0))
+    with pytest.raises(Refused, match="its key"):
+        deliver(base.target(), [(None, "bad")], at=fence(0, query="other", pipeline="other"))
+    deliver(base.target(), replace(changes_of([]), truncates=True), at=fence(1))
+    assert base.rows() == []
+
+
+def test_rows_before_a_refused_one_are_added_once(base: Base) -> None:
+    base.run(f"CREATE TABLE {base.quote('orders')} (id int, name varchar(20) NOT NULL)")
+    schema, refusals = pa.schema([SCHEMA.field("id"), SCHEMA.field("name")]), Refusals()
+    rows = [(1, "a"), (2, "b"), (3, None), (4, "d"), (5, None)]
+    deliver(base.target(key=(), create=False), rows, at=fence(0), schema=schema, refusals=refusals)
+    assert base.rows() == [(1, "a"), (2, "b"), (4, "d")]
+    assert [row["id"] for row, _ in refusals.rows] == [3, 5]
+
+
 def test_a_truncation_in_a_bounded_write_empties_a_table_that_nobody_follows(base: Base) -> None:
     deliver(base.target(), [(1, "before")])
     deliver(base.target(), replace(changes_of([(2, "after")]), truncates=True))
