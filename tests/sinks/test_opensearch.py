@@ -70,6 +70,15 @@ def test_an_older_version_of_a_row_does_not_replace_a_newer_one(node: OpenSearch
     assert names(node) == {"1": "new", "2": "newer"}
 
 
+def test_of_two_runs_that_claim_an_index_at_once_one_stops(node: OpenSearch) -> None:
+    session = target_of(node).open()
+    held = session._held(fence(0, owner="first"))
+    deliver(target_of(node), [(1, "second")], at=fence(0, owner="second"), schema=SCHEMA)
+    with pytest.raises(Refused, match="has taken over: second"):
+        session._move(held, fence(0, owner="first"))
+    session.close()
+
+
 def test_a_deletion_without_a_version_counts_and_later_versions_do_too(node: OpenSearch) -> None:
     target = target_of(node, version="n")
     deliver(target, [(1, "a", 5), (2, "b", 5), (3, "unknown", None)], at=fence(0), schema=SCHEMA)

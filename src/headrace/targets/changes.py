@@ -84,8 +84,8 @@ class Changes:
         return np.asarray(pc.sort_indices(marked, keys), np.int64)
 
     def _lives(self, key: Sequence[str], version: str) -> tuple[Ints | None, Ints | None]:
-        """For each change the number of deletions without a version up to it, of the same key, and where the last of
-        these stands; -1 is nowhere. None: there are no such deletions."""
+        """For each change a number that grows with each deletion of its key without a version, and where the last of
+        these stands up to it; -1 is nowhere. None: there are no such deletions."""
         if self.deleted is None:
             return None, None
         ending = np.asarray(self.deleted, np.bool_) & np.asarray(pc.is_null(self.rows.column(version)))
@@ -93,10 +93,9 @@ class Changes:
             return None, None
         codes = self._codes(key)
         by_key = np.argsort(codes, kind="stable")
-        counts = np.cumsum(ending[by_key])
         first = np.searchsorted(codes[by_key], codes[by_key])
         lives, ends = np.empty(len(self), np.int64), np.empty(len(self), np.int64)
-        lives[by_key] = counts - (counts - ending[by_key])[first]
+        lives[by_key] = np.cumsum(ending[by_key])
         last = np.maximum.accumulate(np.where(ending[by_key], np.arange(len(self)), -1))
         ends[by_key] = np.where(last >= first, by_key[last], -1)
         return lives, ends

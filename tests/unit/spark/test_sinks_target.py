@@ -77,6 +77,36 @@ def test_the_highest_version_of_a_key_counts_and_of_equal_ones_the_last() -> Non
     assert sorted(row["name"] for row in kept.rows.to_pylist()) == ["known", "new", "only", "second"]
 
 
+def test_a_deletion_without_a_version_stands_before_what_comes_after_it_and_concerns_its_own_key_alone() -> None:
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("v", pa.int64())])
+    rows = [
+        (1, "old", 9),
+        ("-", 1),
+        (2, "new", 5),
+        (1, "back", 2),
+        (2, "old", 4),
+        (1, "older", 1),
+        (3, "gone", 3),
+        ("-", 3),
+    ]
+    kept = usable(changes_of(rows, schema), ["id"], Letters("t"), "v")
+    assert kept.deleted is not None
+    found = list(
+        zip(
+            kept.rows.column("id").to_pylist(),
+            kept.rows.column("name").to_pylist(),
+            kept.deleted.to_pylist(),
+            strict=True,
+        )
+    )
+    assert sorted(found, key=lambda each: each[0]) == [
+        (1, None, True),
+        (1, "back", False),
+        (2, "new", False),
+        (3, None, True),
+    ]
+
+
 def test_changes_of_which_none_is_a_deletion_in_the_end_are_plain_rows() -> None:
     removed_and_back = changes_of([("-", 1), (2, "x"), (1, "back")])
     assert usable(removed_and_back, ["id"], Letters("t")).deleted is None
