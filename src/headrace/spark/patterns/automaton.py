@@ -4,13 +4,14 @@ A state waits for one row. What may come after a row that it took is a list of t
 states, or ``ACCEPT``. The lists are closed: no target leads on without a row. So a run of the automaton is a sequence
 of rows and targets, and of two runs from one row the preferred one is the one with the better target where they part.
 
-A loop whose round took no row ends there, so loops around parts that can be empty do end.
+A loop whose round took no row ends there and goes on to what follows, as in Trino and Perl. So loops around parts that
+can be empty do end.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from headrace.errors import UsageError
 from headrace.spark.patterns.syntax import (
@@ -125,6 +126,8 @@ class _Step:
     state: State | None = None
     anchor: Literal["start", "end"] | None = None
     next: tuple[int, ...] = ()
+    again: int = -1
+    """Of a loop without an upper bound: which of ``next`` begins another round."""
 
 
 class _Compiler:
@@ -165,7 +168,8 @@ class _Compiler:
 
         if node.most is None:
             loop = self.add(_Step())
-            self.steps[loop].next = ordered(self.compile(node.part, loop, excluded), then)
+            again = self.compile(node.part, loop, excluded)
+            self.steps[loop].next, self.steps[loop].again = ordered(again, then), again
             current = loop
         else:
             current = then
@@ -188,10 +192,8 @@ def compile_pattern(node: Node) -> Automaton:
     order: list[int] = []
 
     def closed(entry: int) -> tuple[Target, ...]:
-        found: dict[Target, None] = {}
-        _close(compiler.steps, entry, False, False, set(), found)
         targets = []
-        for each in found:
+        for each in _reached(compiler.steps, entry):
             step = each.state
             if step != 0 and step not in numbers:
                 numbers[step] = len(order)
@@ -218,24 +220,37 @@ def _at_once(target: Target, states: list[State], after: list[tuple[Target, ...]
     return replace(target, state=len(states) - 1)
 
 
-def _close(
-    steps: list[_Step],
-    entry: int,
-    at_start: bool,
-    at_end: bool,
-    seen: set[tuple[int, bool, bool]],
-    found: dict[Target, None],
-) -> None:
-    """Collect what is reached without a row, by preference. Targets carry the number of their step here."""
-    place = (entry, at_start, at_end)
-    if place in seen:
-        return
-    seen.add(place)
-    step = steps[entry]
-    if entry == 0 or step.state is not None:
-        found.setdefault(Target(entry, at_start, at_end))
-        return
-    at_start = at_start or step.anchor == "start"
-    at_end = at_end or step.anchor == "end"
-    for each in step.next:
-        _close(steps, each, at_start, at_end, seen, found)
+class _Place(NamedTuple):
+    """A step that is reached without a row, and what is known of the way to it."""
+
+    step: int
+    at_start: bool = False
+    at_end: bool = False
+    rounds: frozenset[int] = frozenset()
+    """The loops of which a round has begun since the last row. If it comes back to its loop, it took no row."""
+
+
+def _reached(steps: list[_Step], entry: int) -> list[Target]:
+    """What is reached without a row, by preference. Targets carry the number of their step here."""
+    found: dict[Target, None] = {}
+    seen: set[_Place] = set()
+    waiting = [_Place(entry)]
+    while waiting:  # depth first
+        place = waiting.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        step = steps[place.step]
+        at_start = place.at_start or step.anchor == "start"
+        at_end = place.at_end or step.anchor == "end"
+        if place.step == 0 or step.state is not None:
+            found.setdefault(Target(place.step, at_start, at_end))
+            continue
+        for each in reversed(step.next):
+            rounds = place.rounds
+            if step.again >= 0:
+                if each == step.again and place.step in rounds:
+                    continue
+                rounds = rounds | {place.step} if each == step.again else rounds - {place.step}
+            waiting.append(_Place(each, at_start, at_end, rounds))
+    return list(found)

@@ -45,8 +45,9 @@ def loop(
         if most == 0:
             return
         for after, longer in ways(part, at, path, count, test):
-            if after == at and least <= 0:
-                continue  # a round without a row ends the loop
+            if after == at and least <= 0 and most is None:
+                yield after, longer  # a round without a row ends the loop
+                continue
             yield from loop(part, least - 1, None if most is None else most - 1, greedy, after, longer, count, test)
 
     if least > 0:

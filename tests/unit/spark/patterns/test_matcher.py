@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -114,3 +115,16 @@ def test_a_nested_loop_does_not_multiply_runs() -> None:
     matcher = Matcher(compile_pattern(node), {}, one=True, within_us=None, runs_max=100)
     rows = rows_of([["AB"] * 50])
     assert len(matcher.find(rows, np.arange(1)).starts) == 0
+
+
+@pytest.mark.parametrize(("text", "rows"), [("(A??)*", 0), ("(A??)?", 0), ("(A*?)+", 0), ("(A? B*?)*", 3)])
+def test_a_round_without_a_row_ends_the_loop(text: str, rows: int) -> None:
+    """``(A??)*``: one round without a row is preferred to one with a row."""
+    node = parse_pattern(text)
+    end, path = found_by(node, rows_of([["AB"] * 3]), 3)[0]
+    assert (end, path) == preferred(node, ["AB"] * 3, 0)
+    assert len(path) == rows
+
+
+def test_a_counted_loop_of_the_greatest_bound_around_an_optional_part_is_compiled() -> None:
+    assert len(compile_pattern(parse_pattern("(A?){1000} B")).states) == 1001
