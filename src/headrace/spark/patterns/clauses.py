@@ -40,7 +40,7 @@ KEYWORD = re.compile(
     ),
     re.IGNORECASE,
 )
-QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"[^\"]*\"|`[^`]*`|--[^\n]*")
+QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"[^\"]*\"|`[^`]*`|--[^\n]*|/\*[\s\S]*?\*/")
 NAME = re.compile(r"\s*(`[^`]+`|\"[^\"]+\"|[A-Za-z_]\w*)\s*", re.ASCII)
 ALIAS = re.compile(r"\s*((AS\s+)?\w+)?\s*;?\s*", re.IGNORECASE)
 AS = re.compile(r"\bAS\b", re.IGNORECASE)
@@ -116,7 +116,8 @@ def parse_clauses(text: str, *, ordered: bool = True) -> Clauses:
 
 def _blanked(quoted: re.Match[str]) -> str:
     """A comment as blanks, so that places stay; quoted text as it is."""
-    return " " * len(quoted.group()) if quoted.group().startswith("--") else quoted.group()
+    text = quoted.group()
+    return re.sub(r"[^\n]", " ", text) if text.startswith(("--", "/*")) else text
 
 
 def _clauses(text: str) -> Iterator[tuple[str, Piece]]:

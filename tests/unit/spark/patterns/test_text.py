@@ -96,6 +96,25 @@ def test_the_text_may_stand_in_the_words_of_sql() -> None:
     assert clauses.order == (("at", "ascending"), ("seq", "descending"))
 
 
+def test_comments_may_stand_anywhere() -> None:
+    text = """
+        PARTITION BY user -- WITHIN '1 day'
+        /* ORDER BY amount
+           PATTERN (B) */
+        ORDER BY at
+        PATTERN (A /* first */ + B -- then
+        )
+        DEFINE A AS amount > 1 /* , B AS x */, B AS B.kind = '/* no comment */' AND B.amount > A.amount - -1"""
+    clauses = parse_clauses(text)
+    assert clauses.order == (("at", "ascending"),)
+    assert clauses.pattern == Sequence((Repeat(Variable("A"), 1, None), Variable("B")))
+    assert [name for name, _ in clauses.define] == ["A", "B"]
+    assert clauses.text.index("DEFINE") == text.index("DEFINE")
+    assert "'/* no comment */'" in clauses.define[1][1].text
+    with pytest.raises(UsageError, match="'/' means nothing"):
+        parse_clauses(HEAD + "PATTERN (A /* never closed )")
+
+
 def test_a_pattern_explains_itself_as_text_and_as_a_picture() -> None:
     wanted = (
         pattern("a").where("amount > 1").not_followed_by("c").followed_by("b").where("amount < 3").within("5 minutes")
