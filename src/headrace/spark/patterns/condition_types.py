@@ -43,7 +43,7 @@ def check_conditions(plan: PatternPlan, schema: pa.Schema) -> None:
         _check_totals(name, condition, schema, said)
         try:
             kind = _type_of(condition, schema)
-        except pa.ArrowException as error:
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:  # LIKE 5; a constant beyond its type
             raise ConditionProblem(
                 name, f"the condition of {said} cannot be computed over these columns: {error}"
             ) from None

@@ -75,7 +75,7 @@ class Register:
         if pa.types.is_integer(columns[str(self.column)].type):
             ends = np.iinfo(np.int64)
             return np.full(count, ends.max if self.kind == "min" else ends.min)
-        return np.full(count, math.inf if self.kind == "min" else -math.inf)
+        return np.full(count, math.nan if self.kind == "min" else -math.inf)  # NaN is the greatest number, as in Spark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,25 @@ class Call:
     arguments: tuple[Expression, ...]
 
     def compute(self, lookup: Lookup) -> Any:
-        return FUNCTIONS[self.function](*[each.compute(lookup) for each in self.arguments])
+        return FUNCTIONS[self.function](*_alike([each.compute(lookup) for each in self.arguments]))
+
+
+def _alike(values: list[Any]) -> list[Any]:
+    """As in Spark, numbers beside a double are doubles. By itself Arrow fails at integers beyond 2^53 there."""
+    if not any(pa.types.is_floating(each.type) for each in values):
+        return values
+    return [_as_double(each) if _is_exact(each.type) else each for each in values]
+
+
+def _is_exact(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind))
+
+
+def _as_double(values: Any) -> Any:
+    kind = values.type
+    if not (_is_exact(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
+        raise pa.ArrowNotImplementedError(f"{kind} is no number")
+    return pc.cast(values, pa.float64(), safe=False)
 
 
 Expression = Constant | Here | At | Aggregated | Call
@@ -214,7 +232,7 @@ def _arithmetic(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*values)
         except pa.ArrowInvalid as error:
             if any(pa.types.is_decimal(each.type) for each in values):
-                return function(*(pc.cast(each, pa.float64(), safe=False) for each in values))
+                return function(*map(_as_double, values))
             if "overflow" not in str(error):
                 raise
             raise ArithmeticOverflow(
@@ -225,16 +243,32 @@ def _arithmetic(function: Callable[..., Any]) -> Callable[..., Any]:
     return computed
 
 
+def _of_doubles(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *values: function(*map(_as_double, values))
+
+
+def _whole_number(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda value: value if pa.types.is_integer(value.type) else function(value)
+
+
 def _extreme(function: Callable[..., Any]) -> Callable[..., Any]:
     """Of decimals with other numbers the greatest is a double."""
 
     def computed(*values: Any) -> Any:
         kinds = {each.type for each in values}
         if len(kinds) > 1 and any(pa.types.is_decimal(each) for each in kinds):
-            values = tuple(pc.cast(each, pa.float64(), safe=False) for each in values)
+            values = tuple(map(_as_double, values))
         return function(*values)
 
     return computed
+
+
+def _greatest(*values: Any) -> Any:
+    """NaN is the greatest number; Arrow leaves it out."""
+    found = _extreme(pc.max_element_wise)(*values)
+    for nan in map(_nan, values):
+        found = found if nan is None else pc.if_else(nan, pa.scalar(math.nan), found)
+    return found
 
 
 def _compared(function: Callable[..., Any], of_nan: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -259,14 +293,14 @@ def _nan(values: Any) -> Any:
     return found if (found.as_py() if isinstance(found, pa.Scalar) else pc.any(found).as_py()) else None
 
 
-_EQUAL = _compared(pc.equal, pc.and_)
-_LESS = _compared(pc.less, lambda left, right: pc.and_(pc.invert(left), right))
-_LESS_EQUAL = _compared(pc.less_equal, lambda left, right: right)
+_EQUAL = _compared(_arithmetic(pc.equal), pc.and_)
+_LESS = _compared(_arithmetic(pc.less), lambda left, right: pc.and_(pc.invert(left), right))
+_LESS_EQUAL = _compared(_arithmetic(pc.less_equal), lambda left, right: right)
 
 
 def _divide(left: Any, right: Any) -> Any:
     """As in Spark, a quotient of integers is a double, and division by zero is null."""
-    left, right = (pc.cast(each, pa.float64(), safe=False) for each in (left, right))
+    left, right = _as_double(left), _as_double(right)
     return pc.if_else(pc.equal(right, 0.0), pa.scalar(None, pa.float64()), pc.divide(left, right))
 
 
@@ -275,9 +309,12 @@ def _modulo(left: Any, right: Any) -> Any:
         divisor = pc.if_else(pc.equal(right, 0), pa.scalar(None, right.type), right)
         return pc.subtract(left, pc.multiply(pc.divide(left, divisor), right))
     quotient = pc.trunc(_divide(left, right))
-    return pc.subtract(
-        pc.cast(left, pa.float64(), safe=False), pc.multiply(quotient, pc.cast(right, pa.float64(), safe=False))
-    )
+    return pc.subtract(_as_double(left), pc.multiply(quotient, _as_double(right)))
+
+
+def _ln(value: Any) -> Any:
+    """As in Spark null, and not minus infinity, where there is no logarithm."""
+    return pc.ln(pc.if_else(pc.less_equal(value, 0.0), pa.scalar(None, pa.float64()), value))
 
 
 def _like(value: Any, wanted: Any) -> Any:
@@ -321,23 +358,21 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "case": _case,
     "coalesce": pc.coalesce,
     "abs": _arithmetic(pc.abs_checked),
-    "sqrt": pc.sqrt,
-    "pow": lambda base, exponent: pc.power(
-        pc.cast(base, pa.float64(), safe=False), pc.cast(exponent, pa.float64(), safe=False)
-    ),
-    "exp": pc.exp,
-    "ln": pc.ln,
-    "floor": pc.floor,
-    "ceil": pc.ceil,
-    "sin": pc.sin,
-    "cos": pc.cos,
-    "tan": pc.tan,
-    "asin": pc.asin,
-    "acos": pc.acos,
-    "atan": pc.atan,
-    "atan2": pc.atan2,
-    "radians": lambda degrees: pc.multiply(pc.cast(degrees, pa.float64(), safe=False), math.pi / 180),
-    "greatest": _extreme(pc.max_element_wise),
+    "sqrt": _of_doubles(pc.sqrt),
+    "pow": _of_doubles(pc.power),
+    "exp": _of_doubles(pc.exp),
+    "ln": _of_doubles(_ln),
+    "floor": _whole_number(pc.floor),
+    "ceil": _whole_number(pc.ceil),
+    "sin": _of_doubles(pc.sin),
+    "cos": _of_doubles(pc.cos),
+    "tan": _of_doubles(pc.tan),
+    "asin": _of_doubles(pc.asin),
+    "acos": _of_doubles(pc.acos),
+    "atan": _of_doubles(pc.atan),
+    "atan2": _of_doubles(pc.atan2),
+    "radians": _of_doubles(lambda degrees: pc.multiply(degrees, math.pi / 180)),
+    "greatest": _greatest,
     "least": _extreme(pc.min_element_wise),
     "lower": pc.utf8_lower,
     "upper": pc.utf8_upper,

@@ -11,6 +11,7 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, ClassVar, Literal, NoReturn
 
 import pyarrow as pa
@@ -56,6 +57,9 @@ OPERATORS: dict[type[exp.Expr], str] = {
 }
 SKIPPED_MAX = 100
 """Rows from the first or last one of a variable. Each is remembered of every run."""
+LONG_MAX = (1 << 63) - 1
+DIGITS_MAX = 38
+"""Of a decimal."""
 NAME = re.compile(r"[A-Za-z_]\w*")
 MODE = re.compile(r"\b(FINAL|RUNNING)(\s+)(?=(?:FIRST|LAST|COUNT|SUM|AVG|MIN|MAX|ARRAY_AGG)\s*\()", re.IGNORECASE)
 
@@ -394,8 +398,7 @@ def _constant(node: exp.Expr) -> Constant | None:
         case exp.Literal():
             if node.is_string:
                 return Constant(str(node.this), pa.string())
-            number = str(node.this)
-            return Constant(int(number), pa.int64()) if number.isdigit() else Constant(float(number), pa.float64())
+            return _number(str(node.this))
         case exp.Boolean():
             return Constant(bool(node.this), pa.bool_())
         case exp.Null():
@@ -403,6 +406,17 @@ def _constant(node: exp.Expr) -> Constant | None:
         case exp.Interval():
             return _interval(node)
     return None
+
+
+def _number(text: str) -> Constant:
+    """As in Spark, what is written with a point is a decimal."""
+    if text.isdigit() and int(text) <= LONG_MAX:
+        return Constant(int(text), pa.int64())
+    if "e" in text.lower() or len(text) > DIGITS_MAX:
+        return Constant(float(text), pa.float64())
+    number = Decimal(text)
+    scale = -int(number.as_tuple().exponent)
+    return Constant(number, pa.decimal128(max(len(number.as_tuple().digits), scale), scale))
 
 
 def _interval(node: exp.Interval) -> Constant | None:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from headrace.spark.patterns.clauses import Piece
 from headrace.spark.patterns.conditions import (
     FUNCTIONS,
     ArithmeticOverflow,
@@ -19,7 +20,9 @@ from headrace.spark.patterns.conditions import (
     Here,
     Lookup,
     holds,
+    registers_of,
 )
+from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.syntax import PatternSyntaxError
 from tests.unit.spark.patterns.world import Matching
 
@@ -167,3 +170,76 @@ def test_integers_are_exact_beyond_the_digits_of_a_double(condition: str, wanted
     text = PAIRS.format(condition).replace("PATTERN", "AFTER MATCH SKIP TO NEXT ROW PATTERN")
     rows = Matching(text).bounded([("u", 1, BIG), ("u", 2, BIG + 1), ("u", 3, BIG)])
     assert [(row["a"], row["b"]) for row in rows] == wanted
+
+
+@pytest.mark.parametrize(
+    ("condition", "wanted"),
+    [
+        ("B.amount > AVG(A.amount) / 2 AND A.amount < B.amount", [(BIG, BIG + 1)]),
+        ("B.amount >= SUM(A.amount)", [(BIG, BIG + 1), (BIG + 1, BIG)]),
+        ("B.amount + A.amount / 2 > 1.5e18 AND SQRT(A.amount) > 2", [(BIG, BIG + 1), (BIG + 1, BIG)]),
+        ("B.amount * 0.5 > 0 AND B.amount > A.amount + 0.5", [(BIG, BIG + 1)]),
+        ("FLOOR(A.amount) < B.amount", [(BIG, BIG + 1)]),
+        (
+            "COALESCE(A.amount, 0.5) = CASE WHEN A.amount > 0 THEN A.amount ELSE AVG(A.amount) END",
+            [(BIG, BIG + 1), (BIG + 1, BIG)],
+        ),
+    ],
+)
+def test_integers_beyond_the_digits_of_a_double_can_be_computed_with_doubles(
+    condition: str, wanted: list[tuple[int, int]]
+) -> None:
+    text = PAIRS.format(condition).replace("PATTERN", "AFTER MATCH SKIP TO NEXT ROW PATTERN")
+    rows = Matching(text).bounded([("u", 1, BIG), ("u", 2, BIG + 1), ("u", 3, BIG)])
+    assert [(row["a"], row["b"]) for row in rows] == wanted
+
+
+def computed(text: str, **columns: pa.Array) -> list[Any]:
+    """A condition of B over the columns, all of them of the row of A as well."""
+    reader = Reader(text, {"A": frozenset({"A"}), "B": frozenset({"B"})}, Columns(coming=frozenset(columns)))
+    _, tree = reader.split("B", Piece(text, 0))
+    assert tree is not None
+    rows = np.arange(len(next(iter(columns.values()))))
+    registers = dict.fromkeys(registers_of(tree), rows)
+    lookup = Lookup(columns=columns, rows=rows, first=0 * rows, end=0 * rows + len(rows), registers=registers)
+    return tree.compute(lookup).to_pylist()  # type: ignore[no-any-return]
+
+
+PRICES = pa.array([Decimal("1.10"), Decimal("3.00"), None], pa.decimal128(10, 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("A.price * 1.1 = 1.21", [True, False, None]),
+        ("A.price * 3 = 3.30", [True, False, None]),
+        ("A.price * 1.1 - 0.01 = 1.2", [True, False, None]),
+        ("A.price / 2 < 1.0", [True, False, None]),
+        ("A.price * 1e0 > 2.5", [False, True, None]),
+        ("A.whole * 0.1 = 0.3", [True, False, None]),
+        ("A.whole > 99999999999999999999", [False, False, None]),
+        ("A.huge > 1.5", [True, False, None]),
+        ("A.single * 2.5 > 1.2", [True, False, None]),
+    ],
+)
+def test_numbers_with_a_point_are_decimals_as_in_spark(text: str, wanted: list[bool | None]) -> None:
+    found = computed(
+        text,
+        price=PRICES,
+        whole=pa.array([3, 4, None]),
+        huge=pa.array([Decimal(2), Decimal(1), None], pa.decimal128(38, 0)),
+        single=pa.array([0.5, 0.25, None], pa.float32()),
+    )
+    assert found == wanted
+
+
+def test_there_is_no_logarithm_of_zero_and_nan_is_the_greatest_as_in_spark() -> None:
+    values = pa.array([1.0, 0.0, -1.0, math.nan, None])
+    assert computed("LN(A.x) < 5", x=values) == [True, None, None, False, None]
+    assert computed("GREATEST(A.x, 2) > 3", x=values) == [False, False, False, True, False]
+    assert computed("LEAST(A.x, 2) = 2", x=values) == [False, False, False, True, True]
+
+
+def test_the_least_of_nothing_but_nan_is_nan() -> None:
+    text = PAIRS.format("MIN(CAST('NaN' AS DOUBLE) + A.amount) = CAST('NaN' AS DOUBLE) + B.amount")
+    assert len(Matching(text).bounded([("u", 1, 1), ("u", 2, 2)])) == 1
