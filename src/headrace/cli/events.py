@@ -40,7 +40,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 NUMBER = click.IntRange(min=0, max=2**62)
 
 
-class Name(click.ParamType):
+class Name(click.ParamType[str]):
     """What is compared with names in a store, so it must be Unicode: a terminal may send other bytes."""
 
     name = "text"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -178,7 +178,8 @@ class Event:
     def _check_personal(self) -> None:
         if not isinstance(self.personal, Mapping):
             raise UsageError(f"{self.type} does not say which field belongs to whom", 'use {"email": "customer-7"}')
-        unknown = [str(name) for name in self.personal if not isinstance(name, str) or name not in self.data]
+        given: Collection[object] = self.personal
+        unknown = [str(name) for name in given if not isinstance(name, str) or name not in self.data]
         if unknown:
             raise UsageError(f"{self.type} has no field {', '.join(unknown)} to keep for a subject", "name its fields")
         for subject in self.personal.values():
