@@ -103,9 +103,13 @@ class TopicConfig:
 
     def log_config(self) -> LogConfig:
         policies = self.get("cleanup.policy")
+        segment_ms_max, compaction_lag_ms_max = self.get("segment.ms"), self.get("max.compaction.lag.ms")
+        if self.compacted:
+            # The active segment is never compacted, so it must end in time.
+            segment_ms_max = min(segment_ms_max, compaction_lag_ms_max)
         return LogConfig(
             segment_bytes_max=self.get("segment.bytes"),
-            segment_ms_max=self.get("segment.ms"),
+            segment_ms_max=segment_ms_max,
             index_interval_bytes=self.get("index.interval.bytes"),
             retention_ms=self.get("retention.ms"),
             retention_bytes=self.get("retention.bytes"),
@@ -114,7 +118,7 @@ class TopicConfig:
             delete_retention_ms=self.get("delete.retention.ms"),
             min_cleanable_dirty_ratio=self.get("min.cleanable.dirty.ratio"),
             min_compaction_lag_ms=self.get("min.compaction.lag.ms"),
-            max_compaction_lag_ms=self.get("max.compaction.lag.ms"),
+            max_compaction_lag_ms=compaction_lag_ms_max,
             flush=FlushMode(self.get("headrace.flush")),
             flush_interval_ms=self._settings.integer("flush.interval.ms"),
             producer_expiration_ms=self._settings.integer("producer.id.expiration.ms"),

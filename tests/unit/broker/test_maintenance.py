@@ -67,6 +67,26 @@ def test_compaction_in_a_child_keeps_the_last_record_of_each_key_and_its_offset(
     asyncio.run(scenario())
 
 
+def test_what_must_be_compacted_in_time_does_not_stay_in_the_active_segment(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, {"log.cleaner.enable": "false"}) as harness:
+            await harness.create(
+                "t", cleanup_policy="compact", max_compaction_lag_ms="60000", min_cleanable_dirty_ratio="1"
+            )
+            await harness.create("plain", max_compaction_lag_ms="60000")
+            begun = now_ms() - 120_000
+            for topic in ("t", "plain"):
+                for number, time_ms in enumerate((begun, begun + 1000, begun + 61_000)):
+                    record = Record(key=b"k", value=b"%d" % number, timestamp=time_ms)
+                    assert (await harness.produce(topic, [record])).error_code == 0
+            assert len(harness.partition("plain", 0).log.segments) == 1
+            assert len(harness.partition("t", 0).log.segments) == 2
+            await harness.broker.maintenance.compact()
+            assert [each.value for each in await everything(harness, "t")] == [b"1", b"2"]
+
+    asyncio.run(scenario())
+
+
 def test_retention_by_bytes_and_by_time_removes_whole_segments(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as harness:
