@@ -35,6 +35,16 @@ def test_an_append_writes_few_pages_since_ids_that_the_store_makes_are_in_no_ind
     assert pages < 300
 
 
+def test_an_append_of_one_event_is_four_statements(tmp_path: Path) -> None:
+    """What one writer pays beside the sync. Position, time and version are one question."""
+    with SqliteStore(tmp_path / "events.db") as store:
+        store.append("account-1", Event("Paid"), expected=0)
+        seen: list[str] = []
+        store._writer.set_trace_callback(seen.append)
+        store.append("account-1", Event("Paid", {"cents": 5}), expected=1)
+    assert [statement.split()[0] for statement in seen] == ["begin", "select", "insert", "commit"]
+
+
 def test_every_commit_is_synced_whatever_the_default_of_sqlite_is(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "events.db") as store:
         assert store._writer.execute("pragma synchronous").fetchone() == (2,)  # FULL

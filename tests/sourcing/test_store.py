@@ -237,6 +237,16 @@ def test_a_condition_refuses_an_append_if_matching_events_exist(store: EventStor
     assert store.head() == 3
 
 
+def test_an_append_without_events_gives_the_end_of_the_store(store: EventStore) -> None:
+    assert (store.append_all([]).position, store.append("account-1", []).position) == (0, 0)
+    store.append("account-1", [paid(1), paid(2)])
+    store.append("account-2", paid(3))
+    assert store.append_all([]) == Appended(3, 4, {})
+    assert store.append("account-1", [], expected=2) == Appended(3, 4, {"account-1": 2})
+    with pytest.raises(AppendConflict):
+        store.append("account-1", [], expected=3)
+
+
 def test_progress_is_stored_with_the_events_and_only_goes_forward(store: EventStore) -> None:
     assert store.progress("mailer") == 0
     store.append("mail-1", paid(1), progress=Progress("mailer", 4))

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from headrace.errors import UsageError
 from headrace.sourcing.errors import AppendConflict, StoreUnavailable
@@ -56,8 +56,7 @@ class Progress:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """The events of a request that go to one stream, or to none."""
 
     stream: str | None
@@ -146,20 +145,24 @@ class GroupCommit:
     def _join(self, request: Request) -> None:
         """Wait until the request was written, or leads."""
         with self._lock:
-            if self._leader is None:
+            if self._leader is None:  # nor is there a queue
                 self._leader = request
-            else:
-                request.wake = _locked()
+                self._take(request, [request])
+                return
+            request.wake = _locked()
             self._queue.append(request)
-        if request.wake is not None:
-            request.wake.acquire()
+        request.wake.acquire()
+
+    def _take(self, own: Request, batch: list[Request]) -> None:
+        own.batch = batch
+        self.requests += len(batch)
+        self.batches += 1
 
     def _lead(self, own: Request) -> None:
-        with self._lock:
-            own.batch = self._queue[:BATCH_REQUESTS_MAX]
-            del self._queue[:BATCH_REQUESTS_MAX]
-            self.requests += len(own.batch)
-            self.batches += 1
+        if not own.batch:
+            with self._lock:
+                self._take(own, self._queue[:BATCH_REQUESTS_MAX])
+                del self._queue[:BATCH_REQUESTS_MAX]
         try:
             self._write(own.batch)
         except BaseException as error:

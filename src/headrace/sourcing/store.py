@@ -226,20 +226,15 @@ class EventStore(ABC):
         if command_id is not None:
             check_text(command_id, "id of a command", ID_LENGTH_MAX)
         try:
-            given = [self._prepared(*part, command_id) for part in parts]
+            given = [self._prepared(stream, events, expected, command_id) for stream, events, expected in parts]
         except SubjectIsForgotten:
             done = self._done_before(parts, command_id)
             if done is None:
                 raise
             return done
-        names = [part.stream for part in given if part.stream is not None]
-        if len(set(names)) < len(names):
-            raise UsageError("an append names a stream twice", "give all events of a stream in one part")
-        if sum(len(part.rows) for part in given) > BATCH_EVENTS_MAX:
-            raise UsageError(f"an append has more than {BATCH_EVENTS_MAX:,} events", "append them in several batches")
         ids = [event.event_id for _, events, _ in parts for event in events if event.event_id is not None]
-        if len(set(ids)) < len(ids):
-            raise UsageError("an append has an event id twice", "an id belongs to one event")
+        if len(given) != 1 or len(given[0].rows) != 1:
+            _check_together(given, ids)
         appended = self._group.submit(Request(given, command_id, condition, progress, bool(ids)))
         self._appends.happened()
         return appended
@@ -321,7 +316,6 @@ class EventStore(ABC):
         backwards: bool = False,
     ) -> Iterator[RecordedEvent]:
         """The events of all streams that match, with ``after`` < position <= ``until``, in order or backwards."""
-
         def select(low: int, high: int | None, count: int) -> list[Row]:
             return self._select(query, low, high, count, backwards=backwards)
 
@@ -488,6 +482,17 @@ class EventStore(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _check_together(parts: Sequence[Part], ids: Sequence[str]) -> None:
+    """What can be wrong with an append though each of its events is right."""
+    names = [part.stream for part in parts if part.stream is not None]
+    if len(set(names)) < len(names):
+        raise UsageError("an append names a stream twice", "give all events of a stream in one part")
+    if sum(len(part.rows) for part in parts) > BATCH_EVENTS_MAX:
+        raise UsageError(f"an append has more than {BATCH_EVENTS_MAX:,} events", "append them in several batches")
+    if len(set(ids)) < len(ids):
+        raise UsageError("an append has an event id twice", "an id belongs to one event")
 
 
 def no_store(shown: str) -> UsageError:

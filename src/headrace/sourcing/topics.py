@@ -251,8 +251,8 @@ class TopicStore(SqliteStore):
 
     # ---- append -----------------------------------------------------------------------------------------------------
 
-    def _written(self, request: Request, position: int, recorded_us: int) -> Appended:
-        done = super()._written(request, position, recorded_us)
+    def _written(self, request: Request) -> Appended:
+        done = super()._written(request)
         if request.progress is not None:
             self._fresh_progress[PROGRESS + request.progress.name] = request.progress.position
         self._fresh += self._writer.execute(
