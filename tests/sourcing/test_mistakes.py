@@ -13,9 +13,11 @@ import pytest
 from headrace.errors import UsageError
 from headrace.sourcing import (
     Condition,
+    Decider,
     Event,
     EventStore,
     PersonalData,
+    ProcessManager,
     Projection,
     ProjectionRunner,
     Query,
@@ -23,7 +25,9 @@ from headrace.sourcing import (
     Snapshots,
     SourcingError,
     Upcasters,
+    handle,
     open_store,
+    run_process,
 )
 from headrace.sourcing.events import RecordedEvent
 from headrace.sourcing.keys import KeyStore
@@ -114,6 +118,43 @@ def test_a_condition_without_a_position_or_a_query_is_refused() -> None:
             Condition(query, after=after)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no query"):
         Condition(QueryItem(tags=("name:ada",)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("events", ["Paid", ["Paid"], {"type": "Paid"}, [{"type": "Paid"}]], ids=str)
+def test_what_is_no_event_is_refused_by_an_append(here: EventStore, events: Any) -> None:
+    with pytest.raises(UsageError, match="is no event to append"):
+        here.append("a-1", events)
+
+
+def test_an_event_that_was_read_is_no_event_to_append(here: EventStore) -> None:
+    here.append("a-1", Event("Paid"))
+    with pytest.raises(UsageError, match="<Paid at 1, a-1 1> is no event to append"):
+        here.append("a-2", list(here.read("a-1")))  # type: ignore[arg-type]
+
+
+def test_a_query_in_the_place_of_a_condition_is_refused(here: EventStore) -> None:
+    with pytest.raises(UsageError, match="is no condition"):
+        here.append("a-1", Event("Paid"), condition=Query.of(tags=["a"]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("read", ["read_all", "subscribe", "pages"])
+def test_a_name_in_the_place_of_a_query_is_refused(here: EventStore, read: str) -> None:
+    with pytest.raises(UsageError, match=r"use Query\.of\(streams=\['a-1'\]\)"):
+        next(iter(getattr(here, read)("a-1")))
+
+
+@pytest.mark.parametrize("found", ["Paid", [{"type": "Paid"}]], ids=str)
+def test_a_decision_that_is_no_event_is_refused(here: EventStore, found: Any) -> None:
+    decider: Decider[int, int] = Decider(decide=lambda _, __: found, evolve=lambda state, _: state, initial=int)
+    with pytest.raises(UsageError, match="a list of them, a Rejection or None"):
+        handle(here, "a-1", decider, 1)
+
+
+def test_a_class_in_the_place_of_what_runs_is_refused(here: EventStore, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"Projection\(\)"):
+        ProjectionRunner(here, tmp_path / "views.db", Projection)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"ProcessManager\(\)"):
+        run_process(here, ProcessManager)  # type: ignore[arg-type]
 
 
 def test_a_category_with_a_dash_is_refused() -> None:

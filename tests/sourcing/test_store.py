@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -536,6 +537,21 @@ def test_an_append_that_the_database_does_not_take_fails_alone_and_those_beside_
     assert isinstance(bad, SourcingError)
     assert sorted(info.stream for info in store.streams()) == ["a-1", "c-1", "first-1"]
     assert [event.position for event in store.read_all()] == [1, 2, 3]
+
+
+def test_an_append_that_cannot_be_sent_fails_alone_and_those_beside_it_are_written(store: EventStore) -> None:
+    no_item: Any = "name:ada"
+    one, bad, two = together(
+        store,
+        [
+            lambda: store.append("a-1", Event("A")),
+            lambda: store.append("b-1", Event("A"), condition=Condition(Query((no_item,)))),
+            lambda: store.append("c-1", Event("A")),
+        ],
+    )
+    assert isinstance(bad, AttributeError)
+    assert isinstance(one, Appended)
+    assert isinstance(two, Appended)
 
 
 @pytest.mark.servers

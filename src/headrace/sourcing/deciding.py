@@ -111,7 +111,11 @@ class Decider(Generic[S, C]):
             raise found
         if found is None:
             return []
-        return [found] if isinstance(found, Event) else list(found)
+        events = [found] if isinstance(found, Event) else list(found)
+        for each in events:
+            if not isinstance(each, Event):
+                raise UsageError(f"decide gave {each!r:.40}", "it gives an Event, a list of them, a Rejection or None")
+        return events
 
 
 @dataclass(frozen=True, slots=True)

@@ -351,6 +351,13 @@ class Query:
 EVERYTHING = Query()
 
 
+def check_query(query: object) -> None:
+    """The name of a stream is what is given most often in its place."""
+    if not isinstance(query, Query):
+        shown = repr(query)[:40]
+        raise UsageError(f"{shown} is no query", f"use Query.of(streams=[{shown}]), or types, tags, categories")
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """An append is refused if an event after the position ``after`` matches: a dynamic consistency boundary."""

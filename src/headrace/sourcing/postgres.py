@@ -246,17 +246,16 @@ class PostgresStore(EventStore):
         return replace(request, checks_ids=True)
 
     def _write_once(self, batch: Sequence[Request], report_to: Sequence[Request] | None = None) -> None:
-        calls = [self._arguments(request) for request in batch]
         try:
-            answers = self._answers(calls)
-        except SourcingError as error:
+            answers = self._answers([self._arguments(request) for request in batch])
+        except Exception as error:
             if len(batch) == 1 or isinstance(error, StoreUnavailable):
                 raise
             # One of them is not taken by the database: alone, it gets its own error.
             for request in report_to or batch:
                 try:
                     self._write_once([request])
-                except SourcingError as own:
+                except Exception as own:
                     request.outcome = own
             return
         for request, answer in zip(report_to or batch, answers, strict=True):

@@ -27,6 +27,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from headrace.errors import UsageError
 from headrace.sourcing.appends import Progress
 from headrace.sourcing.deciding import Decider, Rejection, handle, handlers_of
 from headrace.sourcing.errors import AppendConflict, TakenOver
@@ -73,6 +74,8 @@ def run_process(
     store: EventStore, process: ProcessManager, stop: threading.Event | None = None, *, until_current: bool = False
 ) -> int:
     """Let a process follow a store; gives the position that it has reached."""
+    if isinstance(process, type):
+        raise UsageError(f"{process.__name__} is a class", f"give a process: {process.__name__}()")
     position = store.progress(process.name)
     pages = store.pages(process.query, after=position, stop=stop, until_current=until_current, limit=BATCH_EVENTS)
     for page in pages:

@@ -121,6 +121,8 @@ class ProjectionRunner:
     """Keeps one projection up to date in a database; see the module. Used by one thread."""
 
     def __init__(self, store: EventStore, database: str | Path | Database, projection: Projection) -> None:
+        if isinstance(projection, type):
+            raise UsageError(f"{projection.__name__} is a class", f"give a projection: {projection.__name__}()")
         self._store = store
         self.projection = projection
         self._database = database if isinstance(database, Database) else open_database(database)

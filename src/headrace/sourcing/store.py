@@ -50,6 +50,7 @@ from headrace.sourcing.events import (
     RecordedEvent,
     Row,
     as_json,
+    check_query,
     check_text,
     new_id,
 )
@@ -225,6 +226,8 @@ class EventStore(ABC):
         parts = [(stream, list(events), expected) for stream, events, expected in parts]
         if command_id is not None:
             check_text(command_id, "id of a command", ID_LENGTH_MAX)
+        if condition is not None and not isinstance(condition, Condition):
+            raise UsageError(f"{condition!r:.40} is no condition", "use Condition(Query.of(tags=[…]))")
         try:
             given = [self._prepared(stream, events, expected, command_id) for stream, events, expected in parts]
         except SubjectIsForgotten:
@@ -265,6 +268,8 @@ class EventStore(ABC):
         rows: list[EventRow] = []
         tags: list[tuple[str, ...]] = []
         for event in events:
+            if not isinstance(event, Event):
+                raise UsageError(f"{event!r:.40} is no event to append", 'use Event("Deposited", {"cents": 5})')
             check_reserved(stream, event)
             row, names = self._row_of(event, (stream, command_id))
             rows.append(row)
@@ -316,6 +321,8 @@ class EventStore(ABC):
         backwards: bool = False,
     ) -> Iterator[RecordedEvent]:
         """The events of all streams that match, with ``after`` < position <= ``until``, in order or backwards."""
+        check_query(query)
+
         def select(low: int, high: int | None, count: int) -> list[Row]:
             return self._select(query, low, high, count, backwards=backwards)
 
@@ -384,6 +391,7 @@ class EventStore(ABC):
         limit: int = PAGE_EVENTS,
     ) -> Iterator[Page]:
         """``subscribe`` in pages, for those who keep ``scanned_to`` with what they made of the events."""
+        check_query(query)
         stop = stop or threading.Event()
         while not stop.is_set():
             seen = self._appends.count
