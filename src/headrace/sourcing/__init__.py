@@ -13,6 +13,7 @@ Where things are, in the order in which an event meets them:
     appends.py       appends of many threads share one commit
     store.py         what every store offers, and the invariants that hold in all of them
     sqlite.py, postgres.py, topics.py    where events are: a file, a database, or the log itself
+    forks.py         a process uses what it has opened itself
     upcasting.py     old events in new code
     projections.py   views, each with its position in the same transaction; rebuilt beside the old one
     target_views.py  the same in caches, indexes and other systems, by the writers of ``headrace.targets``

@@ -16,6 +16,7 @@ from typing import Any
 from headrace.address import Address
 from headrace.errors import UsageError
 from headrace.sourcing.errors import SourcingError, StoreUnavailable
+from headrace.sourcing.forks import Opener
 from headrace.sourcing.opening import sqlite_path
 from headrace.sourcing.sqlite import LOCK_TIMEOUT_S, explained, purge_file, use_wal
 
@@ -74,6 +75,7 @@ class SqliteDatabase(Database):
     def __init__(self, path: Path) -> None:
         self.shown = f"sqlite:///{path}"
         self._path = path
+        self._opener = Opener()
         self._lock = threading.Lock()
         if not path.parent.is_dir():
             raise UsageError(f"there is no folder {path.parent}", f"mkdir -p {path.parent}")
@@ -96,6 +98,7 @@ class SqliteDatabase(Database):
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:
+        self._opener.check(self.shown)
         with self._lock, self._explained():
             self._connection.execute("begin immediate")
             try:
@@ -106,6 +109,7 @@ class SqliteDatabase(Database):
                 raise
 
     def ask(self, statement: str, *values: Any) -> list[Row]:
+        self._opener.check(self.shown)
         with self._explained(), closing(self._connected()) as connection:
             return connection.execute(statement, values).fetchall()
 
@@ -114,7 +118,8 @@ class SqliteDatabase(Database):
             purge_file(self._path)
 
     def close(self) -> None:
-        self._connection.close()
+        if self._opener.is_here:
+            self._connection.close()
 
 
 class _PostgresTransaction(Transaction):
@@ -143,6 +148,7 @@ class PostgresDatabase(Database):
         self._psycopg = psycopg
         self._address = Address(url)
         self.shown = self._address.shown
+        self._opener = Opener()
         self._lock = threading.Lock()
         self._connection: Any = None
 
@@ -168,10 +174,12 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:
+        self._opener.check(self.shown)
         with self._lock, self._explained(), self._connected().transaction():
             yield _PostgresTransaction(self._connection)
 
     def ask(self, statement: str, *values: Any) -> list[Row]:
+        self._opener.check(self.shown)
         with self._lock, self._explained():
             return _PostgresTransaction(self._connected()).execute(statement, *values)
 
@@ -187,8 +195,9 @@ class PostgresDatabase(Database):
             purge_tables(self._connected(), [name for (name,) in names], self.shown)
 
     def close(self) -> None:
-        with self._lock:
-            self._drop()
+        if self._opener.is_here:
+            with self._lock:
+                self._drop()
 
 
 def open_database(url: str | Path) -> Database:

@@ -27,6 +27,7 @@ from typing import Any
 
 from headrace.errors import UsageError
 from headrace.sourcing.errors import SourcingError, SubjectIsForgotten
+from headrace.sourcing.forks import Opener
 from headrace.sourcing.sqlite import explained
 
 try:
@@ -82,6 +83,7 @@ class KeyStore:
             raise UsageError(f"there is no folder {self.path.parent}", f"mkdir -p {self.path.parent}")
         if not self.path.exists():
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+        self._opener = Opener()
         self._lock = threading.RLock()
         self._newest: dict[str, tuple[int, Cipher]] = {}
         self._opened: dict[tuple[str, int], Cipher | None] = {}
@@ -126,11 +128,13 @@ class KeyStore:
             )
 
     def close(self) -> None:
-        with self._lock:
-            self._connection.close()
+        if self._opener.is_here:
+            with self._lock:
+                self._connection.close()
 
     @contextmanager
     def _using(self) -> Iterator[None]:
+        self._opener.check(self.path)
         with self._lock:
             try:
                 yield

@@ -160,6 +160,7 @@ class PostgresStore(EventStore):
     @contextmanager
     def _connection(self) -> Iterator[psycopg.Connection[Row]]:
         """One from the pool; one that broke is not put back."""
+        self._opener.check(self.shown)
         with self._explained():
             with self._lock:
                 if self._closed.is_set():
@@ -208,7 +209,7 @@ class PostgresStore(EventStore):
         for connection in dropped:
             connection.close()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         with self._lock:
             self._closed.set()
         self._drop_idle()

@@ -114,6 +114,7 @@ class SqliteStore(EventStore):
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
+        self._opener.check(self.shown)
         with self._idle_lock:
             if self._closed.is_set():
                 raise SourcingError(f"the store {self.shown} is closed")
@@ -141,7 +142,7 @@ class SqliteStore(EventStore):
         with self._reading() as connection:
             return connection.execute(statement, values).fetchall()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         with self._idle_lock:
             self._closed.set()
             connections, self._idle = self._idle, []

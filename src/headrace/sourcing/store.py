@@ -54,6 +54,7 @@ from headrace.sourcing.events import (
     check_text,
     new_id,
 )
+from headrace.sourcing.forks import Opener
 from headrace.sourcing.privacy import FORGOTTEN_STREAM, PersonalData, Privacy, check_reserved, forgotten_event
 from headrace.sourcing.upcasting import Upcasters
 
@@ -117,6 +118,7 @@ class EventStore(ABC):
         """Its address for people, without a password."""
         self.privacy = Privacy(choices.keys, choices.personal or {})
         self._upcasters = choices.upcasters or Upcasters()
+        self._opener = Opener()
         self._group = GroupCommit(self._write)
         self._appends = Appends()
         self._opened: Callable[[Row], tuple[str, dict[str, Any]]] | None = None
@@ -179,7 +181,7 @@ class EventStore(ABC):
         """Remove from the files what was deleted from the tables: deleted rows stay readable there until then."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def _close(self) -> None: ...
 
     # ---- append -----------------------------------------------------------------------------------------------------
 
@@ -223,6 +225,7 @@ class EventStore(ABC):
         progress: Progress | None = None,
     ) -> Appended:
         """Append to several streams at once: (stream, events, expected) of each. A stream may come without events."""
+        self._opener.check(self.shown)
         parts = [(stream, list(events), expected) for stream, events, expected in parts]
         if command_id is not None:
             check_text(command_id, "id of a command", ID_LENGTH_MAX)
@@ -482,6 +485,10 @@ class EventStore(ABC):
     def forgotten(self) -> Iterator[str]:
         """The subjects that have been forgotten, in that order."""
         return (event.data["subject"] for event in self.read(FORGOTTEN_STREAM))
+
+    def close(self) -> None:
+        if self._opener.is_here:
+            self._close()
 
     def __enter__(self: T) -> T:
         return self

@@ -131,6 +131,7 @@ class TopicStore(SqliteStore):
 
     def _catch_up(self) -> None:
         """Bring the index to the end that the topic has now. A writer is there already."""
+        self._opener.check(self.shown)
         if self._producer is not None:
             return
         with self._log:
@@ -308,6 +309,7 @@ class TopicStore(SqliteStore):
         return super().streams(category, after=after, limit=limit)
 
     def progress(self, name: str) -> int:
+        self._opener.check(self.shown)
         with self._log:
             if self._producer is None:
                 return int(read_state(self._client, state_topic(self._topic)).get(PROGRESS + name, 0))
@@ -325,7 +327,7 @@ class TopicStore(SqliteStore):
         with suppress(WriterBusy):  # then the writer does it, when it opens the store next
             super()._finish_forgetting()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self._ended.set()
         with self._log:
             if self._producer is not None:
@@ -335,7 +337,7 @@ class TopicStore(SqliteStore):
             self._client.close()
         if self._renewal is not None:
             self._renewal.join()
-        super().close()
+        super()._close()
         if self._temporary is not None:
             self._temporary.remove()
 
