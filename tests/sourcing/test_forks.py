@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -91,3 +93,19 @@ def test_views_and_keys_are_refused_in_a_fork(store: EventStore, url: str, tmp_p
     assert in_a_child(keys.close) == "result None"
     assert not keys.is_forgotten("c-1")
     keys.close()
+
+
+def test_a_fork_that_ends_leaves_the_index_of_its_parent_and_the_parent_removes_it(tmp_path: Path) -> None:
+    script = (
+        "import os, sys\n"
+        "from headrace.sourcing.temporary import TemporaryFolder\n"
+        "folder = TemporaryFolder()\n"
+        "if os.fork() == 0:\n"
+        "    sys.exit()\n"
+        "os.wait()\n"
+        "print(folder.path.exists())\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+    assert list(tmp_path.iterdir()) == []

@@ -11,8 +11,11 @@ import fcntl
 import os
 import shutil
 import tempfile
+import weakref
 from contextlib import suppress
 from pathlib import Path
+
+from headrace.sourcing.forks import Opener
 
 __all__ = ["TemporaryFolder"]
 
@@ -23,17 +26,22 @@ class TemporaryFolder:
     def __init__(self) -> None:
         _remove_abandoned(Path(tempfile.gettempdir()))
         while True:
-            self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
-            self.path = Path(self._folder.name)
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
             with suppress(FileNotFoundError):  # taken for an abandoned one before it was locked
                 self._lock = (self.path / "lock").open("w")
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
                 if self.path.exists():
-                    return
+                    break
+        self._end = weakref.finalize(self, _remove, self.path, Opener())
 
     def remove(self) -> None:
-        self._folder.cleanup()
+        self._end()
         self._lock.close()
+
+
+def _remove(path: Path, opener: Opener) -> None:
+    if opener.is_here:  # a fork that ends must not take its parent's folder along
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_abandoned(parent: Path) -> None:
