@@ -17,6 +17,7 @@ from headrace.sourcing import (
     Decider,
     Event,
     EventStore,
+    ProcessManager,
     RecordedEvent,
     Rejection,
     Repository,
@@ -184,6 +185,18 @@ def test_a_process_turns_events_into_commands_with_their_cause(store: EventStore
     (arrived,) = store.read("account-2")
     sent = next(event for event in store.read("account-1") if event.type == "Sent")
     assert (arrived.causation_id, arrived.correlation_id) == (sent.event_id, sent.event_id)
+
+
+def test_a_process_may_answer_with_one_command_that_is_in_no_list(store: EventStore) -> None:
+    class Mirror(ProcessManager):
+        @on("Sent")
+        def sent(self, event: RecordedEvent) -> Command:
+            return Command("account-3", account, Deposit(event.data["cents"]))
+
+    handle(store, "account-1", account, Deposit(9))
+    handle(store, "account-1", account, Send(4, "account-2"))
+    run_process(store, Mirror(), until_current=True)
+    assert load(store, "account-3", account).state["cents"] == 4
 
 
 def test_a_process_that_died_before_its_progress_was_stored_does_nothing_twice(

@@ -23,12 +23,14 @@ from headrace.sourcing import (
     Projection,
     ProjectionRunner,
     Query,
+    RecordedEvent,
     Snapshots,
     SourcingError,
     SubjectIsForgotten,
     View,
     handle,
     load,
+    on,
     open_store,
 )
 from headrace.sourcing.keys import KeyStore
@@ -244,6 +246,28 @@ class Letters(Projection):
 
     def forget(self, view: View, subject: str) -> None:
         view.execute(f"delete from {view.table('letters')} where owner = ?", subject)
+
+
+class Callers(Projection):
+    tables = {"callers": "account text primary key, name text"}  # noqa: RUF012
+
+    @on("Opened")
+    def opened(self, view: View, event: RecordedEvent) -> None:
+        view.execute(f"insert into {view.table('callers')} values (?, ?)", event.stream, event.data["name"])
+
+
+@pytest.mark.parametrize("place", ["sqlite", pytest.param("postgres", marks=pytest.mark.servers)])
+def test_a_forgotten_field_is_null_in_a_view_that_takes_it_as_it_is(
+    secret_store: EventStore, new_url: Callable[[str], str], place: str, tmp_path: Path
+) -> None:
+    secret_store.append("account-1", opened())
+    secret_store.append("account-2", opened("Grace", "u2"))
+    runner = ProjectionRunner(secret_store, f"{tmp_path}/views.db" if place == "sqlite" else new_url(place), Callers())
+    runner.run(until_current=True)
+    secret_store.forget("u1")
+    runner.run(until_current=True)
+    assert runner.ask("select * from callers order by account") == [("account-1", None), ("account-2", "Grace")]
+    runner.close()
 
 
 def test_views_follow_by_their_own_rule_or_by_a_rebuild(secret_store: EventStore, tmp_path: Path) -> None:

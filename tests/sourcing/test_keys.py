@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import UsageError
-from headrace.sourcing import SourcingError, StoreUnavailable
+from headrace.sourcing import SourcingError, StoreUnavailable, open_store
 from headrace.sourcing import keys as keys_module
 from headrace.sourcing.keys import KeyStore
 
@@ -81,6 +81,19 @@ def test_a_key_store_without_the_check_gets_it_only_with_the_right_master_key(tm
     with pytest.raises(SourcingError, match="not the master key"):
         KeyStore(tmp_path / "keys", master_file=tmp_path / "others.master")
     assert KeyStore(tmp_path / "keys").for_reading("u1", 1) is not None
+
+
+def test_keys_and_events_are_never_in_one_file(tmp_path: Path) -> None:
+    """Backups of the store would have the keys, and bring back who was forgotten."""
+    with open_store(tmp_path / "bank.db"), pytest.raises(UsageError, match="keys are kept apart"):
+        KeyStore(tmp_path / "bank.db")
+    assert not (tmp_path / "bank.db.master").exists()
+    KeyStore(tmp_path / "customers.keys").close()
+    with pytest.raises(UsageError, match="has keys of subjects"):
+        open_store(tmp_path / "customers.keys")
+    keys = KeyStore(tmp_path / "customers.keys")
+    assert keys.for_writing("c-1")[0] == 1
+    keys.close()
 
 
 def test_a_file_that_is_no_key_store_or_has_no_folder_is_refused_in_words(tmp_path: Path) -> None:

@@ -174,6 +174,21 @@ def test_events_from_a_generator_with_ids_are_appended_once(store: EventStore) -
 # ---- personal data --------------------------------------------------------------------------------------------------
 
 
+def test_the_name_of_a_key_file_is_no_key_store(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is no key store \(open it: keys=KeyStore\('customers.keys'\)"):
+        open_store(tmp_path / "events.db", keys="customers.keys")  # type: ignore[arg-type]
+
+
+def test_an_upcaster_that_returns_nothing_is_reported(tmp_path: Path) -> None:
+    upcasters = Upcasters()
+    upcasters.register("Paid", from_version=1)(lambda data: data.update(currency="EUR"))  # type: ignore[arg-type,func-returns-value]
+    with open_store(tmp_path / "events.db") as store:
+        store.append("a-1", Event("Paid", {"amount": 1}, schema_version=1))
+    with open_store(tmp_path / "events.db", upcasters=upcasters) as store:
+        with pytest.raises(UsageError, match="the upcaster of Paid from version 1 gave None"):
+            _ = next(store.read("a-1")).data
+
+
 def test_a_rule_whose_fields_are_a_text_is_refused() -> None:
     with pytest.raises(UsageError, match="mind the comma"):
         PersonalData("owner", ("name"))  # type: ignore[arg-type]

@@ -92,6 +92,7 @@ class KeyStore:
             self.path, isolation_level=None, timeout=LOCK_TIMEOUT_S, check_same_thread=False
         )
         try:
+            self._check_alone()
             self._connection.execute("pragma secure_delete = on")
             self._connection.execute("pragma journal_mode = delete")
             self._connection.execute("pragma synchronous = extra")
@@ -109,6 +110,16 @@ class KeyStore:
 
     def _ask(self, statement: str) -> list[tuple[Any, ...]]:
         return self._connection.execute(statement).fetchall()
+
+    def _check_alone(self) -> None:
+        """In the file of a store or a view, keys would be in its backups."""
+        own = {"subject_keys", "forgotten_subjects", "master_check"}
+        others = {name for (name,) in self._ask("select name from sqlite_master where type = 'table'")} - own
+        if others:
+            raise UsageError(
+                f"{self.path} has other tables, {min(others)} for one: keys are kept apart from events and views",
+                "give the keys a file of their own",
+            )
 
     def _has_keys(self) -> bool:
         return bool(self._ask("select 1 from subject_keys limit 1") or self._ask("select 1 from master_check"))

@@ -21,6 +21,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, uuid5
 
@@ -97,6 +98,8 @@ class Privacy:
     """Seals and opens the personal fields of events."""
 
     def __init__(self, keys: KeyStore | None, rules: Mapping[str, PersonalData]) -> None:
+        if isinstance(keys, str | Path):
+            raise UsageError(f"{str(keys)!r} is no key store", f"open it: keys=KeyStore({str(keys)!r})")
         self._keys = keys
         self.rules = rules
         if rules and keys is None:

@@ -63,7 +63,8 @@ class ProcessManager:
     def react(self, event: RecordedEvent) -> Iterable[Command]:
         """The commands that follow from an event."""
         method = self._handlers.get(event.type)
-        return () if method is None else getattr(self, method)(event) or ()
+        found = None if method is None else getattr(self, method)(event)
+        return (found,) if isinstance(found, Command) else found or ()
 
     def rejected(self, event: RecordedEvent, command: Command, rejection: Rejection) -> None:
         """A command was refused. Raise, and the process stops at this event; return, and it goes on."""

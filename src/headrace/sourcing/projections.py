@@ -43,7 +43,7 @@ from headrace.errors import UsageError
 from headrace.sourcing.databases import Database, Row, Transaction, open_database
 from headrace.sourcing.deciding import handlers_of
 from headrace.sourcing.errors import SourcingError, TakenOver
-from headrace.sourcing.events import EVERYTHING, Query, RecordedEvent
+from headrace.sourcing.events import EVERYTHING, Forgotten, Query, RecordedEvent
 from headrace.sourcing.privacy import FORGOTTEN_TYPE
 from headrace.sourcing.store import EventStore, Page
 
@@ -70,8 +70,8 @@ class View:
         return f"{name}__g{self._generation}"
 
     def execute(self, statement: str, *values: Any) -> list[Row]:
-        """Run a statement with ``?`` for each value."""
-        return self._transaction.execute(statement, *values)
+        """Run a statement with ``?`` for each value. A forgotten field is null, so that every replay goes on."""
+        return self._transaction.execute(statement, *[None if isinstance(each, Forgotten) else each for each in values])
 
 
 class Projection:

@@ -82,8 +82,8 @@ class SqliteStore(EventStore):
             raise UsageError(f"{self.path} is a folder", "name a file in it")
         with self._explained():
             self._writer = self._connected()
+            self._writer.execute("pragma busy_timeout = 0")
             self._cursor = self._writer.cursor()
-            self._cursor.execute("pragma busy_timeout = 0")
             try:
                 self._make_tables()
             except BaseException:
@@ -107,6 +107,8 @@ class SqliteStore(EventStore):
             return
         if not self._may_create:
             raise no_store(self.shown)
+        if self._writer.execute("select 1 from sqlite_master where name = 'subject_keys'").fetchone():
+            raise UsageError(f"{self.path} has keys of subjects, which are kept apart from events", "name another file")
         self._begin()
         for statement in tables(no_rowid=" without rowid", indexed_ids=_INDEXED_IDS):
             self._writer.execute(statement)

@@ -16,7 +16,7 @@ Stored events stay as they are. New events are stored with the newest version of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 from headrace.errors import UsageError
@@ -64,6 +64,8 @@ class Upcasters:
                     raise SourcingError(f"{kind} is no type of event that this program knows: add it to known")
                 return kind, data
             found = step(data)
+            if not isinstance(found, Mapping | tuple):
+                raise UsageError(f"the upcaster of {kind} from version {version} gave {found!r:.40}", "return its data")
             if isinstance(found, tuple):
                 kind, data = found
                 version = 1
