@@ -590,6 +590,25 @@ def test_an_append_whose_answer_is_lost_is_sent_again_and_has_its_effect_once(
         assert amounts(store, "account-1") == list(range(many))
 
 
+@pytest.mark.servers
+def test_progress_alone_whose_answer_is_lost_is_not_sent_again(
+    new_schema: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no id. Sent again, it would meet itself, and the process would stop as if another one ran, too."""
+    with PostgresStore(new_schema()) as store:
+        answers = store._answers
+
+        def losing(calls: Sequence[Sequence[object]]) -> list[tuple[object, ...]]:
+            answers(calls)
+            monkeypatch.undo()
+            raise StoreUnavailable("the connection broke")
+
+        monkeypatch.setattr(store, "_answers", losing)
+        with pytest.raises(StoreUnavailable):
+            store.append_all([], progress=Progress("mailer", 5))
+        assert store.progress("mailer") == 5
+
+
 def test_a_store_that_is_not_there_is_not_made_by_reading(url: str) -> None:
     with pytest.raises(UsageError, match="there is no event store"):
         open_store(url, create=False)
