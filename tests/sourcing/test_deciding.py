@@ -197,6 +197,8 @@ def test_a_process_may_answer_with_one_command_that_is_in_no_list(store: EventSt
     handle(store, "account-1", account, Send(4, "account-2"))
     run_process(store, Mirror(), until_current=True)
     assert load(store, "account-3", account).state["cents"] == 4
+    run_process(store, Transfers(), until_current=True)  # to the same event: each process has its own commands
+    assert load(store, "account-2", account).state["cents"] == 4
 
 
 def test_a_process_that_died_before_its_progress_was_stored_does_nothing_twice(

@@ -175,6 +175,27 @@ def test_who_has_waited_for_an_event_still_sees_it_after_the_switch(
     assert balances(view) == {"account-0": 14 + 150 * 7, "account-1": 7 + 150 * 7}
 
 
+def test_events_that_neither_view_has_at_the_switch_have_their_effect_once(
+    events: EventStore, runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stand in the same page as those that the old view was ahead by."""
+    fill(events)
+    view, rebuilding, switch = runner(), runner(), ProjectionRunner._switch
+    view.run(until_current=True)
+
+    def switch_late(self: ProjectionRunner, following: int, position: int) -> int:
+        fill(events)
+        view.run(until_current=True)
+        fill(events)
+        return switch(self, following, position)
+
+    monkeypatch.setattr(ProjectionRunner, "_switch", switch_late)
+    assert rebuilding.rebuild() == events.head() - 6
+    assert balances(rebuilding) == {"account-0": 28, "account-1": 14}
+    rebuilding.run(until_current=True)
+    assert balances(rebuilding) == {"account-0": 42, "account-1": 21}
+
+
 def test_a_runner_goes_on_with_the_new_tables_after_somebody_elses_rebuild(events: EventStore, runner: Runner) -> None:
     view, stop = runner(), threading.Event()
     fill(events)
