@@ -12,6 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,9 +29,10 @@ from headrace.client import (
     TransactionalProducer,
     fetch_range,
 )
-from headrace.console import scanning
+from headrace.console import messages, scanning
 from headrace.console.limits import SEARCHES_MAX, TAILS_MAX
 from headrace.console.matching import Matcher
+from headrace.console.page import Ask
 from headrace.record import Codec, Record
 from tests.console.conftest import RunningConsole, events, searched
 from tests.waiting import eventually
@@ -74,6 +76,87 @@ def test_large_messages_are_found_each_once_and_few_are_held_at_a_time(
     assert of_one == sorted(of_one, reverse=newest_first)
 
 
+@pytest.mark.parametrize("order", ["newest", "oldest"])
+def test_a_page_of_large_messages_has_fewer_and_the_next_goes_on_without_a_gap(
+    console: RunningConsole, unique: Callable[[str], str], order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, size = unique("large"), 10_000
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic(topic, partitions=2)
+        with Producer(client, ProducerOptions(batch_bytes=20_000)) as producer:
+            for number in range(60):
+                producer.send(topic, b"x", headers=[("large", bytes(size))], partition=number % 2, timestamp=number)
+        monkeypatch.setattr(scanning, "HELD_BYTES_MAX", 100_000)
+        selection, seen = scanning.select(client, topic), []
+        while selection.ranges:
+            look = scanning.newest if order == "newest" else scanning.oldest
+            page = look(client, selection, 50)
+            assert 0 < len(page.found) * size <= 100_000
+            assert not page.is_late
+            seen += [each.record.timestamp for each in page.found]
+            selection = scanning.Selection(ranges=page.left)
+    assert seen == sorted(range(60), reverse=order == "newest")
+
+
+def after_a_thousand_that_were_aborted(client: Client, topic: str, count: int) -> None:
+    """Batches of one message each, in a chunk that is a large one because those before them had none."""
+    Admin(client).create_topic(topic, partitions=1)
+    with TransactionalProducer(client, topic) as producer:
+        producer.begin()
+        for _ in range(1_000):
+            producer.send(topic, b"aborted", partition=0)
+        producer.flush()
+        producer.abort()
+    with Producer(client) as producer:
+        for number in range(count):
+            producer.send(topic, b"%d" % number, partition=0)
+            producer.flush()
+
+
+def test_a_page_that_ends_within_a_chunk_is_gone_on_with_after_its_last_message(
+    console: RunningConsole, unique: Callable[[str], str]
+) -> None:
+    topic = unique("sparse")
+    with Client(console.bootstrap) as client:
+        after_a_thousand_that_were_aborted(client, topic, 60)
+    first = console.get("messages", topic=topic, order="oldest", count=50, **{"from": "beginning"})
+    second = console.get("messages", topic=topic, order="oldest", count=50, ranges=first["left"])
+    assert [int(each["value"]["text"]) for each in first["messages"] + second["messages"]] == list(range(60))
+
+
+def test_a_search_that_has_read_all_it_may_goes_on_after_the_last_message(
+    console: RunningConsole, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, given = unique("sparse"), list[tuple[str, Any]]()
+    told: Any = SimpleNamespace(event=lambda *event: given.append(event), check=lambda: None)
+    asked = {"topic": topic, "from": "beginning", "order": "oldest", "limit": "500"}
+    monkeypatch.setattr(messages, "SEARCH_RECORDS_MAX", 30)
+    with Client(console.bootstrap) as client:
+        after_a_thousand_that_were_aborted(client, topic, 60)
+        nobody: Any = None
+        while True:
+            messages.search(Ask(console=nobody, client=client, parameters=asked), told)
+            end = given[-1][1]
+            if not end["left"]:
+                break
+            assert end["why"] == "records"
+            asked = {**asked, "ranges": end["left"]}
+    found = [each for name, data in given if name == "matches" for each in data]
+    assert [int(each["value"]["text"]) for each in found] == list(range(60))
+
+
+def test_the_headers_of_a_list_are_cut_and_all_of_them_there_when_the_message_is_opened(
+    console: RunningConsole, unique: Callable[[str], str]
+) -> None:
+    topic, headers = unique("headers"), [(f"h-{number}", bytes(100)) for number in range(1_000)]
+    with Client(console.bootstrap) as client, Producer(client) as producer:
+        producer.send(topic, b"value", headers=headers, partition=0)
+    listed = console.get("messages", topic=topic)["messages"][0]
+    assert (0 < len(listed["headers"]) < 100, listed["headers_cut"]) == (True, True)
+    opened = console.get("message", topic=topic, partition=0, offset=0)
+    assert ([name for name, _ in opened["headers"]], opened["headers_cut"]) == ([name for name, _ in headers], False)
+
+
 def test_a_range_beyond_the_messages_that_there_are_has_none_and_takes_no_time(
     console: RunningConsole, orders: str
 ) -> None:
@@ -101,6 +184,14 @@ def test_the_newest_messages_come_first_and_older_ones_follow_without_a_gap(
             bounds[1] = min([*shown, bounds[1]])
         ranges = ",".join(f"{index}:{low}:{high}" for index, (low, high) in left.items())
     assert sorted(seen) == [(partition, offset) for partition in range(3) for offset in range(100)]
+
+
+def test_the_next_page_can_be_asked_for_in_a_topic_of_thousands_of_partitions(
+    console: RunningConsole, orders: str
+) -> None:
+    ranges = ",".join(f"{index}:1000000000:2000000000" for index in range(5_000))
+    path = f"api/messages?{urllib.parse.urlencode({'topic': orders, 'ranges': ranges})}"
+    assert console.refusal(path) == (400, f"topic {orders!r} has partitions 0 to 2, not 3")
 
 
 @pytest.mark.parametrize("order", ["newest", "oldest"])
@@ -583,6 +674,8 @@ def test_a_template_makes_messages_that_differ(console: RunningConsole) -> None:
         ({"topic": "made", "value": 5}, "value"),
         ({"topic": "made", "value": {"base64": "!"}}, "base64"),
         ({"topic": "made", "value": "\ud800"}, "surrogate"),
+        ({"topic": "made", "headers": 5}, "headers are a list of pairs"),
+        ({"topic": "made", "headers": ["ab"]}, "headers are a list of pairs"),
     ],
 )
 def test_a_message_that_makes_no_sense_is_refused(console: RunningConsole, body: dict[str, Any], words: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 CONNECTIONS_MAX = 128
-HEAD_BYTES_MAX = 64 * 1024
+HEAD_BYTES_MAX = 256 * 1024
+"""The address of the next page of messages has a range of offsets for each partition, of thousands."""
 HEAD_S = 5.0
 """From the first byte, or from the connection, to the end of a request's header."""
 BODY_S = 20.0

@@ -7,6 +7,7 @@ import binascii
 import csv
 import io
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from headrace.console.problems import BadRequest
@@ -18,6 +19,7 @@ __all__ = ["bytes_from", "bytes_json", "csv_line", "export_line", "found_json"]
 UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 FORMULA_BEGINS = ("=", "+", "-", "@", "\t", "\r")
 NUMBER = re.compile(r"[+-][0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?")
+Headers = Sequence[tuple[str, bytes | None]]
 CSV_COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
 
 
@@ -48,7 +50,9 @@ def _text(data: bytes, *, cut: bool) -> str | None:
 
 
 def found_json(found: Found, bytes_max: int) -> dict[str, Any]:
+    """With ``bytes_max`` of every part. All headers together have so many too, one at least: ``headers_cut`` tells."""
     record = found.record
+    shown = _headers_that_fit(record.headers, bytes_max)
     return {
         "partition": found.partition.partition,
         "offset": record.offset,
@@ -56,8 +60,18 @@ def found_json(found: Found, bytes_max: int) -> dict[str, Any]:
         "by_broker": found.by_broker,
         "key": bytes_json(record.key, bytes_max),
         "value": bytes_json(record.value, bytes_max),
-        "headers": [[name, bytes_json(value, bytes_max)] for name, value in record.headers],
+        "headers": [[name, bytes_json(value, bytes_max)] for name, value in shown],
+        "headers_cut": len(shown) < len(record.headers),
     }
+
+
+def _headers_that_fit(headers: Headers, bytes_max: int) -> Headers:
+    room = bytes_max
+    for count, (name, value) in enumerate(headers):
+        room -= len(name) + len(value or b"")
+        if room < 0 and count:
+            return headers[:count]
+    return headers
 
 
 def bytes_from(value: Any, what: str) -> bytes | None:

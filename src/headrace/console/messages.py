@@ -263,7 +263,8 @@ def search(ask: Ask, emit: Emit) -> None:
             if matches >= limit:
                 progress.left |= _left(kept[-1], part[len(kept) :], selection, newest_first)
             emit.event("matches", [found_json(each, PREVIEW_BYTES_MAX) for each in kept])
-        if matches >= limit or progress.records >= SEARCH_RECORDS_MAX:
+        # Between two chunks, where it is known what is left.
+        if matches >= limit or (not part and progress.records >= SEARCH_RECORDS_MAX):
             why = "matches" if matches >= limit else "records"
             break
         if time.monotonic() - reported_s > PROGRESS_S:
@@ -358,7 +359,7 @@ def produce(ask: Ask) -> dict[str, Any]:
     known = len(ask.client.topic(topic).partitions)
     if partition is not None and not (isinstance(partition, int) and 0 <= partition < known):
         raise BadRequest(f"topic {topic!r} has partitions 0 to {known - 1}")
-    headers = [(str(name), bytes_from(value, "header")) for name, value in body.get("headers") or []]
+    headers = _headers(body.get("headers") or [])
     sent: list[tuple[int, int]] = []
     options = ProducerOptions(linger_ms=0, delivery_timeout_ms=10_000, create_topics=False)
     with Producer(ask.client, options, lambda each: sent.append((each.partition.partition, each.base_offset))) as out:
@@ -374,6 +375,13 @@ def produce(ask: Ask) -> dict[str, Any]:
                 headers=headers,
             )
     return {"sent": count, "at": [{"partition": index, "offset": offset} for index, offset in sent]}
+
+
+def _headers(given: Any) -> list[tuple[str, bytes | None]]:
+    match given:
+        case [*pairs] if all(isinstance(each, list) and len(each) == 2 and isinstance(each[0], str) for each in pairs):
+            return [(name, bytes_from(value, "header")) for name, value in pairs]
+    raise BadRequest("headers are a list of pairs: a name and a value")
 
 
 def _filled(value: Any, number: int) -> Any:

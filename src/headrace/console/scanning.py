@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.batch import Batch
@@ -141,7 +141,7 @@ def oldest(client: Client, selection: Selection, count: int, *, seconds: float =
 
 def _page(client: Client, selection: Selection, count: int, seconds: float, *, newest_first: bool) -> MessagePage:
     """Each partition has its share of the time: one whose messages were compacted away, or aborted, almost whole would
-    take all of it."""
+    take all of it. Of large messages a page has fewer: what is held has a limit."""
     until_s = time.monotonic() + seconds
     found: list[Found] = []
     offsets: dict[TopicPartition, list[int]] = {}
@@ -157,28 +157,34 @@ def _page(client: Client, selection: Selection, count: int, seconds: float, *, n
         one = Selection(ranges={partition: bounds}, committed=selection.committed)
         progress = Progress()
         parts = scan(client, one, Matcher(), newest_first=newest_first, progress=progress, until_s=now_s + share_s)
-        of_one = _first(parts, count)
-        is_late |= len(of_one) < count and bool(progress.left)
+        of_one, is_full = _first(parts, count)
+        is_late |= not is_full and bool(progress.left)
         left |= progress.left
         offsets[partition] = [each.record.offset for each in of_one]
         found = merge([found, of_one[:count]], newest_first)[:count]
+        found = found[: _fitting(found, HELD_BYTES_MAX)]
     kept = Counter(each.partition for each in found)
     for partition, of_one_offsets in offsets.items():
-        for dropped in of_one_offsets[kept[partition] : kept[partition] + 1]:
-            low, high = selection.ranges[partition]
-            left[partition] = (low, dropped + 1) if newest_first else (dropped, high)
+        low, high = selection.ranges[partition]
+        dropped = of_one_offsets[kept[partition] :]
+        if dropped:
+            left[partition] = (low, dropped[0] + 1) if newest_first else (dropped[0], high)
+        elif of_one_offsets and not newest_first and partition in left:  # its chunk may have been left in the middle
+            left[partition] = max(left[partition][0], of_one_offsets[-1] + 1), high
     left = {each: (low, high) for each, (low, high) in left.items() if low < high}
     return MessagePage(found, left, is_late)
 
 
-def _first(parts: Iterator[list[Found]], count: int) -> list[Found]:
-    """At least ``count``, if there are so many."""
+def _first(parts: Iterator[list[Found]], count: int) -> tuple[list[Found], bool]:
+    """At least ``count``, or as many as may be held, if there are so many; and whether there are."""
     found: list[Found] = []
+    held = 0
     for part in parts:
         found += part
-        if len(found) >= count:
-            break
-    return found
+        held += sum(map(_size, part))
+        if len(found) >= count or held > HELD_BYTES_MAX:
+            return found, True
+    return found, False
 
 
 # ---- scans ----------------------------------------------------------------------------------------------------------
@@ -258,7 +264,20 @@ class _OutOfTime(Exception):
 
 
 def _size(found: Found) -> int:
-    return len(found.record.key or b"") + len(found.record.value or b"")
+    record = found.record
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers
+
+
+def _fitting(found: Iterable[Found], bytes_max: int) -> int:
+    """How many, from the first on, are not larger than that together; one is always kept."""
+    kept, held = 0, 0
+    for each in found:
+        held += _size(each)
+        if held > bytes_max and kept:
+            break
+        kept += 1
+    return kept
 
 
 def _narrowed(
@@ -268,12 +287,7 @@ def _narrowed(
 
     Oldest first, that is the beginning of the chunk. Newest first it is the end, which is still to come.
     """
-    kept, held = 0, 0
-    for each in reversed(found) if newest_first else found:
-        held += _size(each)
-        if held > bytes_max and kept:
-            break
-        kept += 1
+    kept = _fitting(reversed(found) if newest_first else found, bytes_max)
     if newest_first:
         rest = found[-kept:]
         return rest, (rest[0].record.offset, chunk[1]), False

@@ -92,6 +92,11 @@ export function hex(data) {
   return rows.join("\n");
 }
 
+/** Whether some of a message's bytes were left out. */
+export function isCut(message) {
+  return message.headers_cut || [message.key, message.value, ...message.headers.map(([, value]) => value)].some((part) => part?.cut);
+}
+
 export function bytesOf(part) {
   if (!part) return new Uint8Array();
   if (part.text !== undefined) return new TextEncoder().encode(part.text);

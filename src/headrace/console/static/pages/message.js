@@ -4,7 +4,7 @@ import { fill, h, icon } from "../lib/dom.js";
 import { get } from "../lib/api.js";
 import { bytes, zoned } from "../lib/format.js";
 import { copy, notice } from "../lib/dialog.js";
-import { bytesOf, hex, parsed, pretty } from "../lib/json.js";
+import { bytesOf, hex, isCut, parsed, pretty } from "../lib/json.js";
 import { session } from "../lib/session.js";
 import { command } from "../lib/command.js";
 import { produceDialog } from "./produce.js";
@@ -22,7 +22,7 @@ export function preview(part) {
 export function detail(topic, short, onField) {
   const node = h("div.message-detail");
   draw(short);
-  if ([short.key, short.value, ...short.headers.map(([, value]) => value)].some((part) => part?.cut)) {
+  if (isCut(short)) {
     get("message", { topic, partition: short.partition, offset: short.offset }).then(draw).catch((error) => node.prepend(notice("error", error.message, error.hint)));
   }
 
@@ -38,7 +38,8 @@ export function detail(topic, short, onField) {
           session.read_only ? null : h("button.button.small", { on: { click: () => produceDialog(topic, message) } }, icon("send"), "Re-publish"))),
       section("Value", message.value, onField),
       message.key === null ? null : section("Key", message.key, null),
-      message.headers.length ? h("div.part", h("div.part-head", h("h4", "Headers")), h("table.table.plain.headers", h("tbody", message.headers.map(([name, value]) => h("tr", h("td.mono.strong.wrap-any", name === "" ? h("span.muted", "empty") : name), h("td.mono.wrap-any", value === null ? h("span.muted", "null") : value.text === "" ? h("span.muted", "empty") : value.text ?? `0x${[...bytesOf(value)].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`)))))) : null);
+      message.headers.length ? h("div.part", h("div.part-head", h("h4", "Headers")), h("table.table.plain.headers", h("tbody", message.headers.map(([name, value]) => h("tr", h("td.mono.strong.wrap-any", name === "" ? h("span.muted", "empty") : name), h("td.mono.wrap-any", value === null ? h("span.muted", "null") : value.text === "" ? h("span.muted", "empty") : value.text ?? `0x${[...bytesOf(value)].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`))))),
+        message.headers_cut ? h("div.muted", "It has more headers than are shown.") : null) : null);
   }
   return node;
 }

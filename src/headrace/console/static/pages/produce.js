@@ -5,12 +5,13 @@ import { get, post } from "../lib/api.js";
 import { dialog, field, notice, toast } from "../lib/dialog.js";
 import { load, save } from "../lib/store.js";
 import { plural } from "../lib/format.js";
+import { isCut } from "../lib/json.js";
 
 const TEMPLATES_MAX = 20;
 
 /** `message` is one to publish again, as the browser got it. */
 export async function produceDialog(topic, message = null) {
-  if (message && [message.key, message.value].some((part) => part?.cut)) {
+  if (message && isCut(message)) {
     message = await get("message", { topic, partition: message.partition, offset: message.offset }).catch(() => message);
   }
   const target = h("input.mono", { value: topic, required: true, spellcheck: "false" });
@@ -21,12 +22,12 @@ export async function produceDialog(topic, message = null) {
   const headers = headerRows(message ? message.headers : []);
   const template = h("input", { type: "checkbox" });
   const saved = templateMenu();
-  const cut = message && [message.key, message.value].some((part) => part?.cut);
+  const cut = message && isCut(message);
 
   const shown = dialog({
     title: message ? "Re-publish message" : "Produce message", label: "Send", wide: true,
     body: [
-      cut ? notice("warning", "This message is larger than the console shows", "Only its first part would be sent. Use headrace consume and produce instead.") : null,
+      cut ? notice("warning", "This message is larger than the console shows", "Only the first part of what is cut would be sent. Use headrace consume and produce instead.") : null,
       h("div.fields.three", field("Topic", target), field("Partition", partition), field("How many", times)),
       key.node, value.node, headers.node,
       h("div.row.wrap", h("label.check", template, "Fill in ", h("code", "{{n}}"), h("code", "{{uuid}}"), h("code", "{{now}}"), h("code", "{{now_ms}}")), saved),
