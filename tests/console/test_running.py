@@ -75,6 +75,34 @@ def test_records_that_somebody_made_up_do_not_stop_the_console_from_looking(
     eventually(lambda: listed(console, "pipelines", sound))
 
 
+def test_a_record_without_the_form_of_its_kind_spoils_no_list_and_no_overview(
+    tab: Tab, console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str]
+) -> None:
+    """An older version, a newer one or anybody may have written it."""
+    odd, sound = unique("odd"), unique("sound")
+    tables = {"public.orders": {"rows": "many", "expected": None, "done": 1}, "public.gone": "no object"}
+    figures = {"rows_per_s": "fast", "lag": [1], "lag_ms": "late", "events": {}, "batch_ms": "long", "late_rows": True}
+    for number, details in enumerate(({"tables": [1]}, {"tables": tables, "dead_letters": {"a": "b"}}, {})):
+        for kind in ("capture", "pipeline"):
+            name = f"{odd}-{number}"
+            publisher.publish(kind, name, state="running", error="", details={**figures, **details})
+    publish(publisher, recorded()["capture/shop"], name=sound)
+    eventually(lambda: listed(console, "captures", sound))
+    eventually(lambda: listed(console, "captures", f"{odd}-2"))
+    assert listed(console, "captures", f"{odd}-1") | {"tables": 1, "rows": 0, "dead_letters": 0, "lag_ms": None} == (
+        listed(console, "captures", f"{odd}-1")
+    )
+    for page, text in (("#/captures", f"{odd}-1"), ("#/pipelines", f"{odd}-1"), (f"#/captures/{odd}-1", "0 rows read")):
+        tab.value(f"location.hash = {json.dumps(page)}")
+        tab.wait_for_text(text)
+    tab.value("location.hash = '#/'")
+    tab.wait_for_text("Pipelines and captures")
+    tab.wait("document.querySelector('main').textContent.includes('Busiest topics')")
+    for kind in ("capture", "pipeline"):
+        for number in range(3):
+            publisher.publish(kind, f"{odd}-{number}", state="done", ended=True, details={})
+
+
 def test_a_pipeline_that_was_killed_is_lost_and_can_be_forgotten(
     tab: Tab, console: RunningConsole, unique: Callable[[str], str]
 ) -> None:
@@ -195,6 +223,16 @@ def test_a_line_has_a_series_for_each_value_and_the_newest_of_a_time_counts(
         {"name": "b", "points": [[at_ms, 0.5], [at_ms + 60_000, 1.5]]},
     ]
     assert found["unreadable"] == 1
+
+
+def test_a_number_without_bounds_is_a_text_and_no_end_of_the_chart(
+    console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str]
+) -> None:
+    topic, name = unique("measures"), unique("Measures")
+    produced(console.bootstrap, topic, [{"x": 1, "y": 2}, b'{"x": 1e999, "y": 3}', b'{"x": 2, "y": 1e999}'])
+    publisher.publish("dashboard", name, details={"topic": topic, "kind": "line", "x": "x", "y": ["y"]}, **DEFINED)
+    found = data_of(console, name)
+    assert found["lines"] == [{"name": "y", "points": [["inf", 3.0], ["1", 2.0]]}]
 
 
 def test_a_view_counts_the_newest_record_of_every_key_and_captured_changes_are_rows(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from headrace.client import StateRecord
 from headrace.console.page import Ask, Page, View, listing
-from headrace.console.subjects import forget, life, subject
+from headrace.console.subjects import forget, life, rows_by_name, subject
+from headrace.console.watch import figure
 
 __all__ = ["PAGE"]
 
@@ -26,38 +28,45 @@ def captures(ask: Ask) -> dict[str, Any]:
 
 def _row(record: StateRecord) -> dict[str, Any]:
     details = record.details
-    tables = details.get("tables") or {}
+    tables = rows_by_name(details.get("tables"))
     done = sum(bool(each.get("done")) for each in tables.values())
     return {
         **life(record),
         "database": str(details.get("database", "")),
         "kind": str(details.get("database_kind", "")),
         "health": str(details.get("health", "")),
-        "lag_ms": details.get("lag_ms"),
-        "lag_bytes": details.get("lag_bytes"),
-        "retained_bytes": details.get("retained_bytes"),
+        "lag_ms": figure(details.get("lag_ms")),
+        "lag_bytes": figure(details.get("lag_bytes")),
+        "retained_bytes": figure(details.get("retained_bytes")),
         "tables": len(tables),
         "tables_done": done,
-        "rows": sum(int(each.get("rows") or 0) for each in tables.values()),
-        "events": details.get("events"),
-        "dead_letters": sum((details.get("dead_letters") or {}).values()),
+        "rows": sum(figure(each.get("rows")) or 0 for each in tables.values()),
+        "events": figure(details.get("events")),
+        "dead_letters": sum(_dead_letters(details).values()),
     }
+
+
+def _dead_letters(details: Mapping[str, Any]) -> dict[str, int | float]:
+    """By table."""
+    given = details.get("dead_letters")
+    return {name: figure(count) or 0 for name, count in given.items()} if isinstance(given, dict) else {}
 
 
 def capture(ask: Ask) -> dict[str, Any]:
     record = subject(ask, KIND)
     details = record.details
+    dead_letters = _dead_letters(details)
     tables = [
         {
             "table": name,
             "topic": f"{details.get('topic_prefix', '')}.{name if '.' in name else f'{SQLITE_SCHEMA}.{name}'}",
             "done": bool(each.get("done")),
-            "rows": int(each.get("rows") or 0),
-            "expected": int(each.get("expected") or 0),
-            "rows_per_s": each.get("rows_per_s"),
-            "dead_letters": (details.get("dead_letters") or {}).get(name, 0),
+            "rows": figure(each.get("rows")) or 0,
+            "expected": figure(each.get("expected")) or 0,
+            "rows_per_s": figure(each.get("rows_per_s")),
+            "dead_letters": dead_letters.get(name, 0),
         }
-        for name, each in sorted((details.get("tables") or {}).items())
+        for name, each in sorted(rows_by_name(details.get("tables")).items())
     ]
     return {
         **_row(record),
@@ -65,8 +74,8 @@ def capture(ask: Ask) -> dict[str, Any]:
         "position": str(details.get("position", "")),
         "advice": str(details.get("advice", "")),
         "topic_prefix": str(details.get("topic_prefix", "")),
-        "transactions": details.get("transactions"),
-        "sessions": details.get("sessions"),
+        "transactions": figure(details.get("transactions")),
+        "sessions": figure(details.get("sessions")),
         "table_rows": tables,
         "charts": _charts(ask, record.key),
     }

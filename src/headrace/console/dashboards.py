@@ -117,7 +117,7 @@ def _line(name: str, points: Mapping[Any, float], x_kind: str, most: int) -> dic
 def _x_kind(values: list[Any]) -> str:
     if values and all(time_ms(each) is not None for each in values):
         return "time"
-    if values and all(isinstance(each, int | float) and not isinstance(each, bool) for each in values):
+    if values and all(not isinstance(each, str) and _numeric(each) is not None for each in values):
         return "number"
     return "text"
 

@@ -10,6 +10,7 @@ from headrace.console.page import Ask, Page, View, listing
 from headrace.console.problems import BadRequest
 from headrace.console.results import columns_of, read_rows
 from headrace.console.subjects import forget, life, subject
+from headrace.console.watch import figure
 
 __all__ = ["PAGE"]
 
@@ -30,14 +31,14 @@ def pipelines(ask: Ask) -> dict[str, Any]:
 def _row(record: StateRecord) -> dict[str, Any]:
     details = record.details
     names = ("rows_per_s", "rows", "lag", "batch", "batch_ms", "watermark_ms", "late_rows", "dead_letters", "restarts")
-    shown = {name: details.get(name) for name in names}
+    shown = {name: figure(details.get(name)) for name in names}
     if not life(record)["alive"]:
         shown |= {"rows_per_s": None, "lag": None}  # what a dead pipeline said last is not so any more
     return {
         **life(record),
         **shown,
         "last_error": str(details.get("last_error", "")),
-        "last_error_ms": details.get("last_error_ms"),
+        "last_error_ms": figure(details.get("last_error_ms")),
         "results_topic": str(details.get("results_topic", "")),
         "dead_letters_topic": str(details.get("dead_letters_topic", "")),
     }

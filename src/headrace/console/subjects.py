@@ -1,8 +1,13 @@
-"""What pages of captures and pipelines have in common: a subject that publishes state records may be lost."""
+"""What pages of captures and pipelines have in common: a subject that publishes state records may be lost.
+
+Anybody who may write to the topic of state records can write anything. ``figure`` and ``rows_by_name`` take what a
+page can show of it, so that one odd record spoils no list.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -10,9 +15,9 @@ from headrace.client import StateRecord, remove_state_record
 from headrace.console.alarms import Alarm
 from headrace.console.page import Action, Ask
 from headrace.console.problems import BadRequest, ConsoleError
-from headrace.console.watch import Watched
+from headrace.console.watch import Watched, figure
 
-__all__ = ["forget", "life", "running", "subject", "subject_alarms"]
+__all__ = ["forget", "life", "rows_by_name", "running", "subject", "subject_alarms"]
 
 LOST = "lost"
 ALARMS_MAX = 5
@@ -41,6 +46,11 @@ def life(record: StateRecord) -> dict[str, Any]:
     }
 
 
+def rows_by_name(value: Any) -> dict[str, Mapping[str, Any]]:
+    """Such as the tables of a capture: objects by name."""
+    return {name: row for name, row in value.items() if isinstance(row, dict)} if isinstance(value, dict) else {}
+
+
 def subject(ask: Ask, kind: str) -> StateRecord:
     name = ask.text("name")
     found = ask.console.watch.look().states.get(f"{kind}/{name}")
@@ -58,9 +68,9 @@ def running(watched: Watched) -> list[dict[str, Any]]:
             "kind": each.kind,
             "name": each.name,
             "state": shown["state"],
-            "rows_per_s": each.details.get("rows_per_s") if shown["alive"] else None,
-            "lag": each.details.get("lag") if shown["alive"] else None,
-            "lag_ms": each.details.get("lag_ms") if shown["alive"] else None,
+            "rows_per_s": figure(each.details.get("rows_per_s")) if shown["alive"] else None,
+            "lag": figure(each.details.get("lag")) if shown["alive"] else None,
+            "lag_ms": figure(each.details.get("lag_ms")) if shown["alive"] else None,
         }
         for each, shown in found
     ]

@@ -12,13 +12,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 from headrace.client import Client, ClientOptions, NoQueues, QueueInfo, Queues, StateReader, StateRecord
 from headrace.console.history import History
 from headrace.console.pool import CLIENT_OPTIONS
 from headrace.errors import HeadraceError
 
-__all__ = ["QueueFigures", "Watch", "Watched"]
+__all__ = ["QueueFigures", "Watch", "Watched", "figure"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ NO_QUEUES_S = 30.0
 PAUSE_S_MAX = 15.0
 QUEUES_MAX = 2_000
 FIGURE_MAX = 1e18
-"""What a state record says beyond this is no figure: anybody may have written it."""
+"""What a state record says beyond this is no figure."""
 LEVELS = ("rows_per_s", "lag", "lag_ms", "lag_bytes", "retained_bytes")
 EVENTS = "events_per_s"
 OF_QUEUES = ("ready", "unacknowledged", "published", "delivered")
@@ -72,7 +73,7 @@ class Watch:
         self._queues_s = float("-inf")
         self._queues_due_s = float("-inf")
         self._counts: dict[str, tuple[int, int]] = {}
-        self._events: dict[str, tuple[int, int]] = {}
+        self._events: dict[str, tuple[int, int | float]] = {}
         self._wanted = threading.Event()
         self._stopped = threading.Event()
         self._looked = threading.Event()
@@ -151,19 +152,20 @@ class Watch:
 
     def _values_of_states(self, states: Mapping[str, StateRecord], now_ms: int) -> dict[str, float]:
         values: dict[str, float] = {}
+        self._events = {key: seen for key, seen in self._events.items() if key in states}
         for key, record in states.items():
             if record.heartbeat_ms and record.is_alive(now_ms):
                 for name in LEVELS:
-                    value = record.details.get(name)
-                    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < FIGURE_MAX:
+                    value = figure(record.details.get(name))
+                    if value is not None:
                         values[f"{name}/{key}"] = float(value)
                 values |= self._rate(key, record)
         return values
 
     def _rate(self, key: str, record: StateRecord) -> dict[str, float]:
         """Events per second of a capture, from their number in two records."""
-        events = record.details.get("events")
-        if not isinstance(events, int) or abs(events) >= FIGURE_MAX:
+        events = figure(record.details.get("events"))
+        if events is None:
             return {}
         before = self._events.get(key)
         self._events[key] = record.at_ms, events
@@ -175,6 +177,12 @@ class Watch:
         client, self._client, self._reader = self._client, None, None
         if client is not None:
             client.close()
+
+
+def figure(value: Any) -> int | float | None:
+    """A number of a state record; None for what is none: anybody may have written it."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and abs(value) < FIGURE_MAX else None
 
 
 def _counts(queue: QueueInfo) -> tuple[int, int]:
