@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -299,6 +299,29 @@ def test_characters_that_are_not_seen_or_turn_text_around_are_shown(tab: Tab, co
     tab.wait_for_text("pay [U+202E]evil[U+202C]")
     tab.value("document.querySelector('.message-table tr.link').click()")
     tab.wait_for_text("bell[U+0007]")
+
+
+def test_sizes_are_counted_as_headrace_status_counts_them(tab: Tab) -> None:
+    sizes = [999, 1_500, 10**6, 4_250_000, 10**9, 2 * 10**12]
+    tab.value("import('/static/lib/format.js').then((format) => { window.format = format; })")
+    assert tab.value(f"{sizes}.map(window.format.bytes)") == ["999 B", "1.5 kB", "1 MB", "4.25 MB", "1 GB", "2 TB"]
+    assert tab.value("window.format.explained('segment.bytes', '1000000000')") == "1 GB"
+
+
+def test_a_message_whose_header_is_cut_in_the_list_is_published_again_whole(
+    tab: Tab, console: RunningConsole, unique: Callable[[str], str]
+) -> None:
+    topic, trace = unique("long-header"), b"x" * 20_000
+    with Client(console.bootstrap) as client, Producer(client) as producer:
+        producer.send(topic, b"value", headers=[("trace", trace)], partition=0)
+    console.sampled(topic)
+    go(tab, console, f"/topics/{topic}")
+    found = f"fetch('/api/messages?topic={topic}').then((answer) => answer.json())"
+    again = f"([produce, {{messages}}]) => produce.produceDialog('{topic}', messages[0])"
+    tab.value(f"Promise.all([import('/static/pages/produce.js'), {found}]).then({again})")
+    tab.click("dialog button[type=submit]")
+    sizes = "({messages}) => messages.map((each) => each.headers[0][1].size).join()"
+    tab.wait(f"{found}.then({sizes}).then((text) => text === '20000,20000')")
 
 
 def test_a_long_name_leaves_room_for_the_other_columns(tab: Tab, console: RunningConsole) -> None:

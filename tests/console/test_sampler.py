@@ -79,6 +79,22 @@ def test_rates_lag_and_sizes_come_from_two_looks_at_the_broker() -> None:
     assert 0 < seen.disk.usable < seen.disk.total
 
 
+def test_the_rate_of_all_topics_leaves_out_internal_ones() -> None:
+    with broker() as server, Client(server.bootstrap) as client:
+        for topic in ("orders", "__own"):
+            Admin(client).create_topic(topic, partitions=1)
+        history = History()
+        sampler = Sampler(ClientPool(server.bootstrap), history)
+        sampler.sample(client, NOW_S)
+        with Producer(client) as producer:
+            for topic, count in (("orders", 20), ("__own", 500)):
+                for _ in range(count):
+                    producer.send(topic, b"x", partition=0)
+        sampler.sample(client, NOW_S + 10)
+    assert history.recent("in", NOW_S + 10, 30) == [(NOW_S + 10, 2.0)]
+    assert history.recent("in/__own", NOW_S + 10, 30) == [(NOW_S + 10, 50.0)]
+
+
 def test_what_retention_removed_is_no_lag_and_a_topic_made_again_is_no_negative_rate() -> None:
     with broker() as server, Client(server.bootstrap) as client:
         Admin(client).create_topic("cut", partitions=1)

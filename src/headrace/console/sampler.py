@@ -68,6 +68,7 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="console-sampler", daemon=True)
         self._rounds = Rounds()
         self._topics: list[TopicInfo] = []
+        self._internal: set[str] = set()
         self._served: list[TopicPartition] = []
         self._there: set[TopicPartition] = set()
         self._made: set[TopicPartition] = set()
@@ -134,6 +135,7 @@ class Sampler:
 
     def _look_at_topics(self, client: Client) -> None:
         self._topics = client.topics()
+        self._internal = {each.name for each in self._topics if each.internal or each.name.startswith("__")}
         there = {TopicPartition(topic.name, each.index) for topic in self._topics for each in topic.partitions}
         self._made = there - self._there if self._ends_s else set()
         self._there = there
@@ -230,7 +232,7 @@ class Sampler:
                 grown = end - known if known is not None else end if partition in self._made else 0
                 written[partition.topic] = written.get(partition.topic, 0) + max(0, grown)
             values |= {f"in/{topic}": count / seconds for topic, count in written.items()}
-            values["in"] = sum(written.values()) / seconds
+            values["in"] = sum(count for topic, count in written.items() if topic not in self._internal) / seconds
             self._written.append((seconds, written))
             while sum(covered_s for covered_s, _ in islice(self._written, 1, None)) >= RATE_S:
                 self._written.popleft()
@@ -258,7 +260,7 @@ class Sampler:
         topics = {
             each.name: TopicFigures(
                 name=each.name,
-                internal=each.internal or each.name.startswith("__"),
+                internal=each.name in self._internal,
                 partitions=len(each.partitions),
                 replicas=max((len(part.replicas) for part in each.partitions), default=0),
                 leaderless=sum(part.leader < 0 for part in each.partitions),

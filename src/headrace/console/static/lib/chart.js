@@ -72,7 +72,7 @@ export function chart({ title, unit = "count", names = {}, height = 190, colours
       return;
     }
     const most = Math.max(...shown().flatMap((series) => series.values.filter((value) => value !== null)), 0);
-    const top = unit.startsWith("bytes") ? niceTop(most, 1024) : unit === "messages" ? Math.max(4, niceTop(most)) : niceTop(most);
+    const top = unit === "messages" ? Math.max(4, niceTop(most)) : niceTop(most);
     const inner = { width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
     scale = {
       x: (ms) => MARGIN.left + ((ms - data.from) / Math.max(1, data.to - data.from)) * inner.width,
@@ -168,11 +168,10 @@ function lastOf(values) {
   return null;
 }
 
-/** A round number that holds the value, and whose quarters are round too; bytes are counted in 1024s. */
-function niceTop(value, base = 1000) {
-  if (value <= 0) return base === 1024 ? 1024 : 4;
-  const unit = base ** Math.floor(Math.log(Math.max(value, 1)) / Math.log(base));
-  const power = unit * 10 ** Math.floor(Math.log10(value / unit));
+/** A round number that holds the value, and whose quarters are round too. */
+function niceTop(value) {
+  if (value <= 0) return 4;
+  const power = 10 ** Math.floor(Math.log10(value));
   return [1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10, 12].map((step) => step * power).find((top) => top >= value * 1.02) || 16 * power;
 }
 

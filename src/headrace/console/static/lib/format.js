@@ -21,13 +21,14 @@ function digits(value) {
   return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : 2).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
 }
 
+/** 1 GB is 10⁹ bytes, as in `headrace status`. */
 export function bytes(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   let size = Math.abs(value);
-  const units = ["B", "KB", "MB", "GB", "TB", "PB"];
+  const units = ["B", "kB", "MB", "GB", "TB", "PB"];
   let unit = 0;
   while (size >= 1000 && unit < units.length - 1) {
-    size /= 1024;
+    size /= 1000;
     unit += 1;
   }
   return `${unit === 0 ? Math.round(size) : digits(size)} ${units[unit]}`;
@@ -59,7 +60,7 @@ export function explained(name, value) {
   if (!/(ms|bytes|messages)$/.test(name)) return "";
   if (number === -1 || number >= 2 ** 53 - 1) return "no limit";
   if (name.endsWith(".ms") && number >= 1000) return duration(number / 1000);
-  if (name.endsWith("bytes") && number >= 1024) return bytes(number);
+  if (name.endsWith("bytes") && number >= 1000) return bytes(number);
   return "";
 }
 

@@ -191,7 +191,7 @@ function messageList(view, name) {
     return h("details.queue-message", h("summary", h("span.message-box", box), h("span.number.muted", `#${row.offset}`), stateBadge(row.state),
       row.died ? h("span.badge.bad", `${row.died.reason} in ${row.died.queue}`) : null,
       h("span.muted", row.exchange ? `${row.exchange} → ${row.key}` : row.key), h("code.clip.grow", text.slice(0, 200)), h("span.muted.message-age", row.enqueued_ms ? ago(row.enqueued_ms) : ""), h("span.muted", bytes(row.bytes))),
-    h("div.queue-message-open", h("pre.code", isJson ? pretty(row.body) : text), row.bytes > 4096 ? h("p.muted", "Only the first 4 KB are shown.") : null,
+    h("div.queue-message-open", h("pre.code", isJson ? pretty(row.body) : text), row.bytes > 4096 ? h("p.muted", "Only the first 4 kB are shown.") : null,
       Object.keys(row.properties).length ? h("pre.code", pretty(JSON.stringify(row.properties))) : null,
       row.died && row.state === "ready" && !session.read_only ? h("button.button.small", { on: { click: () => redrive([row]) } }, `Redrive to ${row.died.queue}`) : null));
   }
