@@ -301,6 +301,21 @@ def test_characters_that_are_not_seen_or_turn_text_around_are_shown(tab: Tab, co
     tab.wait_for_text("bell[U+0007]")
 
 
+@pytest.mark.parametrize("range_s", [60, 300])
+def test_the_time_at_the_end_of_a_chart_is_not_cut(tab: Tab, range_s: int) -> None:
+    first_ms = 1_800_000_000_000 - range_s * 1000
+    data = {"from": first_ms, "to": 1_800_000_000_000, "times": [first_ms], "series": [{"name": "a", "values": [1]}]}
+    tab.value(
+        "import('/static/lib/chart.js').then(({chart}) => { const made = chart({title: 'Made'});"
+        f"document.querySelector('main').replaceChildren(made.node); made.update({json.dumps(data)}) }})"
+    )
+    tab.wait("document.querySelector('main text.axis[text-anchor=middle]')")
+    ends = (
+        "[...document.querySelectorAll('main text.axis')].map((each) => each.getBBox()).map((box) => box.x + box.width)"
+    )
+    assert tab.value(f"Math.max(...{ends})") <= tab.value("document.querySelector('main svg[role=img]').clientWidth")
+
+
 def test_sizes_are_counted_as_headrace_status_counts_them(tab: Tab) -> None:
     sizes = [999, 1_500, 10**6, 4_250_000, 10**9, 2 * 10**12]
     tab.value("import('/static/lib/format.js').then((format) => { window.format = format; })")

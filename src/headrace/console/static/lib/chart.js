@@ -107,7 +107,11 @@ export function chart({ title, unit = "count", names = {}, height = 190, colours
 
   function timesOf() {
     const { marks, step_s } = timeMarks(data.from, data.to, Math.max(2, Math.floor(scale.inner.width / 90)));
-    return marks.map((ms) => svg("text.axis", { x: scale.x(ms), y: height - 5, "text-anchor": "middle" }, clock(ms, step_s < 60)));
+    return marks.map((ms) => {
+      const text = clock(ms, step_s < 60);
+      const x = Math.min(scale.x(ms), width - 2 - text.length * 3.2);  // the last one would be cut
+      return svg("text.axis", { x, y: height - 5, "text-anchor": "middle" }, text);
+    });
   }
 
   function lineOf(series) {
