@@ -369,9 +369,12 @@ def test_the_tooltip_of_a_chart_has_the_day_and_the_time(
     tab.wait(f"({card})?.querySelector('svg path.line')")
     tab.value(
         f"(() => {{ const image = ({card}).querySelector('.chart-plot svg'); const box = image.getBoundingClientRect();"
-        "image.dispatchEvent(new PointerEvent('pointermove', {clientX: box.right - 5, clientY: box.top + 50})) })()"
+        "image.dataset.first = 1; image.dispatchEvent("
+        "new PointerEvent('pointermove', {bubbles: true, clientX: box.right - 5, clientY: box.top + 50})) })()"
     )
     assert tab.value(f"({card}).querySelector('.tip-time').textContent") == "2026-01-17 07:30:00"
+    tab.wait(f"!({card}).querySelector('svg[data-first]')")  # the next answer is drawn
+    assert tab.value(f"({card}).querySelector('.chart-tip').checkVisibility()")
 
 
 def test_a_dashboard_whose_fields_no_record_has_says_so(

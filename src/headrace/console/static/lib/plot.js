@@ -23,6 +23,17 @@ export function plot({ title, kind = "line", height = 230, format = short, names
   let data = null;
   let missing = nothing;
   let width = 0;
+  let pointAt = null;  // shows what is at a place of the screen in what is drawn now
+  let pointer = null;  // where the mouse is: the tooltip stays when the next answer is drawn
+
+  area.addEventListener("pointermove", (event) => {
+    pointer = event.clientX;
+    pointAt?.(pointer);
+  });
+  area.addEventListener("pointerleave", () => {
+    pointer = null;
+    pointAt?.(pointer);
+  });
 
   new ResizeObserver(() => {
     const now = Math.round(area.clientWidth);
@@ -49,8 +60,9 @@ export function plot({ title, kind = "line", height = 230, format = short, names
       on: { click: () => { off.has(line.name) ? off.delete(line.name) : off.add(line.name); draw(); } },
     }, h("i", { style: { background: colour(index) } }), names[line.name] || line.name)));
     const lines = shown();
-    tip.hidden = true;
     if (!lines.some((line) => line.points.length)) {
+      pointAt = null;
+      tip.hidden = true;
       fill(area, h("div.chart-empty", { style: { height: `${height}px` } }, missing));
       return;
     }
@@ -60,9 +72,9 @@ export function plot({ title, kind = "line", height = 230, format = short, names
     const image = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title || "Chart" },
       grid(scale), xAxis(steps, scale), kind === "line" ? lines.flatMap((line) => lineOf(line, scale)) : barsOf(lines, steps, scale), marks,
       svg("rect.catcher", { x: MARGIN.left, y: MARGIN.top, width: Math.max(0, scale.width), height: scale.height }));
-    image.addEventListener("pointermove", (event) => point(event, image, lines, steps, scale, marks));
-    image.addEventListener("pointerleave", () => { tip.hidden = true; fill(marks); });
     fill(area, image);
+    pointAt = (clientX) => point(clientX, image, lines, steps, scale, marks);
+    pointAt(pointer);
   }
 
   /** Every x once, in order; texts keep the order in which they come. */
@@ -153,8 +165,13 @@ export function plot({ title, kind = "line", height = 230, format = short, names
     }));
   }
 
-  function point(event, image, lines, steps, scale, marks) {
-    const x = event.clientX - image.getBoundingClientRect().left;
+  function point(clientX, image, lines, steps, scale, marks) {
+    if (clientX === null) {
+      tip.hidden = true;
+      fill(marks);
+      return;
+    }
+    const x = clientX - image.getBoundingClientRect().left;
     const near = steps.reduce((best, each) => (Math.abs(scale.x(each) - x) < Math.abs(scale.x(best) - x) ? each : best), steps[0]);
     const at = scale.x(near);
     const rows = lines.map((line) => [line, line.points.find(([each]) => each === near)]).filter(([, found]) => found);
