@@ -20,7 +20,7 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
-from headrace.client import Admin, Client, Producer
+from headrace.client import Admin, Client, Producer, StatePublisher
 from tests.console.browser import Chromium, Tab
 from tests.servers.headrace import headrace_server as start_headrace
 from tests.servers.headrace import lines_of
@@ -104,6 +104,12 @@ def console_broker() -> Iterator[RunningServer]:
 def console(console_broker: RunningServer) -> Iterator[RunningConsole]:
     with console_server(console_broker.bootstrap) as running:
         yield running
+
+
+@pytest.fixture
+def publisher(console: RunningConsole) -> Iterator[StatePublisher]:
+    with StatePublisher(console.bootstrap) as publisher:
+        yield publisher
 
 
 @pytest.fixture(scope="session")

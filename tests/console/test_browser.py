@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace import testing
-from headrace.client import Admin, Client, Groups, Producer, TopicPartition
+from headrace.client import Admin, Client, Groups, Producer, StatePublisher, TopicPartition
 from tests.console.browser import Chromium, Tab
 from tests.console.conftest import SCREENSHOTS, RunningConsole, console_server
 from tests.servers.process import RunningServer
@@ -301,6 +301,42 @@ def test_characters_that_are_not_seen_or_turn_text_around_are_shown(tab: Tab, co
     tab.wait_for_text("bell[U+0007]")
 
 
+def test_names_of_the_usual_length_are_whole_on_the_screen_of_a_phone(
+    tab: Tab, console: RunningConsole, publisher: StatePublisher
+) -> None:
+    """Those of captured tables differ at their ends alone."""
+    name, group = "shop.public.payments", "headrace-spark-orders"
+    with Client(console.bootstrap) as client:
+        Admin(client).create_topic(name, partitions=1)
+        Groups(client).commit(group, {TopicPartition(name, 0): 0})
+        with Producer(client) as producer:
+            for _ in range(3_000):
+                producer.send(name, b"x", partition=0)
+    publisher.publish("capture", "shop", state="running", details={"lag_ms": 5})
+    console.sampled(name)
+    tab.resize(390, 844)
+    places = {
+        "/topics?q=shop.public": "Topics",
+        "/topics?internal=1": "Topics",
+        f"/groups/{group}": group,
+        "/": "Overview",
+    }
+    for place, title in places.items():
+        go(tab, console, place)
+        shown = "__headrace_state" if "internal" in place else name
+        cell = f"[...document.querySelectorAll('main td a')].find((each) => each.textContent === '{shown}')"
+        tab.wait(f"document.querySelector('h1').textContent === '{title}' && Boolean({cell})")
+        for part in (cell, f"{cell}.closest('td')", f"{cell}.closest('.table-frame')"):
+            wide, room = tab.value(f"[{part}.scrollWidth, {part}.clientWidth]")
+            assert wide <= room, f"{place}: {part}"
+
+
+def test_the_box_that_filters_a_table_shows_what_the_address_says(tab: Tab, console: RunningConsole) -> None:
+    for query in ("one", "", "two"):
+        go(tab, console, f"/topics?q={query}")
+        tab.wait(f"document.querySelector('main input[type=search]')?.value === {json.dumps(query)}")
+
+
 @pytest.mark.parametrize("range_s", [60, 300])
 def test_the_time_at_the_end_of_a_chart_is_not_cut(tab: Tab, range_s: int) -> None:
     first_ms = 1_800_000_000_000 - range_s * 1000
@@ -320,7 +356,10 @@ def test_sizes_are_counted_as_headrace_status_counts_them(tab: Tab) -> None:
     sizes = [999, 1_500, 10**6, 4_250_000, 10**9, 2 * 10**12]
     tab.value("import('/static/lib/format.js').then((format) => { window.format = format; })")
     assert tab.value(f"{sizes}.map(window.format.bytes)") == ["999 B", "1.5 kB", "1 MB", "4.25 MB", "1 GB", "2 TB"]
-    assert tab.value("window.format.explained('segment.bytes', '1000000000')") == "1 GB"
+    settings = [10**9, 2**30, 4096, 1048588]
+    assert tab.value(f"{settings}.map((each) => window.format.explained('segment.bytes', String(each)))") == [
+        *("1 GB", "1 GiB", "4 KiB", "1.05 MB")
+    ]
 
 
 def test_a_message_whose_header_is_cut_in_the_list_is_published_again_whole(

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,12 +23,6 @@ from tests.waiting import eventually
 
 HOSTILE = "<img src=x onerror=boom()>"
 DEFINED = {"state": "defined", "heartbeat_ms": 0}
-
-
-@pytest.fixture
-def publisher(console: RunningConsole) -> Iterator[StatePublisher]:
-    with StatePublisher(console.bootstrap) as publisher:
-        yield publisher
 
 
 def listed(console: RunningConsole, page: str, name: str) -> Any:

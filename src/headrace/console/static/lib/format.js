@@ -60,7 +60,10 @@ export function explained(name, value) {
   if (!/(ms|bytes|messages)$/.test(name)) return "";
   if (number === -1 || number >= 2 ** 53 - 1) return "no limit";
   if (name.endsWith(".ms") && number >= 1000) return duration(number / 1000);
-  if (name.endsWith("bytes") && number >= 1000) return bytes(number);
+  if (name.endsWith("bytes") && number >= 1000) {
+    const [size, unit] = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]].find(([each]) => number % each === 0) || [];
+    return unit ? `${number / size} ${unit}` : bytes(number);
+  }
   return "";
 }
 

@@ -75,5 +75,10 @@ export function searchBox(place, placeholder) {
       },
     },
   });
+  function follow() {  // Back and links change what is searched for, too
+    if (!input.isConnected) removeEventListener("hashchange", follow);
+    else if (document.activeElement !== input) input.value = place.query.q || "";
+  }
+  addEventListener("hashchange", follow);
   return h("label.search-box", icon("search"), input);
 }

@@ -23,7 +23,7 @@ const COLUMNS = [
   { name: "lag_ms", title: "Lag", number: true, cell: (row) => (row.alive ? seconds(row.lag_ms) : "–") },
   { name: "lag_bytes", title: "Behind", number: true, class: "wide-only", cell: (row) => (row.alive ? bytes(row.lag_bytes) : "–") },
   { name: "retained_bytes", title: "Slot", number: true, class: "wide-only", cell: (row) => bytes(row.retained_bytes) },
-  { name: "events", title: "Events", number: true, cell: (row) => count(row.events) },
+  { name: "events", title: "Events", number: true, class: "wide-only", cell: (row) => count(row.events) },
 ];
 
 function renderList(view, place) {

@@ -73,10 +73,10 @@ function renderGroup(view, place) {
     renew(partitions, small(found.partitions, [
       ["Topic", (row) => h("a", { href: link("topics", row.topic) }, row.topic)],
       ["Partition", (row) => row.partition, true],
-      ["Committed", (row) => count(row.committed), true],
-      ["End", (row) => count(row.end), true],
+      ["Committed", (row) => count(row.committed), true, "wide-only"],
+      ["End", (row) => count(row.end), true, "wide-only"],
       ["Lag", (row) => (row.lag ? h("b", count(row.lag)) : count(row.lag)), true],
-      ["Read by", (row) => row.member || h("span.muted", "nobody")],
+      ["Read by", (row) => row.member || h("span.muted", "nobody"), false, "wide-only"],
     ], () => empty("No offsets", "The group has committed nothing and nothing is assigned.")));
     renew(members, small(found.members, [
       ["Client", (row) => h("span.strong", row.client)],

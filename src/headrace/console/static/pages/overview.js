@@ -40,12 +40,12 @@ function render(view, place) {
     renew(busiest, small(data.busiest, [
       ["Topic", (row) => h("a", { href: `#/topics/${encodeURIComponent(row.name)}` }, row.name)],
       ["Messages/s", (row) => short(row.rate), true],
-      ["Messages", (row) => short(row.messages), true],
+      ["Messages", (row) => short(row.messages), true, "wide-only"],
       ["Size", (row) => bytes(row.size), true],
     ], () => empty("No topics yet", "Producers make them when they write, or you do.", h("a.button", { href: "#/topics" }, "Topics"))));
     renew(running, small(data.running, [
       ["Name", (row) => h("a", { href: link(`${row.kind}s`, row.name) }, row.name)],
-      ["", (row) => row.kind],
+      ["Kind", (row) => row.kind, false, "wide-only"],
       ["State", (row) => stateBadge(row.state)],
       ["Rows/s", (row) => short(row.rows_per_s), true],
       ["Behind", (row) => (row.kind === "capture" ? (row.lag_ms === null || row.lag_ms === undefined ? "–" : duration(row.lag_ms / 1000)) : count(row.lag)), true],
@@ -97,10 +97,11 @@ function meter(share) {
   return h("div.meter", h(`i${share > 0.9 ? ".bad" : share > 0.75 ? ".warn" : ""}`, { style: { width: `${Math.min(100, share * 100)}%` } }));
 }
 
-/** A table whose rows are all there; `clip`: texts that are too long end in dots. */
+/** A table whose rows are all there. Columns are [title, cell(row), number, class]; `clip`: texts that are too long end in dots. */
 export function small(rows, columns, nothing, { clip = true } = {}) {
   if (!rows.length) return nothing();
+  const kind = ([, , number, more = ""], otherwise) => `${number ? "number" : otherwise} ${more}`;
   return h("div.table-frame", h("table.table.plain",
-    h("thead", h("tr", columns.map(([title, , number]) => h("th", { class: number ? "number" : "" }, title)))),
-    h("tbody", rows.map((row) => h("tr", columns.map(([, cell, number]) => h("td", { class: number ? "number" : clip ? "clip" : "" }, cell(row))))))));
+    h("thead", h("tr", columns.map((column) => h("th", { class: kind(column, "") }, column[0])))),
+    h("tbody", rows.map((row) => h("tr", columns.map((column) => h("td", { class: kind(column, clip ? "clip" : "") }, column[1](row))))))));
 }

@@ -78,8 +78,8 @@ function partitions(view, name, content, figures) {
       renew(list, small(data.partitions, [
         ["Partition", (row) => row.partition, true],
         ["Leader", (row) => (row.leader === null ? h("span.badge.bad", "none") : row.leader), true],
-        ["In sync / replicas", (row) => `${row.in_sync.join(", ")} / ${row.replicas.join(", ")}`],
-        ["Start", (row) => count(row.start), true],
+        ["In sync / replicas", (row) => `${row.in_sync.join(", ")} / ${row.replicas.join(", ")}`, false, "wide-only"],
+        ["Start", (row) => count(row.start), true, "wide-only"],
         ["End", (row) => count(row.end), true],
         ["Messages", (row) => count(row.messages), true],
         ["Size", (row) => bytes(row.size), true],

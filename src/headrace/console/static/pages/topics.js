@@ -11,10 +11,10 @@ export const pages = [{ path: "/topics", nav: { label: "Topics", icon: "topics" 
 
 const COLUMNS = [
   { name: "name", title: "Topic", cell: nameCell, class: "grow" },
-  { name: "partitions", title: "Partitions", number: true, cell: (row) => count(row.partitions) },
+  { name: "partitions", title: "Partitions", number: true, cell: (row) => count(row.partitions), class: "wide-only" },
   { name: "replicas", title: "Replicas", number: true, cell: (row) => count(row.replicas), class: "wide-only" },
   { name: "messages", title: "Messages", number: true, cell: (row) => count(row.messages) },
-  { name: "size", title: "Size", number: true, cell: (row) => bytes(row.size) },
+  { name: "size", title: "Size", number: true, class: "wide-only", cell: (row) => bytes(row.size) },
   { name: "rate", title: "Messages/s", number: true, cell: (row) => (row.rate ? short(row.rate) : h("span.muted", "0")) },
 ];
 
@@ -53,7 +53,7 @@ function render(view, place) {
 
 function nameCell(row) {
   return h("span.row", h("a.strong.name", { href: `#/topics/${encodeURIComponent(row.name)}`, title: row.name }, row.name),
-    row.internal ? h("span.badge", "internal") : null,
+    row.internal ? h("span.badge.wide-only", "internal") : null,
     row.leaderless ? h("span.badge.bad", `${plural(row.leaderless, "partition")} without a leader`) : null,
     row.behind && !row.leaderless ? h("span.badge.warn", "replicas behind") : null);
 }
