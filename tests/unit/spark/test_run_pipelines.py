@@ -339,6 +339,10 @@ def test_a_pipeline_has_one_sink_or_several_that_can_be_told_apart(tmp_path: Pat
     text = HEAD + "@pipeline(sinks=[sinks.topic('a'), sinks.sql('sqlite:///x', table='b')])\ndef both(spark): ...\n"
     (found,) = load_file(file(tmp_path, text)).pipelines
     assert found.sink.describe() == "topic a, table b at sqlite:///x"
+    assert [(each.describe(), each.results_topic) for each in found.sink.parts] == [
+        ("topic a", "a"),
+        ("table b at sqlite:///x", ""),
+    ]
     with pytest.raises(UsageError, match="either sink= or sinks="):
         pipeline(sink=sinks.console(), sinks=[sinks.console()])
     with pytest.raises(UsageError, match="has no sink"):

@@ -184,7 +184,8 @@ class StreamJob(Job):
         sink = pipeline.sink.describe()
         self.shape = shape_of(self.rows, output_mode=pipeline.output_mode, sink=sink, state=pipeline.state)
         self.report.graph, last = graph_of(self.rows)
-        self.report.graph.add_sink(sink, last, topic=pipeline.sink.results_topic)
+        for each in pipeline.sink.parts:
+            self.report.graph.add_sink(each.describe(), last, topic=each.results_topic)
         self._query: StreamingQuery | None = None
         self._failures = 0
         self._again_s = 0.0

@@ -70,6 +70,11 @@ class Sink(ABC):
         return Transformed(self, function)
 
     @property
+    def parts(self) -> tuple[Sink, ...]:
+        """Itself, or the sinks that it is made of."""
+        return (self,)
+
+    @property
     def can_be_rebuilt(self) -> bool:
         """Whether ``headrace rebuild`` can fill it again beside the one in use."""
         return False

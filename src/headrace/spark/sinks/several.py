@@ -55,6 +55,10 @@ class Several(Sink):
     def describe(self) -> str:
         return ", ".join(each.describe() for each in self.sinks)
 
+    @property
+    def parts(self) -> tuple[Sink, ...]:
+        return self.sinks
+
     def for_run(self, run: PipelineRun) -> Several:
         return Several(tuple(each.for_run(run.beside_others()) for each in self.sinks))
 
