@@ -500,7 +500,7 @@ PLACES = {
     "overview": ("/", "messages stored"),
     "topics": ("/topics?q=shop", "shop.orders"),
     "messages": ("/topics/shop.orders", "key-299"),
-    "partitions": ("/topics/shop.orders?tab=partitions", "In sync"),
+    "partitions": ("/topics/shop.orders?tab=partitions", "Leader"),
     "settings": ("/topics/shop.orders?tab=settings", "cleanup.policy"),
     "groups-of-topic": ("/topics/shop.orders?tab=groups", "Group"),
 }
