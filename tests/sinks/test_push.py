@@ -273,7 +273,7 @@ def mail() -> Iterator[tuple[Mailbox, str]]:
 
 
 def mail_target(url: str, **options: Any) -> Any:
-    texts = {"sender": "Shop <shop@example.com>", "subject": "Order $id", "body": "Dear $name, $missing"}
+    texts = {"sender": "Shop <shop@example.com>", "subject": "Order $id", "body": "Dear $name, $$5 or $5"}
     sink = sinks.email(url, **{**texts, "tls": False, **options})
     assert isinstance(sink, Following)
     return sink.target
@@ -286,8 +286,20 @@ def test_each_row_is_a_message_from_a_template_and_a_repetition_has_the_same_id(
         deliver(target, [(1, "Anna ☃")], at=fence(0))
     first, again = box.messages
     assert (first["Subject"], first["To"], first["From"]) == ("Order 1", "desk@example.com", "Shop <shop@example.com>")
-    assert first.get_payload(decode=True).decode().strip() == "Dear Anna ☃, $missing"  # type: ignore[union-attr]
+    assert first.get_payload(decode=True).decode().strip() == "Dear Anna ☃, $5 or $5"  # type: ignore[union-attr]
     assert first["Message-ID"] == again["Message-ID"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"subject": "Order $idd"}, {"body": "Dear ${nmae}"}, {"to": (), "to_column": "emial"}]
+)
+def test_a_mistyped_column_is_refused_and_not_sent_as_it_stands(
+    mail: tuple[Mailbox, str], wrong: dict[str, Any]
+) -> None:
+    box, url = mail
+    with pytest.raises(UsageError, match=r"there is no column '(idd|nmae|emial)'.*there are: id, name"):
+        deliver(mail_target(url, **{"to": "desk@example.com", **wrong}), [(1, "Anna")], at=fence(0))
+    assert box.messages == []
 
 
 def test_a_value_cannot_add_a_header_or_a_recipient(mail: tuple[Mailbox, str]) -> None:

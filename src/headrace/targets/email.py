@@ -11,6 +11,7 @@ from __future__ import annotations
 import smtplib
 import ssl
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from email.errors import HeaderParseError
 from email.headerregistry import Address as MailAddress
@@ -47,8 +48,7 @@ class EmailTarget(Target):
     key: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.address.scheme not in PORTS:
-            raise UsageError(f"{self.address.shown} is no mail server", "smtp://USER@HOST:587, smtps://USER@HOST:465")
+        self.address.check(PORTS, "mail server", "smtp://USER@HOST:587, smtps://USER@HOST:465")
         if bool(self.to) == bool(self.to_column):
             raise UsageError("say who gets the messages", "to=['anna@example.com'], or to_column='email'")
         for each in (self.sender, *self.to):
@@ -60,6 +60,9 @@ class EmailTarget(Target):
 
     def open(self) -> EmailSession:
         return EmailSession(self)
+
+    def check(self) -> None:
+        self.address.resolved()
 
 
 def _checked(text: str) -> str:
@@ -85,6 +88,7 @@ class EmailSession(Session):
             self._server = None
 
     def write(self, delivery: Delivery) -> Outcome:
+        self._check_columns(delivery.schema.names)
         seen: Counter[str] = Counter()
         for each in delivery.counted():
             chunk = complete(each, delivery.letters)
@@ -97,6 +101,17 @@ class EmailSession(Session):
                     delivery.letters.refuse(chunk.slice(row, 1), str(error))
         delivery.done.refused = delivery.letters.deliver()
         return delivery.done
+
+    def _check_columns(self, known: Sequence[str]) -> None:
+        """A mistyped name would be sent as it stands."""
+        target = self._target
+        wanted = [*Template(target.subject).get_identifiers(), *Template(target.body).get_identifiers()]
+        missing = [each for each in (*wanted, *filter(None, [target.to_column])) if each not in known]
+        if missing:
+            raise UsageError(
+                f"{target.shown}: there is no column {missing[0]!r}",
+                f"there are: {', '.join(known)}; $$ in a subject or body is a plain $",
+            )
 
     def _message(self, name: str, document: dict[str, Any]) -> EmailMessage:
         target = self._target
