@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 
-__all__ = ["BadArgument", "ErrorCode", "HeadraceError", "KafkaError", "Refused", "UsageError"]
+__all__ = ["LASTS", "BadArgument", "ErrorCode", "HeadraceError", "KafkaError", "Refused", "UsageError"]
 
 
 class ErrorCode(IntEnum):
@@ -163,6 +163,11 @@ class ErrorCode(IntEnum):
     def retriable(self) -> bool:
         return self in _RETRIABLE
 
+    @property
+    def lasts(self) -> bool:
+        """Whether it stays until somebody changes a setting, a right or the record; the others may pass with time."""
+        return self in _LASTING
+
 
 _RETRIABLE = frozenset(
     {
@@ -202,6 +207,30 @@ _RETRIABLE = frozenset(
 )
 
 
+_LASTING = frozenset(
+    {
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+        ErrorCode.RECORD_LIST_TOO_LARGE,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.INVALID_TIMESTAMP,
+        ErrorCode.UNSUPPORTED_SASL_MECHANISM,
+        ErrorCode.UNSUPPORTED_VERSION,
+        ErrorCode.POLICY_VIOLATION,
+        ErrorCode.INVALID_TRANSACTION_TIMEOUT,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.SASL_AUTHENTICATION_FAILED,
+        ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+        ErrorCode.INVALID_RECORD,
+    }
+)
+
+LASTS = "Kafka's error {}: it does not pass with time"
+"""In a traceback, after an error with such a code: of an error of another process the text is all that is known."""
+
+
 class HeadraceError(Exception):
     """The root of the tree. Each class says whether trying again can help; without a word it does not."""
 
@@ -228,6 +257,8 @@ class KafkaError(HeadraceError):
         super().__init__(message or code.name.lower().replace("_", " "))
         self.code = code
         self.retriable = code.retriable
+        if code.lasts:
+            self.add_note(LASTS.format(code.name))
 
 
 class Refused(HeadraceError):

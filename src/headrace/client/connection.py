@@ -95,6 +95,8 @@ class BrokerUnreachable(KafkaError):
 class TlsFailed(KafkaError):
     """The two sides do not trust each other, or one of them does not speak TLS. Trying again does not help."""
 
+    retriable = False
+
     def __init__(self, address: Address, reason: str) -> None:
         super().__init__(ErrorCode.NETWORK_EXCEPTION, f"no TLS connection to {address}: {reason}")
         self.address = address

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from pyspark.sql.types import StructType
 
 from headrace.cli import rebuild
 from headrace.cli.main import run as command_line
-from headrace.errors import HeadraceError, UsageError
+from headrace.client import BrokerUnreachable, DeliveryFailed, TopicPartition
+from headrace.client.connection import Address, TlsFailed
+from headrace.client.scram import AuthenticationFailed
+from headrace.errors import ErrorCode, HeadraceError, KafkaError, UsageError
 from headrace.spark import sinks
 from headrace.spark.run import failures
 from headrace.spark.run.failures import is_permanent, reason
@@ -23,7 +27,7 @@ from headrace.spark.run.launch import LogFile
 from headrace.spark.run.pipelines import choose, load_file, pipeline, registered
 from headrace.spark.run.runner import Choices, pause_s
 from headrace.spark.testing import Event, _in_batches
-from headrace.spark.topic_sink.sink import make_writer
+from headrace.spark.topic_sink.sink import _let_through, make_writer
 
 HEAD = "from headrace.spark.run.pipelines import pipeline\nfrom headrace.spark import sinks\n"
 
@@ -89,6 +93,8 @@ def test_a_function_is_a_sink() -> None:
         ("import json\n\njson.loads('{')\n", "shop.py:3: JSONDecodeError"),
         ("import no_such_module_at_all\n", "shop.py:1: ModuleNotFoundError"),
         ("import sys\nsys.exit(0)\n", "shop.py:2: SystemExit"),
+        (HEAD + "@pipeline\ndef a(): ...\n", r"shop.py:3: pipeline 'a' is called with the session .*def a\(spark\)"),
+        (HEAD + "@pipeline\ndef a(spark, rows): ...\n", "shop.py:3: pipeline 'a' is called with the session"),
         (HEAD + "@pipeline(every='10 secs')\ndef a(spark): ...\n", "shop.py:3: every='10 secs' is no duration"),
     ],
 )
@@ -185,6 +191,41 @@ def test_only_what_the_sink_refuses_or_the_user_must_mend_is_not_tried_again() -
     away = RuntimeError(STREAM_FAILED.replace("spark.source.values.BadRecord", "targets.target.Unavailable"))
     assert not is_permanent(away)
     assert reason(away).startswith("the value at orders[0]")
+
+
+def as_text(error: BaseException) -> RuntimeError:
+    """As an error of another process comes to the driver: a traceback within a message."""
+    try:
+        raise error
+    except BaseException:
+        text = traceback.format_exc()
+    return RuntimeError(f"[STREAM_FAILED] Job aborted: {text}\n\tat org.apache.spark.x(y.scala:1)\nDriver stacktrace:")
+
+
+@pytest.mark.parametrize(
+    ("error", "lasts"),
+    [
+        (KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, "topic 'a b'"), True),
+        (DeliveryFailed(ErrorCode.MESSAGE_TOO_LARGE, TopicPartition("out", 0), 1, "too large"), True),
+        (AuthenticationFailed("user 'anna' is not let in by PLAIN"), True),
+        (TlsFailed(Address("h", 1), "its certificate is not trusted"), True),
+        (DeliveryFailed(ErrorCode.REQUEST_TIMED_OUT, TopicPartition("out", 0), 1, "late"), False),
+        (KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "oops"), False),
+        (BrokerUnreachable(Address("h", 1), "connection refused"), False),
+    ],
+)
+def test_what_a_broker_refuses_for_good_is_not_tried_again_also_where_only_its_text_is_known(
+    error: KafkaError, lasts: bool
+) -> None:
+    assert is_permanent(error) is lasts
+    assert is_permanent(as_text(error)) is lasts
+    assert reason(as_text(error)) == error.message
+
+
+def test_a_batch_that_a_broker_refuses_for_good_says_so_through_sparks_pickler() -> None:
+    through = _let_through(KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, "topic 'a b': invalid topic exception"))
+    assert is_permanent(as_text(through))
+    assert reason(as_text(through)) == "topic 'a b': invalid topic exception"
 
 
 def test_a_guard_of_the_query_itself_is_permanent_and_its_words_are_the_reason() -> None:

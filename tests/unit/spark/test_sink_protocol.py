@@ -9,7 +9,7 @@ import pytest
 
 from headrace import testing
 from headrace.client import Admin, Client, Outcome, TransactionalProducer, TransactionLost, end_transaction
-from headrace.errors import Refused
+from headrace.errors import Refused, UsageError
 from headrace.spark.topic_sink import protocol as sink_protocol
 from headrace.spark.topic_sink import transactions as sink_transactions
 from headrace.spark.topic_sink.decisions import BatchRef, DecisionTopic, Verdict
@@ -53,6 +53,13 @@ def dies_and_returns(world: World, fate: Fate, layout: Layout = LAYOUT, after: L
         world.run(BATCHES, after)
         return True
     return False
+
+
+def test_a_broker_that_bounds_transactions_more_narrowly_is_told_with_the_option(bootstrap: str) -> None:
+    with Client(bootstrap, PATIENCE) as client:
+        protocol = Protocol(client, Settings(decision_topic="decisions", transaction_timeout_ms=10**9))
+        with pytest.raises(UsageError, match=r"transactionTimeoutMs=1000000000 .*transaction.max.timeout.ms"):
+            protocol.start_task(protocol.begin("bounded"), BatchRef("bounded", 0), 0, 0)
 
 
 def test_without_any_trouble_every_row_is_there_once(world: World) -> None:

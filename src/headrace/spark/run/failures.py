@@ -1,7 +1,8 @@
 """Why a query failed, in one line, with the user's line, and whether a restart can help.
 
 Most errors of a query come as text: a traceback of a Python worker inside the message of a Java exception. The last
-line of a traceback names the class of the error, so the class is looked up, and its ``retriable`` decides.
+line of a traceback names the class of the error, so the class is looked up, and its ``retriable`` decides. Under an
+error of Kafka that stays until somebody changes something, a line says so.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ import re
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from pyspark.errors import PySparkException
 
 import headrace
-from headrace.errors import HeadraceError
+from headrace.errors import LASTS, HeadraceError, KafkaError
 
 __all__ = ["is_permanent", "place_of", "reason"]
 
 REASON_CHARACTERS_MAX = 400
 TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n")
 PYTHON_ERROR = re.compile(
-    TRACEBACK.pattern + r"((?:[ \t].*\n|\n)+)((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: (.+))?$",
+    TRACEBACK.pattern + r"((?:[ \t].*\n|\n)+)((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: (.+))?"
+    rf"(\n{LASTS.format('[A-Z_]+')})?$",
     re.MULTILINE,
 )
 """What follows the indented lines of a traceback."""
@@ -45,8 +48,11 @@ def is_permanent(error: BaseException) -> bool:
     raised = _raised(str(error))
     if not raised and RAISED.search(str(error)):
         return True
-    kind = _class_of(raised[-1][1]) if raised else type(error)
-    return kind is not None and issubclass(kind, HeadraceError) and not kind.retriable
+    if not raised and isinstance(error, KafkaError) and error.code.lasts:
+        return True
+    kind = _class_of(raised[-1].kind) if raised else type(error)
+    own = kind is not None and issubclass(kind, HeadraceError)
+    return own and (not kind.retriable or (bool(raised) and raised[-1].lasts))
 
 
 def reason(error: BaseException) -> str:
@@ -54,7 +60,7 @@ def reason(error: BaseException) -> str:
     text = str(error).strip()
     raised = _raised(text)
     if raised:
-        frames, name, message = raised[-1]
+        frames, name, message, _ = raised[-1]
         if _class_of(name):
             return _short(message)
         place = _last_of_the_user((file, int(line)) for file, line in FRAME.findall(frames))
@@ -85,14 +91,23 @@ def _last_of_the_user(frames: Iterable[tuple[str, int]]) -> str:
     return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line}"
 
 
-def _raised(text: str) -> list[tuple[str, str, str]]:
-    """The lines, the class and the message of every traceback.
+class _Raised(NamedTuple):
+    """The end of a traceback."""
+
+    frames: str
+    kind: str
+    message: str
+    lasts: bool
+
+
+def _raised(text: str) -> list[_Raised]:
+    """The end of every traceback.
 
     One may stand in the message of another: a sink that is written to inside of foreachBatch fails in a process of
     Python, for a JVM, which tells the driver's Python.
     """
     found = (PYTHON_ERROR.match(text, each.start()) for each in TRACEBACK.finditer(text))
-    return [(each[1], each[2], each[3] or "") for each in found if each is not None]
+    return [_Raised(each[1], each[2], each[3] or "", bool(each[4])) for each in found if each is not None]
 
 
 def _class_of(name: str) -> type[HeadraceError] | None:

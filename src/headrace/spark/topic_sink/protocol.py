@@ -46,7 +46,7 @@ from headrace.client import (
     TransactionalProducer,
     describe_transaction,
 )
-from headrace.errors import HeadraceError, Refused, UsageError
+from headrace.errors import ErrorCode, HeadraceError, KafkaError, Refused, UsageError
 from headrace.spark.topic_sink.decisions import (
     DECISION_TOPIC,
     BatchRef,
@@ -229,7 +229,15 @@ class Protocol:
     def _open(self, transactional_id: str) -> TransactionalProducer:
         timeout_ms = self._settings.transaction_timeout_ms
         producer = TransactionalProducer(self._client, transactional_id, timeout_ms, self._settings.producer)
-        producer.init()
+        try:
+            producer.init()
+        except KafkaError as error:
+            if error.code is not ErrorCode.INVALID_TRANSACTION_TIMEOUT:
+                raise
+            raise UsageError(
+                f"the broker does not let a transaction stay open for transactionTimeoutMs={timeout_ms}",
+                "a smaller transactionTimeoutMs, or a larger transaction.max.timeout.ms of the broker",
+            ) from error
         producer.begin()
         return producer
 

@@ -73,6 +73,8 @@ def _let_through(error: HeadraceError) -> HeadraceError:
     kind = type(error)
     named = type(kind.__name__, (_LetThrough,), {"__module__": kind.__module__})
     through: HeadraceError = named(str(error))
+    for note in getattr(error, "__notes__", ()):
+        through.add_note(note)
     return through
 
 
