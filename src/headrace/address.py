@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
@@ -57,6 +58,22 @@ class Address:
             return self._filled(self.text)
         user, colon, password = who.partition(":")
         return f"{scheme}{self._quoted(user)}{colon}{self._quoted(password)}@{self._filled(where)}"
+
+    def must_be(self, schemes: Collection[str], what: str, example: str, *, needs_host: bool = False) -> None:
+        """Refuse what cannot be the address of ``what``. What comes from the environment is not looked at."""
+        if ENVIRONMENT.match(self.text):
+            return
+        scheme, _, where = _cut(self.text)
+        if scheme.removesuffix("://") not in schemes or "://" not in scheme:
+            raise UsageError(f"{self.shown} is no {what}", example)
+        if "${" in where or "," in where:  # several hosts are for the client to read
+            return
+        try:
+            host, _ = urlsplit(f"//{where}").hostname, urlsplit(f"//{where}").port
+        except ValueError:
+            raise UsageError(f"{self.shown} has no port that is a number up to 65535", example) from None
+        if needs_host and not host:
+            raise UsageError(f"{self.shown} names no host", example)
 
     def _quoted(self, text: str) -> str:
         """Words of the URL are decoded first, values of the environment are not."""

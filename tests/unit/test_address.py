@@ -77,3 +77,37 @@ def test_messages_of_clients_do_not_quote_the_password(monkeypatch: pytest.Monke
     with pytest.raises(UsageError, match="NOBODY_SET_THIS"):
         Address("redis://:${NOBODY_SET_THIS}@x").resolved()
     assert Address("redis://:${NOBODY_SET_THIS}@x").hidden_in("x") == "x"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "h:6379",
+        "redis:h",
+        "redis:/h",
+        "http://h",
+        "REDIS://h",
+        "${REDIS_URL",
+        "redis://h:x/0",
+        "redis://h:99999",
+        "redis://",
+    ],
+)
+def test_what_is_no_address_is_refused_before_anything_is_connected_to(text: str) -> None:
+    with pytest.raises(UsageError, match=r"redis://HOST"):
+        Address(text).must_be(("redis", "rediss"), "address of Redis", "redis://HOST:PORT", needs_host=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis://h",
+        "rediss://me:p@ss/w:x@h:1/0",
+        "redis://h1:1,h2:2/0",
+        "redis://${HOST}:${PORT}/0",
+        "${REDIS_URL}",
+        "redis://[::1]:1",
+    ],
+)
+def test_what_may_be_an_address_is_taken(text: str) -> None:
+    Address(text).must_be(("redis", "rediss"), "address of Redis", "redis://HOST:PORT", needs_host=True)

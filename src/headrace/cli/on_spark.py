@@ -87,7 +87,7 @@ def on_spark(
     conf = settings_of(settings, "--conf", "spark.driver.memory=4g")
     _need_spark()
     from headrace.spark.progress import board_on
-    from headrace.spark.run.before_spark import check_topics, load_early
+    from headrace.spark.run.before_spark import check_sinks, check_topics, load_early
     from headrace.spark.run.checkpoint_lock import check_folder, check_free
     from headrace.spark.run.java import find_java
     from headrace.spark.run.launch import LogFile, open_session
@@ -97,6 +97,7 @@ def on_spark(
     find_java()
     if checkpoints is not None:
         check_folder(checkpoints)
+        check_sinks(loaded)
     check_topics(file, loaded, bootstrap)
     if checkpoints is not None and loaded is not None:
         check_free(checkpoints, [each.name for each in loaded.pipelines])

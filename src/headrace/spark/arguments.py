@@ -15,11 +15,13 @@ from headrace.errors import UsageError
 
 __all__ = [
     "duration_of",
+    "given_names",
     "micros_of",
     "names_of",
     "no_doubles",
     "plain_columns",
     "time_column",
+    "topic_name",
     "with_dots",
     "without_dots",
     "without_weights",
@@ -37,10 +39,28 @@ UNITS_US = {
 """No months and years: they differ in length."""
 PART = re.compile(rf"(\d+) +({'|'.join(UNITS_US)})s?")
 DURATION = re.compile(rf"(interval +)?{PART.pattern}( +{PART.pattern})*")
+TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
+
+
+def topic_name(given: object, where: str = "") -> str:
+    """The name, unless no broker takes it. ``where`` begins the message."""
+    if not isinstance(given, str) or not TOPIC.fullmatch(given):
+        raise UsageError(
+            f"{where}{given!r} cannot be the name of a topic", "1 to 249 letters of A-Z and a-z, digits, '.', '_', '-'"
+        )
+    return given
 
 
 def names_of(keys: str | Sequence[str]) -> list[str]:
     return [keys] if isinstance(keys, str) else list(keys)
+
+
+def given_names(what: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """One name or several, each once; none where nothing is given."""
+    names = (given,) if isinstance(given, str) else tuple(given or ())
+    if not all(names) or len(set(names)) < len(names):
+        raise UsageError(f"{what}={given!r} is no name and no list of names, each once", f"{what}=['a', 'b']")
+    return names
 
 
 def plain_columns(names: Iterable[str]) -> list[Column]:

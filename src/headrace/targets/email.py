@@ -48,7 +48,7 @@ class EmailTarget(Target):
     key: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.address.check(PORTS, "mail server", "smtp://USER@HOST:587, smtps://USER@HOST:465")
+        self.address.must_be(PORTS, "mail server", "smtp://USER@HOST:587, smtps://USER@HOST:465")
         if bool(self.to) == bool(self.to_column):
             raise UsageError("say who gets the messages", "to=['anna@example.com'], or to_column='email'")
         for each in (self.sender, *self.to):

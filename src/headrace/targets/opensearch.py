@@ -65,6 +65,7 @@ class OpenSearchTarget(Target):
     """Those that have written through this object, for the switch of a new version."""
 
     def __post_init__(self) -> None:
+        self.address.must_be(("http", "https"), "address of HTTP", "https://HOST:9200", needs_host=True)
         if not self.key:
             raise UsageError(f"{self.shown} needs to know what rows are known by", "key=…")
         if not self.index or self.index != self.index.lower() or set(self.index) & set('\\/*?"<>| ,#:'):
@@ -76,6 +77,9 @@ class OpenSearchTarget(Target):
 
     def open(self) -> OpenSearchSession:
         return OpenSearchSession(self)
+
+    def check(self) -> None:
+        self.address.resolved()
 
     def version(self) -> Version:
         """An index of its own behind an alias; the alias moves at one moment."""

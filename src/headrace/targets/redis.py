@@ -58,6 +58,7 @@ class RedisTarget(Target):
     expire_s: int | None = None
 
     def __post_init__(self) -> None:
+        self.address.must_be(("redis", "rediss", "unix"), "address of Redis", "redis://HOST:PORT/0")
         if not self.key:
             raise UsageError(f"{self.shown} needs to know what rows are known by", "key=…")
         if self.form not in ("keys", "map"):
@@ -71,6 +72,9 @@ class RedisTarget(Target):
 
     def open(self) -> RedisSession:
         return RedisSession(self)
+
+    def check(self) -> None:
+        self.address.resolved()
 
     def version(self) -> Version | None:
         if self.form != "map":

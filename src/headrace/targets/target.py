@@ -352,6 +352,9 @@ class Target(ABC):
     @abstractmethod
     def open(self) -> Session: ...
 
+    def check(self) -> None:  # noqa: B027 a path needs nothing
+        """Refuse an address that cannot be used on this machine; nobody is asked."""
+
     def version(self) -> Version | None:
         """A place beside this one that can be filled and then put in its place; None where there cannot be one."""
         return None

@@ -60,6 +60,9 @@ class WebhookTarget(Target):
     def open(self) -> WebhookSession:
         return WebhookSession(self)
 
+    def check(self) -> None:
+        self.address.resolved()
+
 
 def _key(secret: str) -> bytes:
     """``${NAME}`` is read from the environment; the secret itself never shows in an error."""

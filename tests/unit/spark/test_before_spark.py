@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from headrace.client import Admin, BrokerUnreachable, Client
 from headrace.errors import UsageError
-from headrace.spark.run.before_spark import TopicRead, check_topics, load_early, topics_read
+from headrace.spark.run.before_spark import TopicRead, check_sinks, check_topics, load_early, topics_read
 from headrace.testing import TestBroker, broker
 
 HEAD = "import headrace.spark as hr\nfrom pyspark.sql import functions as F\n"
@@ -133,6 +135,45 @@ def test_a_mistyped_topic_is_told_with_the_one_that_was_meant(tmp_path: Path, ru
 def test_a_broker_that_is_away_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BrokerUnreachable):
         check_topics(file(tmp_path, READING), None, "127.0.0.1:1")
+
+
+def test_a_broker_that_accepts_and_never_answers_is_refused_within_three_seconds(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        start_s = time.monotonic()
+        with pytest.raises(UsageError, match=r"did not answer .* within 2 s.*is it a Kafka listener"):
+            check_topics(file(tmp_path, READING), None, f"127.0.0.1:{silent.getsockname()[1]}")
+        assert time.monotonic() - start_s < 3
+
+
+def test_a_name_that_no_topic_can_have_is_told_as_that(tmp_path: Path, running: TestBroker) -> None:
+    path = file(tmp_path, READING.replace('"raw,more"', '"raw,my topic"'))
+    with pytest.raises(UsageError, match=r"shop.py:12: 'my topic' cannot be the name of a topic"):
+        check_topics(path, None, running.bootstrap)
+
+
+def test_a_password_that_the_environment_does_not_have_is_missed_before_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = "hr.sinks.sql('postgresql://me:${SHOP_PASSWORD}@db/shop', table='t', key='id')"
+    sinks = (table, f"{table}.transform(lambda rows: rows)", f"[hr.sinks.console(), {table}]")
+    for number, sink in enumerate(sinks):
+        words = f"sink{'s' if sink.startswith('[') else ''}={sink}, name='p{number}'"
+        loaded = load_early(file(tmp_path, HEAD + f"\n@hr.pipeline({words})\ndef totals(spark): ...\n"), ())
+        with pytest.raises(UsageError, match=rf"pipeline 'p{number}': .* needs the environment variable SHOP_PASSWORD"):
+            check_sinks(loaded)
+        with monkeypatch.context() as patch:
+            patch.setenv("SHOP_PASSWORD", "p@ss/${word}")
+            check_sinks(loaded)
+    check_sinks(None)
+
+
+def test_an_address_from_the_environment_is_looked_at_before_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_URL", "oracle://me:word@db/shop")
+    text = HEAD + "\n@hr.pipeline(sink=hr.sinks.sql('${SHOP_URL}', table='t', key='id'))\ndef totals(spark): ...\n"
+    with pytest.raises(UsageError, match=r"oracle://me@db/shop is no database"):
+        check_sinks(load_early(file(tmp_path, text), ()))
 
 
 def test_a_file_that_reads_no_plain_topic_needs_no_broker(tmp_path: Path) -> None:

@@ -215,6 +215,46 @@ def test_a_sink_is_described_without_its_secrets() -> None:
     assert secret not in repr(made)
 
 
+@pytest.mark.parametrize(
+    "url", ["sqlite:a.db", "sqlite:/a.db", "sqlite://a.db", "sqlite://h/a.db", "sqlite:///", "sqlite:///a.db?mode=ro"]
+)
+def test_an_address_that_names_another_file_than_it_seems_to_is_refused(url: str) -> None:
+    """``sqlite:a.db`` wrote to ``.db``, and ``sqlite://h/a.db`` to ``a.db``."""
+    with pytest.raises(UsageError, match="sqlite:///FILE"):
+        sinks.sql(url, table="t", key="id")
+    sinks.sql("sqlite:///a%3Fb%23.db", table="t", key="id")
+    sinks.sql("sqlite:///${WHERE}/a.db", table="t", key="id")
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"key": ""}, "key='' is no name"),
+        ({"key": ["id", "id"]}, "each once"),
+        ({"version": "v"}, "there is no key"),
+        ({"refused_max": "many"}, "must be a number of rows"),
+        ({"refused_max": -1}, "must be a number of rows"),
+        ({"dead_letters": "my letters"}, "dead_letters='my letters' cannot be the name of a topic"),
+        ({"options": {"compression": "zstd"}}, "did you mean kafka.compression.type"),
+    ],
+)
+def test_a_mistake_in_an_argument_of_a_sink_is_found_where_it_is_written(more: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        sinks.sql("sqlite:///a.db", table="t", **more)
+
+
+@pytest.mark.parametrize("name", ["my out", "", ".", "..", "a,b", "a" * 250])
+def test_a_topic_that_no_broker_takes_is_refused_where_it_is_written(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be the name of a topic"):
+        sinks.topic(name)
+
+
+def test_options_of_a_topic_are_checked_where_they_are_written() -> None:
+    with pytest.raises(UsageError, match=r"kafka.compression.type='zst' must be one of none, gzip"):
+        sinks.topic("out", options={"kafka.compression.type": "zst"})
+    sinks.topic("out", key=("a", "b"), options={"transactionTimeoutMs": 60_000, "kafka.compression.type": "zstd"})
+
+
 def test_wrong_use_of_a_sink_is_told_with_what_is_right(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a sink knows no 'dead_leters'"):
         sinks.sql("sqlite:///x", table="t", key="id", dead_leters="oops")

@@ -18,11 +18,13 @@ from pathlib import Path
 import pyspark
 
 from headrace.client import Client, ClientOptions
+from headrace.client.connection import RequestTimedOut
 from headrace.errors import UsageError
+from headrace.spark.arguments import topic_name
 from headrace.spark.run.dashboards import Dashboard
 from headrace.spark.run.pipelines import Loaded, check_file, choose, load_file
 
-__all__ = ["check_topics", "load_early", "topics_read"]
+__all__ = ["check_sinks", "check_topics", "load_early", "topics_read"]
 
 STARTS_SPARK = re.compile(r"\b(getOrCreate|session)\s*\(")
 PYSPARK = Path(pyspark.__file__).parent
@@ -92,14 +94,36 @@ def check_topics(path: Path, loaded: Loaded | None, bootstrap: str) -> None:
     wanted += _shown(loaded.dashboards, topics_written(text)) if loaded is not None else []
     if not wanted:
         return
-    options = ClientOptions(client_id="headrace-run", retry_timeout_ms=BROKER_TIMEOUT_MS)
-    with Client(bootstrap, options) as client:
-        known = [each.name for each in client.topics()]
+    known = _topics_of(bootstrap)
     for file, each in wanted:
         if each.topic and each.topic not in known:
+            place = f"{file}:{each.line}: "
             close = difflib.get_close_matches(each.topic, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"headrace topic create {each.topic}"
-            raise UsageError(f"{file}:{each.line}: there is no topic {each.topic!r} at {bootstrap}", hint)
+            hint = f"did you mean {close[0]}?" if close else f"headrace topic create {topic_name(each.topic, place)}"
+            raise UsageError(f"{place}there is no topic {each.topic!r} at {bootstrap}", hint)
+
+
+def _topics_of(bootstrap: str) -> list[str]:
+    options = ClientOptions(
+        client_id="headrace-run",
+        connect_timeout_ms=BROKER_TIMEOUT_MS,
+        request_timeout_ms=BROKER_TIMEOUT_MS,
+        retry_timeout_ms=BROKER_TIMEOUT_MS,
+    )
+    try:
+        with Client(bootstrap, options) as client:
+            return [each.name for each in client.topics()]
+    except RequestTimedOut as error:
+        raise UsageError(error.message, "is it a Kafka listener, and is the broker busy or stopped?") from error
+
+
+def check_sinks(loaded: Loaded | None) -> None:
+    """Refuse a sink that cannot work on this machine; no target is asked."""
+    for each in loaded.pipelines if loaded is not None else ():
+        try:
+            each.sink.check()
+        except UsageError as error:
+            raise UsageError(f"pipeline {each.name!r}: {error.message}", error.hint) from error
 
 
 def _shown(dashboards: Sequence[Dashboard], written: Set[str | None]) -> list[tuple[Path, TopicRead]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from headrace.client import Client, StatePublisher, read_state_records
 from headrace.errors import UsageError
+from headrace.spark.arguments import topic_name
 
 __all__ = ["KIND", "Dashboard", "collected", "dashboard", "publish"]
 
@@ -29,7 +30,6 @@ RECORDS_MAX = 10_000
 REFRESH = re.compile(r"([0-9]+) ?(s|seconds?|m|minutes?)")
 REFRESH_S_MAX = 3600
 DASHBOARDS_MAX = 200
-TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +107,7 @@ def _check(made: Dashboard) -> None:
         raise UsageError(
             f"{made.title!r} cannot be a dashboard's title: one line of 1 to {TITLE_CHARACTERS_MAX} letters"
         )
-    if not TOPIC.fullmatch(made.topic):
-        raise UsageError(f"{name}: {made.topic!r} cannot be the name of a topic")
+    topic_name(made.topic, f"{name}: ")
     if made.kind not in KINDS:
         raise UsageError(f"{name}: kind={made.kind!r} must be one of {', '.join(KINDS)}")
     if made.kind in ("line", "bar") and not (made.x and made.y):

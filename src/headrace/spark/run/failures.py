@@ -51,8 +51,9 @@ def is_permanent(error: BaseException) -> bool:
     if not raised and isinstance(error, KafkaError) and error.code.lasts:
         return True
     kind = _class_of(raised[-1].kind) if raised else type(error)
-    own = kind is not None and issubclass(kind, HeadraceError)
-    return own and (not kind.retriable or (bool(raised) and raised[-1].lasts))
+    if kind is None or not issubclass(kind, HeadraceError):
+        return False
+    return not kind.retriable or (bool(raised) and raised[-1].lasts)
 
 
 def reason(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -117,6 +118,7 @@ def pipeline(
                 f"{chosen!r} cannot name a pipeline: letters, digits, '.', '_' and '-' can", "pipeline(name=…)"
             )
         made = Pipeline(chosen, build, where, every, output_mode, state, _origin(build))
+        _check_takes_a_session(build, chosen)
         known = _registered.get(chosen)
         if known is not None and known.origin != made.origin:
             raise UsageError(
@@ -126,6 +128,17 @@ def pipeline(
         return build
 
     return write_down if function is None else write_down(function)
+
+
+def _check_takes_a_session(build: Builder, name: str) -> None:
+    try:
+        inspect.signature(build).bind(None)
+    except TypeError as error:
+        raise UsageError(
+            f"pipeline {name!r} is called with the session and nothing else: {error}", f"def {name}(spark): …"
+        ) from error
+    except ValueError:
+        return  # a builtin, which does not tell
 
 
 def _origin(build: Builder) -> str:

@@ -195,9 +195,11 @@ def _reach_brokers(jobs: Sequence[Job]) -> None:
     """A wrong address is told at once, and not after minutes of retries inside Spark."""
     addresses = {source.bootstrap for job in jobs for source in job.shape.sources if source.bootstrap}
     for address in sorted(addresses):
-        options = ClientOptions(client_id="headrace-run", retry_timeout_ms=BROKER_TIMEOUT_MS)
+        options = ClientOptions(
+            client_id="headrace-run", request_timeout_ms=BROKER_TIMEOUT_MS, retry_timeout_ms=BROKER_TIMEOUT_MS
+        )
         with Client(address, options) as client:
-            client.retrying(client.topics)
+            client.topics()
 
 
 def _check_alive(spark: SparkSession) -> None:

@@ -8,10 +8,13 @@ from typing import Any, Literal
 
 from headrace.address import Address
 from headrace.errors import UsageError
+from headrace.spark.arguments import given_names, topic_name
 from headrace.spark.sinks.following import Following
 from headrace.spark.sinks.plain import Sink
+from headrace.spark.source.reading import option_texts
+from headrace.spark.topic_sink.options import check_options
 from headrace.targets.sql.dialect import TableName
-from headrace.targets.sql.table import SqlTarget, check_scheme
+from headrace.targets.sql.table import SqlTarget, check_address
 from headrace.targets.target import Target
 
 __all__ = ["delta", "email", "find", "opensearch", "redis", "search", "sql", "webhook"]
@@ -37,8 +40,11 @@ def sql(
     ``dead_letters`` a topic for rows that the target refuses, which end the pipeline otherwise; ``refused_max`` how
     many of them a batch may have; ``bootstrap`` and ``options`` are for the broker with that topic.
     """
-    made = _following(SqlTarget(Address(url), TableName.of(table), _names(key), version, create, widen), more)
-    check_scheme(Address(url))
+    names = given_names("key", key)
+    made = _following(SqlTarget(Address(url), TableName.of(table), names, version, create, widen), more)
+    check_address(Address(url))
+    if version and not key:
+        raise UsageError(f"version={version!r} tells the newer of two rows with one key, and there is no key", "key=…")
     return made
 
 
@@ -59,9 +65,17 @@ def search(
 
     if Address(url).scheme != "sqlite":
         raise UsageError(f"{Address(url).shown} is no file", "sqlite:///FILE; a server: hr.sinks.opensearch(…)")
-    name = TableName(index)
+    check_address(Address(url))
+    name = TableName.of((index,))
     target = SearchTarget(
-        Address(url), name, _names(key), None, create=True, widen=True, text=_names(text), match=match
+        Address(url),
+        name,
+        given_names("key", key),
+        None,
+        create=True,
+        widen=True,
+        text=given_names("text", text),
+        match=match,
     )
     return _following(target, more)
 
@@ -70,7 +84,7 @@ def opensearch(url: str, *, index: str, key: str | Sequence[str], version: str |
     """An index of OpenSearch or Elasticsearch: documents by ``key``, through its bulk API, under external versions."""
     from headrace.targets.opensearch import OpenSearchTarget
 
-    return _following(OpenSearchTarget(Address(url), index, _names(key), version), more)
+    return _following(OpenSearchTarget(Address(url), index, given_names("key", key), version), more)
 
 
 def find(url: str, *, index: str, text: str, limit: int = 10) -> list[dict[str, Any]]:
@@ -96,7 +110,7 @@ def redis(
 ) -> Sink:
     """Rows as JSON in Redis: under ``name`` and their key (``form="keys"``), or as fields of one hash (``"map"``)."""
     target = _library("headrace.targets.redis").RedisTarget
-    return _following(target(Address(url), name, _names(key), form, expire_s), more)
+    return _following(target(Address(url), name, given_names("key", key), form, expire_s), more)
 
 
 def delta(
@@ -111,7 +125,7 @@ def delta(
     """A Delta table: rows are added exactly once, or merged by ``key``. ``storage_options`` are those of deltalake."""
     target = _library("headrace.targets.delta").DeltaTarget
     storage = tuple((storage_options or {}).items())
-    return _following(target(str(path), _names(key), widen, tuple(partition_by), storage), more)
+    return _following(target(str(path), given_names("key", key), widen, tuple(partition_by), storage), more)
 
 
 def webhook(
@@ -129,9 +143,8 @@ def webhook(
     """
     from headrace.targets.webhook import WebhookTarget
 
-    target = WebhookTarget(
-        Address(url), _names(secret), allow_private=allow_private, attempts=attempts, timeout_s=timeout_s
-    )
+    secrets = (secret,) if isinstance(secret, str) else tuple(secret)
+    target = WebhookTarget(Address(url), secrets, allow_private=allow_private, attempts=attempts, timeout_s=timeout_s)
     return _following(target, more)
 
 
@@ -149,7 +162,7 @@ def email(
     """Each row a message; at least once, with a Message-ID that a repetition has again. ``$column`` in texts."""
     from headrace.targets.email import EmailTarget
 
-    return _following(EmailTarget(Address(url), sender, _names(to), to_column, subject, body, tls), more)
+    return _following(EmailTarget(Address(url), sender, given_names("to", to), to_column, subject, body, tls), more)
 
 
 def _following(
@@ -159,6 +172,11 @@ def _following(
     unknown = sorted(set(more) - {"op", "dead_letters", "refused_max", "bootstrap", "options"})
     if unknown:
         raise UsageError(f"a sink knows no {unknown[0]!r}", "op, dead_letters, refused_max, bootstrap, options")
+    if more.get("dead_letters") is not None:
+        topic_name(more["dead_letters"], "dead_letters=")
+    if not isinstance(more.get("refused_max", 0), int) or more.get("refused_max", 0) < 0:
+        raise UsageError(f"refused_max={more['refused_max']!r} must be a number of rows, 0 or more")
+    check_options(option_texts(more.get("options") or {}))
     return Following(target, **more)
 
 
@@ -170,7 +188,3 @@ def _library(module: str) -> Any:
         if (error.name or "").startswith("headrace"):
             raise
         raise UsageError(f"this sink needs {error.name}", "pip install 'headrace[sinks]'") from error
-
-
-def _names(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from headrace.client.amqp import EXAMPLE, amqp_channel, need_pika
 from headrace.errors import HeadraceError, UsageError
+from headrace.spark.arguments import plain_columns
 from headrace.spark.owner import PipelineRun
 from headrace.spark.sinks.plain import BatchWrite, Sink
 
@@ -66,7 +67,7 @@ class _Exchange(Sink):
     def _publish(self, rows: DataFrame, batch_id: int, *, checkpoint: str) -> None:
         columns = [each for each in rows.columns if not each.startswith("_")]
         if "body" not in columns:
-            rows = rows.select(F.to_json(F.struct(*columns)).alias("body"))
+            rows = rows.select(F.to_json(F.struct(*plain_columns(columns))).alias("body"))
         else:
             rows = rows.select(*[each for each in columns if each in MESSAGE_COLUMNS])
         work = partial(

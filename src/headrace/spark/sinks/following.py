@@ -107,6 +107,9 @@ class Following(Sink):
     def for_run(self, run: PipelineRun) -> Following:
         return self if self.run is not None else replace(self, run=run)
 
+    def check(self) -> None:
+        self.target.check()
+
     def write(self, rows: DataFrame) -> None:
         prepared, follower = self._prepared(rows)
         follower.deliver(prepared, None)

@@ -20,12 +20,14 @@ from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, Struct
 
 from headrace.changes import WEIGHT
 from headrace.errors import UsageError
+from headrace.spark.arguments import given_names, topic_name
 from headrace.spark.owner import PipelineRun
 from headrace.spark.progress import screen_cleared
 from headrace.spark.source.columns import TOMBSTONE_COLUMN
 from headrace.spark.source.reading import bootstrap_of, has_all_values, option_texts
 from headrace.spark.tables.changelog import CHANGE, as_records, changes, from_record_key
 from headrace.spark.topic_sink.checkpoint import is_local, planned_batch
+from headrace.spark.topic_sink.options import check_options
 from headrace.spark.topic_sink.protocol import sink_beside
 from headrace.spark.topic_sink.sink import exactly_once_batch
 
@@ -93,6 +95,9 @@ class Sink(ABC):
         """The sink for one run of a pipeline, which may keep what it must know about the run."""
         return self
 
+    def check(self) -> None:  # noqa: B027 most need nothing of the machine
+        """Refuse what cannot work on this machine, such as a password that the environment does not have."""
+
 
 def as_sink(given: Sink | Callable[[DataFrame, int], None]) -> Sink:
     """A sink as it is; a function of (rows, batch id) as a sink."""
@@ -131,8 +136,8 @@ def topic(
     and ``partition``) are written as they are. Columns that begin with an underscore tell where a row was read and are
     not written. ``options`` are those of the sink ``headrace``.
     """
-    keys = (key,) if isinstance(key, str) else tuple(key or ())
-    return _Topic(name, keys, bootstrap, dict(options or {}))
+    check_options(option_texts(options or {}))
+    return _Topic(topic_name(name), given_names("key", key), bootstrap, dict(options or {}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,10 @@ class Several(Sink):
     def for_run(self, run: PipelineRun) -> Several:
         return Several(tuple(each.for_run(run.beside_others()) for each in self.sinks))
 
+    def check(self) -> None:
+        for each in self.sinks:
+            each.check()
+
     @property
     def results_topic(self) -> str:
         """The first of them."""
@@ -114,6 +118,9 @@ class Transformed(Sink):
 
     def for_run(self, run: PipelineRun) -> Transformed:
         return replace(self, sink=self.sink.for_run(run))
+
+    def check(self) -> None:
+        self.sink.check()
 
     @property
     def can_be_rebuilt(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import zoneinfo
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -120,6 +121,27 @@ def text_of(text: str) -> str:
     return text.strip()
 
 
+def _by_partition(*words: str) -> Callable[[str], str]:
+    """Numbers by topic and partition, or one of the words. Which partitions there are is known later."""
+
+    def read(text: str) -> str:
+        try:
+            if text.strip().lower() not in words:
+                [(int(index), int(at)) for each in json.loads(text).values() for index, at in each.items()]
+        except (ValueError, TypeError, AttributeError):
+            raise ValueError(" or ".join([*words, 'JSON such as {"orders":{"0":23,"1":-2}}'])) from None
+        return text.strip()
+
+    return read
+
+
+def _zone(text: str) -> str:
+    try:
+        return zoneinfo.ZoneInfo(text.strip()).key
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+        raise ValueError("a time zone such as UTC or Europe/Berlin") from None
+
+
 def _one_of(*choices: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text.strip().lower() not in choices:
@@ -133,8 +155,13 @@ SOURCE: tuple[Option, ...] = (
     Option("subscribe", text_of, None, "topics, separated by commas"),
     Option("subscribePattern", text_of, None, "a regular expression that whole topic names match"),
     Option("assign", text_of, None, 'partitions as JSON: {"orders":[0,1]}'),
-    Option("startingOffsets", text_of, None, "earliest, latest, or JSON with -2 for earliest and -1 for latest"),
-    Option("startingOffsetsByTimestamp", text_of, None, 'times in ms as JSON: {"orders":{"0":1700000000000}}'),
+    Option(
+        "startingOffsets",
+        _by_partition("earliest", "latest"),
+        None,
+        "earliest, latest, or JSON with -2 for earliest and -1 for latest",
+    ),
+    Option("startingOffsetsByTimestamp", _by_partition(), None, 'times in ms as JSON: {"orders":{"0":1700000000000}}'),
     Option("startingTimestamp", _milliseconds, None, "one time in ms for all partitions"),
     Option(
         "startingOffsetsByTimestampStrategy",
@@ -142,8 +169,8 @@ SOURCE: tuple[Option, ...] = (
         "error",
         "what to do where nothing is as young as the time asked for",
     ),
-    Option("endingOffsets", text_of, None, "as startingOffsets; batch only"),
-    Option("endingOffsetsByTimestamp", text_of, None, "as startingOffsetsByTimestamp; batch only"),
+    Option("endingOffsets", _by_partition("earliest", "latest"), None, "as startingOffsets; batch only"),
+    Option("endingOffsetsByTimestamp", _by_partition(), None, "as startingOffsetsByTimestamp; batch only"),
     Option("endingTimestamp", _milliseconds, None, "as startingTimestamp; batch only"),
     Option("maxOffsetsPerTrigger", number, None, "the most offsets of one micro-batch, over all partitions"),
     Option(
@@ -169,7 +196,7 @@ SOURCE: tuple[Option, ...] = (
     Option("valueSchema", text_of, None, "the columns of a value, as DDL: id long, name string"),
     Option("onBadRecord", _one_of(*BAD_RECORD_CHOICES), "fail", "what becomes of a value that does not fit"),
     Option("deadLetterTopic", text_of, None, "where bad records go with onBadRecord=deadletter"),
-    Option("timeZone", text_of, "UTC", "the zone of times that do not name one"),
+    Option("timeZone", _zone, "UTC", "the zone of times that do not name one"),
     Option(
         "timeUnit",
         _one_of("seconds", "milliseconds", "microseconds", "nanoseconds"),

@@ -90,14 +90,6 @@ def ids_in(offset: Mapping[str, Any]) -> dict[str, bytes]:
     return {topic: bytes.fromhex(topic_id) for topic, _, topic_id in marked}
 
 
-def _parse(text: str, option: str) -> Positions:
-    try:
-        return from_json(json.loads(text))
-    except (ValueError, TypeError, AttributeError):
-        hint = 'earliest, latest or JSON such as {"orders":{"0":23,"1":-2}}'
-        raise UsageError(f"{option}={text!r} is not understood", hint) from None
-
-
 # ---- which partitions ----------------------------------------------------------------------------------------------
 
 
@@ -169,14 +161,14 @@ def _resolve(
     if one_time is not None:
         return _by_time(client, options, dict.fromkeys(places, one_time), which)
     if times_text is not None:
-        times = _parse(times_text, f"{which}OffsetsByTimestamp")
+        times = from_json(json.loads(times_text))
         return _by_time(client, options, _complete(times, places, f"{which}OffsetsByTimestamp"), which)
     text = options[f"{which}Offsets"] or default
     word = WORDS.get(text.lower())
     if word is not None:
         wanted = dict.fromkeys(places, word)
     else:
-        wanted = _complete(_parse(text, f"{which}Offsets"), places, f"{which}Offsets")
+        wanted = _complete(from_json(json.loads(text)), places, f"{which}Offsets")
     return _resolve_words(client, wanted, options.read_committed)
 
 

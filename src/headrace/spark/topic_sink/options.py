@@ -23,7 +23,7 @@ from headrace.spark.source.options import KAFKA_OPTIONS, Option, flag, number, p
 from headrace.spark.topic_sink.decisions import DECISION_TOPIC
 from headrace.spark.topic_sink.protocol import PipelineName, Settings, check_sink_id
 
-__all__ = ["SINK", "SinkOptions", "canonical", "check_columns"]
+__all__ = ["SINK", "SinkOptions", "canonical", "check_columns", "check_options"]
 
 CODECS = {codec.name.lower(): codec for codec in Codec}
 READING_ONLY = ("kafka.fetch.max.bytes", "kafka.group.id", "kafka.isolation.level", "kafka.max.partition.fetch.bytes")
@@ -70,12 +70,9 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-        values, kafka = parse(given, SINK, what="sink", also=SINK_KAFKA_OPTIONS)
+        values, kafka = check_options(given)
         if not kafka.get("bootstrap.servers"):
             raise UsageError("the sink needs a broker", "option('kafka.bootstrap.servers', 'HOST:PORT')")
-        codec = kafka.get("compression.type", "none").lower()
-        if codec not in CODECS:
-            raise UsageError(f"kafka.compression.type={codec!r} must be one of {', '.join(CODECS)}")
         for_batches = [name for name in ("writeId", "batchId", "endOffsets") if values[name] is not None]
         if streaming and for_batches:
             raise UsageError(f"{for_batches[0]} is for batch writes; a stream numbers its batches itself")
@@ -120,6 +117,15 @@ class SinkOptions:
     def client_key(self) -> str:
         """Equal for options that can share a connection."""
         return json.dumps([self.bootstrap, self.values["retryTimeoutMs"], sorted(self.kafka.items())])
+
+
+def check_options(given: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The options with their defaults, and the client's settings; what one of them says of another is not looked at."""
+    values, kafka = parse(given, SINK, what="sink", also=SINK_KAFKA_OPTIONS)
+    codec = kafka.get("compression.type", "none").lower()
+    if codec not in CODECS:
+        raise UsageError(f"kafka.compression.type={codec!r} must be one of {', '.join(CODECS)}")
+    return values, kafka
 
 
 def _check_batch_ids(values: Mapping[str, Any]) -> None:

@@ -42,9 +42,13 @@ AWAY = (
 
 def sqlite_file(address: Address) -> str:
     """``sqlite:///relative.db``, ``sqlite:////absolute.db``."""
-    path = unquote(address.parts().path)[1:]
-    if not path:
-        raise UsageError(f"{address.shown} names no file", "sqlite:///FILE, or sqlite:////ABSOLUTE/FILE")
+    parts = address.parts()
+    path = unquote(parts.path)[1:]
+    if not path or parts.netloc or parts.query or parts.fragment:
+        raise UsageError(
+            f"{address.shown} names no file, or more than a file",
+            "sqlite:///FILE, or sqlite:////ABSOLUTE/FILE; in a name %3F is a ? and %23 a #",
+        )
     return path
 
 

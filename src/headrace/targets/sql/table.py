@@ -46,10 +46,11 @@ from headrace.targets.target import (
     utc,
 )
 
-__all__ = ["FENCES", "SqlSession", "SqlTarget", "check_scheme", "connect"]
+__all__ = ["FENCES", "SqlSession", "SqlTarget", "check_address", "connect"]
 
 FENCES = "headrace_fences"
 SCHEMES = ("postgresql", "postgres", "mysql", "mariadb", "sqlite")
+KIND, EXAMPLES = "database that this sink knows", "postgresql://…, mysql://…, sqlite:///FILE"
 FENCE_WAIT_S_MAX = 30
 """How long a run that takes over waits for the batch of the run before it."""
 FENCE_COLUMNS = ("target", "pipeline", "query", "owner", "batch_id", "ends", "replaced", "written_at")
@@ -78,6 +79,9 @@ class SqlTarget(Target):
     def open(self) -> SqlSession:
         return SqlSession(self, self.connect())
 
+    def check(self) -> None:
+        check_address(Address(self.address.resolved()))
+
     def connect(self) -> Dialect:
         return connect(self.address, self.shown)
 
@@ -96,7 +100,7 @@ def connect(address: Address, shown: str) -> Dialect:
     elif scheme == "sqlite":
         from headrace.targets.sql.sqlite import Sqlite as Chosen  # type: ignore[assignment]
     else:
-        raise _unknown_scheme(address)
+        raise UsageError(f"{address.shown} is no {KIND}", EXAMPLES)
     try:
         return Chosen(address)
     except HeadraceError:
@@ -108,16 +112,13 @@ def connect(address: Address, shown: str) -> Dialect:
         raise Unavailable(f"{shown} cannot be reached: {reason}") from None
 
 
-def check_scheme(address: Address) -> None:
+def check_address(address: Address) -> None:
     """Refuse what is no database here. An address that is all in the environment is looked at when it is used."""
-    if not address.text.startswith("${") and address.scheme not in SCHEMES:
-        raise _unknown_scheme(address)
+    address.must_be(SCHEMES, KIND, EXAMPLES)
+    if address.text.startswith("sqlite:") and "${" not in address.text:
+        from headrace.targets.sql.sqlite import sqlite_file
 
-
-def _unknown_scheme(address: Address) -> UsageError:
-    return UsageError(
-        f"{address.shown} is no database that this sink knows", "postgresql://…, mysql://…, sqlite:///FILE"
-    )
+        sqlite_file(address)
 
 
 def _line(error: BaseException) -> str:
