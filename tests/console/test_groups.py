@@ -7,7 +7,7 @@ import urllib.parse
 from collections.abc import Callable
 from dataclasses import replace
 
-from headrace.client import Client, ConsumerOptions, GroupConsumer, GroupOptions
+from headrace.client import Client, ConsumerOptions, GroupConsumer, GroupOptions, StatePublisher
 from tests.console.browser import Tab
 from tests.console.conftest import RunningConsole
 from tests.console.world import committed, offsets_of, produced
@@ -75,9 +75,28 @@ def test_a_group_with_members_is_not_reset(console: RunningConsole, unique: Call
         assert "it has 1 member: stop it first" in plan["refusal"]
         body = {"name": group, "offsets": [{"topic": topic, "partition": 0, "to": 0}]}
         status, told = console.refusal("api/group/reset", data=json.dumps(body).encode())
-        assert (status, told) == (400, f"group {group!r} has members")
+        assert (status, told) == (400, f"group {group!r} cannot be reset: it has 1 member: stop it first")
         members = console.get("group", name=group)["members"]
         assert members[0]["partitions"] == [f"{topic}[0]"]
+
+
+def test_the_group_of_a_pipeline_is_not_reset_and_leads_to_it(
+    tab: Tab, console: RunningConsole, publisher: StatePublisher, unique: Callable[[str], str]
+) -> None:
+    """Spark goes on from its checkpoint: nothing would come of a reset."""
+    topic, pipeline = unique("orders"), unique("revenue")
+    group = f"headrace-spark-{pipeline}"
+    produced(console.bootstrap, topic, list(range(30)))
+    committed(console.bootstrap, group, topic, [15])
+    publisher.publish("pipeline", pipeline, state="running", details={})
+    eventually(lambda: console.get("group", name=group)["pipeline"] == pipeline)
+    assert pipeline in console.get("group/reset-plan", name=group, to="earliest")["refusal"]
+    body = {"name": group, "offsets": [{"topic": topic, "partition": 0, "to": 0}]}
+    assert console.refusal("api/group/reset", data=json.dumps(body).encode())[0] == 400
+    assert offsets_of(console.bootstrap, group) == {0: 15}
+    show(tab, "groups", group)
+    tab.click("main a.button", pipeline)
+    tab.wait(f"location.hash === {json.dumps(hash_of('pipelines', pipeline))}")
 
 
 def test_a_partition_without_a_commit_has_no_lag_and_all_places_say_the_same(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 
-from headrace.client import Admin, Client, Groups, Producer, TopicPartition
+from headrace.client import Admin, Client, Groups, Producer, StateRecord, TopicPartition
 from headrace.console.alarms import alarms, forecast
 from headrace.console.history import History
 from headrace.console.limits import COARSE_S, FINE_POINTS, SERIES_MAX
 from headrace.console.pool import ClientPool
 from headrace.console.sampler import Sampler
 from headrace.console.snapshot import ClusterSnapshot, DiskFigures, GroupFigures, TopicFigures
+from headrace.console.watch import Watched
 from headrace.testing import broker
 from tests.console.conftest import RunningConsole
 from tests.waiting import eventually
@@ -166,7 +167,7 @@ def test_a_broker_that_goes_away_is_said_and_found_again(console: RunningConsole
             eventually(lambda: sampler.snapshot.taken_s > 0 and not sampler.snapshot.problem)
             server.stop()
             eventually(lambda: sampler.snapshot.problem)
-            (alarm,) = alarms(sampler.snapshot, History(), time.time())
+            (alarm,) = alarms(sampler.snapshot, History(), time.time(), Watched())
             assert alarm["title"] == "The broker does not answer"
             server.start()
             eventually(lambda: not sampler.snapshot.problem)
@@ -186,7 +187,7 @@ def test_alarms_name_what_is_wrong_and_what_to_do_and_errors_come_first() -> Non
         topics={each.name: each for each in (topic("a", behind=1), *(topic(f"b{n}", leaderless=1) for n in range(5)))},
         disk=DiskFigures(total=1000, usable=80),
     )
-    found = alarms(snapshot, History(), NOW_S)
+    found = alarms(snapshot, History(), NOW_S, Watched())
     assert [(each["level"], each["title"]) for each in found] == [
         ("error", "Partitions without a leader"),
         ("warning", "Replicas are not in sync"),
@@ -209,8 +210,8 @@ def test_a_disk_that_fills_up_is_forecast_and_one_that_does_not_is_steady() -> N
     assert math.isclose(expected.full_in_s, 9_400, rel_tol=0.01)
     assert forecast(snapshot, steady, NOW_S + 600).state == "steady"
     assert forecast(snapshot, History(), NOW_S).state == "unknown"
-    assert [each["title"] for each in alarms(snapshot, shrinking, NOW_S + 600)] == ["The disk is filling up"]
-    assert alarms(snapshot, steady, NOW_S + 600) == []
+    assert [each["title"] for each in alarms(snapshot, shrinking, NOW_S + 600, Watched())] == ["The disk is filling up"]
+    assert alarms(snapshot, steady, NOW_S + 600, Watched()) == []
 
 
 def test_two_minutes_of_writing_are_no_forecast_of_a_day() -> None:
@@ -220,11 +221,11 @@ def test_two_minutes_of_writing_are_no_forecast_of_a_day() -> None:
     for second in range(0, 181, 5):
         history.add(NOW_S + second, {"free": 100_000.0 - 2 * second})
     assert forecast(snapshot, history, NOW_S + 180).state == "unknown"
-    assert alarms(snapshot, history, NOW_S + 180) == []
+    assert alarms(snapshot, history, NOW_S + 180, Watched()) == []
     for second in range(185, 3_601, 5):
         history.add(NOW_S + second, {"free": 100_000.0 - 2 * second})
     assert forecast(snapshot, history, NOW_S + 3_600).state == "shrinks"
-    assert [each["title"] for each in alarms(snapshot, history, NOW_S + 3_600)] == ["The disk is filling up"]
+    assert [each["title"] for each in alarms(snapshot, history, NOW_S + 3_600, Watched())] == ["The disk is filling up"]
 
 
 def test_a_group_that_only_falls_behind_is_an_alarm_and_one_that_catches_up_is_not() -> None:
@@ -235,11 +236,25 @@ def test_a_group_that_only_falls_behind_is_an_alarm_and_one_that_catches_up_is_n
         "slow": GroupFigures(name="slow", state="Stable", kind="classic", lag=4_000),
         "fast": GroupFigures(name="fast", state="Stable", kind="classic", lag=6_000),
     }
-    found = alarms(ClusterSnapshot(taken_s=NOW_S, groups=groups), history, NOW_S + 300)
+    found = alarms(ClusterSnapshot(taken_s=NOW_S, groups=groups), history, NOW_S + 300, Watched())
     assert [each["title"] for each in found] == ["Group slow falls behind"]
     empty = {"slow": GroupFigures(name="slow", state="Empty", kind="classic", lag=4_000)}
-    (alarm,) = alarms(ClusterSnapshot(taken_s=NOW_S, groups=empty), history, NOW_S + 300)
+    (alarm,) = alarms(ClusterSnapshot(taken_s=NOW_S, groups=empty), history, NOW_S + 300, Watched())
     assert "no members" in alarm["text"]
+
+
+def test_a_pipeline_that_falls_behind_is_no_group_without_members() -> None:
+    history = History()
+    for second in range(0, 300, 5):
+        history.add(NOW_S + second, {"lag/headrace-spark-of-days": 1_000.0 + 10 * second})
+    name = "headrace-spark-of-days"
+    groups = {name: GroupFigures(name=name, state="Empty", kind="classic", lag=4_000)}
+    snapshot, now_ms = ClusterSnapshot(taken_s=NOW_S, groups=groups), time.time_ns() // 1_000_000
+    for ended, words in ((False, "which phase of a batch"), (True, "does not run")):
+        record = StateRecord(kind="pipeline", name="of days", ended=ended, at_ms=now_ms)
+        (alarm,) = alarms(snapshot, history, NOW_S + 300, Watched(states={record.key: record}))
+        assert (alarm["title"], alarm["link"]) == ("Pipeline of days falls behind", "/pipelines/of%20days")
+        assert words in alarm["text"]
 
 
 def test_the_link_of_an_alarm_leads_to_a_group_of_any_name() -> None:
@@ -247,7 +262,7 @@ def test_the_link_of_an_alarm_leads_to_a_group_of_any_name() -> None:
     for second in range(0, 300, 5):
         history.add(NOW_S + second, {f"lag/{name}": 1_000.0 + 10 * second})
     groups = {name: GroupFigures(name=name, state="Stable", kind="classic", lag=4_000)}
-    (alarm,) = alarms(ClusterSnapshot(taken_s=NOW_S, groups=groups), history, NOW_S + 300)
+    (alarm,) = alarms(ClusterSnapshot(taken_s=NOW_S, groups=groups), history, NOW_S + 300, Watched())
     assert alarm["link"] == "/groups/a%26b%3Fc%23d%2Fe%2520"
 
 

@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
 
+from headrace.client import StateRecord
 from headrace.console.history import History
-from headrace.console.snapshot import ClusterSnapshot
+from headrace.console.snapshot import ClusterSnapshot, GroupFigures
+from headrace.console.watch import Watched
 
 __all__ = ["Alarm", "Forecast", "alarms", "forecast"]
 
@@ -45,7 +47,7 @@ class Forecast:
 
 
 def alarms(
-    snapshot: ClusterSnapshot, history: History, now_s: float, more: Sequence[Alarm] = ()
+    snapshot: ClusterSnapshot, history: History, now_s: float, watched: Watched, more: Sequence[Alarm] = ()
 ) -> list[dict[str, Any]]:
     """Errors first. ``more``: of others."""
     found = [
@@ -53,7 +55,7 @@ def alarms(
         *_leaderless(snapshot),
         *_behind(snapshot),
         *_disk(snapshot, history, now_s),
-        *_lag(snapshot, history, now_s),
+        *_lag(snapshot, history, now_s, watched),
         *more,
     ]
     return [asdict(each) for each in sorted(found, key=lambda each: each.level != "error")]
@@ -127,29 +129,33 @@ def _slope(points: Sequence[tuple[float, float]]) -> float | None:
     return math.fsum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else None
 
 
-def _lag(snapshot: ClusterSnapshot, history: History, now_s: float) -> list[Alarm]:
+def _lag(snapshot: ClusterSnapshot, history: History, now_s: float, watched: Watched) -> list[Alarm]:
     """Groups whose lag has only grown for some minutes."""
     found = []
     for group in snapshot.groups.values():
         if group.lag is None or group.lag < LAG_MIN:
             continue
         points = history.recent(f"lag/{group.name}", now_s, LAG_S)
-        grows = (_slope(points) or 0.0) > 0 and points[-1][1] > points[0][1] * 1.1
-        if grows and group.state.lower() == "empty":
-            text = f"It is {group.lag:,} messages behind and has no members. Start its consumers, or delete the group."
-        elif grows:
-            text = f"It is {group.lag:,} messages behind and falls further behind. Add members, or make them faster."
-        else:
-            continue
-        found.append(
-            Alarm(
-                level="warning",
-                title=f"Group {group.name} falls behind",
-                text=text,
-                link=f"/groups/{quote(group.name, safe='')}",
-            )
-        )
+        if (_slope(points) or 0.0) > 0 and points[-1][1] > points[0][1] * 1.1:
+            found.append(_falls_behind(group, group.lag, watched.pipeline_of(group.name)))
     return found[:NAMES_SHOWN]
+
+
+def _falls_behind(group: GroupFigures, lag: int, pipeline: StateRecord | None) -> Alarm:
+    """A pipeline has a group without members, which shows how far it is."""
+    if pipeline is not None:
+        title, link = f"Pipeline {pipeline.name} falls behind", f"/pipelines/{quote(pipeline.name, safe='')}"
+        if pipeline.is_alive():
+            cure = "falls further behind. Its page shows which phase of a batch takes the time"
+        else:
+            cure = "does not run. Start it again, or forget it on its page and delete its group"
+    else:
+        title, link = f"Group {group.name} falls behind", f"/groups/{quote(group.name, safe='')}"
+        if group.state.lower() == "empty":
+            cure = "has no members. Start its consumers, or delete the group"
+        else:
+            cure = "falls further behind. Add members, or make them faster"
+    return Alarm(level="warning", title=title, text=f"It is {lag:,} messages behind and {cure}.", link=link)
 
 
 def _named(names: Sequence[str]) -> str:

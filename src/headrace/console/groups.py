@@ -47,8 +47,10 @@ def group(ask: Ask) -> dict[str, Any]:
     described = found.describe(name)
     lags = found.lag(name)[:PARTITIONS_MAX]
     rows = [_lag_row(each) for each in lags]
+    pipeline = ask.console.watch.look().pipeline_of(name)
     return {
         "name": name,
+        "pipeline": None if pipeline is None else pipeline.name,
         "state": described.state,
         "kind": described.kind,
         "assignor": described.assignor,
@@ -116,11 +118,17 @@ def reset_plan(ask: Ask) -> dict[str, Any]:
         }
         for each in partitions
     ]
-    count = len(described.members)
-    refusal = (
-        f"it has {count} member{'s' if count > 1 else ''}: stop {'them' if count > 1 else 'it'} first" if count else ""
-    )
-    return {"name": name, "rows": rows, "refusal": refusal}
+    return {"name": name, "rows": rows, "refusal": _refusal(ask, name, len(described.members))}
+
+
+def _refusal(ask: Ask, name: str, members: int) -> str:
+    """Why a reset would not be one; empty where it would."""
+    pipeline = ask.console.watch.look().pipeline_of(name)
+    if pipeline is not None:
+        return f"it shows how far pipeline {pipeline.name} is, which goes on from its checkpoint whatever it says"
+    if members:
+        return f"it has {members} member{'s' if members > 1 else ''}: stop {'them' if members > 1 else 'it'} first"
+    return ""
 
 
 def _partitions(ask: Ask, topic: str) -> list[TopicPartition]:
@@ -140,8 +148,9 @@ def reset(ask: Ask) -> dict[str, Any]:
             case _:
                 raise BadRequest(f"{row!r} is no offset of a plan")
     groups = Groups(ask.client)
-    if groups.describe(name).members:
-        raise BadRequest(f"group {name!r} has members", "stop them first: they would commit over the reset")
+    refusal = _refusal(ask, name, len(groups.describe(name).members))
+    if refusal:
+        raise BadRequest(f"group {name!r} cannot be reset: {refusal}")
     groups.commit(name, offsets)
     return {"done": len(offsets)}
 

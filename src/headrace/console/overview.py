@@ -55,7 +55,7 @@ def overview(ask: Ask) -> dict[str, Any]:
         ],
         "lagging": [{"name": each.name, "state": each.state, "lag": each.lag} for each in lagging],
         "running": running(watched)[:ROWS],
-        "alarms": alarms(snapshot, history, now_s, subject_alarms(watched)) if snapshot.taken_s else [],
+        "alarms": alarms(snapshot, history, now_s, watched, subject_alarms(watched)) if snapshot.taken_s else [],
         "problem": snapshot.problem,
         "charts": _charts(ask, now_s),
     }

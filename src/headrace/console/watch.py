@@ -7,6 +7,7 @@ has any. Numbers of both go into a history for charts.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ FIGURE_MAX = 1e18
 LEVELS = ("rows_per_s", "lag", "lag_ms", "lag_bytes", "retained_bytes")
 EVENTS = "events_per_s"
 OF_QUEUES = ("ready", "unacknowledged", "published", "delivered")
+GROUP_PREFIX = "headrace-spark-"
 FIRST_S = 5.0
 """How long a page waits for the first look."""
 
@@ -55,6 +57,10 @@ class Watched:
     queues: Mapping[str, QueueFigures] = field(default_factory=dict)
     no_queues: str = ""
     problem: str = ""
+
+    def pipeline_of(self, group: str) -> StateRecord | None:
+        """The pipeline whose positions a group shows to tools. Spark never reads them; it has a checkpoint."""
+        return next((each for each in self.of("pipeline") if group == GROUP_PREFIX + _slug(each.name)), None)
 
     def of(self, kind: str) -> list[StateRecord]:
         return sorted((each for each in self.states.values() if each.kind == kind), key=lambda each: each.name)
@@ -177,6 +183,11 @@ class Watch:
         client, self._client, self._reader = self._client, None, None
         if client is not None:
             client.close()
+
+
+def _slug(text: str) -> str:
+    """As the Spark source makes the name of a group from that of a query."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")[:180]
 
 
 def figure(value: Any) -> int | float | None:

@@ -83,7 +83,9 @@ function renderGroup(view, place) {
       ["Host", (row) => row.host],
       ["Partitions", (row) => (row.partitions.length ? ranges(row.partitions) : h("span.muted", "none"))],
       ["Member id", (row) => h("div.muted.clip.topics-cell", { title: row.id }, row.instance || row.id)],
-    ], () => empty("No members", "Nobody reads for this group now. Its offsets can be reset."), { clip: false }));
+    ], () => (found.pipeline
+      ? empty("No members", "The group shows how far a pipeline is. Spark goes on from its checkpoint and never reads it.", h("a.button", { href: link("pipelines", found.pipeline) }, found.pipeline))
+      : empty("No members", "Nobody reads for this group now. Its offsets can be reset.")), { clip: false }));
   }
 
   update(place);
