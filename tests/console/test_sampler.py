@@ -80,6 +80,20 @@ def test_rates_lag_and_sizes_come_from_two_looks_at_the_broker() -> None:
     assert 0 < seen.disk.usable < seen.disk.total
 
 
+def test_bytes_that_are_written_all_the_time_are_a_steady_rate_however_looks_fall() -> None:
+    """Sizes are asked for every ten seconds, by looks that are never quite a second apart."""
+    with broker() as server, Client(server.bootstrap) as client:
+        Admin(client).create_topic("steady", partitions=1)
+        history = History()
+        sampler = Sampler(ClientPool(server.bootstrap), history)
+        for look in range(100):
+            with Producer(client) as producer:
+                producer.send("steady", bytes(1_000), partition=0)
+            sampler.sample(client, NOW_S + look * 1.07)
+    rates = [rate for at_s, rate in history.recent("bytes", NOW_S + 107, 107) if at_s > NOW_S + 12]
+    assert max(rates) < 1.2 * min(rates)
+
+
 def test_the_rate_of_all_topics_leaves_out_internal_ones() -> None:
     with broker() as server, Client(server.bootstrap) as client:
         for topic in ("orders", "__own"):

@@ -124,6 +124,7 @@ class Sampler:
             self._look_at_topics(client)
         if self._rounds.due("sizes", SIZES_S, now_s):
             self._look_at_sizes(client)
+            self._note_used(now_s)
         if self._rounds.due("groups", GROUPS_S, now_s):
             self._groups = {each.name: each for each in islice(Groups(client).list_all(), GROUPS_MAX)}
         before, before_s = self._ends, self._ends_s
@@ -236,21 +237,24 @@ class Sampler:
             self._written.append((seconds, written))
             while sum(covered_s for covered_s, _ in islice(self._written, 1, None)) >= RATE_S:
                 self._written.popleft()
-        values |= self._bytes(now_s)
+        values |= self._bytes()
         return values
 
-    def _bytes(self, now_s: float) -> dict[str, float]:
-        used = sum(self._sizes.values())
-        values = {"used": float(used)}
+    def _bytes(self) -> dict[str, float]:
+        values = {"used": float(sum(self._sizes.values())), "bytes": self._bytes_rate}
         if self._disk is not None:
             values["free"] = float(self._disk.usable)
-        if self._used is None:
-            self._used = now_s, used
-        elif now_s - self._used[0] >= SIZES_S * 0.9:
-            self._bytes_rate = max(0, used - self._used[1]) / (now_s - self._used[0])
-            self._used = now_s, used
-        values["bytes"] = self._bytes_rate
         return values
+
+    def _note_used(self, now_s: float) -> None:
+        """The rate is that between two looks at sizes. Between them nothing is known of it, and least of all 0."""
+        used = sum(self._sizes.values())
+        if self._used is not None:
+            seconds = now_s - self._used[0]
+            if 0 <= seconds < SIZES_S / 2:  # somebody has changed something, and sizes are looked at again
+                return
+            self._bytes_rate = max(0, used - self._used[1]) / seconds if seconds > 0 else 0.0
+        self._used = now_s, used
 
     def _publish(self, client: Client, now_s: float) -> None:
         counts: dict[str, int] = {}
