@@ -141,9 +141,11 @@ class GroupConsumer:
             try:
                 if self._target is None:
                     self._client.retrying(self._beat)
-                if self._target is not None:
-                    target, self._target = self._target, None
+                target = self._target
+                if target is not None:
                     self._reconcile(target)
+                    if self._target is target:  # a commit may have met another one
+                        self._target = None
             except KafkaError as error:
                 if error.code not in _FENCED or self.member_epoch == JOINING:
                     raise

@@ -148,6 +148,20 @@ def test_a_member_that_was_given_up_joins_again_and_drops_what_it_held(
     member.close()
 
 
+def test_an_assignment_that_could_not_be_taken_over_is_tried_again_at_the_next_poll(
+    client: Client, make_topic: MakeTopic, unique: Callable[[str], str]
+) -> None:
+    partitions, group = make_topic(), unique("g")
+    with GroupConsumer(client, group, [partitions[0].topic], GroupOptions(commit_interval_ms=None)) as member:
+        member.options = GroupOptions(consumer=ConsumerOptions(reset="error"), commit_interval_ms=None)
+        for _ in range(3):
+            with pytest.raises(KafkaError, match="has no committed offset"):
+                member.poll(0)
+        member.options = BY_HAND
+        member.poll(0)
+        assert member.assignment == set(partitions)
+
+
 def test_lag_counts_what_is_still_to_be_read() -> None:
     lag = PartitionLag(partition=TopicPartition("t", 0), committed=30, start=50, end=60)
     assert lag.lag == 10
