@@ -105,6 +105,7 @@ class Consumer:
                 elif records := self._take(fetched):
                     polled[fetched.partition] = records
             except KafkaError as error:
+                self._client.learn_from(error.code)  # a leader that has moved is found before the next round
                 failure = error
         if failure is not None and not polled:
             raise failure

@@ -89,6 +89,25 @@ def test_every_partition_gets_its_turn_although_one_could_fill_every_answer(
     assert seen == set(partitions)
 
 
+def test_a_partition_that_fails_is_looked_for_again_while_others_have_records(
+    client: Client, bootstrap: str, make_topic: MakeTopic
+) -> None:
+    (replaced,), (busy,) = make_topic(), make_topic()
+    for index in range(20):
+        produce(client, busy, index + 1)
+    client.topic_id(replaced.topic)
+    with Client(bootstrap) as other:
+        Admin(other).delete_topic(replaced.topic)
+        Admin(other).create_topic(replaced.topic, partitions=1)
+        produce(other, replaced, 1)
+    consumer = Consumer(client, ConsumerOptions(fetch=FetchOptions(partition_bytes_max=1)))
+    consumer.assign({replaced: 0, busy: 0})
+    polls = [consumer.poll(60_000) for _ in range(5)]
+    assert busy in polls[0]
+    assert any(replaced in polled for polled in polls)
+    assert all(polls), "there was always something to give"
+
+
 def test_a_lost_position_is_an_error_with_the_numbers(client: Client, make_topic: MakeTopic) -> None:
     (partition,) = make_topic()
     produce(client, partition, 10)
