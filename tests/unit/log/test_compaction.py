@@ -241,6 +241,17 @@ def test_more_keys_than_fit_are_cleaned_in_several_passes_to_the_same_end() -> N
     assert [value for _, _, value in records(log)] == [b"2"] * 100
 
 
+def test_a_batch_of_more_keys_than_fit_does_not_stop_compaction_for_ever() -> None:
+    log = compacted_log()
+    put(log, b"key0", b"first")
+    append(log, build_batch([Record(b"key%d" % (number % 80), b"%d" % number, 1000) for number in range(100)]))
+    put(log, b"key1", b"last")
+    fitted = [compact(log, map_bytes_max=24 * 60).all_keys_fitted for _ in range(2)]
+    assert fitted == [False, True]
+    expected = [b"%d" % number for number in range(20, 100) if number % 80 != 1]
+    assert [value for _, _, value in records(log)] == [*expected, b"last"]
+
+
 def test_nothing_is_due_below_the_dirty_ratio_unless_a_record_is_too_old() -> None:
     log = compacted_log(config=replace(COMPACT, min_cleanable_dirty_ratio=0.5, max_compaction_lag_ms=5000))
     for turn in range(200):

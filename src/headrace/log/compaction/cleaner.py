@@ -1,9 +1,9 @@
 """What compaction keeps of a batch, and the two passes that decide it.
 
 Pass one reads the *dirty* range, what was appended since the last time, and notes the last offset of every key in a
-table of fixed size. When the table is full the range ends there; the rest is for the next time. Pass two goes over all
-segments from the first to the end of that range and rewrites them. A record stays when no later record has its key.
-In addition:
+table of fixed size. When the table is full the range ends there; the rest is for the next time. One batch always fits:
+for a larger one the table grows. Pass two goes over all segments from the first to the end of that range and rewrites
+them. A record stays when no later record has its key. In addition:
 
 * Records of aborted transactions go, and do not count as the last of their key.
 * A tombstone (null value) stays for ``delete.retention.ms`` after it was first cleaned, so that readers on their way
@@ -211,6 +211,8 @@ class _Cleaner:
             for position, batch in self.batches(segment):
                 if batch.last_offset < self.job.first_dirty_offset or batch.is_control or self.is_aborted(batch):
                     continue
+                if not len(self.map):
+                    self._make_room_for(batch.record_count)
                 if not self.map.has_room_for(batch.record_count):
                     self.result.cleaned_offset = batch.base_offset
                     self.result.all_keys_fitted = False
@@ -218,6 +220,11 @@ class _Cleaner:
                     return
                 self._note_keys(segment, position, batch)
         self.result.keys = len(self.map)
+
+    def _make_room_for(self, keys: int) -> None:
+        """The keys of one batch always fit, or no later time could go on after it."""
+        if not self.map.has_room_for(keys):
+            self.map = OffsetMap(int(keys / _LOAD_MAX + 1) * _SLOT_BYTES)
 
     def _note_keys(self, segment: Segment, position: Position, batch: Batch) -> None:
         try:
