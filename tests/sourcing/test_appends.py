@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dis
 import signal
+import sqlite3
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import closing
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.sourcing import Event, open_store
 from headrace.sourcing.appends import Appended, GroupCommit, Request
 from headrace.sourcing.errors import StoreUnavailable
 from tests.waiting import eventually
@@ -110,17 +115,18 @@ def test_one_who_is_interrupted_while_waiting_holds_nobody_up() -> None:
 
 
 class InterruptAt:
-    """Interrupts a thread at the n-th place in ``appends.py`` where Python looks for signals: after a call, at the
+    """Interrupts a thread at the n-th place in a module where Python looks for signals: after a call, at the
     beginning of a function, at the end of a loop."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, module: str = "sourcing/appends.py") -> None:
         self.left = number
+        self._module = module
         self.was_raised = False
         self._looks: dict[object, bool] = {}
 
     def __call__(self, frame: Any, event: str, argument: object) -> Any:
         code = frame.f_code
-        if not code.co_filename.endswith("sourcing/appends.py") or code.co_name in ("_leave", "_locked"):
+        if not code.co_filename.endswith(self._module) or code.co_name in ("_leave", "_locked"):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
@@ -171,4 +177,24 @@ def test_an_interrupt_at_any_instant_of_a_leader_holds_nobody_up() -> None:
     number = 1
     while interrupted_at(number):
         number += 1
+    assert number > 10
+
+
+def test_an_interrupt_at_any_instant_of_a_transaction_leaves_the_file_to_others(tmp_path: Path) -> None:
+    for number in count(1):
+        interrupt = InterruptAt(number, "sourcing/sqlite.py")
+        with open_store(tmp_path / f"{number}.db") as store:
+            sys.settrace(interrupt)
+            try:
+                store.append("account-1", Event("Paid"))
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+            with closing(sqlite3.connect(tmp_path / f"{number}.db", timeout=0, isolation_level=None)) as other:
+                other.execute("begin immediate")
+            head = store.head()
+            assert store.append("account-1", Event("Paid"), expected=head).position == head + 1
+        if not interrupt.was_raised:
+            break
     assert number > 10

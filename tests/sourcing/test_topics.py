@@ -23,6 +23,7 @@ from headrace.sourcing import Event, EventStore, SourcingError, StoreUnavailable
 from headrace.sourcing.keys import KeyStore
 from headrace.sourcing.publishing import publish, published_position
 from headrace.sourcing.sqlite import SqliteStore
+from headrace.sourcing.topics import TopicStore
 from headrace.testing.broker import TestBroker
 from tests.waiting import eventually
 
@@ -115,6 +116,20 @@ def test_an_index_that_fails_after_the_log_has_the_events_gives_no_position_out_
         assert [event.data["amount"] for event in store.read("a-1")] == [1, 2, 3]
     with open_store(topic) as store:
         assert [event.data["amount"] for event in store.read("a-1")] == [1, 2, 3]
+
+
+def test_an_index_that_fails_while_it_catches_up_reads_the_same_records_again(topic: str) -> None:
+    with open_store(topic) as writer, open_store(topic) as reader:
+        assert isinstance(reader, TopicStore)
+        (pages,) = reader._writer.execute("pragma page_count").fetchone()
+        reader._writer.execute(f"pragma max_page_count = {pages + 2}")  # a disk that is full
+        for number in range(10):
+            writer.append("a-1", Event("A", {"number": number, "text": "x" * 5_000}))
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="full"):
+                list(reader.read("a-1"))
+        reader._writer.execute("pragma max_page_count = 1000000")
+        assert [event.data["number"] for event in reader.read("a-1")] == list(range(10))
 
 
 def test_a_broker_that_is_not_there_is_a_store_that_cannot_be_reached() -> None:

@@ -179,8 +179,8 @@ class SqliteStore(EventStore):
     def _write_together(self, batch: Sequence[Request]) -> bool:
         """In one transaction. False: nothing was written, since one of several failed with more than a conflict."""
         try:
-            self._begin()
             try:
+                self._begin()  # an interrupt that comes while it runs finds the transaction begun
                 try:
                     self._write_all(batch)
                 except Exception:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Sequence
@@ -52,7 +53,7 @@ from headrace.sourcing.events import Query, Row
 from headrace.sourcing.privacy import FORGOTTEN_STREAM
 from headrace.sourcing.publishing import EVENTS_CONFIG, state_topic
 from headrace.sourcing.records import record_of, row_of
-from headrace.sourcing.sqlite import INSERT, SqliteStore
+from headrace.sourcing.sqlite import INSERT, SqliteStore, explained
 from headrace.sourcing.store import Choices, StreamInfo, no_store
 from headrace.sourcing.temporary import TemporaryFolder
 
@@ -138,12 +139,19 @@ class TopicStore(SqliteStore):
             try:
                 end = end_offsets(self._client, [self._place])[self._place]
                 while (before := self._consumer.positions[self._place]) < end:
-                    records = self._consumer.poll(POLL_TIMEOUT_MS).get(self._place, [])
-                    self._index([record.value for record in records if record.value is not None])
+                    try:
+                        records = self._consumer.poll(POLL_TIMEOUT_MS).get(self._place, [])
+                        self._index([record.value for record in records if record.value is not None])
+                    except BaseException:
+                        self._writer.rollback()
+                        self._consumer.assign({self._place: before})  # what is not in the index is read again
+                        raise
                     if self._consumer.positions[self._place] == before and self._consumer.at_end():
                         return  # what follows belongs to a transaction that is open
             except KafkaError as error:
                 raise _unavailable(self.shown, error) from error
+            except sqlite3.Error as error:
+                raise explained(str(self.path), error) from error
 
     def _index(self, values: Sequence[bytes]) -> None:
         try:
@@ -156,7 +164,6 @@ class TopicStore(SqliteStore):
             if row[0] <= head:
                 continue  # written by this process before it had read that far
             if row[0] != head + 1:
-                self._writer.rollback()
                 raise SourcingError(
                     f"topic {self._topic} has position {row[0]} after {head}: records are missing (retention?), or "
                     "it is not the topic of an event store"
