@@ -47,8 +47,9 @@ def in_topic(bootstrap: str, topic: str) -> list[dict[str, Any]]:
 # ---- one writer -----------------------------------------------------------------------------------------------------
 
 
-def test_a_second_writer_is_refused_with_the_owners_name_until_the_first_one_closes(topic: str) -> None:
-    first, second = open_store(topic), open_store(topic)
+@pytest.mark.parametrize("options", ["", "?lease=3"], ids=["default", "short"])
+def test_a_second_writer_is_refused_with_the_owners_name_until_the_first_one_closes(topic: str, options: str) -> None:
+    first, second = open_store(topic + options), open_store(topic)
     first.append("a-1", paid(1))
     with pytest.raises(WriterBusy, match=r"is written by .* process") as refused:
         second.append("a-1", paid(2))
