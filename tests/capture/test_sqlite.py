@@ -352,3 +352,10 @@ def test_a_table_dropped_in_mid_snapshot_ends_its_snapshot_and_nothing_else(
     Capture(log, file.options(chunk_rows=2, tables=chosen)).run(Dropped(), until_current=True)
     assert [each.op for each in events(log, f"{file.name}.main.a")] == ["r", "r", "r", "r", "t"]
     assert [each.op for each in events(log, f"{file.name}.main.b")] == ["r"]
+
+
+def test_rows_that_only_the_collation_of_the_key_tells_apart_are_all_read(log: str, file: File) -> None:
+    file.run("create table t (id text collate nocase, n, primary key (id collate binary)) without rowid")
+    file.run("insert into t values ('a', 1), ('A', 2), ('b', 3), ('B', 4)")
+    catch_up(log, file.options(chunk_rows=1))
+    assert sorted(row["n"] for row in fold(events(log, f"{file.name}.main.t")).values()) == [1, 2, 3, 4]

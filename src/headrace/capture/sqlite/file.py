@@ -69,6 +69,8 @@ class TableInfo:
     unique: tuple[UniqueIndex, ...]
     filled: tuple[str, ...] = ()
     """Columns that, once added, have a value in rows from before: with a default, and generated ones."""
+    key_terms: tuple[str, ...] = ()
+    """The key as the index of it compares: in a collation that need not be the columns' own."""
 
 
 class SqliteFile:
@@ -201,6 +203,7 @@ class SqliteFile:
             key_is_rowid,
             tuple(self._unique_index(each) for each, _, _ in indexes),
             tuple(row[0] for row in rows if row[4] or (row[3] or "null").lower() != "null"),
+            next((self._unique_index(each).terms for each, origin, _ in indexes if origin == "pk"), ()),
         )
 
     def _unique_index(self, name: str) -> UniqueIndex:

@@ -26,8 +26,8 @@ class ChunkReader:
         self._progress = progress
         self._chunk_rows = chunk_rows
         # Without a key, changes of rows that were read cannot be told from others: it is read in one piece.
-        by = [table.rowid] if table.rowid else list(table.key)
-        self._order = [quoted(each) for each in by] if table.key else []
+        by = (quoted(table.rowid),) if table.rowid else table.key_terms
+        self._order = by if table.key else ()
         self._last: tuple[Any, ...] | None = None
         self._is_whole = False
         self._taken = 0
