@@ -52,6 +52,7 @@ def test_a_capture_is_added_listed_run_shown_and_removed(log: str, database: Dat
     assert listed[name]["tables"] == ["public.t"]
     (before,) = json.loads(shell("status", name, "--output", "json", status=1).stdout)
     assert (before["snapshot"], before["state"]) == ("not begun", "never run")
+    assert before["advice"] == f"start it: headrace capture run {name}", "there is no slot to be lost yet"
     done = shell("run", name, "--available-now")
     assert "stopped; 3 events" in done.stderr, "two rows and the shape of their table"
     assert [each.op for each in events(log, f"p.{name}.public.t")] == ["r", "r"]

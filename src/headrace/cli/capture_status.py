@@ -54,13 +54,13 @@ def status_rows(client: Client, name: str | None) -> list[dict[str, Any]]:
 
 
 def _row(client: Client, options: CaptureOptions, report: StateRecord | None) -> dict[str, Any]:
-    from headrace.capture.source import Progress
+    from headrace.capture.source import Progress, SourceStatus
     from headrace.capture.state import read_state
 
     state = read_state(client, options.name)
     found = _asked(options)
     if not state.get("position") and found.health in ("no slot", "no change table"):
-        found.health = "ok"  # it has never run
+        found = SourceStatus()  # it has never run, and makes them when it does
     progress = {table: Progress.from_json(each) for table, each in state.get("snapshots", {}).items()}
     rates = _rates(report)
     now_ms = time.time_ns() // 1_000_000
