@@ -170,14 +170,24 @@ def test_a_table_that_is_replaced_is_followed(log: str, shop: Shop, how: str, wh
     "alteration",
     ["add column m int not null default 7", "add column m int as (n + 1)", "modify n varchar(9)", "change n m int"],
 )
+@pytest.mark.parametrize("settings", ["", "set statement lock_wait_timeout = 5, max_statement_time = 9 for "])
 def test_a_table_whose_old_rows_look_different_after_an_alteration_is_read_again(
-    log: str, shop: Shop, alteration: str
+    log: str, shop: Shop, alteration: str, settings: str
 ) -> None:
     shop.run("create table t (id int primary key, n int)", "insert into t values (1, 1), (2, 2)")
     catch_up(log, shop.options())
-    shop.run(f"alter table t {alteration}", "insert into t (id) values (8)")
+    shop.run(f"{settings}alter table t {alteration}", "insert into t (id) values (8)")
     catch_up(log, shop.options())
     shop.check(log, "t")
+
+
+def test_a_new_timestamp_has_a_value_in_old_rows_where_the_server_gives_it_a_default(log: str, shop: Shop) -> None:
+    shop.run("create table t (id int primary key)", "insert into t values (1), (2)")
+    catch_up(log, shop.options())
+    shop.run("set session explicit_defaults_for_timestamp = 0", "alter table t add column at timestamp")
+    catch_up(log, shop.options())
+    shown = [f"{row['at'].isoformat()}Z" for row in shop.all("select * from t order by id")]
+    assert [row["at"] for row in fold(events(log, shop.topic("t"))).values()] == shown
 
 
 def test_a_column_that_comes_back_under_its_old_name_does_not_bring_its_old_values(log: str, shop: Shop) -> None:
@@ -311,6 +321,8 @@ STATEMENTS = {
     "through a view": "update seen set n = 7",
     "through a trigger": "insert into excluded values (1)",
     "from another database": "update `{schema}`.t set n = 8",
+    "measured": "analyze format=json update t set n = 9",
+    "with settings of its own": "set statement lock_wait_timeout = 5 for delete from t",
 }
 
 

@@ -101,7 +101,6 @@ Effect: TypeAlias = Truncated | Created | Dropped | DatabaseDropped | Renamed | 
 
 WITHOUT_ROWS = frozenset(
     (
-        "ANALYZE",
         "BACKUP",
         "BEGIN",
         "CHANGE",
@@ -251,8 +250,13 @@ class _Statement:
             return read()
         if verb in ("COMMIT", "ROLLBACK"):
             return [] if any(each.is_word("TO") for each in self._tokens) else [Ended()]
+        if verb == "SET" and self._peek().is_word("STATEMENT"):
+            self._past("FOR")
+            return self.effects()
         if verb in WITHOUT_ROWS or first is END:
             return []
+        if verb == "ANALYZE" and self._peek().is_word("TABLE", "TABLES", "LOCAL", "NO_WRITE_TO_BINLOG"):
+            return []  # of anything else it is a statement that is carried out and measured
         if verb == "DELETE" and self._peek().is_word("HISTORY"):
             return []
         names = frozenset(each.text for each in self._tokens if each.kind in ("word", "name"))
@@ -274,6 +278,11 @@ class _Statement:
         while self._peek().is_word(*words):
             self._at += 1
         return self._at > start
+
+    def _past(self, *words: str) -> None:
+        """Pass over everything up to one of these words, and over it."""
+        while self._peek() is not END and not self._skip(*words):
+            self._next()
 
     def _name(self) -> Name:
         first = self._next().text
@@ -322,8 +331,7 @@ class _Statement:
 
     def _index(self) -> list[Effect]:
         """CREATE or DROP INDEX … ON a table: its rows stay."""
-        while self._peek() is not END and not self._skip("ON"):
-            self._next()
+        self._past("ON")
         return [Altered(self._name(), "nothing")] if self._peek() is not END else []
 
     def _drop(self) -> list[Effect]:
@@ -345,8 +353,7 @@ class _Statement:
         found: list[Effect] = []
         while self._peek() is not END:
             old = self._name()
-            while self._peek() is not END and not self._skip("TO"):
-                self._next()  # WAIT n
+            self._past("TO")  # before it stands WAIT n
             found.append(Renamed(old, self._name()))
             self._next()
         return found
@@ -439,7 +446,9 @@ class _Statement:
             return "rows"
         if first.is_word("MODIFY", "CHANGE", "CONVERT"):
             return "values"
-        if first.is_word("ADD") and words & {"DEFAULT", "NOT", "AS", "AUTO_INCREMENT", "SERIAL"}:
+        filled = words & {"DEFAULT", "NOT", "AS", "AUTO_INCREMENT", "SERIAL"}
+        # Without explicit_defaults_for_timestamp, which is off before MariaDB 10.10, a TIMESTAMP has a default unsaid.
+        if first.is_word("ADD") and (filled or ("TIMESTAMP" in words and "NULL" not in words)):
             return "nothing" if second.is_word("CONSTRAINT", "CHECK", "PARTITION", "PERIOD", "SYSTEM") else "values"
         return "nothing"
 
@@ -450,6 +459,5 @@ class _Statement:
 
     def _other_table(self) -> Altered:
         """EXCHANGE PARTITION p WITH TABLE t, CONVERT PARTITION p TO TABLE t, CONVERT TABLE t TO PARTITION p."""
-        while self._peek() is not END and not self._skip("TABLE"):
-            self._next()
+        self._past("TABLE")
         return Altered(self._name(), "rows")
