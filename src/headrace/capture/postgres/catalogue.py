@@ -65,7 +65,8 @@ where a.attrelid = format('%%I.%%I', %s::text, %s::text)::regclass and a.attnum 
 order by a.attnum
 """
 SHAPES = """
-select a.attrelid::bigint, a.attnum, a.attname, a.atttypid::bigint, a.atttypmod, a.atthasmissing or a.attgenerated = 's'
+select a.attrelid::bigint, a.attnum, a.attname, a.atttypid::bigint, a.atttypmod,
+       a.atthasmissing or a.attgenerated = 's', a.xmin::text::bigint
 from pg_attribute a join pg_class c on c.oid = a.attrelid
 where c.relkind in ('r', 'p') and not c.relispartition and a.attrelid >= 16384 and a.attnum > 0 and not a.attisdropped
 order by 1, 2
@@ -82,7 +83,12 @@ with recursive used(relation, type) as (
   where part.type >= 16384
 )
 select used.relation::bigint, e.oid::bigint, e.enumlabel
-from used join pg_enum e on e.enumtypid = used.type order by 1, 2
+from used join pg_enum e on e.enumtypid = used.type
+union all
+select used.relation::bigint, -t.oid::bigint, coalesce(string_agg(a.attnum::text, ' ' order by a.attnum), '')
+from used join pg_type t on t.oid = used.type and t.typtype = 'c'
+     left join pg_attribute a on a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+group by 1, 2 order by 1, 2
 """
 TYPES = """
 select t.oid::bigint, t.typname, t.typtype::text, t.typcategory::text, t.typbasetype::bigint, t.typelem::bigint,
@@ -154,9 +160,11 @@ class TableInfo:
     indexes: list[UniqueIndex] = field(default_factory=list)
     leaves: list[Leaf] = field(default_factory=list)
     shape: list[list[Any]] = field(default_factory=list)
-    """Number, name, type, modifier and whether rows from before have a value, of each column."""
+    """Number, name, type, modifier, whether rows from before have a value, and the transaction that changed it in the
+    catalogue last, of each column."""
     labels: dict[int, str] = field(default_factory=dict)
-    """The values of the enums that its columns have, also inside other types: ALTER TYPE may rename them."""
+    """The values of the enums that its columns have, also inside other types, which ALTER TYPE may rename; and by their
+    negative numbers, which columns composite types have."""
     stored_are_published: bool = False
     key: list[str] = field(default_factory=list)
     changes_identifiable: bool = False

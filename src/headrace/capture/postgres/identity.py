@@ -6,8 +6,11 @@ the same one, but with *other contents than the server's log tells*, when
 - it was out of the publication for a time,
 - a partition was attached, detached, truncated or rewritten by itself,
 - a column was added with a value for old rows, renamed, or given another type: old rows changed, and none was logged,
+- the table was rewritten with other values in a column of the same type (``ALTER … TYPE … USING``, ``SET EXPRESSION``),
+- a generated column became an ordinary one, which is captured with the values that it has,
 - a column was dropped and another one added under its name: rows in the topic still have the values of the old one,
-- a value of an enum was renamed: rows that have it look other than before,
+- a value of an enum was renamed, or a composite type has got or lost a column: rows that have it look other than
+  before,
 - its key changed: rows in the topic have the old one.
 
 In each case the topic needs a truncation and a new snapshot. What cannot be told apart from such a change by the
@@ -95,8 +98,11 @@ def what_happened(before: Known, now: Known) -> str | None:
 
 def _values(before: Known, now: Known) -> str | None:
     for number, label in now.labels.items():
-        if before.labels.get(number, label) != label:
-            return f"has the value {label} of an enum that was {before.labels[number]}"
+        if before.labels.get(number, label) == label:
+            continue
+        if number < 0:
+            return "has a column of a composite type that has other columns now"
+        return f"has the value {label} of an enum that was {before.labels[number]}"
     return None
 
 
@@ -110,22 +116,26 @@ def _partitions(before: Known, now: Known) -> str | None:
 
 def _columns(before: Known, now: Known) -> str | None:
     rewritten = before.file != now.file
-    then = {each[0]: each for each in before.shape}
+    then = {each[0]: (*each, None) for each in before.shape}  # earlier versions did not keep who changed a column
     lost = {*before.dropped, *_lost(before, now)}
-    for number, name, kind, modifier, is_filled in now.shape:
+    for number, name, kind, modifier, is_filled, changed_by in now.shape:
         if number not in then:
             if is_filled or rewritten:
                 return f"has a new column {name} with values in rows from before"
             if name in lost:
                 return f"has a new column {name}, and another one of that name was dropped"
             continue
-        _, old_name, old_kind, old_modifier, _ = then[number]
+        _, old_name, old_kind, old_modifier, was_filled, old_changed_by, *_ = then[number]
         if name != old_name:
             return f"has the column {name} that was {old_name}"
         if kind != old_kind:
             return f"has another type in column {name}"
         if modifier != old_modifier and (rewritten or kind not in (VARCHAR, NUMERIC)):
             return f"has another precision in column {name}"
+        if rewritten and old_changed_by not in (None, changed_by):
+            return f"was rewritten, perhaps with other values in column {name}"
+        if was_filled and not is_filled and not rewritten:
+            return f"has the column {name}, which was generated and is not any more"
     return None
 
 
