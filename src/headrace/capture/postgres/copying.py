@@ -7,7 +7,7 @@ the bytes are read as they are stored (``as_stored``), and a value that is no te
 from __future__ import annotations
 
 import select
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import LiteralString, cast
@@ -99,18 +99,11 @@ def copied_rows(
     limit: int | None = None,
 ) -> Iterator[Lines]:
     """Rows as lines of COPY, by key; some at a time."""
-    names = sql.SQL(", ").join(sql.Identifier(each.name) for each in columns)
-    query = sql.SQL("SELECT {} FROM {}").format(names, table.rows_of)
-    key = sql.SQL(", ").join(map(sql.Identifier, table.key))
+    query = sql.SQL("SELECT {} FROM {}").format(_names([each.name for each in columns]), table.rows_of)
     if after:
-        kinds = {each.name: (each.type_oid, each.type_modifier) for each in columns}
-        values = sql.SQL(", ").join(
-            sql.SQL("{}::{}").format(_literal(value), sql.SQL(_type_name(connection, *kinds[name])))
-            for value, name in zip(after, table.key, strict=True)
-        )
-        query += sql.SQL(" WHERE ({}) > ({})").format(key, values)
+        query += sql.SQL(" WHERE ") + _after(connection, table, columns, after)
     if limit is not None:
-        query += sql.SQL(" ORDER BY {} LIMIT {}").format(key, sql.Literal(limit))
+        query += sql.SQL(" ORDER BY {} LIMIT {}").format(_names(table.key), sql.Literal(limit))
     return _copied(connection, sql.SQL("COPY ({}) TO STDOUT").format(query).as_string(connection))
 
 
@@ -165,11 +158,51 @@ def _blocks(connection: Connection, statement: str) -> Iterator[Lines]:
         raise errors.error_from_result(failed)
 
 
-def _type_name(connection: Connection, oid: int, modifier: int) -> LiteralString:
-    """As the server writes it; a composite type must be named, or its text is not understood."""
-    row = connection.execute("select format_type(%s, %s)", (oid, modifier)).fetchone()
-    assert row is not None, "a function gives one row"
-    return cast(LiteralString, row[0])
+def _names(columns: Iterable[str]) -> sql.Composable:
+    return sql.SQL(", ").join(map(sql.Identifier, columns))
+
+
+_OF_KEY = """
+with recursive step(type, modifier) as (
+  select %s::oid, %s::int
+  union all select typbasetype, typtypmod from step join pg_type on oid = type where typtype = 'd'
+)
+select format_type(step.type, modifier), (
+  select array_agg(format('OPERATOR(%%I.%%s)', n.nspname, o.oprname) order by m.amopstrategy)
+  from pg_opclass c join pg_am a on a.oid = c.opcmethod and a.amname = 'btree'
+       join pg_amop m on m.amopfamily = c.opcfamily and m.amopstrategy in (4, 5)
+                         and m.amoplefttype = c.opcintype and m.amoprighttype = c.opcintype
+       join pg_operator o on o.oid = m.amopopr join pg_namespace n on n.oid = o.oprnamespace
+  where c.opcdefault and c.opcintype = step.type and n.nspname <> 'pg_catalog')
+from step join pg_type t on t.oid = step.type and t.typtype <> 'd'
+"""
+"""The type of a column, of a domain its base type; and what compares two of its values in the order of an index, where
+that is no operator of the server itself: at least, and more than."""
+
+
+def _after(
+    connection: Connection, table: TableInfo, columns: Sequence[RelationColumn], after: Sequence[str]
+) -> sql.Composable:
+    """The condition that a row comes after the one with this key.
+
+    A value is no value of its domain here, whose conditions may call whatever they like. Types of extensions have
+    operators of their own: with those that happen to be found by their names, texts without case (of citext) would be
+    compared with their case, and rows passed over.
+    """
+    kinds = {each.name: (each.type_oid, each.type_modifier) for each in columns}
+    found = [connection.execute(_OF_KEY, kinds[name]).fetchone() or () for name in table.key]
+    values = [
+        sql.SQL("{}::{}").format(_literal(value), sql.SQL(cast(LiteralString, kind)))
+        for value, (kind, _) in zip(after, found, strict=True)
+    ]
+    if not any(operators for _, operators in found):
+        return sql.SQL("({}) > ({})").format(_names(table.key), sql.SQL(", ").join(values))
+    condition: sql.Composable = sql.SQL("false")
+    for name, value, (_, operators) in reversed(list(zip(table.key, values, found, strict=True))):
+        parts = {"name": sql.Identifier(name), "value": value, "rest": condition}
+        parts |= dict(zip(("at_least", "more"), map(sql.SQL, operators or (">=", ">")), strict=True))
+        condition = sql.SQL("{name} {at_least} {value} AND ({name} {more} {value} OR {rest})").format(**parts)
+    return condition
 
 
 _ESCAPES = {

@@ -390,8 +390,8 @@ class Snapshots:
             chunk = self._read_chunk(table, columns, seen)
             if chunk is not None:
                 self.chunks[table.full_name] = chunk
-        except errors.UndefinedTable:
-            return False
+        except (errors.UndefinedTable, errors.InvalidTextRepresentation):
+            return False  # or a value of the key that was read last was renamed; the next look at the catalogue tells
         except errors.InsufficientPrivilege as error:
             raise UsageError(
                 f"{table.full_name} cannot be read whole: {error.diag.message_primary}",

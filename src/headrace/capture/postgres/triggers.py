@@ -305,7 +305,8 @@ class TriggerSource:
         assert self._reader is not None
         is_newest = self._place["through"] == self._now
         if self._locked is not None and is_newest:
-            self._take_chunk(self._locked)
+            with suppress(errors.InvalidTextRepresentation):  # a value of its key was renamed: it is read again
+                self._take_chunk(self._locked)
         self._reader.execute("COMMIT")
         self._place["seen"] = self._place.pop("through")
         self._place.pop("after", None)

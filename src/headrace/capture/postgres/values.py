@@ -38,11 +38,12 @@ RendererOfAll: TypeAlias = Callable[[Sequence[bytes]], Sequence[bytes]]
 
 SESSION_OPTIONS = (
     "-c datestyle=ISO -c intervalstyle=iso_8601 -c timezone=UTC -c bytea_output=hex -c extra_float_digits=1"
-    " -c lc_monetary=C -c quote_all_identifiers=off -c row_security=off -c statement_timeout=0 -c lock_timeout=0"
+    " -c lc_monetary=C -c quote_all_identifiers=off -c search_path=pg_catalog"
+    " -c row_security=off -c statement_timeout=0 -c lock_timeout=0"
     " -c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0"
 )
-"""Besides the form of texts: rows that are hidden from the user are an error, and no limit of time that a database
-sets for its applications ends a snapshot."""
+"""Besides the form of texts, which show the names of tables and functions with their schema: rows that are hidden from
+the user are an error, and no limit of time that a database sets for its applications ends a snapshot."""
 
 DAY_US = 86_400_000_000
 INFINITE_TIMESTAMPS = {b"infinity": 9223372036825200000, b"-infinity": -9223372036832400000}
