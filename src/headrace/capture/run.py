@@ -39,10 +39,9 @@ from headrace.errors import HeadraceError, KafkaError
 
 __all__ = ["Capture", "CaptureOptions", "Taken", "end_running"]
 
-COMMIT_BYTES = 48 * 1024 * 1024
-"""As much as a snapshot reads in the time of COMMIT_AGE_S, about: a commit waits for the broker's disk."""
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
-"""A transaction of the database that is larger becomes visible in parts."""
+"""A transaction of the database that is larger becomes visible in parts. A snapshot reads about as much in the time of
+COMMIT_AGE_S; commits wait for the broker's disk."""
 COMMIT_AGE_S = 0.2
 READ_WAIT_S = 0.5
 DAMAGE_TIMEOUT_MS = 5_000
@@ -269,8 +268,7 @@ class Capture:
             return False
         if writer.bytes_pending >= COMMIT_BYTES_MAX:
             return True
-        old = now_s - writer.pending_since >= COMMIT_AGE_S
-        return source.at_boundary and (not more or old or writer.bytes_pending >= COMMIT_BYTES)
+        return source.at_boundary and (not more or now_s - writer.pending_since >= COMMIT_AGE_S)
 
     def _commit(self, source: Source, writer: Writer) -> None:
         """Events and position; once per heartbeat also a look at the database, and a heartbeat where the position has

@@ -112,17 +112,27 @@ class OpenBatch:
         "partition",
         "pause_ms",
         "prepared",
+        "size",
         "transactional",
     )
 
     def __init__(
-        self, partition: TopicPartition, codec: Codec, retry_pause_ms: int, *, transactional: bool = False
+        self,
+        partition: TopicPartition,
+        codec: Codec,
+        retry_pause_ms: int,
+        *,
+        transactional: bool = False,
+        room: bytearray | None = None,
     ) -> None:
+        """``room``: memory of an earlier batch, whose content is not needed any more."""
         self.partition = partition
         self.codec = codec
         self.created = time.monotonic()
         self.transactional = transactional
-        self.data = bytearray()
+        self.data = bytearray() if room is None else room
+        self.size = 0
+        """How much of ``data`` is records."""
         self.prepared: bytes | bytearray | memoryview | None = None
         self.compressed: bytes | None = None
         self.count = 0
@@ -132,7 +142,16 @@ class OpenBatch:
         self.identity: tuple[int, int, int] | None = None  # producer id, epoch, base sequence
 
     def __len__(self) -> int:
-        return len(self.data)
+        return self.size
+
+    @property
+    def records(self) -> memoryview:
+        return memoryview(self.data)[: self.size]
+
+    def _append(self, encoded: bytes) -> None:
+        end = self.size + len(encoded)
+        self.data[self.size : end] = encoded
+        self.size = end
 
     def add(self, key: bytes | None, value: bytes | None, headers: Headers, timestamp: int) -> None:
         if self.count == 0:
@@ -152,8 +171,7 @@ class OpenBatch:
             )
         )
         size = len(body)
-        self.data += _SMALL[size] if size < 8192 else _varint(size)
-        self.data += body
+        self._append((_SMALL[size] if size < 8192 else _varint(size)) + body)
         self.count = count + 1
 
     def add_many(self, keys: ByteColumn | None, values: ByteColumn, first: int, timestamp: int, bytes_max: int) -> int:
@@ -185,7 +203,7 @@ class OpenBatch:
             fixed + len(delta) + key + _COUNTED_SIZES[value]
             for delta, key, value in zip(deltas, counted_keys, values.lengths, strict=True)
         ]
-        ends = accumulate(map(_COUNTED_SIZES.__getitem__, sizes), initial=len(self.data))
+        ends = accumulate(map(_COUNTED_SIZES.__getitem__, sizes), initial=self.size)
         taken = bisect_right(list(ends), bytes_max) - 1
         if taken <= 0:
             return 0
@@ -201,14 +219,14 @@ class OpenBatch:
             *values.parts,
             _NO_HEADERS,
         ]
-        self.data += interleaved(_joined_constants(parts), taken)
+        self._append(interleaved(_joined_constants(parts), taken))
         self.count += taken
         return taken
 
     def _add_singly(self, keys: ByteColumn | None, values: ByteColumn, timestamp: int, bytes_max: int) -> int:
         for taken in range(values.count):
             key, value = None if keys is None else keys[taken], values[taken]
-            if len(self.data) + len(key or b"") + len(value) + _RECORD_OVERHEAD_MAX > bytes_max:
+            if self.size + len(key or b"") + len(value) + _RECORD_OVERHEAD_MAX > bytes_max:
                 return taken
             self.add(key, value, (), timestamp)
         return values.count
@@ -237,6 +255,6 @@ class OpenBatch:
         )
         records = self.compressed
         if records is None:
-            records = compress(self.codec, memoryview(self.data if self.prepared is None else self.prepared))
+            records = compress(self.codec, self.records if self.prepared is None else memoryview(self.prepared))
         reseal(batch, records)
         return batch.data

@@ -55,9 +55,12 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 BATCH_BYTES = 512 * 1024
 """Every topic takes a batch of so many bytes by default, also where they do not compress."""
-BATCH_BYTES_MAX = 2 * 1024 * 1024
+BATCH_BYTES_MAX = 4 * 1024 * 1024
 """Where a topic takes more. A batch goes out when the one before is acknowledged, which must not take longer than to
 fill it."""
+BATCH_RECORDS_MAX = 8192
+"""Records beyond these are added one by one, which takes longer than another batch does."""
+ROOMS_MAX = 3
 CODEC = Codec.LZ4
 TRANSACTION_TIMEOUT_MS = 600_000
 """Some sources must be read in one piece and written in one transaction; Kafka allows 15 minutes."""
@@ -149,6 +152,8 @@ class PositionedProducer:
         self._open: dict[TopicPartition, OpenBatch] = {}
         self._held: list[OpenBatch] | None = None
         self._compressing: deque[tuple[OpenBatch, Future[bytes]]] = deque()
+        self._rooms: list[bytearray] = []
+        """Memory of batches that are sent, for the next ones: fresh pages cost more than what is written into them."""
         self._compressor = ThreadPoolExecutor(1, "headrace-compress")
         self._in_transaction = False
         self._now_ms = 0
@@ -209,8 +214,9 @@ class PositionedProducer:
     def _batch(self, place: TopicPartition, size: int) -> OpenBatch:
         """The batch that takes a record of ``size`` next: a full one goes out, and another is begun."""
         batch = self._open.get(place)
-        if batch is not None and len(batch) + size > self._batch_bytes[place.topic]:
-            # Before and not after: a large record must not make a batch that the topic refuses.
+        is_full = batch is not None and batch.count >= BATCH_RECORDS_MAX
+        # Before and not after: a large record must not make a batch that the topic refuses.
+        if batch is not None and (is_full or len(batch) + size > self._batch_bytes[place.topic]):
             full = self._open.pop(place)
             if self._held is None:
                 self._send(full)
@@ -221,7 +227,8 @@ class PositionedProducer:
             if not self.events_pending:
                 self.pending_since = time.monotonic()
             self._now_ms = time.time_ns() // 1_000_000
-            batch = self._open[place] = OpenBatch(place, Codec.NONE, 0)
+            room = self._rooms.pop() if self._rooms else None
+            batch = self._open[place] = OpenBatch(place, Codec.NONE, 0, room=room)
         return batch
 
     def add_many(self, topic: str, keys: ByteColumn | None, values: ByteColumn) -> None:
@@ -320,14 +327,17 @@ class PositionedProducer:
         while len(self._compressing) > left:
             batch, compressed = self._compressing.popleft()
             self._producer.send_prepared(batch.partition, _prepared(batch, compressed.result()))
+            if len(self._rooms) < ROOMS_MAX:
+                self._rooms.append(batch.data)
 
 
 def _compressed(batch: OpenBatch) -> bytes:
-    return compress(CODEC, memoryview(batch.data))
+    return compress(CODEC, batch.records)
 
 
 def _prepared(batch: OpenBatch, compressed: bytes | None = None) -> PreparedRecords:
-    return PreparedRecords(batch.data, batch.count, batch.base_timestamp, batch.max_timestamp, compressed)
+    data = batch.records if compressed is None else b""
+    return PreparedRecords(data, batch.count, batch.base_timestamp, batch.max_timestamp, compressed)
 
 
 def _json(value: Any) -> bytes:

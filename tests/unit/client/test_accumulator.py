@@ -35,7 +35,7 @@ def filled(records: list[Record], codec: Codec = Codec.NONE) -> OpenBatch:
 
 @given(RECORDS)
 def test_the_encoded_records_are_those_of_the_record_format(records: list[Record]) -> None:
-    assert bytes(filled(records).data) == encode_records(records, base_timestamp=records[0].timestamp)
+    assert bytes(filled(records).records) == encode_records(records, base_timestamp=records[0].timestamp)
 
 
 @given(RECORDS, st.sampled_from(list(Codec)))
@@ -50,7 +50,7 @@ def test_a_sealed_batch_holds_what_was_added_in_every_codec(records: list[Record
 
 def test_more_records_than_the_table_of_small_numbers_still_encode_rightly() -> None:
     records = [Record(key=None, value=b"x" * 9000 if index == 0 else b"", timestamp=index) for index in range(9000)]
-    assert bytes(filled(records).data) == encode_records(records, base_timestamp=0)
+    assert bytes(filled(records).records) == encode_records(records, base_timestamp=0)
 
 
 def test_a_resent_batch_is_the_same_to_the_last_byte() -> None:

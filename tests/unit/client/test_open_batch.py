@@ -44,7 +44,7 @@ def test_many_records_fill_batches_as_single_ones_do(
         assert place > first, "at least one is taken"
         for taken in range(first, place):
             single.add(None if keys is None else keys[taken], values[taken], (), 1_007)
-        assert bytes(many.data) == bytes(single.data)
+        assert bytes(many.records) == bytes(single.records)
         assert (many.count, many.base_timestamp, many.max_timestamp) == (
             single.count,
             single.base_timestamp,
@@ -62,7 +62,17 @@ def test_a_batch_takes_many_records_of_more_than_one_block(value_bytes: int) -> 
     assert many.add_many(keys, values, 0, 1_000, 1 << 30) == 9_000
     for text in texts:
         single.add(b"{" + text + b"}", bytes(value_bytes) + text, (), 1_000)
-    assert bytes(many.data) == bytes(single.data)
+    assert bytes(many.records) == bytes(single.records)
+
+
+@given(st.lists(parts, max_size=9), st.binary(max_size=500))
+def test_a_batch_in_the_memory_of_an_earlier_one_has_only_its_own_records(values: list[bytes], before: bytes) -> None:
+    fresh, reused = batch(), OpenBatch(PLACE, Codec.NONE, 0, room=bytearray(before))
+    for value in values:
+        for each in (fresh, reused):
+            each.add(b"k", value, (), 1_000)
+    assert bytes(reused.records) == bytes(fresh.records)
+    assert (len(reused), reused.seal()[61:]) == (len(fresh), fresh.seal()[61:])
 
 
 @given(st.lists(st.tuples(parts, parts, parts), min_size=1, max_size=9), parts, parts)
