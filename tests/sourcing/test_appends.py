@@ -7,7 +7,7 @@ import signal
 import sqlite3
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -17,7 +17,9 @@ import pytest
 
 from headrace.sourcing import Event, open_store
 from headrace.sourcing.appends import Appended, GroupCommit, Request
+from headrace.sourcing.databases import open_database
 from headrace.sourcing.errors import StoreUnavailable
+from headrace.sourcing.keys import KeyStore
 from tests.waiting import eventually
 
 
@@ -180,21 +182,49 @@ def test_an_interrupt_at_any_instant_of_a_leader_holds_nobody_up() -> None:
     assert number > 10
 
 
-def test_an_interrupt_at_any_instant_of_a_transaction_leaves_the_file_to_others(tmp_path: Path) -> None:
+def change_of_store(path: Path) -> tuple[Callable[[], object], Callable[[], None]]:
+    store = open_store(path)
+    return lambda: store.append("account-1", Event("Paid")), store.close
+
+
+def change_of_view(path: Path) -> tuple[Callable[[], object], Callable[[], None]]:
+    database = open_database(path)
+
+    def change() -> None:
+        with database.writing() as transaction:
+            transaction.execute("create table if not exists rows (id integer)")
+
+    return change, database.close
+
+
+def change_of_keys(path: Path) -> tuple[Callable[[], object], Callable[[], None]]:
+    keys = KeyStore(path)
+    return lambda: keys.destroy("customer-1"), keys.close
+
+
+@pytest.mark.parametrize(
+    ("opened", "module"),
+    [(change_of_store, "sqlite"), (change_of_view, "databases"), (change_of_keys, "keys")],
+    ids=["store", "view", "keys"],
+)
+def test_an_interrupt_at_any_instant_of_a_transaction_leaves_the_file_to_others(
+    tmp_path: Path, opened: Callable[[Path], tuple[Callable[[], object], Callable[[], None]]], module: str
+) -> None:
     for number in count(1):
-        interrupt = InterruptAt(number, "sourcing/sqlite.py")
-        with open_store(tmp_path / f"{number}.db") as store:
-            sys.settrace(interrupt)
-            try:
-                store.append("account-1", Event("Paid"))
-            except KeyboardInterrupt:
-                pass
-            finally:
-                sys.settrace(None)
-            with closing(sqlite3.connect(tmp_path / f"{number}.db", timeout=0, isolation_level=None)) as other:
-                other.execute("begin immediate")
-            head = store.head()
-            assert store.append("account-1", Event("Paid"), expected=head).position == head + 1
+        path = tmp_path / f"{number}.db"
+        change, close = opened(path)
+        interrupt = InterruptAt(number, f"sourcing/{module}.py")
+        sys.settrace(interrupt)
+        try:
+            change()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as other:
+            other.execute("begin immediate")
+        change()
+        close()
         if not interrupt.was_raised:
             break
-    assert number > 10
+    assert number > 5

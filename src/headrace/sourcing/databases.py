@@ -100,8 +100,8 @@ class SqliteDatabase(Database):
     def writing(self) -> Iterator[Transaction]:
         self._opener.check(self.shown)
         with self._lock, self._explained():
-            self._connection.execute("begin immediate")
             try:
+                self._connection.execute("begin immediate")
                 yield _SqliteTransaction(self._connection)
                 self._connection.execute("commit")
             except BaseException:

@@ -155,8 +155,8 @@ class KeyStore:
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         with self._using():
-            self._connection.execute("begin immediate")
             try:
+                self._connection.execute("begin immediate")
                 yield self._connection
                 self._connection.execute("commit")
             except BaseException:
