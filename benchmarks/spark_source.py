@@ -52,9 +52,9 @@ JVM = "Spark's Kafka source"
 
 
 @contextlib.contextmanager
-def spark_session(jars: list[str]) -> Iterator[SparkSession]:
+def spark_session(jars: list[str], *, memory: str = "2g") -> Iterator[SparkSession]:
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        conf = {"spark.sql.warehouse.dir": folder, "spark.log.level": "ERROR", "spark.driver.memory": "2g"}
+        conf = {"spark.sql.warehouse.dir": folder, "spark.log.level": "ERROR", "spark.driver.memory": memory}
         if jars:
             conf["spark.jars"] = ",".join(jars)
         spark = session(app_name="headrace-bench", master="local[2]", conf=conf)

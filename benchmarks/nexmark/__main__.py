@@ -5,11 +5,13 @@ Events a second for each query, headrace's next to Flink's. No number without a 
 query's results on a stream are compared with DuckDB's, headrace's on the very events that are measured, Flink's on
 fewer of them (its results come out row by row).
 
-Both read the same topics of the same broker with the same two cores, and throw results away. The sessions are up and
-each query has run once before: the start of JVMs and their first compilation do not count. Neither does the start of
-other processes on either side. Counted is from the first micro-batch, its planning included, to the end of the query,
-without the start of a Python process for each topic that it reads; for Flink what it calls net runtime, without the
-small cluster that it starts for every job. Topics hold everything before, so this is the speed of catching up.
+Both read the same columns of the same topics of the same broker with the same two cores, and throw results away. The
+sessions are up and each query has run once before. Topics hold everything before, so this is the speed of catching up.
+
+One clock for both: from the call that starts a query to its end. It is read for two sets of events, the second four
+times as large. What the larger one takes longer, divided by its further events, is the speed, with the micro-batches
+and checkpoints that they cost; what is left of the smaller one's time is the start of a query (planning, processes,
+Flink's small cluster), and has a line of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,11 +44,17 @@ from benchmarks.spark_source import spark_session
 from tests.servers.headrace import headrace_server
 from tests.servers.process import CannotRun
 
-EVENTS = 2_000_000
+EVENTS = 4_000_000
+LARGER = 4
+"""How many times as many events as the smaller set has."""
 ROUNDS = 3
-QUERY_S = 120
+QUERY_S = 240
 """No further round begins when a query has taken so long; at least one is measured."""
 MICRO_BATCHES = 4
+SMALLER_BATCHES = 2
+"""Micro-batches of the smaller set; those of the larger one are as large as these, and so more."""
+MEMORY = "6g"
+"""For Spark's JVM: Flink's takes a quarter of the machine's by itself."""
 SMALL_HOUSE = House(gap_us=2000, out_of_order=100)
 SMALL_EVENTS = 20_000
 """For the check of Flink: forty seconds of event time."""
@@ -71,10 +80,42 @@ class Spent:
 
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    """What of the seconds does not depend on the events, where that is known."""
 
     def add(self, seconds: float, cpu: float) -> None:
         self.seconds.append(seconds)
         self.cpu.append(cpu)
+
+    def add_slope(self, smaller: Took, larger: Took, share: float) -> None:
+        """``share`` of the larger set's events are in the smaller one; both counts become those of the larger set."""
+        seconds, cpu = ((more - less) / (1 - share) for more, less in zip(larger, smaller, strict=True))
+        self.add(seconds, cpu)
+        self.starts.append(smaller[0] - share * seconds)
+
+
+Took = tuple[float, float]
+"""Seconds, and processor seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Both engines, on both sets of events."""
+
+    smaller: Lane
+    larger: Lane
+    flink: Flink | None
+
+    def ours(self, query: Query, lane: Lane) -> Took:
+        before = cpu_seconds(os.getpid())
+        run = lane.stream(query, keep=False)
+        return run.seconds, cpu_seconds(os.getpid()) - before
+
+    def theirs(self, query: Query, lane: Lane) -> Took:
+        assert self.flink is not None
+        self.flink.read(lane.loaded, query.reads)
+        job = self.flink.measure(query.name)
+        return job.seconds, job.cpu_seconds
 
 
 def main() -> None:
@@ -85,16 +126,20 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-nexmark-")))
         server = stack.enter_context(headrace_server())
-        say(f"making {arguments.events:,} events")
+        few = arguments.events // LARGER
+        say(f"making {few:,} and {arguments.events:,} events")
+        some = load(server.bootstrap, house, few, prefix="nexmark-smaller")
         loaded = load(server.bootstrap, house, arguments.events)
         say(f"{arguments.events / loaded.seconds:,.0f} events a second were made and written")
-        spark = stack.enter_context(spark_session([]))
-        lane = Lane(spark, server.bootstrap, loaded, MICRO_BATCHES)
-        check_ours(lane, house, arguments.events, queries)
+        spark = stack.enter_context(spark_session([], memory=MEMORY))
+        smaller = Lane(spark, server.bootstrap, some, SMALLER_BATCHES)
+        larger = Lane(spark, server.bootstrap, loaded, SMALLER_BATCHES * LARGER)
+        check_ours(smaller, house, few, queries)
         theirs = None if arguments.without_flink else start_flink(stack, server.bootstrap, loaded, folder, queries)
+        sides = Sides(smaller, larger, theirs)
         figures = [generation(loaded, arguments.events)]
         for query in queries:
-            figures += compare(lane, theirs, query, arguments.rounds)
+            figures += compare(sides, query, arguments.rounds)
             if arguments.record is not None:
                 record(arguments.record, "nexmark", described, figures)
     if arguments.output == "json":
@@ -108,7 +153,12 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.nexmark", description="Nexmark, beside Flink.")
     parser.add_argument("names", nargs="*", metavar="query", help=f"which ones: {', '.join(QUERIES)}; all when none")
-    parser.add_argument("--events", type=int, default=EVENTS, help=f"how many there are; {EVENTS:,} when not given")
+    parser.add_argument(
+        "--events",
+        type=int,
+        default=EVENTS,
+        help=f"of the larger set; {EVENTS:,} when not given, {LARGER} times the other",
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each is measured")
     parser.add_argument("--without-flink", action="store_true", help="headrace alone")
     parser.add_argument("--output", choices=("table", "json"), default="table")
@@ -159,30 +209,22 @@ def check_theirs(folder: Path, queries: list[Query]) -> None:
         judge.close()
 
 
-def compare(lane: Lane, theirs: Flink | None, query: Query, rounds: int) -> list[Figure]:
+def compare(sides: Sides, query: Query, rounds: int) -> list[Figure]:
     """In turn, the order changing from round to round."""
-    ours_spent, their_spent = Spent(), Spent()
     began = time.monotonic()
-
-    def ours() -> None:
-        before = cpu_seconds(os.getpid())
-        run = lane.stream(query, keep=False)
-        ours_spent.add(run.seconds, cpu_seconds(os.getpid()) - before)
-
-    def other() -> None:
-        if theirs is not None:
-            their_spent.add(*theirs.measure(query.name))
-
-    # Once without being measured, since both compile a query while it runs; headrace's check was many queries ago.
-    lane.stream(query, keep=False)
-    if theirs is not None:
-        theirs.measure(query.name)
+    engines: list[tuple[Spent, Callable[[Query, Lane], Took]]] = [(Spent(), sides.ours)]
+    if sides.flink is not None:
+        engines.append((Spent(), sides.theirs))
+    few, many = (sum(lane.loaded.rows[kind] for kind in query.reads) for lane in (sides.smaller, sides.larger))
+    for _, run in engines:  # not measured: both compile a query while it runs, and headrace's check was long ago
+        run(query, sides.smaller)
     for each in range(rounds):
-        for turn in (ours, other)[:: -1 if each % 2 else 1]:
-            turn()
+        for spent, run in engines[:: -1 if each % 2 else 1]:
+            spent.add_slope(run(query, sides.smaller), run(query, sides.larger), few / many)
         if time.monotonic() - began > QUERY_S:
             break
-    figures = figures_of(query, sum(lane.loaded.rows[kind] for kind in query.reads), ours_spent, their_spent)
+    ours, theirs = engines[0][0], engines[-1][0] if len(engines) > 1 else Spent()
+    figures = figures_of(query, many, ours, theirs)
     told = (f"{number(each.our_median)} and Flink {number(each.peer_median)} {each.unit}" for each in figures)
     say(f"{query.name}: headrace {'; '.join(told)}")
     return figures
@@ -206,7 +248,10 @@ def figures_of(query: Query, events: int, ours: Spent, theirs: Spent) -> list[Fi
         peers=[each / events * 1e6 for each in theirs.cpu],
         higher_is_better=False,
     )
-    return [rate, spent]
+    if not ours.starts:
+        return [rate, spent]
+    start = Figure(**common, unit="s to start", ours=ours.starts, peers=theirs.starts, higher_is_better=False)
+    return [rate, spent, start]
 
 
 def generation(loaded: Loaded, events: int) -> Figure:

@@ -193,11 +193,11 @@ def compared(lane: Lane, theirs: Flink | None, query: PatternQuery, rounds: int)
         before, began = cpu_seconds(os.getpid()), time.monotonic()
         run = lane.stream(query.query(), keep=False)
         if number:
-            ours_spent.add(run.seconds, cpu_seconds(os.getpid()) - before)
+            ours_spent.add(run.net_seconds, cpu_seconds(os.getpid()) - before)
         if theirs is not None and sql is not None:
-            spent = theirs.measure_of(sql)
+            job = theirs.measure_of(sql)
             if number:
-                their_spent.add(*spent)
+                their_spent.add(job.net_seconds, job.cpu_seconds)
         say(f"{query.name}: round {number} in {time.monotonic() - began:.1f} s")
     figures = figures_of(query.query(), events_of(lane, query), ours_spent, their_spent)
     say(f"{query.name}: " + "; ".join(f"{each.unit} {each.ours} beside {each.peers}" for each in figures))

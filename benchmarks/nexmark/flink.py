@@ -13,10 +13,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.csv
@@ -27,7 +27,7 @@ from benchmarks.nexmark.generator import side_input
 from benchmarks.nexmark.load import Loaded
 from tests.servers.process import CACHE, CannotRun
 
-__all__ = ["CONNECTOR_VERSION", "FLINK_VERSION", "Flink", "flink", "prepare"]
+__all__ = ["CONNECTOR_VERSION", "FLINK_VERSION", "Flink", "Job", "flink", "prepare"]
 
 FLINK_VERSION = "2.2.1"
 CONNECTOR_VERSION = "5.0.0-2.2"
@@ -74,11 +74,22 @@ def _install(folder: Path, python: Path, jar: Path) -> None:
             raise CannotRun(f"Flink could not be installed; {' '.join(command[:4])} says: {told}")
 
 
+class Job(NamedTuple):
+    """What a query took: from the statement that starts it to its end, what Flink calls its net runtime, and the
+    processor seconds of all of Flink."""
+
+    seconds: float
+    net_seconds: float
+    cpu_seconds: float
+
+
 class Flink:
     """A child process with Flink in it. One query at a time."""
 
-    def __init__(self, python: Path, log: Path) -> None:
+    def __init__(self, python: Path, log: Path, bootstrap: str, side: Path) -> None:
         self.log = log
+        self._bootstrap = bootstrap
+        self._side = side
         with log.open("ab") as output:
             self._child = subprocess.Popen(
                 [str(python), str(JOB)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True
@@ -108,14 +119,17 @@ class Flink:
         texts = [pa.array(each, pa.string()) for each in columns]
         return pa.Table.from_arrays(texts, names=found["columns"])
 
-    def measure(self, name: str) -> tuple[float, float]:
+    def read(self, loaded: Loaded, columns: Mapping[str, tuple[str, ...]] | None = None) -> None:
+        """From now on the tables are these topics, with these columns of each kind, or all of them."""
+        self.ask({"setup": setup(self._bootstrap, loaded, str(self._side), columns)})
+
+    def measure(self, name: str) -> Job:
         return self.measure_of(SQL[name])
 
-    def measure_of(self, sql: str) -> tuple[float, float]:
-        """(seconds from the start of the job to its end, processor seconds of all of Flink)."""
+    def measure_of(self, sql: str) -> Job:
         before = cpu_seconds(self._child.pid)
         found = self.ask({"sql": sql, "keep": False})
-        return float(found["net_s"]), cpu_seconds(self._child.pid) - before
+        return Job(float(found["seconds"]), float(found["net_s"]), cpu_seconds(self._child.pid) - before)
 
     def end(self) -> None:
         """Its JVM ends with the child's input."""
@@ -136,13 +150,13 @@ def flink(bootstrap: str, loaded: Loaded, folder: Path) -> Iterator[Flink]:
     python, jar = prepare()
     side = folder / "side.csv"
     pyarrow.csv.write_csv(side_input(), side, pyarrow.csv.WriteOptions(include_header=False))
-    running = Flink(python, folder / "flink.log")
+    running = Flink(python, folder / "flink.log", bootstrap, side)
     try:
         printed = tempfile.mkstemp(dir=folder, prefix="printed-")
         os.close(printed[0])
         settings = {**SETTINGS, "execution.checkpointing.dir": (folder / "flink-checkpoints").as_uri()}
-        tables = {"settings": settings, "setup": setup(bootstrap, loaded, str(side))}
-        running.ask({"jar": str(jar), "printed": printed[1], **tables})
+        running.ask({"jar": str(jar), "printed": printed[1], "settings": settings})
+        running.read(loaded)
         yield running
     finally:
         running.end()

@@ -1,7 +1,8 @@
 """Flink's side, in an environment of its own: reads one task a line, answers one line of JSON for each.
 
-The first line has the tables: ``{"jar": …, "printed": file, "setup": [statements], "settings": {…}}``; each further
-one a query: ``{"sql": …, "keep": bool}``. This file imports nothing of headrace, which is not installed there.
+The first line is ``{"jar": …, "printed": file, "settings": {…}}``; each further one makes tables, ``{"setup":
+[statements]}``, or is a query: ``{"sql": …, "keep": bool}``. This file imports nothing of headrace, which is not
+installed there.
 """
 
 from __future__ import annotations
@@ -40,13 +41,15 @@ def environment(task: dict[str, Any]) -> Any:
     tables = TableEnvironment.create(EnvironmentSettings.in_streaming_mode())
     for name, value in {"pipeline.jars": f"file://{task['jar']}", **task["settings"]}.items():
         tables.get_config().set(name, value)
-    for statement in task["setup"]:
-        tables.execute_sql(statement)
     return tables
 
 
 def run(tables: Any, task: dict[str, Any], number: int) -> dict[str, Any]:
     try:
+        if "setup" in task:
+            for statement in task["setup"]:
+                tables.execute_sql(statement)
+            return {"ready": True}
         return kept(tables, task, number) if task["keep"] else measured(tables, task["sql"])
     except Exception as error:
         reasons = [line for line in str(error).splitlines() if not line.startswith("\tat ")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 
 from benchmarks.nexmark.load import CLOSING, Loaded
@@ -160,19 +162,31 @@ SQL = {
 }
 
 
-def setup(bootstrap: str, loaded: Loaded, side_csv: str) -> list[str]:
-    """The topics as tables, without the events that close them, and the side table of q13, valid since long ago."""
+def setup(
+    bootstrap: str, loaded: Loaded, side_csv: str, columns: Mapping[str, tuple[str, ...]] | None = None
+) -> list[str]:
+    """The topics as tables, without the events that close them, and the side table of q13, valid since long ago.
+
+    ``columns`` are those that a query needs of each kind; without the time there is no watermark, as for headrace.
+    """
     closing_ms = int(CLOSING.timestamp() * 1000)
-    statements = []
+    statements = ["DROP TABLE IF EXISTS side"]
     for kind, schema in loaded.schemas.items():
-        columns = ", ".join(f"`{each.name}` {TYPES[each.type]}" for each in schema)
+        statements += [f"DROP VIEW IF EXISTS {kind}", f"DROP TABLE IF EXISTS {kind}_topic"]
+        if columns is not None and kind not in columns:
+            continue
+        wanted = schema.names if columns is None else columns[kind]
+        clauses = [f"`{name}` {TYPES[schema.field(name).type]}" for name in wanted]
+        is_event = f"`{wanted[0]}` >= 0"
+        if "dateTime" in wanted:
+            clauses.append("WATERMARK FOR `dateTime` AS `dateTime` - INTERVAL '4' SECOND")
+            is_event = f"`dateTime` < TO_TIMESTAMP_LTZ({closing_ms}, 3)"
         statements += [
-            f"""CREATE TABLE {kind}_topic (
-                {columns}, WATERMARK FOR `dateTime` AS `dateTime` - INTERVAL '4' SECOND) WITH (
+            f"""CREATE TABLE {kind}_topic ({", ".join(clauses)}) WITH (
                 'connector' = 'kafka', 'topic' = '{loaded.topics[kind]}',
                 'properties.bootstrap.servers' = '{bootstrap}', 'scan.startup.mode' = 'earliest-offset',
                 'scan.bounded.mode' = 'latest-offset', 'format' = 'json')""",
-            f"CREATE VIEW {kind} AS SELECT * FROM {kind}_topic WHERE `dateTime` < TO_TIMESTAMP_LTZ({closing_ms}, 3)",
+            f"CREATE VIEW {kind} AS SELECT * FROM {kind}_topic WHERE {is_event}",
         ]
     statements.append(
         f"""CREATE TABLE side (`key` BIGINT, `value` STRING, since AS TO_TIMESTAMP_LTZ(0, 3),

@@ -41,9 +41,10 @@ NOT_UP = "Python worker failed to connect back"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a query over everything; ``seconds`` from its first micro-batch's start to the query's end."""
+    """A query over everything, from ``start()`` to its end; ``net_seconds`` are from its first micro-batch on."""
 
     seconds: float
+    net_seconds: float
     micro_batches: int
     late_rows: int
     batches: list[pa.Table] = field(default_factory=list)
@@ -109,6 +110,7 @@ class Lane:
         else:
             writer = writer.format("noop")
         with tempfile.TemporaryDirectory(prefix="headrace-nexmark-", ignore_cleanup_errors=True) as folder:
+            began = datetime.now(UTC)
             with state_in(self.spark, query.state, named_once=True):
                 started = writer.option("checkpointLocation", folder).start()
             try:
@@ -118,8 +120,9 @@ class Lane:
             finally:
                 started.stop()
             reports = started.recentProgress
-            began = datetime.fromisoformat(reports[0]["timestamp"])
-            return Run((ended - began).total_seconds(), len(reports), _late(reports), batches)
+            first = datetime.fromisoformat(reports[0]["timestamp"])
+            whole, net = ((ended - since).total_seconds() for since in (began, first))
+            return Run(whole, net, len(reports), _late(reports), batches)
 
 
 def _late(reports: list[Any]) -> int:
