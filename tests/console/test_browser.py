@@ -352,6 +352,17 @@ def test_the_time_at_the_end_of_a_chart_is_not_cut(tab: Tab, range_s: int) -> No
     assert tab.value(f"Math.max(...{ends})") <= tab.value("document.querySelector('main svg[role=img]').clientWidth")
 
 
+def test_the_axis_of_a_lag_of_minutes_has_round_times(tab: Tab) -> None:
+    data = {"from": 0, "to": 60_000, "times": [0, 60_000], "series": [{"name": "lag", "values": [0, 91_000]}]}
+    tab.value(
+        "import('/static/lib/chart.js').then(({chart}) => { const made = chart({title: 'Made', unit: 'ms'});"
+        f"document.querySelector('main').replaceChildren(made.node); made.update({json.dumps(data)}) }})"
+    )
+    texts = "[...document.querySelectorAll('main text.axis[text-anchor=end]')].map((each) => each.textContent)"
+    tab.wait(f"{texts}.length === 5")
+    assert tab.value(texts) == ["0 ms", "30 s", "1 min", "1.5 min", "2 min"]
+
+
 def test_sizes_are_counted_as_headrace_status_counts_them(tab: Tab) -> None:
     sizes = [999, 1_500, 10**6, 4_250_000, 10**9, 2 * 10**12]
     tab.value("import('/static/lib/format.js').then((format) => { window.format = format; })")

@@ -151,8 +151,12 @@ def test_a_capture_is_shown_with_its_tables_and_its_last_error(
     show(tab, "captures", name)
     for text in ("25 % of about 1,000, 15 s left", "1.5 s", "make it faster", "sqlite:///"):
         tab.wait_for_text(text)
-    publish(publisher, record, name=name, details=details, state="failed", error=f"no slot {HOSTILE}", ended=True)
-    tab.wait_for_text(f"no slot {HOSTILE}")
+    error = f"no slot {HOSTILE}. Is it there?"
+    publish(publisher, record, name=name, details=details, state="failed", error=error, ended=True)
+    tab.wait_for_text(error)
+    tab.wait("!document.querySelector('main').innerText.includes('15 s left')")  # nobody reads any more
+    told = [each["text"] for each in console.get("overview")["alarms"] if name in each["title"]]
+    assert told == [f"{error} Correct this and start it again."]
     assert tab.value("document.querySelectorAll('main img').length") == 0
 
 

@@ -56,6 +56,7 @@ def capture(ask: Ask) -> dict[str, Any]:
     record = subject(ask, KIND)
     details = record.details
     dead_letters = _dead_letters(details)
+    shown = _row(record)
     tables = [
         {
             "table": name,
@@ -63,13 +64,13 @@ def capture(ask: Ask) -> dict[str, Any]:
             "done": bool(each.get("done")),
             "rows": figure(each.get("rows")) or 0,
             "expected": figure(each.get("expected")) or 0,
-            "rows_per_s": figure(each.get("rows_per_s")),
+            "rows_per_s": figure(each.get("rows_per_s")) if shown["alive"] else None,
             "dead_letters": dead_letters.get(name, 0),
         }
         for name, each in sorted(rows_by_name(details.get("tables")).items())
     ]
     return {
-        **_row(record),
+        **shown,
         "problem": ask.console.watch.newest.problem,
         "position": str(details.get("position", "")),
         "advice": str(details.get("advice", "")),

@@ -84,15 +84,19 @@ def subject_alarms(watched: Watched) -> list[Alarm]:
             shown = life(each)
             link = f"/{kind}s/{quote(each.name, safe='')}"
             if shown["state"] == LOST:
-                cure = f"{shown['error']}. Start it again, or forget it on its page."
+                cure = f"{_sentence(shown['error'])} Start it again, or forget it on its page."
                 found.append(Alarm(level="error", title=f"{kind.title()} {each.name} is lost", text=cure, link=link))
             elif each.state == "failed":
-                text = f"{each.error}. Correct this and start it again."
+                text = f"{_sentence(each.error)} Correct this and start it again."
                 found.append(Alarm(level="error", title=f"{kind.title()} {each.name} has failed", text=text, link=link))
             elif each.error:
-                text = f"{each.error}. It is tried again by itself."
+                text = f"{_sentence(each.error)} It is tried again by itself."
                 found.append(Alarm(level="warning", title=f"{kind.title()} {each.name} waits", text=text, link=link))
     return found[:ALARMS_MAX]
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def forget(kind: str) -> Action:

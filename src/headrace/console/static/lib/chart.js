@@ -5,6 +5,8 @@ import { UNITS, clock, timeMarks } from "./format.js";
 
 export const RANGES = [[300, "5 min"], [600, "10 min"], [3600, "1 h"], [21600, "6 h"], [86400, "24 h"]];
 
+const LONG_MS = [60, 120, 240, 600, 1200, 2400, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 345600].map((seconds) => seconds * 1000);
+
 const MARGIN = { top: 8, right: 12, bottom: 22, left: 58 };
 
 /**
@@ -72,7 +74,8 @@ export function chart({ title, unit = "count", names = {}, height = 190, colours
       return;
     }
     const most = Math.max(...shown().flatMap((series) => series.values.filter((value) => value !== null)), 0);
-    const top = unit === "messages" ? Math.max(4, niceTop(most)) : niceTop(most);
+    const long = unit === "ms" && most > 30_000 ? LONG_MS.find((each) => each >= most * 1.02) : undefined;  // minutes have no tenths
+    const top = long ?? (unit === "messages" ? Math.max(4, niceTop(most)) : niceTop(most));
     const inner = { width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
     scale = {
       x: (ms) => MARGIN.left + ((ms - data.from) / Math.max(1, data.to - data.from)) * inner.width,
