@@ -359,3 +359,18 @@ def test_rows_that_only_the_collation_of_the_key_tells_apart_are_all_read(log: s
     file.run("insert into t values ('a', 1), ('A', 2), ('b', 3), ('B', 4)")
     catch_up(log, file.options(chunk_rows=1))
     assert sorted(row["n"] for row in fold(events(log, f"{file.name}.main.t")).values()) == [1, 2, 3, 4]
+
+
+def test_an_outbox_row_that_cannot_be_an_event_is_a_dead_letter_and_capture_goes_on(log: str, file: File) -> None:
+    file.run("create table outbox (id integer primary key, aggregatetype text, aggregateid text, payload text)")
+    options = file.options(outbox="outbox", topic_config={"max.message.bytes": "4000"})
+    catch_up(log, options)
+    kind = f"kind-{file.name}"
+    for payload in ("cast(x'ff' as text)", "hex(randomblob(9000))", "'fine'"):
+        file.run(f"insert into outbox (aggregatetype, aggregateid, payload) values ('{kind}', '7', {payload})")
+    catch_up(log, options)
+    assert [each.value for each in committed(log, f"outbox.event.{kind}")] == [b"fine"]
+    letters = [json.loads(each.value or b"") for each in committed(log, f"{file.name}.dead-letters")]
+    assert [each["row"] for each in letters] == [{"id": "1"}, {"id": "2"}]
+    assert "not valid Unicode" in letters[0]["reason"]
+    assert "takes 3744" in letters[1]["reason"]

@@ -10,6 +10,8 @@ A service writes its event into the outbox in the same transaction as its data; 
 as Debezium's outbox router does. Rows may be deleted at once: only insertions count. If the table has columns
 traceparent and tracestate (W3C Trace Context, as OpenTelemetry writes it), they become headers too: the trace of the
 request that wrote the event goes on in its readers.
+
+A row that has no text where one is needed, or whose event its topic does not take, goes to the dead letters.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.capture.envelope import Out, Table, Transaction
+from headrace.capture.envelope import CannotEncode, Out, Table, Transaction, json_text
 from headrace.capture.shapes import topic_name
 from headrace.errors import UsageError
 
@@ -50,14 +52,31 @@ class OutboxRouter:
         transaction.per_table[self._name] = transaction.per_table.get(self._name, 0) + 1
         if transaction.index <= transaction.written_up_to:
             return
+        try:
+            self._route(out, row)
+        except CannotEncode as error:
+            named = row[self._id]
+            shown = named.decode(errors="replace") if isinstance(named, bytes) else str(named)
+            out.dead_letter(TOPIC, self._name, None, "c", str(error), b'{"id":%b}' % json_text(shown))
+
+    def _route(self, out: Out, row: Sequence[Any]) -> None:
         headers = [("id", _bytes(row[self._id]))]
         if self._event_type is not None:
             headers.append(("eventType", _bytes(row[self._event_type])))
         headers += [(name, _bytes(row[place])) for name, place in self._trace if row[place] is not None]
-        kind = (_bytes(row[self._kind]) or b"").decode()
-        out.add(topic_name(TOPIC + kind), _bytes(row[self._key]), _bytes(row[self._payload]), headers)
+        kind, key, value = (_bytes(row[place]) for place in (self._kind, self._key, self._payload))
+        try:
+            topic = topic_name(TOPIC + (kind or b"").decode())
+        except UnicodeDecodeError as error:
+            raise CannotEncode(f"its aggregatetype is not UTF-8: {error}") from error
+        size = len(value or b"") + sum(len(each or b"") for _, each in headers)
+        if size > out.bytes_max(topic) and not out.takes(topic, key, value or b""):
+            raise CannotEncode(f"the event has {size} bytes, and {topic} takes {out.bytes_max(topic)}")
+        out.add(topic, key, value, headers)
 
 
 def _bytes(value: Any) -> bytes | None:
-    """PostgreSQL's values are texts already; other databases give Python's."""
+    """PostgreSQL's values are texts already; other databases give Python's, and of bytes that are no text, why."""
+    if reason := getattr(value, "reason", None):
+        raise CannotEncode(reason)
     return value if value is None or isinstance(value, bytes) else str(value).encode()
