@@ -69,7 +69,7 @@ COMMANDS_RUN = {
     "docs/capture.md": ("headrace capture run shop", "headrace capture snapshot"),
     "docs/howto/from-debezium.md": ("headrace capture run trial",),
     "docs/howto/from-rabbitmq.md": ("headrace queue create work", "headrace topic create orders"),
-    "docs/operations.md": ("headrace backup create", "headrace up --data"),
+    "docs/operations.md": ("headrace backup create", "sudo useradd"),
     "docs/queues.md": ("headrace queue list", "headrace queue create orders"),
     "docs/searches.md": ('title:"two rooms"',),
 }
@@ -388,8 +388,9 @@ def test_a_capture_of_chosen_tables_and_columns_runs_as_the_page_says(postgres: 
 def test_the_commands_about_backups_and_the_unit_run(tmp_path: Path) -> None:
     """docs/operations.md"""
     page = "docs/operations.md"
-    unit = beginning(page, "headrace up --data").replace("\\\n", " ").split("|")[0]
-    assert "Type=notify" in run(unit, tmp_path, "127.0.0.1:9")
+    lines = beginning(page, "sudo useradd").replace("\\\n", " ").splitlines()
+    (unit,) = [each.split("|")[0] for each in lines if "--print-unit" in each]
+    assert "Type=notify" in run(unit.replace("sudo /opt/headrace/bin/", ""), tmp_path, "127.0.0.1:9")
     backups = beginning(page, "headrace backup create").replace("/mnt/backups", "backups")
     with testing.broker(data=tmp_path / "data") as broker, Client(broker.bootstrap) as client:
         Admin(client).create_topic("orders", partitions=1)
