@@ -229,6 +229,9 @@ class AmqpSession(Session, asyncio.Protocol):
     def is_writable(self) -> bool:
         return not self._is_paused and self.wire.bytes_to_send < WRITE_BYTES_MAX
 
+    def understands(self, capability: str) -> bool:
+        return self._client_capabilities.get(capability) is True
+
     @property
     def _is_unread(self) -> bool:
         """Whether the peer asks for more and more and reads nothing of it: what is returned or fetched with
@@ -256,7 +259,7 @@ class AmqpSession(Session, asyncio.Protocol):
         if self._state is not State.OPEN or not self._has_published or (reason is not None) is self._is_held:
             return
         self._is_held = reason is not None
-        if self._client_capabilities.get("connection.blocked"):
+        if self.understands("connection.blocked"):
             if reason is None:
                 self.wire.send(0, "connection.unblocked")
             else:
@@ -506,7 +509,7 @@ class AmqpSession(Session, asyncio.Protocol):
         if self._state is State.CLOSING:
             return
         is_known = self._state is not State.NEW
-        may_be_told = self._state is not State.STARTED or self._client_capabilities.get("authentication_failure_close")
+        may_be_told = self._state is not State.STARTED or self.understands("authentication_failure_close")
         self._state = State.CLOSING
         self._close_channels()
         if is_known and may_be_told:

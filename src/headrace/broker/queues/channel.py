@@ -48,6 +48,9 @@ class Client(Output, Protocol):
     def is_writable(self) -> bool:
         """False while the peer does not read what it was sent."""
 
+    def understands(self, capability: str) -> bool:
+        """Whether the peer has said that it knows this extension."""
+
     def refuse(self, number: int, error: AmqpError) -> None:
         """Close a channel with an error that no method of the peer has caused."""
 
@@ -179,9 +182,10 @@ class Channel:
         return self._prefetch_together > 0
 
     def queue_deleted(self, consumer: ChannelConsumer) -> None:
-        """Consumers learn that they get nothing more."""
+        """Consumers learn that they get nothing more, if they understand it."""
         self._consumers.pop(consumer.tag, None)
-        self._send("basic.cancel", {"consumer_tag": consumer.tag, "no_wait": True})
+        if self._client.understands("consumer_cancel_notify"):
+            self._send("basic.cancel", {"consumer_tag": consumer.tag, "no_wait": True})
 
     def _send(self, name: str, arguments: dict[str, Any] | None = None) -> None:
         if not self._is_closed:
@@ -319,11 +323,15 @@ class Channel:
         self._send("tx.select-ok")
 
     async def _commit(self, asked: dict[str, Any]) -> None:
-        """Do what was collected, and answer when the messages of it are flushed."""
+        """Do what was collected, and answer when the messages of it are flushed. If a queue has refused one, the others
+        are there all the same, and the client is told."""
         flushed = Flushed()
+        is_refused = False
         for step in self._selected().take_steps():
-            step(flushed)
+            is_refused |= step(flushed)
         await flushed.wait()
+        if is_refused:
+            raise AmqpError(ReplyCode.PRECONDITION_FAILED, "partial tx completion")
         self._send("tx.commit-ok")
 
     async def _rollback(self, asked: dict[str, Any]) -> None:
@@ -363,7 +371,7 @@ class Channel:
         queue = self._host.queue(self._topology.named(asked["queue"]), self._client)
         priority = queue.policy.consumer_priority(asked["arguments"], queue.where)
         queue.check_consumer(no_ack=asked["no_ack"], prefetch=self._prefetch, arguments=asked["arguments"])
-        if queue.exclusive_consumer is not None or (asked["exclusive"] and queue.consumers):
+        if queue.exclusive_consumer is not None or (asked["exclusive"] and not _may_be_exclusive(queue)):
             raise AmqpError(ReplyCode.ACCESS_REFUSED, f"{queue.where} in exclusive use")
         consumer = ChannelConsumer(self, queue, tag, no_ack=asked["no_ack"], priority=priority, prefetch=self._prefetch)
         self._consumers[tag] = consumer
@@ -447,14 +455,17 @@ class Channel:
     # ---- settling ---------------------------------------------------------------------------------------------------
 
     def ack(self, event: AckReceived) -> None:
-        if event.is_multiple or self._transaction is not None:
+        if self._transaction is not None:
             for tag in event.delivery_tags:
                 taken = self._deliveries.take(tag, event.is_multiple, "basic.ack")
                 self._settle(taken, _acknowledge)
             return
+        tags = event.delivery_tags
+        if event.is_multiple:
+            tags = self._deliveries.up_to(tags[0], "basic.ack")
         done: dict[tuple[Queue, int], list[int]] = {}
         try:
-            self._deliveries.take_each(event.delivery_tags, done)
+            self._deliveries.take_each(tags, done)
         finally:
             for (queue, lane), offsets in done.items():
                 queue.acknowledge_all(lane, offsets)
@@ -518,6 +529,12 @@ class Channel:
         if not asked["active"]:
             raise AmqpError(ReplyCode.NOT_IMPLEMENTED, "active=false")
         self._send("channel.flow-ok", {"active": True})
+
+
+def _may_be_exclusive(queue: Queue) -> bool:
+    """Whether a consumer may have it for itself. A classic queue with a single active consumer is for several."""
+    policy = queue.policy
+    return not queue.consumers and not (policy.has_single_active_consumer and policy.queue_type == "classic")
 
 
 def _acknowledge(delivery: Delivery) -> None:

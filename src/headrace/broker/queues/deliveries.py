@@ -77,15 +77,17 @@ class Deliveries:
 
     def take(self, tag: int, is_multiple: bool, method: str) -> dict[int, Held]:
         """The deliveries that a tag means. Raises AmqpError."""
-        if not is_multiple:
-            held = self._held.pop(tag, None)
-            if held is None:
-                raise _unknown(tag, method)
-            return {tag: held}
-        if tag != 0 and tag not in self._held:  # also where older ones are held: the peer has lost count
+        if not is_multiple and tag not in self._held:
             raise _unknown(tag, method)
-        tags = list(self._held) if tag == 0 else list(takewhile(lambda each: each <= tag, self._held))
-        return {each: self._held.pop(each) for each in tags}
+        return {each: self._held.pop(each) for each in (self.up_to(tag, method) if is_multiple else [tag])}
+
+    def up_to(self, tag: int, method: str) -> list[int]:
+        """The tags that are held up to this one, or (0) all. Raises AmqpError."""
+        if tag == 0:
+            return list(self._held)
+        if tag not in self._held:  # also where older ones are held: the peer has lost count
+            raise _unknown(tag, method)
+        return list(takewhile(lambda each: each <= tag, self._held))
 
     def take_each(self, tags: list[int], done: dict[tuple[Queue, int], list[int]]) -> None:
         """Take and settle the deliveries of these tags, and put their offsets to the others of their lane. Raises

@@ -289,6 +289,17 @@ class Registry:
         """Delete a queue, at once for everybody and durably when this returns; the messages that were ready."""
         if queue.is_deleted:  # a consumer, the end of a connection and a time limit may each ask for it
             return 0
+        count, written = self._take_away(host, queue)
+        await asyncio.shield(written)
+        return count
+
+    def remove_queue_soon(self, host: VirtualHost, queue: Queue) -> None:
+        """The same, where nobody waits for it to be durable."""
+        if not queue.is_deleted:
+            self._take_away(host, queue)[1].add_done_callback(self._removed)
+
+    def _take_away(self, host: VirtualHost, queue: Queue) -> tuple[int, asyncio.Task[None]]:
+        """The messages that were ready, and what writes that the queue is gone."""
         gone = host.remove_queue(queue)
         count = queue.delete()
         changes: list[Change] = [(DELETED, queue.group, {})]
@@ -296,16 +307,9 @@ class Registry:
         changes += self._binding_removals(host, queue.name, lambda row: row[2:4] == ["queue", queue.name])
         changes += self._exchange_removals(host, gone)
         group = queue.group
-        await asyncio.shield(self._begin(self.rows.follow(changes, lambda: self._remove(group))))
-        return count
+        return count, self._begin(self.rows.follow(changes, lambda: self._remove(group)))
 
-    def remove_queue_soon(self, host: VirtualHost, queue: Queue) -> None:
-        """The same, where nobody waits for it."""
-        if queue.is_deleted:
-            return
-        self._begin(self.remove_queue(host, queue)).add_done_callback(self._removed)
-
-    def _removed(self, task: asyncio.Task[int]) -> None:
+    def _removed(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
             LOG.error("a queue could not be deleted: %s", task.exception())
 

@@ -1,7 +1,7 @@
 """The consumers of a queue, and which of them gets the next message.
 
-Consumers take turns. Those with a higher priority go first while they have credit, and with a single active consumer
-the others wait for its end.
+Consumers take turns. Those with a higher priority go first while they have credit. With a single active consumer the
+others wait for its end, and then the first of those with the highest priority follows.
 """
 
 from __future__ import annotations
@@ -66,18 +66,25 @@ class Rotation:
         self._turns: deque[Consumer] = deque()
         """The one that got a message longest ago is the first."""
         self._has_single_active = has_single_active
+        self._active: Consumer | None = None
+        """The only one that gets messages, if there is such a one."""
 
     def add(self, consumer: Consumer) -> None:
         self.consumers.append(consumer)
         self._turns.append(consumer)
+        if self._active is None and self._has_single_active:
+            self._active = consumer
 
     def remove(self, consumer: Consumer) -> None:
         self.consumers.remove(consumer)
         self._turns.remove(consumer)
+        if consumer is self._active:
+            self._active = max(self.consumers, key=lambda each: each.priority, default=None)
 
     def clear(self) -> None:
         self.consumers.clear()
         self._turns.clear()
+        self._active = None
 
     def takers(self) -> list[Consumer]:
         """Those who get the next messages in turn: of the highest priority that has credit."""
@@ -92,7 +99,7 @@ class Rotation:
 
     def room(self) -> int:
         """How many messages consumers would take now."""
-        return sum(consumer.room() for consumer in self.consumers[: 1 if self._has_single_active else None])
+        return sum(each.room() for each in (self.consumers if self._active is None else (self._active,)))
 
     def gave(self, takers: list[Consumer], count: int) -> None:
         """So many messages were dealt to takers: who got one last is the last of all to get the next."""
@@ -106,8 +113,7 @@ class Rotation:
     def take_next(self) -> Consumer | None:
         """Who gets one message."""
         if self._has_single_active:
-            first = self.consumers[0] if self.consumers else None
-            return first if first is not None and first.has_credit() else None
+            return self._active if self._active is not None and self._active.has_credit() else None
         best: Consumer | None = None
         for consumer in self._turns:
             if (best is None or consumer.priority > best.priority) and consumer.has_credit():

@@ -18,8 +18,8 @@ STEP_OVERHEAD_BYTES = 600
 """What a message or an acknowledgement takes in memory besides its bytes: a client may collect millions of empty
 ones."""
 
-Step = Callable[[Published], object]
-"""Something to do at the commit; messages of it report to what it is given."""
+Step = Callable[[Published], bool]
+"""Something to do at the commit; messages of it report to what it is given. True if a queue refuses the message."""
 
 
 class Transaction:
@@ -49,10 +49,11 @@ class Transaction:
         self._steps.append(step)
 
     def settle(self, taken: dict[int, Held], settle: Callable[[dict[int, Held]], None]) -> None:
-        def step(_: Published) -> None:
+        def step(_: Published) -> bool:
             for tag in taken:
                 del self._settled[tag]
             settle(taken)
+            return False
 
         self._settled.update(taken)
         self._collect(0, step)
