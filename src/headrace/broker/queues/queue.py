@@ -35,6 +35,8 @@ DELIVERIES_PER_TURN = 1_000
 """So many, and then others have their turn."""
 
 DROPS_PER_TURN = 10_000
+EXPIRED_PER_TURN = 500
+"""The same for messages that have expired. After a restart that may be all of them, and each becomes a dead letter."""
 EXPIRY_LOOK_MS = 3_600_000
 """After so long the next message to expire is looked for again."""
 
@@ -105,7 +107,8 @@ class Queue:
         self._delayed: list[tuple[int, Delivery]] = []
         """Messages that wait before they are delivered again, by when that is over; a heap."""
         self._delay = Alarm(turn, self._end_delays)
-        self._expiry = Alarm(turn, self._head_may_have_expired)
+        self._expiry = Alarm(turn, self.wake)
+        self._expired_left = EXPIRED_PER_TURN
         self._left_to: set[Queue] = set()
         """Queues that got dead letters of this one since its journal was written."""
         self._fresh: dict[int, int] = {}
@@ -257,6 +260,7 @@ class Queue:
     def deliver(self) -> None:
         """Hand out what is ready to those who have credit, some at a time. What nobody takes may be too much."""
         left = 0 if self.is_deleted else DELIVERIES_PER_TURN
+        self._expired_left = EXPIRED_PER_TURN
         while left > 0:
             delivered = self._deliver_run(left) or self._deliver_one()
             if not delivered:
@@ -268,24 +272,27 @@ class Queue:
 
     def _keep_what_is_left(self) -> None:
         """Nobody takes what is ready: now it may have expired, or be too much, and its head may be another one."""
-        may_expire = self.policy.message_ttl_ms is not None or any(lane.has_expirations for lane in self._lanes)
-        self._fresh.clear()
         self._enforce_length()
-        if may_expire:
+        if not self._expired_left:  # more have expired, and what comes after them was offered to nobody
+            return
+        self._fresh.clear()
+        if self.policy.message_ttl_ms is not None or any(lane.has_expirations for lane in self._lanes):
             self._head()
 
     def _deliver_run(self, count_max: int) -> int:
         """Hand out messages that follow each other, dealt to consumers as they would get them one by one; how many.
-        Nothing if messages have come back, which go first and differ in more than their bodies, or if takers share a
-        channel, whose messages keep the order of the queue."""
+        Nothing if messages have come back, which go first and differ in more than their bodies, or may have before the
+        broker started, or if takers share a channel, whose messages keep the order of the queue."""
         place = self._head()  # which drops what has expired, also when nobody is there to take the next
         takers = self._rotation.takers()
-        if place is None or not takers or self.policy.delivery_limit is not None:
+        if place is None or not takers:
             return 0
         if len(takers) > 1 and len({taker.outlet for taker in takers}) < len(takers):
             return 0
-        number, _ = place
+        number, offset = place
         lane = self._lanes[number]
+        if self.policy.delivery_limit is not None and offset < lane.delivered_before:
+            return 0
         count_max = min(count_max, len(takers) * min(taker.credit() for taker in takers))
         may_expire = self.policy.message_ttl_ms is not None
         fresh = self._fresh.get(number, lane.end)
@@ -352,7 +359,8 @@ class Queue:
         return message.with_properties(headers={**message.headers, "x-delivery-count": returns})
 
     def _head(self) -> tuple[int, int] | None:
-        """The lane and offset of the next message: the highest priority first. Expired ones are dropped on the way."""
+        """The lane and offset of the next message: the highest priority first. Expired ones are dropped on the way;
+        if there are very many, the others in the next turn."""
         while (place := self._first()) is not None:
             wait_ms = self._expires_in_ms(*place)
             if wait_ms is None:
@@ -360,6 +368,10 @@ class Queue:
             if wait_ms > 0:
                 self._expiry.set(min(wait_ms, EXPIRY_LOOK_MS))  # it will expire although nothing else happens
                 return place
+            if not self._expired_left:
+                self._turn.touch(self)
+                return None
+            self._expired_left -= 1
             self._drop(*place, "expired")
         return None
 
@@ -391,11 +403,6 @@ class Queue:
         if not limits:
             return None
         return max(0, message.enqueued_ms + min(limits) - self._turn.now_ms())
-
-    def _head_may_have_expired(self) -> None:
-        if not self.is_deleted:
-            self._turn.touch(self)
-            self._head()
 
     def _drop(self, number: int, offset: int, reason: str) -> None:
         """The message is not delivered; whoever wants dead letters gets it."""

@@ -13,7 +13,7 @@ from headrace.broker.queues.journal import QueueJournal
 from headrace.broker.queues.lane import BATCH_BYTES, READ_BYTES, WINDOW_BYTES, Lane, WindowBudget
 from headrace.broker.queues.message import Message
 from headrace.broker.queues.policy import QueuePolicy
-from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.queue import EXPIRED_PER_TURN, Queue
 from headrace.broker.queues.retention import Retention
 from headrace.broker.queues.rotation import Delivery
 from headrace.broker.queues.turn import Turn
@@ -487,3 +487,62 @@ def test_a_message_is_offered_once_before_it_expires() -> None:
     bench.run()
     assert [body for _, body, _ in taker.got] == [b"0", b"1"]
     assert bench.dead == [b"2"]
+
+
+def test_many_messages_that_have_expired_go_some_at_a_time() -> None:
+    """All may have, after a restart: each becomes a dead letter, and others want their turn of the loop."""
+    bench = Bench({"x-message-ttl": 1_000})
+    bench.publish(2 * EXPIRED_PER_TURN + 1)
+    bench.run()
+    bench.now_ms += 1_000
+    bench.publish(1)
+    taker = Taker("t", 10)
+    bench.queue.add_consumer(taker)
+    for turn in (1, 2):
+        bench.run()
+        assert (len(bench.dead), taker.got) == (turn * EXPIRED_PER_TURN, [])
+    bench.run()
+    assert len(bench.dead) == 2 * EXPIRED_PER_TURN + 1
+    assert taker.got == [(2 * EXPIRED_PER_TURN + 1, b"0", False)]
+
+
+def test_what_is_published_after_many_that_have_expired_is_offered_once() -> None:
+    bench = Bench()
+    bench.publish(EXPIRED_PER_TURN + 1, expiration="1")
+    bench.run()
+    bench.now_ms += 10
+    bench.publish(1, expiration="0")
+    bench.run()
+    taker = Taker("t", 10)
+    bench.queue.add_consumer(taker)
+    bench.run()
+    assert [body for _, body, _ in taker.got] == [b"0"]
+
+
+def test_a_queue_with_a_delivery_limit_hands_out_many_messages_at_once() -> None:
+    """But one by one where they may have come back before the broker started: each says how often."""
+    bench = Bench({"x-queue-type": "quorum"})
+    bench.publish(10)
+    taker = RunTaker("t", 6)
+    bench.queue.add_consumer(taker)
+    bench.run()
+    assert taker.runs == [6]
+    bench.open()
+    bench.queue.recover()
+    taker = RunTaker("t", 10)
+    bench.queue.add_consumer(taker)
+    bench.run()
+    assert taker.runs == [4]
+    assert [is_redelivered for _, _, is_redelivered in taker.got] == [True] * 6 + [False] * 4
+
+
+class RunTaker(Taker):
+    """Notes how many messages came at once."""
+
+    def __init__(self, tag: str, credit: int) -> None:
+        super().__init__(tag, credit)
+        self.runs: list[int] = []
+
+    def deliver_run(self, *arguments: Any, **keywords: Any) -> None:
+        self.runs.append(len(arguments[2]))
+        super().deliver_run(*arguments, **keywords)
