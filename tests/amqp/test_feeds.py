@@ -104,6 +104,26 @@ def test_messages_of_an_exchange_become_records_of_a_topic() -> None:
         eventually(lambda: [each.unacknowledged for each in Queues(client).list_all()], lambda seen: not any(seen))
 
 
+def test_a_feed_goes_on_when_its_exchange_or_its_queue_was_deleted() -> None:
+    settings = {"headrace.topic.feeds": "sales:# -> audit"}
+    with testing.broker(amqp=True, settings=settings) as broker, Client(broker.bootstrap) as client:
+        Admin(client).create_topic("audit", partitions=1)
+        queues = Queues(client)
+        for number, deleted in enumerate(("nothing", "exchange", "queue")):
+            if deleted == "exchange":
+                queues.delete_exchange("sales")
+            elif deleted == "queue":
+                queues.delete_queue("headrace.feed sales:# -> audit")
+            queues.create_exchange("sales", "topic")
+            eventually(
+                lambda: [each.bindings for each in queues.exchanges() if each.name == "sales"], lambda all_: all_[0]
+            )
+            with channel_of(broker) as channel:
+                channel.basic_publish("sales", "sold", b"%d" % number)
+            found = eventually(lambda: records_of(broker, "audit"), lambda seen, number=number: len(seen) > number)
+            assert [record.value for record in found] == [b"%d" % each for each in range(number + 1)]
+
+
 TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=1"}
 
 

@@ -302,12 +302,35 @@ class Feeds:
     # ---- to a topic -------------------------------------------------------------------------------------------------
 
     async def _follow_exchange(self, feed: ExchangeFeed) -> None:
-        while feed.exchange not in self._host.exchanges:
-            self._say_once(f"feed {feed}: there is no exchange {feed.exchange!r} yet")
+        """The feed's queue is made again when somebody has deleted it."""
+        while True:
+            while feed.exchange not in self._host.exchanges:
+                self._say_once(f"feed {feed}: there is no exchange {feed.exchange!r} yet")
+                await self._pause(LOOK_AGAIN_S)
+            try:
+                await self._make_queue(feed.queue)
+                queue = self._host.served_queue(feed.queue)
+            except AmqpError as error:
+                self._say_once(f"feed {feed}: {error}")
+                await self._pause(LOOK_AGAIN_S)
+                continue
+            self._run(self._keep_bound(feed, queue))
+            await self._take_all(feed, queue)
+
+    async def _keep_bound(self, feed: ExchangeFeed, queue: Queue) -> None:
+        """An exchange that is deleted and declared again has lost its bindings."""
+        binding = Binding(queue, feed.key)
+        while not queue.is_deleted:
+            exchange = self._host.exchanges.get(feed.exchange)
+            if exchange is not None and binding.identity not in exchange.bindings:
+                try:
+                    await self._registry.bind(self._host, exchange, binding)
+                except AmqpError as error:
+                    self._say_once(f"feed {feed}: {error}")
             await self._pause(LOOK_AGAIN_S)
-        await self._make_queue(feed.queue)
-        queue = self._host.served_queue(feed.queue)
-        await self._registry.bind(self._host, self._host.exchange(feed.exchange), Binding(queue, feed.key))
+
+    async def _take_all(self, feed: ExchangeFeed, queue: Queue) -> None:
+        """Until the queue is deleted."""
         consumer = _FeedConsumer(queue)
         queue.add_consumer(consumer)
         while not queue.is_deleted:

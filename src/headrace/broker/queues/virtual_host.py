@@ -219,16 +219,21 @@ class VirtualHost:
 
     def remove_exchange(self, exchange: Exchange) -> list[Exchange]:
         """Take it away with all its bindings; the exchanges that go with it, since they were bound to nothing else."""
-        del self.exchanges[exchange.name]
         self._forget_routes()
-        gone = [exchange]
-        for source in list(exchange.sources):
-            for binding in source.bindings_to(exchange):
-                source.unbind(binding)
-            gone += self._after_unbind(source)
-        for binding in exchange.bindings.values():
-            if isinstance(binding.destination, Exchange):
-                binding.destination.sources.discard(exchange)
+        gone: list[Exchange] = []
+        waiting = [exchange]
+        while waiting:
+            each = waiting.pop()
+            del self.exchanges[each.name]
+            gone.append(each)
+            for binding in each.bindings.values():
+                if isinstance(binding.destination, Exchange):
+                    binding.destination.sources.discard(each)
+            for source in each.sources:
+                for binding in source.bindings_to(each):
+                    source.unbind(binding)
+                if source.is_auto_delete and not source.bindings:
+                    waiting.append(source)
         return gone
 
     # ---- bindings ---------------------------------------------------------------------------------------------------
@@ -245,6 +250,9 @@ class VirtualHost:
         """Whether it existed, and the exchanges that went with it."""
         if not source.unbind(binding):
             return False, []
+        destination = binding.destination
+        if isinstance(destination, Exchange) and not source.bindings_to(destination):
+            destination.sources.discard(source)
         self._forget_routes()
         return True, self._after_unbind(source)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -122,3 +123,42 @@ def test_a_routing_key_that_was_routed_is_not_matched_again(monkeypatch: pytest.
     message = Message(b"amq.topic", b"a.b", NO_PROPERTIES, b"", 0)
     assert [host.route(message) for _ in range(3)] == [(), (), ()]
     assert matched == ["a.b"]
+
+
+def test_a_long_chain_of_exchanges_goes_with_the_queue_at_its_end() -> None:
+    host = VirtualHost("/")
+    chain = [Exchange(f"x{number}", "fanout", is_auto_delete=True) for number in range(2_000)]
+    for exchange in chain:
+        host.declare_exchange(exchange)
+    for source, destination in pairwise(chain):
+        host.bind(source, Binding(destination, ""))
+    queue: Any = Place("q")
+    host.add_queue(queue)
+    host.bind(chain[-1], Binding(queue, ""))
+    assert host.remove_queue(queue) == chain[::-1]
+    assert not any(exchange.name in host.exchanges for exchange in chain)
+
+
+def test_exchanges_that_are_bound_in_a_circle_go_once() -> None:
+    host = VirtualHost("/")
+    one, other = (Exchange(name, "fanout", is_auto_delete=True) for name in ("one", "other"))
+    for exchange in (one, other):
+        host.declare_exchange(exchange)
+    for source, destination in ((one, other), (other, one), (one, one)):
+        host.bind(source, Binding(destination, ""))
+    assert host.remove_exchange(one) == [one, other]
+    assert not {"one", "other"} & set(host.exchanges)
+
+
+def test_an_exchange_forgets_those_that_are_bound_to_it_no_longer() -> None:
+    host = VirtualHost("/")
+    source = Exchange("source", "topic")
+    host.declare_exchange(source)
+    destination = host.exchange("amq.fanout")
+    bindings = [Binding(destination, key) for key in ("a", "b")]
+    for binding in bindings:
+        host.bind(source, binding)
+    host.unbind(source, bindings[0])
+    assert destination.sources == {source}
+    host.unbind(source, bindings[1])
+    assert not destination.sources
