@@ -387,15 +387,18 @@ class Lane:
         self._count(-self._window_bytes)
 
     def messages(self, first: int, count_max: int) -> Iterator[tuple[int, Message]]:
-        """Messages that are not gone, from an offset on, for those who only look."""
-        offset = max(first, self.floor)
-        while count_max and offset < self.end:
-            offset = self._gone.next_missing(offset)
-            if offset >= self.end:
-                return
-            yield offset, self.peek(offset)
-            offset += 1
-            count_max -= 1
+        """Messages that are not gone, from an offset on, for those who only look. Raises LogError."""
+        offset, end = max(first, self.floor), self.end
+        while offset < end:
+            first = offset
+            for at, message in self.scan(first, end):
+                offset = at + 1
+                if at not in self._gone:
+                    if not count_max:
+                        return
+                    yield at, message
+                    count_max -= 1
+            assert offset > first, f"{self.log.directory}: offset {first} is below the end and cannot be found"
 
     # ---- recovering -------------------------------------------------------------------------------------------------
 

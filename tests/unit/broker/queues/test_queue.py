@@ -20,6 +20,7 @@ from headrace.broker.queues.turn import Turn
 from headrace.log.config import FlushMode, LogConfig
 from headrace.log.errors import LogError
 from headrace.log.log import PartitionLog
+from headrace.log.reader import LogReader
 from headrace.testing.disk import SimulatedDisk
 from headrace.wire.amqp.properties import NO_PROPERTIES, encode_properties
 
@@ -546,3 +547,23 @@ class RunTaker(Taker):
     def deliver_run(self, *arguments: Any, **keywords: Any) -> None:
         self.runs.append(len(arguments[2]))
         super().deliver_run(*arguments, **keywords)
+
+
+def test_the_bytes_of_a_queue_are_counted_at_the_start_without_a_search_for_each_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench({"x-max-length-bytes": 1_000_000})
+    for _ in range(30):
+        bench.publish(1, size=20_000)  # a batch of its own
+        bench.run()
+    taker = Taker("t", 3)
+    bench.queue.add_consumer(taker)
+    bench.run()
+    bench.queue.acknowledge(Delivery(bench.queue, 0, 1, 20_001))  # of three that were handed out
+    bench.run()
+    bench.open()
+    searched: list[int] = []
+    monkeypatch.setattr(LogReader, "batch_holding", lambda _, offset: searched.append(offset))
+    bench.queue.recover()
+    assert bench.queue.ready_bytes == 29 * 20_001
+    assert not searched
