@@ -223,7 +223,7 @@ class Channel:
     def _route_together(self, messages: list[Message]) -> bool:
         """Give messages that differ in their bodies alone to their queues; False if each must be looked at."""
         queues = self._host.route(messages[0])
-        if not queues or messages[0].summary.has_headers or any(queue.may_reject for queue in queues):
+        if not queues or messages[0].may_have_copies or any(queue.may_reject for queue in queues):
             return False
         group = None
         if self._confirms is not None:

@@ -42,6 +42,11 @@ class Message(NamedTuple):
         found: dict[str, Any] = decode_properties(self.properties).get("headers") or {}
         return found
 
+    @property
+    def may_have_copies(self) -> bool:
+        """Whether CC or BCC may be among the headers. Most messages have neither, and theirs are not decoded."""
+        return b"CC" in self.properties and self.summary.has_headers
+
     def with_properties(self, **changed: Any) -> Message:
         """The same message with other properties; None removes one."""
         return self._replace(properties=encode_properties({**decode_properties(self.properties), **changed}))
@@ -67,7 +72,7 @@ def carbon_copies(headers: Mapping[str, Any]) -> list[bytes]:
 
 def without_hidden_copies(message: Message) -> Message:
     """The message as receivers see it, and its publisher if it is returned."""
-    if not message.summary.has_headers:
+    if not message.may_have_copies:
         return message
     headers = message.headers
     if "BCC" not in headers:

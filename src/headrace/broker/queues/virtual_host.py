@@ -286,8 +286,7 @@ class VirtualHost:
 
     def route(self, message: Message) -> tuple[Queue, ...]:
         """The queues that a message goes to, each once."""
-        summary = message.summary
-        if summary.has_headers:
+        if message.may_have_copies or (self._needs_headers and message.summary.has_headers):
             headers = message.headers
             others = carbon_copies(headers)
             if others or self._needs_headers:

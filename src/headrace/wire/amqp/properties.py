@@ -37,8 +37,9 @@ _FIELDS: Final = (
 
 _PERSISTENT = 2
 _SUMMARIES_MAX = 1_000
-_SUMMARY_BYTES_MAX = 256
-"""Properties longer than this are rarely the same twice."""
+_SUMMARY_BYTES_MAX = 1_024
+"""Longer ones are decoded each time. Properties with ids differ from message to message, and each is asked for several
+times."""
 
 NO_PROPERTIES: Final = b"\x00\x00"
 

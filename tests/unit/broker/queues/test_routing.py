@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.queues import routing
-from headrace.broker.queues.message import Message
+from headrace.broker.queues.message import Message, without_hidden_copies
 from headrace.broker.queues.routing import Binding, Exchange
 from headrace.broker.queues.virtual_host import VirtualHost
+from headrace.wire.amqp import properties
 from headrace.wire.amqp.properties import NO_PROPERTIES
 
 WORDS = st.sampled_from(["a", "b", "c", ""])
@@ -162,3 +163,23 @@ def test_an_exchange_forgets_those_that_are_bound_to_it_no_longer() -> None:
     assert destination.sources == {source}
     host.unbind(source, bindings[1])
     assert not destination.sources
+
+
+def test_the_properties_of_a_message_with_headers_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message of Celery has others: ids are among them."""
+    decoded: list[bytes] = []
+    decode = properties._decoded
+
+    def counted(raw: bytes) -> dict[str, Any]:
+        decoded.append(raw)
+        return decode(raw)
+
+    monkeypatch.setattr(properties, "_decoded", counted)
+    host = VirtualHost("/")
+    headers = {"task": "tasks.add", "id": "a" * 200}
+    message = Message(b"", b"q", properties.encode_properties({"headers": headers, "message_id": "once"}), b"", 0)
+    assert message.summary.has_headers
+    assert host.route(message) == host.route(message) == ()
+    assert without_hidden_copies(message) is message
+    assert message.summary.expiration is None
+    assert decoded == [message.properties]
