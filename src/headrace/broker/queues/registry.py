@@ -304,7 +304,8 @@ class Registry:
         count = queue.delete()
         changes: list[Change] = [(DELETED, queue.group, {})]
         changes.append((QUEUE_ROWS, _key(host.name, queue.name), None))
-        changes += self._binding_removals(host, queue.name, lambda row: row[2:4] == ["queue", queue.name])
+        if queue.is_durable and queue.owner is None:  # else its bindings have no rows, see ``_survives``
+            changes += self._binding_removals(host, queue.name, lambda row: row[2:4] == ["queue", queue.name])
         changes += self._exchange_removals(host, gone)
         group = queue.group
         return count, self._begin(self.rows.follow(changes, lambda: self._remove(group)))

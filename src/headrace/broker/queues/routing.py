@@ -241,6 +241,8 @@ class Exchange:
         self.arguments = dict(arguments or {})
         self.matcher = new_matcher(kind)
         self.bindings: dict[tuple[int, str, str], Binding] = {}
+        self._by_destination: dict[int, dict[tuple[int, str, str], Binding]] = {}
+        """The same: a queue that goes looks at its own bindings only."""
         self.sources: set[Exchange] = set()
         """Exchanges that are bound to this one."""
 
@@ -255,6 +257,7 @@ class Exchange:
         if binding.identity in self.bindings:
             return False
         self.bindings[binding.identity] = binding
+        self._by_destination.setdefault(id(binding.destination), {})[binding.identity] = binding
         self.matcher.add(binding)
         return True
 
@@ -263,8 +266,12 @@ class Exchange:
         found = self.bindings.pop(binding.identity, None)
         if found is None:
             return False
+        to_destination = self._by_destination[id(found.destination)]
+        del to_destination[found.identity]
+        if not to_destination:
+            del self._by_destination[id(found.destination)]
         self.matcher.remove(found)
         return True
 
     def bindings_to(self, destination: Destination) -> list[Binding]:
-        return [each for each in self.bindings.values() if each.destination is destination]
+        return list(self._by_destination.get(id(destination), {}).values())

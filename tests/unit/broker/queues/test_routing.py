@@ -183,3 +183,26 @@ def test_the_properties_of_a_message_with_headers_are_decoded_once(monkeypatch: 
     assert without_hidden_copies(message) is message
     assert message.summary.expiration is None
     assert decoded == [message.properties]
+
+
+class UnreadDict(dict[Any, Any]):
+    """Nobody may look at all of it."""
+
+    def values(self) -> Any:
+        raise AssertionError("all bindings are looked at")
+
+
+def test_a_queue_that_goes_looks_at_its_own_bindings_only() -> None:
+    """A connection may end with thousands of exclusive queues."""
+    host = VirtualHost("/")
+    exchange = host.exchange("amq.topic")
+    queues: list[Any] = [Place(f"q{number}") for number in range(3)]
+    for queue in queues:
+        host.add_queue(queue)
+        for key in ("a", "b"):
+            host.bind(exchange, Binding(queue, key))
+    exchange.bindings = UnreadDict(exchange.bindings)
+    host.remove_queue(queues[1])
+    assert set(exchange.matcher.matching("a", {})) == {queues[0], queues[2]}
+    assert [binding.key for binding in exchange.bindings_to(queues[0])] == ["a", "b"]
+    assert len(exchange.bindings) == 4
