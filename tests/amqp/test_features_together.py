@@ -363,3 +363,18 @@ def test_a_connection_that_only_consumes_is_not_told_that_publishers_are_held() 
             peer.expect(Connection.Unblocked)
         for peer in (consumer, publisher, late):
             peer.close()
+
+
+def test_a_short_consumer_timeout_holds_although_another_consumer_of_the_channel_has_a_long_one() -> None:
+    with served() as (broker, connection):
+        channel = connection.channel()
+        channel.queue_declare("patient", durable=True)
+        channel.queue_declare("hasty", durable=True, arguments={"x-consumer-timeout": 300})
+        channel.basic_publish("", "hasty", b"hard")
+        peer = RawPeer(port_of(broker)).opened(1)
+        for queue in ("patient", "hasty"):
+            peer.method(1, Basic.Consume(queue=queue))
+        kind, code, text, *_ = peer.closed_with()
+        assert (kind, code) == ("channel", 406)
+        assert "Timeout value used: 300 ms" in text
+        peer.close()

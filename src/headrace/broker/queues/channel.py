@@ -23,10 +23,9 @@ from headrace.broker.queues.reply_to import REPLY_TO, ReplyConsumer
 from headrace.broker.queues.rotation import Delivery
 from headrace.broker.queues.topology import Topology
 from headrace.broker.queues.transaction import Transaction
-from headrace.broker.queues.turn import Output, Turn
+from headrace.broker.queues.turn import Alarm, Output, Turn
 from headrace.broker.queues.virtual_host import VirtualHost
 from headrace.log.errors import LogError
-from headrace.ports import TimerHandle
 from headrace.wire.amqp.connection import AckReceived, AmqpConnection, PublishReceived
 from headrace.wire.amqp.errors import AmqpError, ReplyCode
 from headrace.wire.amqp.methods import IDS, encode_method
@@ -68,7 +67,7 @@ class Channel:
         self._topology = Topology(self._host, registry, client)
         self._consumers: dict[str, ChannelConsumer] = {}
         self._deliveries = Deliveries()
-        self._timeout: TimerHandle | None = None
+        self._ages = Alarm(turn, self._look_at_ages)
         self._prefetch = 0
         self._prefetch_together = 0
         self._confirms: Confirms | None = None
@@ -114,8 +113,7 @@ class Channel:
         for consumer in list(self._consumers.values()):
             self._remove_consumer(consumer)
         self._stop_replies()
-        if self._timeout is not None:
-            self._timeout.cancel()
+        self._ages.cancel()
         if self._transaction is not None:
             self._deliveries.put_back(self._transaction.undo())
         for delivery in self._deliveries.take_all():
@@ -500,9 +498,7 @@ class Channel:
     # ---- time -------------------------------------------------------------------------------------------------------
 
     def _watch_timeout(self) -> None:
-        if self._timeout is None:
-            every_s = self._timeout_ms() / TIMEOUT_NOTES / 1000
-            self._timeout = self._turn.later(every_s, self._look_at_ages)
+        self._ages.set(1 + self._timeout_ms() // TIMEOUT_NOTES)
 
     def _timeout_ms(self) -> int:
         """The shortest that a queue of this channel has asked for, or the broker's."""
@@ -511,7 +507,6 @@ class Channel:
 
     def _look_at_ages(self) -> None:
         """End the channel if a delivery is too old."""
-        self._timeout = None
         timeout_ms = self._timeout_ms()
         if self._deliveries.has_overdue(self._turn.now_ms(), timeout_ms):
             self._client.refuse(

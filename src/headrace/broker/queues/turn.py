@@ -181,6 +181,11 @@ class Alarm:
             self._timer.cancel()
         self._timer, self._at_ms = self._turn.later(wait_ms / 1000, self._ring), at_ms
 
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _ring(self) -> None:
         self._timer = None
         self._due()
