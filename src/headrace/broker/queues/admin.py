@@ -15,7 +15,7 @@ from headrace.broker.queues.admin_requests import answered, lane_number, raw_nam
 from headrace.broker.queues.message import Message
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_broker import QueueBroker
-from headrace.broker.queues.routing import Binding, Destination, Exchange
+from headrace.broker.queues.routing import Binding, Destination, Exchange, check_headers_binding
 from headrace.broker.queues.virtual_host import COMPARED_ARGUMENTS, OTHER_ARGUMENTS, VirtualHost
 from headrace.broker.replies import PendingReply
 from headrace.broker.request import Request
@@ -239,10 +239,12 @@ class QueueAdmin:
         host = self._queues.virtual_host(request.body.virtual_host)
         for change in changes:
             request.access.check_exchange(host, change.source, Operation.READ)
-            if change.source == "":
+            if change.source == "" or (change.is_to_exchange and change.destination == ""):
                 raise KafkaError(ErrorCode.POLICY_VIOLATION, "the default exchange has the bindings that it has")
             source = host.exchange(change.source)
             binding = Binding(self._destination(request, host, change), change.routing_key, _table(change.arguments))
+            if source.matcher.needs_headers and not change.is_removed:
+                check_headers_binding(binding)
             registry = self._queues.registry
             alter = registry.unbind if change.is_removed else registry.bind
             yield from self._awaited(alter(host, source, binding))

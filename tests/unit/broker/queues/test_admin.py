@@ -356,6 +356,21 @@ MISTAKES = [
     (DeleteExchangeRequest(exchange="none"), ErrorCode.RESOURCE_NOT_FOUND),
     (AlterBindingsRequest(changes=[BindingChange(source="", destination="q")]), ErrorCode.POLICY_VIOLATION),
     (AlterBindingsRequest(changes=[BindingChange(source="none", destination="q")]), ErrorCode.RESOURCE_NOT_FOUND),
+    (
+        AlterBindingsRequest(changes=[BindingChange(source="amq.topic", is_to_exchange=True, destination="")]),
+        ErrorCode.POLICY_VIOLATION,
+    ),
+    *(
+        (
+            AlterBindingsRequest(
+                changes=[
+                    BindingChange(source="amq.headers", destination="q", arguments=encode_table({"x-match": match}))
+                ]
+            ),
+            ErrorCode.INVALID_REQUEST,
+        )
+        for match in (5, "odd")
+    ),
 ]
 
 
@@ -366,7 +381,9 @@ def test_every_mistake_is_answered_with_a_code_and_a_reason_and_changes_nothing(
         answers = [await harness.ask(body) for body, _ in MISTAKES]
         assert [ErrorCode(each.error_code) for each in answers] == [code for _, code in MISTAKES]
         assert all(each.error_message for each in answers)
-        assert list(harness.broker.queues.virtual_host("/").queues) == ["q"]
+        host = harness.broker.queues.virtual_host("/")
+        assert list(host.queues) == ["q"]
+        assert not any(exchange.bindings for name, exchange in host.exchanges.items() if name)
         assert queue.ready == 1
 
     play(tmp_path, scenario)
