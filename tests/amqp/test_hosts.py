@@ -11,8 +11,8 @@ import pytest
 from pika.exceptions import ProbableAccessDeniedError, ProbableAuthenticationError
 
 from headrace.errors import BadArgument
-from headrace.server.amqp_users import AmqpUsers
-from tests.amqp.raw import Basic, Channel, RawPeer
+from headrace.server.amqp_users import AmqpUsers, credentials_of
+from tests.amqp.raw import Basic, Channel, RawPeer, table
 from tests.servers.headrace import headrace_server, listener_address
 from tests.servers.process import RunningServer
 from tests.waiting import eventually
@@ -75,6 +75,13 @@ def test_a_file_of_users_that_others_can_read_is_refused(tmp_path: Path) -> None
     users.write_text("no password here\n")
     with pytest.raises(BadArgument, match="line 1"):
         AmqpUsers.of(str(users))
+
+
+def test_a_login_that_is_no_text_is_a_wrong_one() -> None:
+    login = table(*(b"%c%bS\x00\x00\x00\x01\xff" % (len(name), name) for name in (b"LOGIN", b"PASSWORD")))[4:]
+    user, password = credentials_of("AMQPLAIN", login)
+    assert (user, password) == (b"\xff", b"\xff")
+    assert not AmqpUsers().accept(user, password)
 
 
 def test_a_message_that_is_kept_too_long_ends_its_channel_and_comes_back(port: int) -> None:

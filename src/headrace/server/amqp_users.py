@@ -82,5 +82,6 @@ def credentials_of(mechanism: str, response: bytes) -> tuple[bytes, bytes]:
             table, _ = decode_table(len(response).to_bytes(4, "big") + response, 0, len(response) + 4)
         except BadTable as error:
             raise AmqpError(ReplyCode.SYNTAX_ERROR, f"AMQPLAIN cannot be read: {error}") from error
-        return str(table.get("LOGIN", "")).encode(), str(table.get("PASSWORD", "")).encode()
+        user, password = (str(table.get(name, "")).encode("utf-8", "surrogateescape") for name in ("LOGIN", "PASSWORD"))
+        return user, password
     raise AmqpError(ReplyCode.COMMAND_INVALID, f"unknown authentication mechanism '{mechanism}'")
