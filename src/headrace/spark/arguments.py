@@ -37,6 +37,8 @@ UNITS_US = {
     "week": 604_800_000_000,
 }
 """No months and years: they differ in length."""
+MICROS_MAX = 3_660_000 * UNITS_US["day"]
+"""Of a duration, so that it can be added to every time that Spark has."""
 PART = re.compile(rf"(\d+) +({'|'.join(UNITS_US)})s?")
 DURATION = re.compile(rf"(interval +)?{PART.pattern}( +{PART.pattern})*")
 TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
@@ -120,6 +122,8 @@ def micros_of(duration: str, argument: str) -> int:
     found = sum(int(number) * UNITS_US[unit] for number, unit in parts)
     if found <= 0:
         raise UsageError(f"{argument}={duration!r} is not longer than nothing", "'10 minutes', say")
+    if found > MICROS_MAX:
+        raise UsageError(f"{argument}={duration!r} is longer than 10,000 years", "times and durations have 64 bits")
     return found
 
 

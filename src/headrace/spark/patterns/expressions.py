@@ -227,6 +227,11 @@ class Reader:
                 return False
         return True
 
+    def _of_one_row(self, node: exp.Expr) -> bool:
+        """Whether Spark can compute it of each row, so that it can be looked up at a row of one variable."""
+        special = any(isinstance(each, exp.AggFunc) or self._special(each) for each in node.walk())
+        return not special and len({self._variable(each) for each in node.find_all(exp.Column)}) == 1
+
     def _of_one(self, node: exp.Expr, piece: Piece) -> frozenset[str] | None:
         """The variables that an argument speaks of; None for all rows."""
         if any(isinstance(each, exp.AggFunc) or self._special(each) for each in node.walk()):
@@ -369,13 +374,11 @@ class Reader:
         function, arguments = _function(node)
         if function not in FUNCTIONS:
             known = ", ".join(sorted(FUNCTIONS))
-            alone = ". Of the current row alone, everything that Spark SQL has is possible"
-            self._fail(
-                piece,
-                f"{node.sql('spark')} cannot be computed over matched rows; there are {known}"
-                f"{alone if self.columns.computes(node) else ''}",
-                node,
-            )
+            problem = f"{node.sql('spark')} cannot be computed over matched rows; there are {known}"
+            if self.columns.computes(node):
+                problem += ". Of the current row alone, everything that Spark SQL has is possible"
+                problem += f", and of one row before: LAST({node.sql('spark')})" if self._of_one_row(node) else ""
+            self._fail(piece, problem, node)
         return Call(function, tuple(self._tree(each, name, piece) for each in arguments))
 
 
