@@ -19,6 +19,7 @@ from headrace.broker.replies import Reply, once_flushed
 from headrace.broker.request import Request
 from headrace.broker.slices import Steps
 from headrace.broker.state import StateStore
+from headrace.broker.topic_config import TopicConfig
 from headrace.broker.topics import Topic, Topics, check_name
 from headrace.config import (
     BROKER_SETTINGS,
@@ -149,6 +150,7 @@ class ConfigChanger:
         if kind == TOPIC:
             topic = found_topic(access, name, Operation.ALTER_CONFIGS)
             given = _changed({} if replace else topic.config.given, changes, TOPIC_SETTINGS, topic.config.get)
+            TopicConfig(given, self._settings).check()
             if validate_only:
                 return -1
             offset = self._topics.alter(topic, given)

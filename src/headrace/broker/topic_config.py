@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.config import TOPIC_SETTINGS, Settings, Source, parse_value
+from headrace.errors import ErrorCode, KafkaError
 from headrace.log.config import FlushMode, LogConfig
 from headrace.record import Codec
 
@@ -75,6 +76,15 @@ class TopicConfig:
         """Drop cached values, because a setting has changed."""
         self._cache.clear()
         self._produce_policy = None
+
+    def check(self) -> None:
+        """Refuse settings that contradict each other."""
+        least, most = self.get("min.compaction.lag.ms"), self.get("max.compaction.lag.ms")
+        if least > most:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"conflict topic config setting min.compaction.lag.ms ({least}) > max.compaction.lag.ms ({most})",
+            )
 
     @property
     def compacted(self) -> bool:

@@ -219,8 +219,9 @@ class Topics:
 
     def validated(self, wanted: NewTopic) -> Topic:
         """A topic as it would be made. It goes nowhere."""
-        clean = self.check_new(wanted.name, wanted.partitions, wanted.config)
-        return Topic(wanted.name, new_id(), TopicConfig(clean, self._settings))
+        config = TopicConfig(self.check_new(wanted.name, wanted.partitions, wanted.config), self._settings)
+        config.check()
+        return Topic(wanted.name, new_id(), config)
 
     def create(self, wanted: Sequence[NewTopic]) -> Steps[list[Topic | HeadraceError]]:
         """Make topics; each, or why it was not made. They are durable and there for everybody when this returns."""

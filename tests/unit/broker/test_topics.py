@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from headrace.broker.broker import settled
 from headrace.config import Source
 from headrace.errors import ErrorCode
@@ -81,6 +83,22 @@ def test_topics_partitions_and_settings_are_as_they_were_after_a_restart(tmp_pat
 
     asyncio.run(before())
     asyncio.run(after())
+
+
+def test_what_must_be_compacted_before_it_may_be_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            with pytest.raises(AssertionError, match=r"min.compaction.lag.ms \(9\) > max.compaction.lag.ms \(8\)"):
+                await harness.create("t", min_compaction_lag_ms="9", max_compaction_lag_ms="8")
+            await harness.create("t", min_compaction_lag_ms="8", max_compaction_lag_ms="8")
+            refused = await alter(harness, TOPIC_RESOURCE, "t", min_compaction_lag_ms="9")
+            assert refused == ErrorCode.INVALID_CONFIG
+            assert await config(harness, "t", "min.compaction.lag.ms") == ("8", Source.TOPIC)
+            assert await alter(harness, BROKER_RESOURCE, "", log_cleaner_max_compaction_lag_ms="5") == 0
+            refused = await alter(harness, TOPIC_RESOURCE, "t", min_compaction_lag_ms="9", max_compaction_lag_ms="10")
+            assert refused == ErrorCode.NONE
+
+    asyncio.run(scenario())
 
 
 def test_a_topic_made_again_under_its_name_does_not_see_the_old_records(tmp_path: Path) -> None:
