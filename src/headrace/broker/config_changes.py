@@ -177,7 +177,21 @@ class ConfigChanger:
             )
         before = {} if replace else table.get(name, {})
         given = _changed(before, changes, GROUP_SETTINGS, lambda key: GROUP_SETTINGS[key].default)
+        self._check_group(given)
         return -1 if validate_only else self._state.put("group_config", name, given or None)
+
+    def _check_group(self, given: Mapping[str, str]) -> None:
+        """A session that is not longer than the heartbeat interval would end between any two heartbeats."""
+        heartbeat, session = (
+            int(given.get(name, self._settings.integer(GROUP_SETTINGS[name].synonym)))
+            for name in ("consumer.heartbeat.interval.ms", "consumer.session.timeout.ms")
+        )
+        if given and session <= heartbeat:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"consumer.session.timeout.ms ({session}) must be greater than consumer.heartbeat.interval.ms "
+                f"({heartbeat})",
+            )
 
     def _alter_broker(self, name: str, changes: list[Alteration], validate_only: bool, replace: bool) -> Steps[int]:
         """Settings of this broker, or (with an empty name) the defaults for all brokers."""

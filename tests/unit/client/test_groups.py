@@ -238,6 +238,8 @@ def test_settings_of_a_group_can_be_altered(client: Client, unique: Callable[[st
     admin.alter_config(ResourceKind.GROUP, group, put={"consumer.session.timeout.ms": "50000"})
     found = {each.name: each.value for each in admin.describe_config(ResourceKind.GROUP, group)}
     assert found["consumer.session.timeout.ms"] == "50000"
+    with pytest.raises(KafkaError, match=r"must be greater than consumer.heartbeat.interval.ms \(50000\)"):
+        admin.alter_config(ResourceKind.GROUP, group, put={"consumer.heartbeat.interval.ms": "50000"})
 
 
 def test_a_slow_poll_of_one_client_does_not_hold_another(client: Client, bootstrap: str, make_topic: MakeTopic) -> None:
