@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
+from headrace.client import Client, StatePublisher, read_state_records
 from headrace.errors import HeadraceError, UsageError
 from headrace.spark import sinks
 from headrace.spark.graph import Graph
@@ -21,6 +23,7 @@ from headrace.spark.run.jobs import Choices, Job, StreamJob
 from headrace.spark.run.pipelines import Pipeline
 from headrace.spark.run.session import SHUFFLE_PARTITIONS, STATE_STORE, STATE_STORES, state_in
 from headrace.spark.shape import Column, Operator, Shape
+from headrace.testing import broker
 from tests.spark.watching import Told
 
 CHOICES = Choices(command="headrace run shop.py", checkpoints="s3a://bucket/checkpoints")
@@ -108,6 +111,21 @@ def test_a_jvm_that_dies_during_a_call_is_told_as_that_and_another_error_is_not(
     monkeypatch.setattr(runner, "_check_alive", lambda spark: None)
     with pytest.raises(raised, match=told):
         runner._run(session, [job], Told(), threading.Event(), Locks(), None)
+
+
+def test_pipelines_that_end_with_their_jvm_are_published_as_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    session: Any = None
+    orders = Pipeline("orders", lambda spark: session, sinks.console())
+    choices = replace(CHOICES, checkpoints=str(tmp_path))
+    monkeypatch.setattr(runner, "_prepared", lambda *_: Cut(session, orders, choices, Told(), session))
+    monkeypatch.setattr(runner, "_check_alive", lambda spark: None)
+    with broker() as running, Client(running.bootstrap) as client:
+        with StatePublisher(running.bootstrap) as publisher, pytest.raises(HeadraceError, match="has ended"):
+            runner.run(session, [orders], choices, Told(), threading.Event(), publisher)
+        found = read_state_records(client, "pipeline")["orders"]
+    assert (found.state, found.ended, found.error) == ("failed", True, "Spark's process has ended; its log tells why")
 
 
 def test_a_jvm_that_dies_while_a_pipeline_is_built_is_no_mistake_of_the_pipeline() -> None:
