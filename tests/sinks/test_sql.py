@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -13,7 +15,7 @@ import pytest
 
 from headrace.errors import Refused, UsageError
 from headrace.targets.changes import JSON_FIELD, Changes
-from headrace.targets.target import Unavailable
+from headrace.targets.target import Delivery, Letters, Unavailable
 from headrace.vocabulary import UNAVAILABLE
 from tests.sinks.world import SCHEMA, Base, Refusals, changes_of, deliver, fence
 
@@ -140,6 +142,24 @@ def test_rows_before_a_refused_one_are_added_once(base: Base) -> None:
     deliver(base.target(key=(), create=False), rows, at=fence(0), schema=schema, refusals=refusals)
     assert base.rows() == [(1, "a"), (2, "b"), (4, "d")]
     assert [row["id"] for row, _ in refusals.rows] == [3, 5]
+
+
+def test_a_batch_that_fails_sends_no_refused_row_and_sends_it_when_it_comes_again(base: Base) -> None:
+    base.run(f"CREATE TABLE {base.quote('orders')} (id int, name varchar(20) NOT NULL)")
+    schema, refusals = pa.schema([SCHEMA.field("id"), SCHEMA.field("name")]), Refusals()
+    target = base.target(key=(), create=False)
+
+    def cut_off() -> Iterator[Changes]:
+        yield changes_of([(1, "a"), (2, None)], schema)
+        raise ConnectionError("a task was lost")
+
+    session = target.open()
+    with closing(session), pytest.raises(ConnectionError):
+        session.write(Delivery(schema, cut_off(), Letters(target.shown, refusals.send), fence(0)))
+    assert (base.rows(), refusals.rows) == ([], [])
+    deliver(target, [(1, "a"), (2, None)], at=fence(0), schema=schema, refusals=refusals)
+    assert base.rows() == [(1, "a")]
+    assert [row["id"] for row, _ in refusals.rows] == [2]
 
 
 def test_a_truncation_in_a_bounded_write_empties_a_table_that_nobody_follows(base: Base) -> None:
