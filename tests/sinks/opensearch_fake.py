@@ -1,8 +1,8 @@
 """What of OpenSearch the sink talks to, written from its documentation: documents, the bulk API, aliases, a search.
 
-Kept as the documentation has them: external versions (``external_gte``; a deletion keeps its version), conditions by
-sequence number, the answers of single bulk items, the newline that must end a bulk body, atomic alias changes. The
-search knows words and nothing more.
+Kept as the documentation has them: external versions (``external``, ``external_gte``; a deletion keeps its version),
+conditions by sequence number, the answers of single bulk items, the newline that must end a bulk body, atomic alias
+changes. The search knows words and nothing more.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ class OpenSearch:
                 return answer | {"status": 400, "error": {"type": "mapper_parsing_exception", "reason": reason}}
         version = about.get("version", (found.version if found else 0) + 1)
         assert 0 <= version < 2**63, f"{version} is no version"
-        if found is not None and version < found.version:
+        kind = about.get("version_type", "internal")
+        assert kind in ("internal", "external", "external_gte"), f"{kind} is no type of a version"
+        if found is not None and (version < found.version or (kind == "external" and version == found.version)):
             reason = f"version conflict, current version [{found.version}] is higher than the one provided [{version}]"
             return answer | {"status": 409, "error": {"type": "version_conflict_engine_exception", "reason": reason}}
         existed = found is not None and found.source is not None
