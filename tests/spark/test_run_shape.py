@@ -19,6 +19,7 @@ from headrace.spark.run.checkpoints import Checkpoint, HadoopFile
 from headrace.spark.run.pipelines import Pipeline
 from headrace.spark.run.runner import Choices, run
 from headrace.spark.shape import Shape, changes, refuse
+from headrace.spark.sinks import as_sink
 from headrace.spark.source.reading import stream
 from tests.spark.watching import Told
 
@@ -147,6 +148,30 @@ def test_a_checkpoint_has_begun_when_spark_has_planned_a_batch(spark: SparkSessi
     query.awaitTermination(60)
     query.stop()
     assert checkpoint.has_begun()
+
+
+def test_a_first_micro_batch_that_could_not_be_planned_leaves_a_checkpoint_that_serves(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A full disk or a kill leaves a part of its offsets, and Spark then says for ever that there should be none."""
+    checkpoint = Checkpoint(spark, str(tmp_path), "numbers")
+    left = tmp_path / "numbers" / "spark" / "offsets" / ".0.7e77d8c1-6a4c-4ac7-a7b2-5b6cdc4855c0.tmp"
+    left.parent.mkdir(parents=True)
+    left.write_text("v1\n{")
+    assert not checkpoint.has_begun()
+    rows: list[int] = []
+
+    def build(spark: SparkSession) -> DataFrame:
+        return spark.readStream.format("rate").option("rowsPerSecond", "1").load()
+
+    def take(batch: DataFrame, batch_id: int) -> None:
+        rows.append(batch_id)
+
+    choices = Choices(command="test", checkpoints=str(tmp_path), available_now=True, restarts_max=0)
+    assert run(spark, [Pipeline("numbers", build, as_sink(take))], choices, Told(), threading.Event())
+    assert rows == [0]
+    assert checkpoint.has_begun()
+    assert not left.exists()
 
 
 def test_a_function_with_state_cannot_have_it_in_memory_and_sparks_own_can(spark: SparkSession) -> None:

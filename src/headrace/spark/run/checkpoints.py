@@ -48,7 +48,14 @@ class Checkpoint:
 
     def has_begun(self) -> bool:
         """Whether a micro-batch was ever planned; before that anything fits."""
-        return bool(self._names("spark/offsets"))
+        return any(each.isdecimal() for each in self._names("spark/offsets"))
+
+    def sweep(self) -> None:
+        """Remove what is left of a first micro-batch that could not be planned: the disk was full, or the driver was
+        killed. Spark takes no checkpoint that has such a file and no batch, also when there is room again."""
+        for each in [] if self.has_begun() else self._names("spark/offsets"):
+            if each.startswith("."):
+                self._files.remove(self._path(f"spark/offsets/{each}"))
 
     def may_name_files_once(self) -> bool:
         """Whether its state files have names that are used once, or there are none yet. See ``session``."""

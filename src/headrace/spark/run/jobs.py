@@ -250,6 +250,7 @@ class StreamJob(Job):
 
     def _start(self) -> None:
         location = self.checkpoint.location
+        self.checkpoint.sweep()
         writer = self.sink.stream(self.rows, self.shape.output_mode, location)
         writer = writer.queryName(self.pipeline.name).option("checkpointLocation", location)
         if self.choices.available_now:

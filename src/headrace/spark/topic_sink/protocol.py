@@ -315,7 +315,7 @@ class Protocol:
                 f"batch {batch.batch_id} of sink {batch.sink!r} was written with {last.totals[0]} rows of "
                 f"{last.totals[1]} bytes, and now it has {rows} rows of {size} bytes. It is not the same input: the "
                 "checkpoint has lost its last entry, or the write id was used before for something else. Nothing was "
-                "written; use a new id, or start at the offsets behind what was written"
+                "written; use a new id, or start at the offsets after what was written"
             )
 
     def _holds(self, lease: ProducerIdentity) -> bool:
@@ -348,7 +348,7 @@ def _unknown_outcome(batch: BatchRef, identity: ProducerIdentity, outcome: Outco
     why = "its id was used again since" if outcome is Outcome.SUPERSEDED else "the broker does not know its id any more"
     return Refused(
         f"batch {batch.batch_id} of sink {batch.sink!r} was decided, but whether {identity} was committed cannot be "
-        f"told: {why}. Compare the topic with the input of the batch, and start a new checkpoint behind it"
+        f"told: {why}. Compare the topic with the input of the batch, and start a new checkpoint after it"
     )
 
 
@@ -358,5 +358,5 @@ def _cannot_rewrite(last: Decision, tasks: int, why: str) -> Refused:
         f"has aborted some of their transactions since, because they stayed open too long. They could be written again "
         f"if the same rows came in the same tasks, but {why} (now {tasks} tasks). Start the query with the settings it "
         "had then (spark.sql.shuffle.partitions, minPartitions, spark.sql.adaptive.enabled=false), or start a new "
-        "checkpoint behind this batch after comparing the topic with its input"
+        "checkpoint after this batch once the topic was compared with its input"
     )
