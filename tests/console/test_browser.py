@@ -484,6 +484,10 @@ def test_a_view_can_be_copied_as_a_command(tab: Tab, console: RunningConsole, or
     for place, words in (
         ("/topics", "headrace topic list"),
         (f"/topics/{orders}", f"headrace consume {orders} --offset -50 --exit"),
+        (
+            f"/topics/{orders}?from=7&uncommitted=1",
+            f"headrace consume {orders} --offset 7 --isolation uncommitted --exit",
+        ),
         (f"/topics/{orders}?tab=partitions", f"headrace topic describe {orders}"),
     ):
         go(tab, console, place)

@@ -307,9 +307,9 @@ export function messageBrowser(view, topic) {
       controls.partition.value = chosen;
     },
     words() {
-      const { from, partitions, live } = place.query;
+      const { from, partitions, live, uncommitted } = place.query;
       const start = live ? "end" : from === "beginning" ? "beginning" : from || `-${COUNT}`;
-      return ["consume", topic, "--offset", start, ...(partitions ? ["--partition", partitions] : []), ...(live ? [] : ["--exit"])];
+      return ["consume", topic, "--offset", start, ...(partitions ? ["--partition", partitions] : []), ...(uncommitted ? ["--isolation", "uncommitted"] : []), ...(live ? [] : ["--exit"])];
     },
   };
 }
