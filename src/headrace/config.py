@@ -225,7 +225,7 @@ TOPIC_SETTINGS = _by_name(
                 synonym="log.preallocate"),
         Setting("remote.log.copy.disable", Kind.BOOLEAN, False, "accepted; there is no remote storage"),
         Setting("remote.log.delete.on.disable", Kind.BOOLEAN, False, "accepted; there is no remote storage"),
-        Setting("remote.storage.enable", Kind.BOOLEAN, False, "accepted; there is no remote storage"),
+        Setting("remote.storage.enable", Kind.BOOLEAN, False, "true is refused: there is no remote storage"),
         Setting("retention.bytes", Kind.LONG, -1, "a partition's size above which old segments go; -1: no bound",
                 least=-1, synonym="log.retention.bytes"),
         Setting("retention.ms", Kind.LONG, 604_800_000, "age at which a segment goes; -1: never", least=-1,

@@ -78,7 +78,13 @@ class TopicConfig:
         self._produce_policy = None
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Refuse settings that contradict each other, or ask for what is not there."""
+        if self.get("remote.storage.enable"):
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with remote log "
+                "storage.",
+            )
         least, most = self.get("min.compaction.lag.ms"), self.get("max.compaction.lag.ms")
         if least > most:
             raise KafkaError(

@@ -101,6 +101,18 @@ def test_what_must_be_compacted_before_it_may_be_is_refused(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
+def test_storage_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as harness:
+            with pytest.raises(AssertionError, match="Tiered Storage functionality is disabled"):
+                await harness.create("t", remote_storage_enable="true")
+            await harness.create("t", remote_storage_enable="false")
+            refused = await alter(harness, TOPIC_RESOURCE, "t", remote_storage_enable="true")
+            assert refused == ErrorCode.INVALID_CONFIG
+
+    asyncio.run(scenario())
+
+
 def test_a_topic_made_again_under_its_name_does_not_see_the_old_records(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as harness:
