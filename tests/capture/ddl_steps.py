@@ -235,6 +235,7 @@ class PostgresAuthor(Author):
             f"alter table {table} alter column {column} type bigint",
             f"alter table {table} alter column body type text",
             f"alter table {table} alter column {column} type text",
+            f"alter table {table} alter column n type int using n + {1000 + self.number()}",
         ]
 
     def rekey(self) -> Step:
@@ -360,6 +361,7 @@ class MariadbAuthor(Author):
             [
                 f"truncate table {table}",
                 f"truncate {table}",
+                f"set statement max_statement_time = 9 for truncate table {table}",
                 f"/* of the application */ truncate\n table  {table} -- all of it",
                 f"delete from {table}",
                 "alter table parts truncate partition parts_a",
@@ -379,6 +381,7 @@ class MariadbAuthor(Author):
     def changes_of_columns(self, table: str, column: str) -> list[str]:
         return [
             *super().changes_of_columns(table, column),
+            f"set statement lock_wait_timeout = 9 for alter table {table} add column {column} int default 7",
             f"alter table {table} modify column {column} bigint",
             f"alter table {table} modify column body text",
             f"alter table {table} modify column {column} text",
