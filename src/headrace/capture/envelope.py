@@ -38,6 +38,7 @@ __all__ = [
     "Column",
     "Headers",
     "Out",
+    "Rendered",
     "Table",
     "TableEncoder",
     "Transaction",
@@ -183,6 +184,13 @@ def _numbers(first: int, count: int) -> list[bytes]:
 
 def _rows(columns: Sequence[Sequence[Any]], count: int) -> list[Sequence[Any]]:
     return list(zip(*columns, strict=True)) if columns else [()] * count
+
+
+class Rendered(NamedTuple):
+    """Rows of a snapshot as JSON, with their keys, before it is known where they stand."""
+
+    rows: list[bytes]
+    keys: ByteColumn | None
 
 
 @dataclass(slots=True)
@@ -391,54 +399,47 @@ class TableEncoder:
     ) -> None:
         """``read_all`` of rows that are given as columns. ``plain``: no value is null, and all are bytes of UTF-8
         without a character that JSON escapes."""
-        made = None
-        if count and not transaction.written_up_to:
-            made = self._rendered_together(transaction, source, columns, count, plain)
-        if made is None:
+        rendered = self.rendered(columns, count, plain=plain) if count else None
+        if rendered is None or not self.read_rendered(out, transaction, source, rendered):
             for row in _rows(columns, count):
                 self.read(out, transaction, source, row)
-            return
-        keys, values = made
-        limit = self._limit(out)
-        if max(values.lengths) <= limit:
-            in_table = transaction.per_table.get(self._full_name, 0)
-            transaction.index += count
-            transaction.per_table[self._full_name] = in_table + count
-            out.add_many(self.topic, keys, values)
-            return
-        for number, row in enumerate(_rows(columns, count)):
-            place = self._count(transaction)
-            key, value = None if keys is None else keys[number], values[number]
-            if len(value) > limit and not out.takes(self.topic, key, value):
-                self._too_large(out, transaction, source, place, b"r", key, row, len(value))
-            else:
-                out.add(self.topic, key, value)
 
-    def _rendered_together(
-        self,
-        transaction: Transaction,
-        source: bytes,
-        given: Sequence[Sequence[Any]],
-        count: int,
-        plain: bool,
-    ) -> tuple[ByteColumn | None, ByteColumn] | None:
-        """Keys and values; None: one of them cannot be encoded."""
+    def rendered(self, columns: Sequence[Sequence[Any]], count: int, *, plain: bool = False) -> Rendered | None:
+        """The rows for ``read_rendered``, which takes most of the time that they need; None: one cannot be encoded."""
         try:
             render = self._plain_column if plain else self._column
-            columns = list(map(render, range(len(given)), given))
+            made = list(map(render, range(len(columns)), columns))
         except CannotEncode:
             return None
-        shown = columns if self._shown is None else [columns[place] for place in self._shown]
+        shown = made if self._shown is None else [made[place] for place in self._shown]
         template = self._plain_row if plain else self._row
         rows = list(map(template.__mod__, zip(*shown, strict=True))) if shown else [template] * count
+        return Rendered(rows, self._keys(made, count, plain))
+
+    def read_rendered(self, out: Out, transaction: Transaction, source: bytes, rendered: Rendered) -> bool:
+        """``read_all`` of what ``rendered`` gave. False: nothing is written, and the rows are to be read one by one,
+        because one is too large or the log has some of them."""
+        count = len(rendered.rows)
+        if not count or transaction.written_up_to:
+            return not count
+        values = self._values(transaction, source, rendered.rows)
+        if max(values.lengths) > self._limit(out):
+            return False
+        in_table = transaction.per_table.get(self._full_name, 0)
+        transaction.index += count
+        transaction.per_table[self._full_name] = in_table + count
+        out.add_many(self.topic, rendered.keys, values)
+        return True
+
+    def _values(self, transaction: Transaction, source: bytes, rows: list[bytes]) -> ByteColumn:
+        count = len(rows)
         parts: list[Part] = [*self._around_rows(transaction, source)]
         if self._unwrap:
-            return self._keys(columns, count, plain), ByteColumn([parts[0], rows, parts[1]], count)
+            return ByteColumn([parts[0], rows, parts[1]], count)
         first, first_in_table = transaction.index + 1, transaction.per_table.get(self._full_name, 0) + 1
         order = _numbers(first, count)
         in_table = order if first_in_table == first else _numbers(first_in_table, count)
-        values = ByteColumn([parts[0], rows, parts[1], order, parts[2], in_table, parts[3]], count)
-        return self._keys(columns, count, plain), values
+        return ByteColumn([parts[0], rows, parts[1], order, parts[2], in_table, parts[3]], count)
 
     def _column(self, place: int, values: Sequence[Any]) -> Sequence[bytes]:
         return _column(self._renders[place], self._render_alls[place], values)

@@ -205,11 +205,8 @@ class PostgresEvents:
 
     def follow(self, schema: str, name: str, columns: list[pgoutput.RelationColumn], key: list[str]) -> Followed:
         """Compile what a table of this shape needs; a shape not seen before is announced."""
-        in_key = {*key, *self._options.key_columns.get(f"{schema}.{name}", ())}
-        made = tuple(self._column(each, exact=each.name in in_key) for each in columns)
-        names = [each.name for each in columns]
-        table = Table(schema, name, made, tuple(names.index(each) for each in key if each in names))
-        encoder = TableEncoder(table, self.topic_of(schema, name), self._options)
+        encoder = self.encoder_of(schema, name, columns, key)
+        table = encoder.table
         block = SourceBlock(self._options.topic_prefix, self._database, schema, name, self._source_template)
         announce(
             self.out,
@@ -222,6 +219,15 @@ class PostgresEvents:
         )
         outbox = OutboxRouter(table) if table.full_name == self._options.outbox else None
         return Followed(encoder, block, outbox)
+
+    def encoder_of(
+        self, schema: str, name: str, columns: list[pgoutput.RelationColumn], key: list[str]
+    ) -> TableEncoder:
+        in_key = {*key, *self._options.key_columns.get(f"{schema}.{name}", ())}
+        made = tuple(self._column(each, exact=each.name in in_key) for each in columns)
+        names = [each.name for each in columns]
+        table = Table(schema, name, made, tuple(names.index(each) for each in key if each in names))
+        return TableEncoder(table, self.topic_of(schema, name), self._options)
 
     def _column(self, column: pgoutput.RelationColumn, *, exact: bool) -> Column:
         oid, modifier = column.type_oid, column.type_modifier

@@ -36,6 +36,7 @@ from typing import TypeAlias, TypeVar
 
 from psycopg import errors, sql
 
+from headrace.capture.envelope import Rendered
 from headrace.capture.postgres.copying import Lines, copied_columns, copied_fields, copied_rows, key_text
 from headrace.capture.postgres.pgoutput import RelationColumn
 from headrace.capture.postgres.setup import Connection, PostgresSetup, TableInfo
@@ -113,6 +114,7 @@ class Chunk:
     columns: list[RelationColumn]
     seen: SeenTransactions
     lines: list[Lines]
+    rendered: list[Rendered | None]
     after: list[str] | None
     is_last: bool
     identities: Callable[[Values, int], list[bytes | None]]
@@ -148,15 +150,20 @@ class Chunk:
     def row(self, place: int) -> list[bytes | None]:
         return [column[place] for column in self.values]
 
-    def waiting(self) -> Iterator[tuple[Values, int, bool]]:
-        """The rows that still wait, some at a time: their columns, their number, and whether these are plain."""
-        width = len(self.columns)
-        if self._rows is None or len(self._rows) == self.rows_read:
-            for each in self.lines:
-                yield each.columns(width), each.count, each.is_plain(width)
-        else:
-            places = list(self._rows.values())
-            yield [[column[place] for place in places] for column in self.values], len(places), False
+    @property
+    def _is_intact(self) -> bool:
+        return self._rows is None or len(self._rows) == self.rows_read
+
+    def intact(self) -> Iterator[tuple[Lines, Rendered | None]]:
+        """The lines, if all rows still wait, and what was made of them already."""
+        return zip(self.lines, self.rendered, strict=True) if self._is_intact else iter(())
+
+    def left(self) -> tuple[Values, int]:
+        """The rows that still wait, if some do not, as columns; and their number."""
+        if self._is_intact:
+            return [], 0
+        places = list(self.rows.values())
+        return [[column[place] for place in places] for column in self.values], len(places)
 
 
 class ChunkSize:
@@ -185,13 +192,16 @@ class Snapshots:
         run: str,
         chunk_rows: int,
         keys_of: Callable[[TableInfo, list[RelationColumn], Values, int], list[bytes | None]],
+        renders: Callable[[TableInfo, list[RelationColumn]], Callable[[Lines], Rendered | None]],
     ) -> None:
+        """``renders`` is asked for what makes rows of a table's lines."""
         self._setup = setup
         self.prefix = f"{setup.slot}.watermark"
         self._run = run
         self._size = ChunkSize(chunk_rows)
         self._size_of = ""
         self._keys_of = keys_of
+        self._renders = renders
         self.progress: dict[str, Progress] = {}
         self._tables: dict[str, TableInfo] = {}
         self._pending: list[str] = []
@@ -426,6 +436,8 @@ class Snapshots:
     def _read_chunk(self, table: TableInfo, columns: list[RelationColumn], seen: SeenTransactions) -> Chunk | None:
         """None: a row is newer in the stream, but came without a large value. It is read again when it is seen."""
         lines: list[Lines] = []
+        rendered: list[Rendered | None] = []
+        render = self._renders(table, columns)
         count = size_bytes = 0
         passed_over = False
         if self._size_of != table.full_name:
@@ -439,6 +451,7 @@ class Snapshots:
                 passed_over = True
                 continue
             lines.append(each)
+            rendered.append(render(each))
             count += each.count
             size_bytes += len(each.data)
         after = None
@@ -447,7 +460,8 @@ class Snapshots:
             places = [[each.name for each in columns].index(name) for name in table.key]
             after = [key_text(last[place]) for place in places]
         is_last = count < asked and not passed_over
-        chunk = Chunk(table, columns, seen, lines, after, is_last, partial(self._keys_of, table, columns))
+        identities = partial(self._keys_of, table, columns)
+        chunk = Chunk(table, columns, seen, lines, rendered, after, is_last, identities)
         touched, lacking = self._touched[table.full_name], self._lacking.get(table.full_name, ())
         if lacking and not chunk.rows.keys().isdisjoint(lacking):
             return None

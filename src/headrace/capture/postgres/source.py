@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from headrace.capture.envelope import Rendered, TableEncoder
 from headrace.capture.options import CaptureOptions, counted
 from headrace.capture.postgres import pgoutput
 from headrace.capture.postgres.events import LARGE_MESSAGE_BYTES, Followed, PostgresEvents
@@ -62,7 +63,7 @@ class PostgresSource:
         self._publications = Publications(self._setup, options.name)
         run = os.urandom(6).hex()
         self._watch = TableWatch(self._setup, self._publications, self._setup.slot, run, say)
-        self._snapshots = Snapshots(self._setup, run, options.chunk_rows, self._identities_of)
+        self._snapshots = Snapshots(self._setup, run, options.chunk_rows, self._identities_of, self._renders)
         self._replication: ReplicationStream | None = None
         self._server = ServerIdentity("", 0)
         self._streams = StreamedTransactions()
@@ -374,10 +375,20 @@ class PostgresSource:
     def _identities_of(
         self, table: TableInfo, columns: list[RelationColumn], values: Values, count: int
     ) -> list[bytes | None]:
-        return self._followed(table, columns).encoder.identities(values, count)
+        return self._encoder(table, columns).identities(values, count)
+
+    def _renders(self, table: TableInfo, columns: list[RelationColumn]) -> Callable[[Lines], Rendered | None]:
+        """Most of the work for a chunk's rows is done as they come: the server goes on meanwhile."""
+        encoder, width = self._encoder(table, columns), len(columns)
+        return lambda lines: encoder.rendered(lines.columns(width), lines.count, plain=lines.is_plain(width))
+
+    def _encoder(self, table: TableInfo, columns: list[RelationColumn]) -> TableEncoder:
+        """Of a new table it may be the first that the types of columns are met."""
+        self._know_types(columns)
+        return self._events.encoder_of(table.schema, table.name, columns, table.key)
 
     def _followed(self, table: TableInfo, columns: list[RelationColumn]) -> Followed:
-        """What rows of a snapshot need. Of a new table it may be the first that the types of columns are met."""
+        """What rows of a snapshot need."""
         self._know_types(columns)
         return self._events.follow(table.schema, table.name, columns, table.key)
 
@@ -397,8 +408,11 @@ class PostgresSource:
         block = followed.block.of_transaction(begun.commit_us, begun.xid, self._events.last_commit, b"incremental")
         source = block % (lsn, lsn)
         out, transaction = self._events.out, self._events.transaction
-        for values, count, plain in chunk.waiting():
-            followed.encoder.read_columns(out, transaction, source, values, count, plain=plain)
+        for lines, rendered in chunk.intact():
+            if rendered is None or not followed.encoder.read_rendered(out, transaction, source, rendered):
+                values, plain = lines.columns(len(chunk.columns)), lines.is_plain(len(chunk.columns))
+                followed.encoder.read_columns(out, transaction, source, values, lines.count, plain=plain)
+        followed.encoder.read_columns(out, transaction, source, *chunk.left())
         if chunk.line_bytes_max >= LARGE_MESSAGE_BYTES:
             rows = {identity: chunk.row(place) for identity, place in chunk.rows.items()}
             self._events.remember_read(table.full_name, tuple(each.name for each in chunk.columns), rows)
