@@ -46,6 +46,7 @@ JOINING = 0
 LEAVING = -1
 
 _FENCED = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
+_DELETED = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +107,19 @@ class GroupConsumer:
             self._heartbeat_if_due()
             self._commit_if_due()
             until = min(deadline, self._heartbeat_at)
-            records = self._consumer.poll(max(0, int((until - time.monotonic()) * 1000)))
+            records = self._poll(max(0, int((until - time.monotonic()) * 1000)))
             if records or time.monotonic() >= deadline:
                 return records
+
+    def _poll(self, timeout_ms: int) -> Polled:
+        """When a topic was deleted, the answer to the next heartbeat takes its partitions from us."""
+        try:
+            return self._consumer.poll(timeout_ms)
+        except KafkaError as error:
+            if error.code not in _DELETED:
+                raise
+            self._heartbeat_at = 0.0
+            return {}
 
     def commit(self) -> None:
         """Commit the current positions: what ``poll`` returned counts as done."""
@@ -118,8 +129,7 @@ class GroupConsumer:
             if self._committed.get(partition) != offset
         }
         if changed:
-            self._client.retrying(lambda: self._commit(changed))
-            self._committed.update(changed)
+            self._committed.update(self._client.retrying(lambda: self._commit(changed)))
         self._commit_at = time.monotonic()
 
     def close(self) -> None:
@@ -236,7 +246,8 @@ class GroupConsumer:
         if interval_ms is not None and (time.monotonic() - self._commit_at) * 1000 >= interval_ms:
             self.commit()
 
-    def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def _commit(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """The offsets that were committed: all but those of topics that were deleted."""
         by_topic: dict[str, list[OffsetCommitRequestPartition]] = {}
         for partition, offset in offsets.items():
             each = OffsetCommitRequestPartition(partition_index=partition.partition, committed_offset=offset)
@@ -249,9 +260,14 @@ class GroupConsumer:
         )
         node = self._client.group_coordinator(self.group)
         answer = self._client.call(node, request, OffsetCommitResponse, version_max=OFFSETS_VERSION_BY_NAME_MAX)
+        committed = {}
         for topic in answer.topics:
             for result in topic.partitions:
-                self._check_commit(TopicPartition(topic.name, result.partition_index), result.error_code)
+                partition = TopicPartition(topic.name, result.partition_index)
+                if result.error_code not in _DELETED:
+                    self._check_commit(partition, result.error_code)
+                    committed[partition] = offsets[partition]
+        return committed
 
     def _check_commit(self, partition: TopicPartition, code: int) -> None:
         """An epoch that moved on since our last heartbeat is learned from the next one, and then the commit holds."""

@@ -148,6 +148,22 @@ def test_a_member_that_was_given_up_joins_again_and_drops_what_it_held(
     member.close()
 
 
+def test_a_member_reads_on_when_one_of_its_topics_is_deleted(
+    client: Client, bootstrap: str, make_topic: MakeTopic, unique: Callable[[str], str]
+) -> None:
+    gone, (kept,) = make_topic(2), make_topic()
+    produce(client, [*gone, kept], 6)
+    with GroupConsumer(client, unique("g"), [gone[0].topic, kept.topic], FROM_START) as member:
+        assert len(read(member, 6)) == 6
+        with Client(bootstrap) as other:
+            Admin(other).delete_topic(gone[0].topic)
+            produce(other, [kept], 1)
+            assert read(member, 1) == [b"0"]
+            assert eventually(lambda: member.poll(10) or member.assignment, lambda found: found == {kept}) == {kept}
+            produce(other, [kept], 2)
+        assert read(member, 2) == [b"0", b"1"]
+
+
 def test_an_assignment_that_could_not_be_taken_over_is_tried_again_at_the_next_poll(
     client: Client, make_topic: MakeTopic, unique: Callable[[str], str]
 ) -> None:
