@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call 
 
 import headrace.spark as hr
 from headrace.errors import UsageError
+from headrace.spark.patterns.fluent import Pattern
 from headrace.spark.testing import run_pipeline
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(1200)]
@@ -131,6 +132,13 @@ ONE = "PARTITION BY user ORDER BY at MEASURES A.amount AS a PATTERN (A B) DEFINE
         (ONE.format("B.amount > A.amoumt"), r"there is no column amoumt; the columns are user, at, amount, kind"),
         (ONE.format("B.amount > AA.amount"), r"(?s)there is no column AA.amount.*the variables A, B.*\n +\^$"),
         (ONE.format("B.amount > = A.amount"), "not complete|Invalid expression"),
+        (ONE.format("B.amount"), r"(?s)the condition is bigint and not true or false.* B.amount\n +\^$"),
+        (
+            ONE.format("COUNT(A) > 1"),
+            r"(?s)A is a variable; A.x is the column x of its last row.*COUNT\(A\) > 1\n +\^$",
+        ),
+        (ONE.format("B.at < A.at + INTERVAL '1' MONTH"), "has no fixed length; expected whole days or less"),
+        (ONE.format("A.at < '2026-01-31'"), "TIMESTAMP '2026-01-31 10:00:00' make another type"),
     ],
 )
 def test_a_condition_that_cannot_be_computed_is_refused_before_the_start(
@@ -146,6 +154,24 @@ def test_functions_refuse_a_condition_that_cannot_be_computed_before_the_start(s
     wanted = hr.pattern("a").followed_by("b").where("b.kind > a.amount")
     with pytest.raises(UsageError, match="condition of b cannot be computed over these columns"):
         hr.match(frame, wanted, keys="user", event_time="at")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "measures", "said"),
+    [
+        (hr.pattern("a").where("amoumt > 1"), None, r"there is no column amoumt; the columns are user, at, amount"),
+        (hr.pattern("a").next("b").where("amount > c.amount"), None, r"there is no column c.amount;.*variables a, b"),
+        (hr.pattern("a").where("amount + 1"), None, "the condition is bigint and not true or false"),
+        (hr.pattern("a"), {"total": "SUM(a.amoumt)"}, "there is no column amoumt"),
+        (hr.pattern("a"), {"total": "AVERAGE(a.amount)"}, "there is no function AVERAGE"),
+    ],
+)
+def test_functions_show_a_wrong_name_where_it_stands(
+    spark: SparkSession, wanted: Pattern, measures: dict[str, str] | None, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match=rf"(?s){said}.*\n +\^$"):
+        hr.match(spark.createDataFrame([], SCHEMA), wanted, keys="user", event_time="at", measures=measures)
+    assert "Traceback" not in capfd.readouterr().err, "the error says it all"
 
 
 def test_rows_without_a_match_have_no_measures(spark: SparkSession) -> None:
@@ -189,6 +215,11 @@ def test_why_rows_do_not_match_is_said_row_by_row(spark: SparkSession) -> None:
     said = hr.why_not(spark.createDataFrame(rows, SCHEMA), V_SHAPE).splitlines()
     assert len(said) == 5
     assert "is no D (D.amount < PREV(D.amount))" in said[0]
+    frame = spark.createDataFrame(rows, SCHEMA)
+    with pytest.raises(UsageError, match="there is no column amont"):
+        hr.why_not(frame, V_SHAPE.replace("D.amount < PREV(D.amount)", "D.amont < PREV(D.amont)"))
+    with pytest.raises(UsageError, match="cannot be computed over these columns"):
+        hr.why_not(frame, hr.pattern("a").next("b").where("user > a.amount"), event_time="at")
 
 
 def test_what_a_stream_cannot_decide_is_refused_before_it_starts(spark: SparkSession) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,10 +46,18 @@ def check_conditions(plan: PatternPlan, schema: pa.Schema) -> None:
             kind = _type_of(condition, schema)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:  # LIKE 5; a constant beyond its type
             raise ConditionProblem(
-                name, f"the condition of {said} cannot be computed over these columns: {error}"
+                name, f"the condition of {said} cannot be computed over these columns: {_in_words(error)}"
             ) from None
         if not pa.types.is_boolean(kind) and not pa.types.is_null(kind):
             raise ConditionProblem(name, f"the condition of {said} is {kind} and not true or false")
+
+
+def _in_words(error: Exception) -> str:
+    kinds = re.search(r"has no kernel matching input types \((.*)\)", str(error))
+    if kinds is None:
+        return str(error)
+    cast = "CAST(B.x AS …), LAST(CAST(A.x AS …)) or TIMESTAMP '2026-01-31 10:00:00' make another type"
+    return f"it asks for something that is not there for values of type {kinds[1]}; {cast}"
 
 
 def _check_totals(name: str, condition: Expression, schema: pa.Schema, said: str) -> None:

@@ -16,16 +16,19 @@ from headrace.errors import UsageError
 from headrace.spark.arguments import names_of, time_column
 from headrace.spark.patterns.automaton import ACCEPT, Automaton, State, compile_pattern
 from headrace.spark.patterns.clauses import parse_clauses
+from headrace.spark.patterns.condition_types import check_conditions
 from headrace.spark.patterns.expressions import Columns
 from headrace.spark.patterns.fluent import UNTIL, Pattern
-from headrace.spark.patterns.match import fluent_plan
+from headrace.spark.patterns.match import fluent_plan, written_by
 from headrace.spark.patterns.matcher import Matcher
+from headrace.spark.patterns.mistakes import Written, pointing
 from headrace.spark.patterns.names import resolved
 from headrace.spark.patterns.operator import MASK_BITS
 from headrace.spark.patterns.pattern_plan import PatternPlan
-from headrace.spark.patterns.recognize import PARTIALS_MAX, PLACE, mask_name, prepare, sql_plan
+from headrace.spark.patterns.recognize import PARTIALS_MAX, PLACE, mask_name, prepare, sql_plan, written_in
 from headrace.spark.patterns.runs import Rows
 from headrace.spark.state.bucket import Flags
+from headrace.spark.state.kernel import arrow_schema
 from headrace.spark.state.operator import END, micros, whole
 
 __all__ = ["explain_pattern", "why_not"]
@@ -155,10 +158,12 @@ def why_not(
     if rows.isStreaming:
         raise UsageError("why_not looks at rows that are there, not at a stream", "read them with hr.batch(…)")
     known, columns = _Wanted.of(wanted), Columns(coming=frozenset(rows.columns))
-    plan, order = _plan_of(wanted, columns, event_time)
+    plan, order, written = _plan_of(wanted, columns, event_time)
     order = [(resolved(each, rows.columns, "to order by"), way) for each, way in order]
     time = time_column(rows, order[0][0], "the event time")
-    prepared = prepare(rows, names_of(keys), order, columns, rows.columns)
+    with pointing(rows, columns, written, list(known.labels)):
+        prepared = prepare(rows, names_of(keys), order, columns, rows.columns)
+        check_conditions(plan, arrow_schema(prepared.schema))
     table = prepared.limit(ROWS_MAX + 1).toArrow()
     if table.num_rows > ROWS_MAX:
         raise UsageError(f"why_not looks at {ROWS_MAX} rows at most", "filter the rows of one key and a short time")
@@ -168,15 +173,15 @@ def why_not(
 
 def _plan_of(
     wanted: Pattern | str, columns: Columns, event_time: str | None
-) -> tuple[PatternPlan, list[tuple[str, Literal["ascending", "descending"]]]]:
+) -> tuple[PatternPlan, list[tuple[str, Literal["ascending", "descending"]]], list[Written]]:
     if isinstance(wanted, str):
         clauses = parse_clauses(wanted)
         plan, _ = sql_plan(clauses, compile_pattern(clauses.pattern), columns, PARTIALS_MAX, "match")
-        return plan, list(clauses.order)
+        return plan, list(clauses.order), written_in(clauses, plan)
     if event_time is None:
         raise UsageError("event_time is not given", 'why_not(rows, pattern, event_time="at")')
     plan, _ = fluent_plan("match", wanted, columns, (PARTIALS_MAX, "fail"), False, {})
-    return plan, [(event_time, "ascending")]
+    return plan, [(event_time, "ascending")], written_by(wanted, plan, {})
 
 
 def _mask(columns: Mapping[str, pa.Array], bit: int) -> Flags:

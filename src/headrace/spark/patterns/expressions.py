@@ -329,6 +329,8 @@ class Reader:
         constant = _constant(node)
         if constant is not None:
             return constant
+        if isinstance(node, exp.Interval):
+            self._fail(piece, f"{node.sql('spark')} has no fixed length; expected whole days or less", node)
         if self._row_alone(node, name) and self.columns.computes(node):
             return Here(self.columns.value(self._plain(node)))
         special = self._special(node)

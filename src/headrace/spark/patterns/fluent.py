@@ -22,7 +22,7 @@ from pyspark.sql import Column
 from headrace.errors import UsageError
 from headrace.spark.arguments import duration_of, micros_of
 from headrace.spark.patterns.automaton import ACCEPT, Automaton, compile_pattern
-from headrace.spark.patterns.conditions import Expression
+from headrace.spark.patterns.conditions import Expression, registers_of
 from headrace.spark.patterns.skipping import Skip
 from headrace.spark.patterns.syntax import Absence, Contiguity, Node, Repeat, Variable
 from headrace.spark.patterns.syntax import Sequence as InOrder
@@ -299,8 +299,9 @@ def fluent_automaton(name: str, pattern: Pattern) -> tuple[Automaton, dict[str, 
     return automaton, labels
 
 
-def refuse_conditions(name: str, automaton: Automaton, conditions: Mapping[str, Expression]) -> None:
-    """What must not come, or ends a loop, is judged by the row alone: rows are found by it without being tested."""
+def refuse_conditions(name: str, pattern: Pattern, automaton: Automaton, conditions: Mapping[str, Expression]) -> None:
+    """What must not come, or ends a loop, is judged by the row alone: rows are found by it without being tested. And
+    no condition speaks of rows that cannot be there yet."""
     for state in automaton.states:
         alone = {*state.forbidden, *state.until, *([state.variable] if state.kind.startswith("absent") else [])}
         wrong = sorted(alone & set(conditions))
@@ -309,3 +310,16 @@ def refuse_conditions(name: str, automaton: Automaton, conditions: Mapping[str, 
                 f"{name}: the condition of {wrong[0].removesuffix(UNTIL).lower()} speaks of rows matched before",
                 "what must not come, and what ends a loop, can speak of its own row only",
             )
+    if any(each.group is not None for each in pattern.parts):
+        return  # in a loop of groups a later part may have had rows in the round before
+    there: set[str] = set()
+    for part in pattern.parts:
+        there |= set() if part.absent else {part.name.upper()}
+        condition = conditions.get(part.name.upper())
+        for register in set() if condition is None else registers_of(condition):
+            if register.variables is not None and not register.variables & there:
+                raise UsageError(
+                    f"{name}: the condition of {part.name} speaks of {', '.join(register.variables).lower()}, "
+                    f"which has no row by then",
+                    "give the condition to the later of the two parts",
+                )

@@ -18,6 +18,7 @@ from headrace.spark.patterns.conditions import Expression
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.fluent import Pattern, fluent_automaton, refuse_conditions
 from headrace.spark.patterns.measures import Atom
+from headrace.spark.patterns.mistakes import Written, pointing
 from headrace.spark.patterns.names import hashable, refuse_reserved, refuse_twice, resolved
 from headrace.spark.patterns.operator import EVENTS, LATE, MASK_BITS, MATCH_FIELDS, MatchPatterns
 from headrace.spark.patterns.overflow import Overflow
@@ -33,7 +34,7 @@ from headrace.spark.patterns.recognize import (
 )
 from headrace.spark.state.kernel import BUCKETS, apply_operator, arrow_schema, key_type
 
-__all__ = ["fluent_plan", "match", "refuse_names", "with_events"]
+__all__ = ["fluent_plan", "match", "refuse_names", "with_events", "written_by"]
 
 RESULT = ("pattern", "match_id", "match_start", "match_end")
 """What the result says of every match."""
@@ -81,32 +82,36 @@ def match(
         _refuse_endless(several)
     places = [(each, "ascending") for each in (event_time, *order)]
     refuse_names(names, [event_time, *order], shown, measures or {}, bool(side))
-    prepared = prepare(rows, names, places, columns, [*shown, *side], overflow)
-    if not side and all(_ignores_others(plan) for plan, _ in plans.values()):
-        # Part of the condition is the time, so that Spark does not filter before the watermark is taken.
-        prepared = prepared.where(F.when(F.col(f"`{time}`").isNotNull(), _any_holds(columns)).otherwise(False))
-    schema = arrow_schema(prepared.schema)
-    check_order(order, schema)
-    for plan, _ in plans.values():
-        check_conditions(plan, schema)
-    matching = MatchPatterns(
-        rows=schema,
-        keys=key_type(prepared, names),
-        event_time=time,
-        order=(*((each, "ascending") for each in order), (PLACE, "ascending")),
-        place=PLACE,
-        patterns=tuple(plan for plan, _ in plans.values()),
-        given="events" if measures is None else "atoms",
-        shown=tuple(shown),
-        late=tuple(side) if side else None,
-    )
-    found = apply_operator(prepared, matching, keys=names, event_time=time, buckets=buckets, name=name)
-    said = [F.col("match_start"), F.col("match_end"), *([F.col("timed_out")] if timeouts else [])]
-    values = [F.col(EVENTS)] if measures is None else []
-    values += [F.expr(sql).alias(each) for _, texts in plans.values() for each, sql in texts.items()]
-    unique = match_id(names, ["_end_place", "match_end"] + (["timed_out"] if timeouts else []))
-    identity = (unique if measures is not None else with_events(unique, rows.schema)).alias("match_id")
-    return found.select(*plain_columns(names), "pattern", identity, *said, *values, *([LATE] if side else []))
+    written = [each for key, (plan, _) in plans.items() for each in written_by(several[key], plan, measures or {})]
+    variables = [each for plan, _ in plans.values() for each in plan.labels.values()]
+    with pointing(rows, columns, written, variables):
+        prepared = prepare(rows, names, places, columns, [*shown, *side], overflow)
+        if not side and all(_ignores_others(plan) for plan, _ in plans.values()):
+            # Part of the condition is the time, so that Spark does not filter before the watermark is taken.
+            prepared = prepared.where(F.when(F.col(f"`{time}`").isNotNull(), _any_holds(columns)).otherwise(False))
+        schema = arrow_schema(prepared.schema)
+        check_order(order, schema)
+        for key, (plan, _) in plans.items():
+            with pointing(rows, columns, written_by(several[key], plan, {}), variables):
+                check_conditions(plan, schema)
+        matching = MatchPatterns(
+            rows=schema,
+            keys=key_type(prepared, names),
+            event_time=time,
+            order=(*((each, "ascending") for each in order), (PLACE, "ascending")),
+            place=PLACE,
+            patterns=tuple(plan for plan, _ in plans.values()),
+            given="events" if measures is None else "atoms",
+            shown=tuple(shown),
+            late=tuple(side) if side else None,
+        )
+        found = apply_operator(prepared, matching, keys=names, event_time=time, buckets=buckets, name=name)
+        said = [F.col("match_start"), F.col("match_end"), *([F.col("timed_out")] if timeouts else [])]
+        values = [F.col(EVENTS)] if measures is None else []
+        values += [F.expr(sql).alias(each) for _, texts in plans.values() for each, sql in texts.items()]
+        unique = match_id(names, ["_end_place", "match_end"] + (["timed_out"] if timeouts else []))
+        identity = (unique if measures is not None else with_events(unique, rows.schema)).alias("match_id")
+        return found.select(*plain_columns(names), "pattern", identity, *said, *values, *([LATE] if side else []))
 
 
 def _several(patterns: object) -> dict[str, Pattern]:
@@ -180,7 +185,7 @@ def fluent_plan(
         raise UsageError(
             "matches made by functions have no MATCH_NUMBER()", "they come in the order of their completion"
         )
-    refuse_conditions(name, automaton, conditions)
+    refuse_conditions(name, pattern, automaton, conditions)
     plan = PatternPlan(
         name=name,
         text=repr(pattern),
@@ -197,6 +202,15 @@ def fluent_plan(
         labels=labels,
     )
     return plan, texts
+
+
+def written_by(pattern: Pattern, plan: PatternPlan, measures: Mapping[str, str]) -> list[Written]:
+    """Conditions and measures, each a text of its own."""
+    found = []
+    for name, given in pattern.conditions().items():
+        text = " AND ".join(each for each in given if isinstance(each, str))
+        found.append(Written(name, text, Piece(text, 0), plan.bits.get(name)))
+    return found + [Written(name, text, Piece(text, 0)) for name, text in measures.items()]
 
 
 def _condition(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
 
@@ -16,10 +13,11 @@ from headrace.errors import UsageError
 from headrace.spark.arguments import plain_columns, time_column, without_weights
 from headrace.spark.patterns.automaton import Automaton, compile_pattern
 from headrace.spark.patterns.clauses import Clauses, parse_clauses
-from headrace.spark.patterns.condition_types import ConditionProblem, check_conditions, check_order
+from headrace.spark.patterns.condition_types import check_conditions, check_order
 from headrace.spark.patterns.conditions import Expression
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.measures import Atom
+from headrace.spark.patterns.mistakes import Written, pointing
 from headrace.spark.patterns.names import hashable, refuse_reserved, refuse_twice, resolved
 from headrace.spark.patterns.operator import GIVEN_UP, LATE, MASK, MASK_BITS, MATCH_FIELDS, MatchPatterns
 from headrace.spark.patterns.overflow import Overflow
@@ -37,6 +35,7 @@ __all__ = [
     "match_recognize",
     "prepare",
     "sql_plan",
+    "written_in",
 ]
 
 PARTIALS_MAX = 100_000
@@ -83,7 +82,8 @@ def match_recognize(
     refuse_twice([*dict.fromkeys([*clauses.partition, *shown]), *(each for each, _ in clauses.measures), "match_id"])
     refuse_reserved([*clauses.partition, *(each for each, _ in clauses.measures), *shown] if side else [], [LATE])
     keyed = rows if clauses.partition else rows.withColumn(NO_KEY, F.lit(0))
-    with _pointing(clauses, rows.columns):
+    names = [*variables_of(clauses.pattern), *clauses.subsets]
+    with pointing(rows, columns, written_in(clauses, plan), names):
         prepared = prepare(keyed, keys, clauses.order, columns, [*shown, *side], overflow)
         schema = arrow_schema(prepared.schema)
         check_order([each for each, _ in clauses.order[1:]], schema)
@@ -111,31 +111,10 @@ def match_recognize(
         )
 
 
-@contextlib.contextmanager
-def _pointing(clauses: Clauses, columns: Sequence[str]) -> Iterator[None]:
-    """What cannot be computed is shown where it stands in the text."""
-    try:
-        yield
-    except ConditionProblem as problem:
-        raise PatternSyntaxError(clauses.text, dict(clauses.define)[problem.variable].at, str(problem)) from None
-    except AnalysisException as error:
-        raise _shown(clauses, columns, error) from None
-
-
-def _shown(clauses: Clauses, columns: Sequence[str], error: AnalysisException) -> Exception:
-    """What Spark does not know is shown where it stands in the text."""
-    condition, said = error.getCondition() or "", error.getMessageParameters() or {}
-    if condition.startswith("UNRESOLVED_COLUMN"):
-        name = said.get("objectName", "").replace("`", "")
-        variables = ", ".join([*variables_of(clauses.pattern), *clauses.subsets])
-        problem = f"there is no column {name}; the columns are {', '.join(columns)}, and the variables {variables}"
-    elif condition.startswith("UNRESOLVED_ROUTINE"):
-        name = said.get("routineName", "").replace("`", "")
-        problem = f"there is no function {name}"
-    else:
-        return error
-    found = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", clauses.text, re.IGNORECASE) if name else None
-    return error if found is None else PatternSyntaxError(clauses.text, found.start(), problem)
+def written_in(clauses: Clauses, plan: PatternPlan) -> list[Written]:
+    """Conditions and measures, where they stand."""
+    conditions = [Written(name, clauses.text, piece, plan.bits.get(name)) for name, piece in clauses.define]
+    return conditions + [Written(name, clauses.text, piece) for name, piece in clauses.measures]
 
 
 def _of_match(measure: Column, unmatched: bool) -> Column:
@@ -148,6 +127,8 @@ def check_choices(overflow: str, late: str, partials_max: int) -> None:
         raise UsageError(f"overflow={overflow!r} is none of 'fail', 'drop_oldest', 'drop_newest'")
     if late not in ("drop", "side"):
         raise UsageError(f"late={late!r} is neither 'drop' nor 'side'")
+    if type(partials_max) is not int:
+        raise UsageError(f"partials_max={partials_max!r} is no whole number", "partials_max=1000")
     if partials_max < 1:
         raise UsageError(f"partials_max={partials_max} leaves no partial match", "1 or more")
 

@@ -104,7 +104,7 @@ def _functions_plan(name: str, text: str, columns: Columns, limits: Limits) -> P
         if whole:
             read = Reader(whole, variables, columns).trees(variable, Piece(whole, 0))
             _place(variable, read, tested, conditions)
-    refuse_conditions(name, automaton, conditions)
+    refuse_conditions(name, pattern, automaton, conditions)
     return PatternPlan(
         name=name,
         text=text,

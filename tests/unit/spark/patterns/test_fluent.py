@@ -205,6 +205,10 @@ def test_mistakes_are_refused_with_a_cure() -> None:
         A.until("amount = 1")
     with pytest.raises(UsageError, match="its own row only"):
         Matching(A.not_followed_by("b").where("amount > LAST(a.amount)").followed_by("c"))
+    with pytest.raises(UsageError, match="the condition of a speaks of b, which has no row by then"):
+        Matching(pattern("a").where("amount > b.amount").followed_by("b"))
+    with pytest.raises(UsageError, match="the condition of c speaks of b, which has no row by then"):
+        Matching(A.not_followed_by("b").followed_by("c").where("amount > SUM(b.amount)"))
     with pytest.raises(UsageError, match="may be absent"):
         Matching(A.not_followed_by("b").followed_by("c").optional().followed_by("d"))
     with pytest.raises(UsageError, match="may all be absent"):
