@@ -20,7 +20,7 @@ from headrace.spark.arguments import micros_of
 from headrace.spark.patterns.skipping import Skip
 from headrace.spark.patterns.syntax import Node, PatternSyntaxError, parse_pattern, variables_of
 
-__all__ = ["Clauses", "Piece", "parse_clauses"]
+__all__ = ["Clauses", "Piece", "parse_clauses", "without_comments"]
 
 KEYWORDS = {
     "partition": r"PARTITION\s+BY",
@@ -79,7 +79,7 @@ def parse_clauses(text: str, *, ordered: bool = True) -> Clauses:
     """``ordered``: whether the text has to say ORDER BY."""
     if not isinstance(text, str):
         raise UsageError(f"the text of a pattern is {text!r}, which is no text", "PARTITION BY … PATTERN (…) DEFINE …")
-    text = QUOTED.sub(_blanked, text)
+    text = without_comments(text)
     found = dict(_clauses(text))
     if "pattern" not in found:
         bare = re.search(r"\bPATTERN\b", text, re.IGNORECASE)
@@ -114,10 +114,9 @@ def parse_clauses(text: str, *, ordered: bool = True) -> Clauses:
     )
 
 
-def _blanked(quoted: re.Match[str]) -> str:
-    """A comment as blanks, so that places stay; quoted text as it is."""
-    text = quoted.group()
-    return re.sub(r"[^\n]", " ", text) if text.startswith(("--", "/*")) else text
+def without_comments(text: str) -> str:
+    """With blanks in their place, so that places stay."""
+    return QUOTED.sub(lambda found: re.sub(r"[^\n]", " ", found[0]) if found[0][:2] in ("--", "/*") else found[0], text)
 
 
 def _clauses(text: str) -> Iterator[tuple[str, Piece]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as all Spark programs call them
@@ -12,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import UsageError
 from headrace.spark.arguments import names_of, plain_columns, time_column, without_weights
-from headrace.spark.patterns.clauses import Piece
+from headrace.spark.patterns.clauses import Piece, without_comments
 from headrace.spark.patterns.condition_types import check_conditions, check_order
 from headrace.spark.patterns.conditions import Expression
 from headrace.spark.patterns.expressions import Columns, Reader
@@ -76,23 +77,21 @@ def match(
     shown = [] if measures is not None else rows.columns
     side = rows.columns if late == "side" else []
     columns = Columns(coming=frozenset([*names, event_time, *order, *shown, *side]))
-    limit = (partials_max, overflow)
-    plans = {each: fluent_plan(each, of, columns, limit, timeouts, measures or {}) for each, of in several.items()}
+    limit, values_of = (partials_max, overflow), measures or {}
+    plans = {each: fluent_plan(each, of, columns, limit, timeouts, values_of) for each, of in several.items()}
     if rows.isStreaming and not unbounded:
         _refuse_endless(several)
-    places = [(each, "ascending") for each in (event_time, *order)]
-    refuse_names(names, [event_time, *order], shown, measures or {}, bool(side))
-    written = [each for key, (plan, _) in plans.items() for each in written_by(several[key], plan, measures or {})]
-    variables = [each for plan, _ in plans.values() for each in plan.labels.values()]
-    with pointing(rows, columns, written, variables):
+    refuse_names(names, [event_time, *order], shown, values_of, bool(side))
+    with _pointing(rows, columns, several, plans, values_of):
+        places = [(each, "ascending") for each in (event_time, *order)]
         prepared = prepare(rows, names, places, columns, [*shown, *side], overflow)
         if not side and all(_ignores_others(plan) for plan, _ in plans.values()):
             # Part of the condition is the time, so that Spark does not filter before the watermark is taken.
             prepared = prepared.where(F.when(F.col(f"`{time}`").isNotNull(), _any_holds(columns)).otherwise(False))
         schema = arrow_schema(prepared.schema)
         check_order(order, schema)
-        for key, (plan, _) in plans.items():
-            with pointing(rows, columns, written_by(several[key], plan, {}), variables):
+        for key, (plan, texts) in plans.items():
+            with _pointing(rows, columns, several, {key: (plan, texts)}, {}):
                 check_conditions(plan, schema)
         matching = MatchPatterns(
             rows=schema,
@@ -106,12 +105,23 @@ def match(
             late=tuple(side) if side else None,
         )
         found = apply_operator(prepared, matching, keys=names, event_time=time, buckets=buckets, name=name)
-        said = [F.col("match_start"), F.col("match_end"), *([F.col("timed_out")] if timeouts else [])]
         values = [F.col(EVENTS)] if measures is None else []
         values += [F.expr(sql).alias(each) for _, texts in plans.values() for each, sql in texts.items()]
-        unique = match_id(names, ["_end_place", "match_end"] + (["timed_out"] if timeouts else []))
+        said = ["match_start", "match_end", *(["timed_out"] if timeouts else [])]
+        unique = match_id(names, ["_end_place", *said[1:]])
         identity = (unique if measures is not None else with_events(unique, rows.schema)).alias("match_id")
         return found.select(*plain_columns(names), "pattern", identity, *said, *values, *([LATE] if side else []))
+
+
+def _pointing(
+    rows: DataFrame,
+    columns: Columns,
+    several: Mapping[str, Pattern],
+    plans: Mapping[str, tuple[PatternPlan, dict[str, str]]],
+    measures: Mapping[str, str],
+) -> AbstractContextManager[None]:
+    written = [each for key, (plan, _) in plans.items() for each in written_by(several[key], plan, measures)]
+    return pointing(rows, columns, written, [each for plan, _ in plans.values() for each in plan.labels.values()])
 
 
 def _several(patterns: object) -> dict[str, Pattern]:
@@ -217,7 +227,7 @@ def _condition(
     variable: str, given: Sequence[str | Column], variables: Mapping[str, frozenset[str]], columns: Columns
 ) -> tuple[int | None, Expression | None]:
     """What a variable asks of a row alone, as a bit, and what it asks of rows that were matched before."""
-    text = " AND ".join(f"({each})" for each in given if isinstance(each, str))
+    text = " AND ".join(f"({without_comments(each)})" for each in given if isinstance(each, str))
     alone, rest = Reader(text, variables, columns).split(variable, Piece(text, 0)) if text else (None, None)
     ready = [each for each in given if isinstance(each, Column)]
     if not ready:

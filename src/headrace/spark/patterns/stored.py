@@ -22,7 +22,7 @@ from sqlglot import exp
 from headrace.errors import HeadraceError, UsageError
 from headrace.spark.arguments import duration_of
 from headrace.spark.patterns.automaton import ACCEPT, Automaton, compile_pattern
-from headrace.spark.patterns.clauses import Piece, parse_clauses
+from headrace.spark.patterns.clauses import Piece, parse_clauses, without_comments
 from headrace.spark.patterns.condition_types import check_conditions
 from headrace.spark.patterns.conditions import Expression
 from headrace.spark.patterns.expressions import Columns, Reader
@@ -100,7 +100,7 @@ def _functions_plan(name: str, text: str, columns: Columns, limits: Limits) -> P
     tested: dict[str, Expression] = {}
     conditions: dict[str, Expression] = {}
     for variable, given in pattern.conditions().items():
-        whole = " AND ".join(f"({each})" for each in given)
+        whole = " AND ".join(f"({without_comments(str(each))})" for each in given)
         if whole:
             read = Reader(whole, variables, columns).trees(variable, Piece(whole, 0))
             _place(variable, read, tested, conditions)

@@ -186,6 +186,11 @@ def test_conditions_may_speak_of_rows_before() -> None:
     assert found_in(rising, "b1 c1 b2 d") == ["b1 c1"]
 
 
+def test_a_condition_may_have_comments() -> None:
+    two = pattern("a").where("amount > 0 -- something").where("/* and */ amount < 2").next("b").where("amount = 2 -- b")
+    assert found_in(two, "a b") == ["a b"]
+
+
 def test_measures_see_the_rows_around_a_match_and_the_names_as_they_were_written() -> None:
     two = then(A, "next", "b").within("10 seconds")
     said = {"before": "PREV(FIRST(amount), 2)", "after": "NEXT(LAST(b.amount))", "what": "CLASSIFIER()"}
