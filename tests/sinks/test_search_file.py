@@ -47,10 +47,12 @@ def test_rows_are_found_by_words_phrases_prefixes_and_without_accents(tmp_path: 
 
 def test_a_file_is_found_whatever_its_name_and_one_that_is_missing_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "50% of?all#"
-    with pytest.raises(UsageError, match="there is no such file"):
+    with pytest.raises(UsageError, match="names no file, or more than a file"):
         sinks.find(f"sqlite:///{folder}/index.db", index="products", text="x")
-    folder.mkdir()
     address = f"sqlite:///{tmp_path}/50%25 of%3Fall%23"
+    with pytest.raises(UsageError, match="there is no such file"):
+        sinks.find(f"{address}/index.db", index="products", text="x")
+    folder.mkdir()
     target = sinks.search(f"{address}/index.db", index="products", key="sku")
     assert isinstance(target, Following)
     deliver(target.target, PRODUCTS, at=fence(0), schema=SCHEMA)
