@@ -24,19 +24,19 @@ def test_a_commit_fails_when_a_queue_refuses_one_of_its_messages(play_on: PlayOn
 
     def play(scenario: AmqpScenario) -> None:
         channel = scenario.channel
-        channel.queue_declare("one", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
-        channel.queue_declare("other")
-        channel.basic_publish("", "other", b"acknowledged")
+        channel.queue_declare("short", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        channel.queue_declare("long")
+        channel.basic_publish("", "long", b"acknowledged")
         channel.tx_select()
-        method, _, _ = channel.basic_get("other")
+        method, _, _ = channel.basic_get("long")
         assert method is not None
         channel.basic_ack(method.delivery_tag or 0)
         for body in (b"a", b"b"):
-            channel.basic_publish("", "one", body)
+            channel.basic_publish("", "short", body)
         scenario.try_("a commit with a message too many", lambda channel: channel.tx_commit())
-        scenario.note_messages("what was not refused", "one", 1)
-        scenario.note_messages("what was acknowledged", "other", 0)
-        for name in ("one", "other"):
+        scenario.note_messages("what was not refused", "short", 1)
+        scenario.note_messages("what was acknowledged", "long", 0)
+        for name in ("short", "long"):
             scenario.channel.queue_delete(name)
 
     play_on(play)
