@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pyarrow.parquet as pq
 import pytest
 
@@ -60,10 +61,11 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def running(folder: Path, *arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     command = [str(COMMAND), "run", *arguments]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=folder, env=environment(), stdout=pipe, stderr=pipe, text=True) as child:
+    wanted = {**environment(), **variables}
+    with subprocess.Popen(command, cwd=folder, env=wanted, stdout=pipe, stderr=pipe, text=True) as child:
         try:
             yield child
         finally:
@@ -76,6 +78,14 @@ def until(condition: Callable[[], bool], child: subprocess.Popen[str]) -> None:
         return condition()
 
     eventually(met)
+
+
+def is_starting_spark(child: subprocess.Popen[str]) -> bool:
+    """Whether its JVM runs, and not just the Java that is asked for its version."""
+    try:
+        return any("SparkSubmit" in " ".join(each.cmdline()) for each in psutil.Process(child.pid).children())
+    except psutil.NoSuchProcess:  # that one has just ended
+        return False
 
 
 def written(folder: Path) -> list[str]:
@@ -131,6 +141,27 @@ def test_a_signal_stops_it_cleanly_and_positions_are_shown_to_the_last_one(
     with Client(headrace_server.bootstrap) as client:
         found = Groups(client).committed("headrace-spark-copy")
     assert found[TopicPartition(topic, 0)] == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_spark_starts_leaves_no_process_and_no_file_behind(
+    headrace_server: RunningServer, unique: Callable[[str], str], tmp_path: Path, number: signal.Signals
+) -> None:
+    topic = unique("in")
+    create(headrace_server.bootstrap, topic)
+    (tmp_path / "shop.py").write_text(HEAD + COPY.replace("TOPIC", topic))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    command = options(headrace_server.bootstrap)
+    with running(tmp_path, "shop.py", *command, TMPDIR=str(temporary)) as child:
+        until(lambda: is_starting_spark(child), child)
+        started = psutil.Process(child.pid).children(recursive=True)
+        child.send_signal(number)
+        _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert psutil.wait_procs(started, timeout=60)[1] == []
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.slow

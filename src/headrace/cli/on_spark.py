@@ -104,7 +104,8 @@ def on_spark(
     log = LogFile(log_path)
     # With JSON, stdout is for programs: rows that the console sink prints would break it.
     tables = sys.stderr if output == "json" else None
-    with board_on(sys.stderr, width=shutil.get_terminal_size((100, 24)).columns, tables=tables) as board:
+    width = shutil.get_terminal_size((100, 24)).columns
+    with _sigterm_as_interrupt(), board_on(sys.stderr, width=width, tables=tables) as board:
         screen = Screen(board, log, output)
         screen.say(f"starting Spark; its messages go to {log_path}")
         if loaded is not None:
@@ -119,6 +120,16 @@ def on_spark(
         finally:
             with contextlib.suppress(Exception):  # the JVM may be gone already, and that has been reported
                 spark.stop()
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """While Spark starts, SIGTERM ends the command as Ctrl-C does: temporary files are removed."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _need_spark() -> None:

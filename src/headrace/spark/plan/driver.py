@@ -5,10 +5,12 @@ from __future__ import annotations
 # ruff: noqa: N802 the names of methods are Spark's
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
+from subprocess import Popen, TimeoutExpired
 from typing import Any
 
 import pyarrow as pa
-from pyspark import SparkContext
+from pyspark import SparkContext, java_gateway
 from pyspark.serializers import NoOpSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -17,7 +19,9 @@ from pyspark.util import _local_iterator_from_socket
 
 from headrace.spark.plan.scala import refuse_connect
 
-__all__ = ["ProgressListener", "arrow_blocks", "end_process", "exit_status", "session_id"]
+__all__ = ["ProgressListener", "arrow_blocks", "end_process", "ending_if_cut_short", "exit_status", "session_id"]
+
+END_S_MAX = 10.0
 
 
 class ProgressListener(StreamingQueryListener):
@@ -64,6 +68,36 @@ def exit_status(spark: SparkSession) -> int | None:
     """With which status Spark's process has ended; None while it runs, or where it is not our child."""
     process = getattr(spark.sparkContext._gateway, "proc", None)
     return None if process is None else process.poll()
+
+
+@contextmanager
+def ending_if_cut_short() -> Iterator[None]:
+    """A JVM that is started in here ends when its start fails or is interrupted.
+
+    PySpark then removes the folder of the file by which the JVM would say where it listens. The JVM fails to write that
+    file, and its other threads keep it running for ever.
+    """
+    started: list[Popen[bytes]] = []
+
+    def start(*arguments: Any, **options: Any) -> Popen[bytes]:
+        process = Popen(*arguments, **options)
+        started.append(process)
+        return process
+
+    names: Any = java_gateway
+    before, names.Popen = names.Popen, start
+    try:
+        yield
+    except BaseException:
+        for process in started:
+            process.terminate()
+            try:
+                process.wait(END_S_MAX)
+            except TimeoutExpired:
+                process.kill()
+        raise
+    finally:
+        names.Popen = before
 
 
 def end_process(spark: SparkSession, patience_s: float) -> None:

@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 import headrace
 from headrace.errors import HeadraceError, UsageError
+from headrace.spark.plan.driver import ending_if_cut_short
 from headrace.spark.run.java import find_java
 from headrace.spark.run.session import session
 from headrace.spark.source.reading import BOOTSTRAP_CONF
@@ -99,7 +100,7 @@ def open_session(
     _let_workers_import(folder, *([archive] if archive else []))
     log.take_logging()
     try:
-        with log.taking_output():
+        with log.taking_output(), ending_if_cut_short():
             spark = session(
                 app_name="headrace run",
                 master=master,
