@@ -136,7 +136,7 @@ def test_a_person_resets_a_group_after_seeing_the_dry_run_and_deletes_it(
     tab.click("button", "Reset offsets")
     tab.fill("dialog select[name=where]", "back")
     tab.fill("dialog input[name=number]", "25")
-    tab.click("dialog button", "Show what would happen")
+    tab.click("dialog button", "Preview")
     tab.wait_for_text("Dry run, nothing is changed: 1 partition of 1 would move.")
     assert offsets_of(console.bootstrap, group) == {0: 30}
     tab.click("dialog button", "Reset to these offsets")

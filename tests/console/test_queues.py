@@ -12,7 +12,8 @@ from headrace import testing
 from headrace.client import Client, Queues
 from headrace.testing import TestBroker
 from tests.console.browser import Chromium
-from tests.console.conftest import RunningConsole, console_server
+from tests.console.conftest import SCREENSHOTS, RunningConsole, console_server
+from tests.console.test_browser import THEMES
 from tests.console.test_groups import hash_of
 from tests.console.world import channel_to, with_dead_letters
 from tests.waiting import eventually
@@ -163,6 +164,26 @@ def test_a_person_redrives_dead_letters_and_hostile_names_stay_text(
         assert tab.errors() == []
 
 
+@pytest.mark.parametrize("theme", THEMES)
+def test_the_page_of_a_queue_looks_as_it_should(
+    broker: TestBroker, console: RunningConsole, chromium: Chromium, unique: Callable[[str], str], theme: str
+) -> None:
+    """With a dead letter that is ready and one that a consumer holds."""
+    work, dead = unique("work"), unique("dead")
+    with_dead_letters(broker.amqp_url, work, dead, 2)
+    dark, width, height = THEMES[theme]
+    with channel_to(broker.amqp_url) as channel, chromium.tab(dark=dark, width=width, height=height) as tab:
+        channel.basic_get(dead)
+        tab.open(console.url)
+        tab.wait("location.search === '' && document.querySelector('main h1')")
+        tab.value(f"location.hash = {json.dumps(hash_of('queues', dead))}")
+        tab.wait("document.querySelector('.queue-message .badge.warn') && document.querySelector('.chart .line')")
+        assert tab.value("document.documentElement.scrollWidth <= innerWidth")
+        assert tab.faint() == []
+        tab.screenshot(SCREENSHOTS / f"queues-one-{theme}.png")
+        assert tab.errors() == []
+
+
 def test_what_a_filter_shows_is_redriven_and_nothing_else(
     broker: TestBroker, console: RunningConsole, chromium: Chromium, unique: Callable[[str], str]
 ) -> None:
@@ -174,12 +195,12 @@ def test_what_a_filter_shows_is_redriven_and_nothing_else(
         tab.value(f"location.hash = {json.dumps(hash_of('queues', dead))}")
         tab.wait("document.querySelectorAll('.queue-message').length === 12")
         tab.fill("input[aria-label='Filter messages']", '"order": 1')
-        tab.click("button", "Look again")
+        tab.click("button", "Refresh")
         tab.wait("document.querySelectorAll('.queue-message').length === 3")
         assert "Redrive all" not in tab.text()
         tab.click("button", "Redrive the 3 shown")
         tab.click("dialog button[type=submit]", "Redrive")
-        tab.wait_for_text("Nothing that was looked at matches.")
+        tab.wait_for_text("None of the messages that were read matches.")
         assert (ready(broker, work), ready(broker, dead)) == (3, 9)
         assert tab.errors() == []
 

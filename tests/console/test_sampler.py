@@ -94,6 +94,24 @@ def test_bytes_that_are_written_all_the_time_are_a_steady_rate_however_looks_fal
     assert max(rates) < 1.2 * min(rates)
 
 
+def test_bytes_that_were_removed_do_not_hide_those_that_were_written() -> None:
+    with broker() as server, Client(server.bootstrap) as client:
+        for topic in ("grows", "goes"):
+            Admin(client).create_topic(topic, partitions=1)
+        history = History()
+        sampler = Sampler(ClientPool(server.bootstrap), history)
+        with Producer(client) as producer:
+            producer.send("goes", bytes(100_000), partition=0)
+        sampler.sample(client, NOW_S)
+        Admin(client).delete_topic("goes")
+        with Producer(client) as producer:
+            producer.send("grows", bytes(20_000), partition=0)
+        sampler.sample(client, NOW_S + 10)
+    (_, used), (_, left) = history.recent("used", NOW_S + 10, 30)
+    assert left < used
+    assert history.recent("bytes", NOW_S + 10, 5)[-1][1] >= 2_000
+
+
 def test_the_rate_of_all_topics_leaves_out_internal_ones() -> None:
     with broker() as server, Client(server.bootstrap) as client:
         for topic in ("orders", "__own"):

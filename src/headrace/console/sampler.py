@@ -79,7 +79,7 @@ class Sampler:
         self._sizes: dict[str, int] = {}
         self._partition_sizes: dict[TopicPartition, int] = {}
         self._disk: DiskFigures | None = None
-        self._used: tuple[float, int] | None = None
+        self._sizes_before: tuple[float, dict[TopicPartition, int]] | None = None
         self._groups: dict[str, GroupListing] = {}
         self._committed: dict[str, Offsets] = {}
         self._looks: dict[str, deque[tuple[float, int]]] = {}
@@ -124,7 +124,7 @@ class Sampler:
             self._look_at_topics(client)
         if self._rounds.due("sizes", SIZES_S, now_s):
             self._look_at_sizes(client)
-            self._note_used(now_s)
+            self._note_written(now_s)
         if self._rounds.due("groups", GROUPS_S, now_s):
             self._groups = {each.name: each for each in islice(Groups(client).list_all(), GROUPS_MAX)}
         before, before_s = self._ends, self._ends_s
@@ -246,15 +246,19 @@ class Sampler:
             values["free"] = float(self._disk.usable)
         return values
 
-    def _note_used(self, now_s: float) -> None:
-        """The rate is that between two looks at sizes. Between them nothing is known of it, and least of all 0."""
-        used = sum(self._sizes.values())
-        if self._used is not None:
-            seconds = now_s - self._used[0]
+    def _note_written(self, now_s: float) -> None:
+        """The rate is that between two looks at sizes. Between them nothing is known of it, and least of all 0.
+
+        It adds up the partitions that grew: what compaction and retention remove from others was not written less.
+        """
+        if self._sizes_before is not None:
+            before_s, before = self._sizes_before
+            seconds = now_s - before_s
             if 0 <= seconds < SIZES_S / 2:  # somebody has changed something, and sizes are looked at again
                 return
-            self._bytes_rate = max(0, used - self._used[1]) / seconds if seconds > 0 else 0.0
-        self._used = now_s, used
+            grown = sum(max(0, size - before.get(each, 0)) for each, size in self._partition_sizes.items())
+            self._bytes_rate = grown / seconds if seconds > 0 else 0.0
+        self._sizes_before = now_s, self._partition_sizes
 
     def _publish(self, client: Client, now_s: float) -> None:
         counts: dict[str, int] = {}

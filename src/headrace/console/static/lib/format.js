@@ -38,7 +38,7 @@ export const UNITS = {
   "messages/s": (value) => `${short(value)}/s`,
   "bytes/s": (value) => `${bytes(value)}/s`,
   bytes,
-  messages: short,
+  messages: (value) => short(value === null || value === undefined ? value : Math.round(value)),  // a mean of samples has parts
   count: short,
   ms: (value) => duration(value / 1000),
   s: (value) => duration(value),

@@ -82,7 +82,7 @@ function renderGroup(view, place) {
       ["Client", (row) => h("span.strong", row.client)],
       ["Host", (row) => row.host],
       ["Partitions", (row) => (row.partitions.length ? ranges(row.partitions) : h("span.muted", "none"))],
-      ["Member id", (row) => h("div.muted.clip.topics-cell", { title: row.id }, row.instance || row.id)],
+      ["Member id", (row) => h("div.muted.clip.topics-cell", { title: row.id }, row.instance || row.id), false, "wide-only"],
     ], () => (found.pipeline
       ? empty("No members", "The group shows how far a pipeline is. Spark goes on from its checkpoint and never reads it.", h("a.button", { href: link("pipelines", found.pipeline) }, found.pipeline))
       : empty("No members", "Nobody reads for this group now. Its offsets can be reset.")), { clip: false }));
@@ -130,7 +130,7 @@ function resetDialog(name, data) {
     const kind = where.value;
     fill(extra, kind === "offset" ? field("Offset", number) : kind === "back" ? field("Messages", number) : kind === "time" ? field("Time", moment, "The first message at or after this time.") : null);
     fill(plan);
-    box.button.textContent = "Show what would happen";
+    box.button.textContent = "Preview";
   }
   async function look() {
     if (!place()) throw new Error("Say where to.");
@@ -152,8 +152,8 @@ function resetDialog(name, data) {
     return false;
   }
   const box = dialog({
-    title: `Reset offsets of ${name}`, wide: true, label: "Show what would happen",
-    body: [h("div.fields", field("Topic", topic), field("Go on at", where)), extra, plan],
+    title: `Reset offsets of ${name}`, wide: true, label: "Preview",
+    body: [h("div.fields", field("Topic", topic), field("Reset to", where)), extra, plan],
     submit: async () => {
       if (!rows) return look();
       await post("group/reset", { name, offsets: rows.map(({ topic: each, partition, to }) => ({ topic: each, partition, to })) });
@@ -161,7 +161,7 @@ function resetDialog(name, data) {
       return true;
     },
   });
-  [topic, where, number, moment].forEach((input) => input.addEventListener("input", () => (input === number || input === moment ? (rows = null, fill(plan), box.button.textContent = "Show what would happen") : changed())));
+  [topic, where, number, moment].forEach((input) => input.addEventListener("input", () => (input === number || input === moment ? (rows = null, fill(plan), box.button.textContent = "Preview") : changed())));
   changed();
 }
 

@@ -148,7 +148,7 @@ export function messageBrowser(view, topic) {
 
   function drawRows(isLate = false) {
     if (!shown.length) {
-      const why = isLate ? empty("No messages yet", "There is more to look through.") : empty("No messages here", "The topic is empty in this place. Produce one, or look elsewhere.");
+      const why = isLate ? empty("No messages yet", "There is more to look through.") : empty("No messages", "There are none in this range. Choose another one, or produce a message.");
       fill(rows, h("tr.no-hover", h("td", { colspan: 9 }, why)));
       return;
     }

@@ -64,7 +64,7 @@ function render(view, place) {
 function alarm(each) {
   return h(`div.notice.${each.level === "error" ? "error" : "warning"}`, { role: "alert" }, icon("alert"),
     h("div", h("div.notice-text", each.title), h("div.notice-hint", each.text)),
-    each.link ? h("a.button.small", { href: `#${each.link}` }, "Look") : null);
+    each.link ? h("a.button.small", { href: `#${each.link}` }, "Show") : null);
 }
 
 function tilesOf(data) {

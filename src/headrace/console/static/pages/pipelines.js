@@ -92,7 +92,7 @@ function renderPipeline(view, place) {
       figure("Rows", short(data.rows_per_s), "/s", `${count(data.rows)} in all`),
       figure("Lag", data.lag === null ? "–" : short(data.lag), "", "records not yet read"),
       figure("Batch", data.batch_ms === null ? "–" : duration(data.batch_ms / 1000), "", data.batch === null ? "none yet" : `number ${count(data.batch)}`),
-      figure("Late rows", count(data.late_rows), "", "came behind the watermark"),
+      figure("Late rows", count(data.late_rows), "", "behind the watermark"),
       figure("Dead letters", count(data.dead_letters), "", data.dead_letters_topic ? h("a", { href: link("topics", data.dead_letters_topic) }, data.dead_letters_topic) : "no topic is set for them"));
     fill(drawing, drawGraph(data));
     phases.update(phaseLines(data.batches));
@@ -142,7 +142,7 @@ function operatorColumns(data) {
   const of = (node) => data.nodes[node.id] || {};
   return [
     ["Operator", (node) => h("span", h("span.strong", node.title), node.text ? h("div.muted.narrow-text", node.text) : null)],
-    ["Held", (node) => count(of(node).held), true],
+    ["Rows held", (node) => count(of(node).held), true],
     ["Size", (node) => bytes(of(node).held_bytes), true],
     ["Updated in last batch", (node) => count(of(node).updated), true],
     ["Late in last batch", (node) => count((of(node).dropped || 0) + (of(node).late_rows || 0)), true],
@@ -233,6 +233,7 @@ export function isTime(value) {
 export function cellText(value) {
   if (value === null || value === undefined) return h("span.muted", "null");
   if (typeof value === "object") return h("code.cell-json", JSON.stringify(value));
-  const text = isTime(value) ? value.replace("T", " ").replace(/\.000(Z|$)/, "$1") : String(value);
+  if (isTime(value)) return h("span.nowrap", value.replace("T", " ").replace(/\.000(Z|$)/, "$1"));
+  const text = String(value);
   return text.length > 200 ? `${text.slice(0, 199)}…` : text;
 }

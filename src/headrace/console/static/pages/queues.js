@@ -137,21 +137,21 @@ function messageList(view, name) {
   const search = h("input", { type: "search", placeholder: "Filter by body, key or header", "aria-label": "Filter messages", on: { keydown: (event) => { if (event.key === "Enter") load(); } } });
   const status = h("span.muted");
   const node = h("section.card.flush",
-    h("header.card-head", h("h3", "Messages"), h("span.muted", "looked at, not taken"), h("span.results-pick", view.copyButton(["queue", "peek", name]))),
-    h("div.toolbar", h("label.search-box", icon("search"), search), h("button.button", { on: { click: load } }, "Look again"), status), bar, list);
+    h("header.card-head", h("h3", "Messages"), h("span.muted", "peeked at, not consumed"), h("span.results-pick", view.copyButton(["queue", "peek", name]))),
+    h("div.toolbar", h("label.search-box", icon("search"), search), h("button.button", { on: { click: load } }, "Refresh"), status), bar, list);
   let rows = [];
   let filtered = false;
   let ready = null;
 
   async function load() {
-    status.textContent = "Looking …";
+    status.textContent = "Reading …";
     try {
       const wanted = search.value;
       const found = await get("queue/messages", { name, q: wanted, count: 100 });
       rows = found.messages;
       filtered = wanted !== "";
       chosen.clear();
-      status.textContent = `${plural(rows.length, "message")} of ${count(found.looked)} looked at`;
+      status.textContent = `${plural(rows.length, "message")} of ${count(found.looked)} read`;
       draw();
     } catch (error) {
       status.textContent = "";
@@ -169,7 +169,7 @@ function messageList(view, name) {
   const mark = (row) => `${row.lane}/${row.offset}`;
 
   function draw() {
-    fill(list, rows.length ? rows.map(messageRow) : empty("No messages", search.value ? "Nothing that was looked at matches." : "The queue is empty."));
+    fill(list, rows.length ? rows.map(messageRow) : empty("No messages", search.value ? "None of the messages that were read matches." : "The queue is empty."));
     drawBar();
   }
 

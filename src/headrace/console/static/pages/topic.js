@@ -26,7 +26,7 @@ function render(view, place) {
   function head(now, words) {
     view.title(name, {
       trail: [["Topics", "#/topics"]], note: figures, words,
-      actions: [tab === "partitions" ? rangePicker(now) : null, session.read_only ? null : h("button.button", { on: { click: () => produceDialog(name) } }, icon("send"), h("span", "Produce")), menu(name)],
+      actions: [session.read_only ? null : h("button.button", { on: { click: () => produceDialog(name) } }, icon("send"), h("span", "Produce")), menu(name)],
     });
   }
 
@@ -70,8 +70,10 @@ function messages(view, name, content, figures) {
 function partitions(view, name, content, figures) {
   const rate = chart({ title: "Messages written", unit: "messages/s", colours: [0] });
   const list = h("div");
-  fill(content, h("div.stack", rate.node, h("section.card.flush", list)));
+  const range = h("div");
+  fill(content, h("div.toolbar", range), h("div.stack", rate.node, h("section.card.flush", list)));
   return (now) => {
+    fill(range, rangePicker(now));
     view.live("topic", { name, range: now.query.range }, (data) => {
       showFigures(figures, data);
       rate.update(data.chart);
