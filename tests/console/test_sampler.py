@@ -289,6 +289,21 @@ def test_a_pipeline_that_falls_behind_is_no_group_without_members() -> None:
         assert words in alarm["text"]
 
 
+def test_nobody_is_lost_for_a_silence_in_which_the_broker_did_not_answer() -> None:
+    def heard(at_ms: int, seen_ms: int, **gap: int) -> bool:
+        record = StateRecord(kind="pipeline", name="orders", at_ms=at_ms)
+        return Watched(states={record.key: record}, seen_ms=seen_ms, **gap).is_lost(record)
+
+    hour = 3_600_000
+    now_ms = time.time_ns() // 1_000_000
+    assert not heard(now_ms - hour, now_ms - hour + 1_000), "the broker has not answered for an hour"
+    gap = {"left_ms": now_ms - hour, "back_ms": now_ms - 2_000}
+    assert not heard(now_ms - hour, now_ms, **gap), "it is back, and the pipeline had no time to report"
+    assert heard(now_ms - hour, now_ms, **gap | {"back_ms": now_ms - 60_000}), "it had the time"
+    assert heard(now_ms - 2 * hour, now_ms, **gap), "it was lost before that"
+    assert heard(now_ms - hour, now_ms)
+
+
 def test_the_link_of_an_alarm_leads_to_a_group_of_any_name() -> None:
     history, name = History(), "a&b?c#d/e%20"
     for second in range(0, 300, 5):

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
 
-from headrace.client import StateRecord
 from headrace.console.history import History
 from headrace.console.snapshot import ClusterSnapshot, GroupFigures
 from headrace.console.watch import Watched
@@ -137,15 +136,16 @@ def _lag(snapshot: ClusterSnapshot, history: History, now_s: float, watched: Wat
             continue
         points = history.recent(f"lag/{group.name}", now_s, LAG_S)
         if (_slope(points) or 0.0) > 0 and points[-1][1] > points[0][1] * 1.1:
-            found.append(_falls_behind(group, group.lag, watched.pipeline_of(group.name)))
+            found.append(_falls_behind(group, group.lag, watched))
     return found[:NAMES_SHOWN]
 
 
-def _falls_behind(group: GroupFigures, lag: int, pipeline: StateRecord | None) -> Alarm:
+def _falls_behind(group: GroupFigures, lag: int, watched: Watched) -> Alarm:
     """A pipeline has a group without members, which shows how far it is."""
+    pipeline = watched.pipeline_of(group.name)
     if pipeline is not None:
         title, link = f"Pipeline {pipeline.name} falls behind", f"/pipelines/{quote(pipeline.name, safe='')}"
-        if pipeline.is_alive():
+        if watched.is_alive(pipeline):
             cure = "falls further behind. Its page shows which phase of a batch takes the time"
         else:
             cure = "does not run. Start it again, or forget it on its page and delete its group"

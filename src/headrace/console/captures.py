@@ -9,7 +9,7 @@ from typing import Any
 from headrace.client import StateRecord
 from headrace.console.page import Ask, Page, View, listing
 from headrace.console.subjects import forget, life, rows_by_name, subject
-from headrace.console.watch import figure
+from headrace.console.watch import Watched, figure
 
 __all__ = ["PAGE"]
 
@@ -22,16 +22,18 @@ RANGE_S_MAX = 86_400
 
 def captures(ask: Ask) -> dict[str, Any]:
     seen = ask.console.watch.look()
-    found = listing(ask, [_row(each) for each in seen.of(KIND)], search=("name", "database", "state"), sort="name")
+    found = listing(
+        ask, [_row(each, seen) for each in seen.of(KIND)], search=("name", "database", "state"), sort="name"
+    )
     return {**found, "problem": seen.problem}
 
 
-def _row(record: StateRecord) -> dict[str, Any]:
+def _row(record: StateRecord, watched: Watched) -> dict[str, Any]:
     details = record.details
     tables = rows_by_name(details.get("tables"))
     done = sum(bool(each.get("done")) for each in tables.values())
     return {
-        **life(record),
+        **life(record, watched),
         "database": str(details.get("database", "")),
         "kind": str(details.get("database_kind", "")),
         "health": str(details.get("health", "")),
@@ -56,7 +58,7 @@ def capture(ask: Ask) -> dict[str, Any]:
     record = subject(ask, KIND)
     details = record.details
     dead_letters = _dead_letters(details)
-    shown = _row(record)
+    shown = _row(record, ask.console.watch.newest)
     tables = [
         {
             "table": name,

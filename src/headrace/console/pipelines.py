@@ -10,7 +10,7 @@ from headrace.console.page import Ask, Page, View, listing
 from headrace.console.problems import BadRequest
 from headrace.console.results import columns_of, read_rows
 from headrace.console.subjects import forget, life, subject
-from headrace.console.watch import figure
+from headrace.console.watch import Watched, figure
 
 __all__ = ["PAGE"]
 
@@ -24,18 +24,19 @@ RESULTS_MAX = 500
 
 def pipelines(ask: Ask) -> dict[str, Any]:
     seen = ask.console.watch.look()
-    found = listing(ask, [_row(each) for each in seen.of(KIND)], search=("name", "state", "error"), sort="name")
+    found = listing(ask, [_row(each, seen) for each in seen.of(KIND)], search=("name", "state", "error"), sort="name")
     return {**found, "problem": seen.problem}
 
 
-def _row(record: StateRecord) -> dict[str, Any]:
+def _row(record: StateRecord, watched: Watched) -> dict[str, Any]:
     details = record.details
     names = ("rows_per_s", "rows", "lag", "batch", "batch_ms", "watermark_ms", "late_rows", "dead_letters", "restarts")
     shown = {name: figure(details.get(name)) for name in names}
-    if not life(record)["alive"]:
+    living = life(record, watched)
+    if not living["alive"]:
         shown |= {"rows_per_s": None, "lag": None}  # what a dead pipeline said last is not so any more
     return {
-        **life(record),
+        **living,
         **shown,
         "last_error": str(details.get("last_error", "")),
         "last_error_ms": figure(details.get("last_error_ms")),
@@ -49,7 +50,7 @@ def pipeline(ask: Ask) -> dict[str, Any]:
     details = record.details
     batches, nodes, graph = (details.get(name) for name in ("batches", "nodes", "graph"))
     return {
-        **_row(record),
+        **_row(record, ask.console.watch.newest),
         "problem": ask.console.watch.newest.problem,
         "origin": str(details.get("origin", "")),
         "command": str(details.get("command", "")),

@@ -29,16 +29,15 @@ class SubjectUnknown(ConsoleError):
     status = 404
 
 
-def life(record: StateRecord) -> dict[str, Any]:
+def life(record: StateRecord, watched: Watched) -> dict[str, Any]:
     """Its state as people should see it: one that stopped without saying so is lost, whatever it said last."""
-    now_ms = time.time_ns() // 1_000_000
-    is_lost = record.is_lost(now_ms)
-    age_s = max(0, now_ms - record.at_ms) // 1000
+    is_lost = watched.is_lost(record)
+    age_s = max(0, time.time_ns() // 1_000_000 - record.at_ms) // 1000
     told = f"no sign of life for {age_s} s: it was killed, or its machine is away" if is_lost else ""
     return {
         "name": record.name,
         "state": LOST if is_lost else record.state,
-        "alive": record.is_alive(now_ms),
+        "alive": watched.is_alive(record),
         "error": " · ".join(filter(None, (told, record.error))),
         "since_ms": record.since_ms,
         "at_ms": record.at_ms,
@@ -61,7 +60,7 @@ def subject(ask: Ask, kind: str) -> StateRecord:
 
 def running(watched: Watched) -> list[dict[str, Any]]:
     """Pipelines and captures with their state, for the overview; those in trouble first."""
-    found = [(each, life(each)) for kind in ("pipeline", "capture") for each in watched.of(kind)]
+    found = [(each, life(each, watched)) for kind in ("pipeline", "capture") for each in watched.of(kind)]
     found.sort(key=lambda pair: (pair[1]["alive"] and not pair[1]["error"], pair[0].kind, pair[0].name))
     return [
         {
@@ -81,7 +80,7 @@ def subject_alarms(watched: Watched) -> list[Alarm]:
     found = []
     for kind in ("pipeline", "capture"):
         for each in watched.of(kind):
-            shown = life(each)
+            shown = life(each, watched)
             link = f"/{kind}s/{quote(each.name, safe='')}"
             if shown["state"] == LOST:
                 cure = f"{_sentence(shown['error'])} Start it again, or forget it on its page."
@@ -104,10 +103,11 @@ def forget(kind: str) -> Action:
 
     def act(ask: Ask) -> dict[str, Any]:
         name = ask.body.get("name")
-        record = ask.console.watch.look().states.get(f"{kind}/{name}")
+        watched = ask.console.watch.look()
+        record = watched.states.get(f"{kind}/{name}")
         if not isinstance(name, str) or record is None:
             raise SubjectUnknown(f"no {kind} {name!r} has reported")
-        if record.heartbeat_ms and record.is_alive():
+        if record.heartbeat_ms and watched.is_alive(record):
             raise BadRequest(f"{kind} {name!r} runs", "stop it first")
         remove_state_record(ask.client, kind, name)
         ask.console.watch.again()

@@ -51,12 +51,30 @@ class QueueFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What was seen last. ``no_queues`` says why there are none."""
+    """What was seen last. ``no_queues`` says why there are none.
+
+    While the broker does not answer, nobody can report to it, and silence says nothing. ``seen_ms`` is the last answer,
+    and ``left_ms`` and ``back_ms`` are the ends of the last time without one.
+    """
 
     states: Mapping[str, StateRecord] = field(default_factory=dict)
     queues: Mapping[str, QueueFigures] = field(default_factory=dict)
     no_queues: str = ""
     problem: str = ""
+    seen_ms: int = 0
+    left_ms: int = 0
+    back_ms: int = 0
+
+    def is_lost(self, record: StateRecord) -> bool:
+        """Whether a subject stopped without saying so, as far as it could be heard."""
+        if not self.seen_ms:
+            return record.is_lost()
+        if self.left_ms and record.is_lost(self.left_ms):
+            return True
+        return replace(record, at_ms=max(record.at_ms, self.back_ms)).is_lost(self.seen_ms)
+
+    def is_alive(self, record: StateRecord) -> bool:
+        return not record.ended and not self.is_lost(record)
 
     def pipeline_of(self, group: str) -> StateRecord | None:
         """The pipeline whose positions a group shows to tools. Spark never reads them; it has a checkpoint."""
@@ -128,7 +146,7 @@ class Watch:
             self._client = Client(self._bootstrap, self._options)
             self._reader = StateReader(self._client)
         states = dict(self._reader.refresh())
-        seen = replace(self.newest, states=states, problem="")
+        seen = _heard(self.newest, states, round(clock_s * 1000))
         values = self._values_of_states(states, round(clock_s * 1000))
         if now_s >= self._queues_due_s:
             seen = self._with_queues(seen, self._client, now_s)
@@ -183,6 +201,12 @@ class Watch:
         client, self._client, self._reader = self._client, None, None
         if client is not None:
             client.close()
+
+
+def _heard(last: Watched, states: Mapping[str, StateRecord], now_ms: int) -> Watched:
+    """The state records of an answer, which may be the first one after a time without any."""
+    seen = replace(last, states=states, problem="", seen_ms=now_ms)
+    return replace(seen, left_ms=last.seen_ms, back_ms=now_ms) if last.problem and last.seen_ms else seen
 
 
 def _slug(text: str) -> str:

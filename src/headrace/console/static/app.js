@@ -148,7 +148,7 @@ class View {
   live(name, parameters, onData) {
     return this.stream(name, parameters, {
       data: (data) => {
-        if (data.problem) this.problem(data.problem, "These are the figures of the last answer. The page goes on when the broker answers.");
+        if (data.problem && !data.alarms?.length) this.problem(data.problem, "These are the figures of the last answer. The page goes on when the broker answers.");
         else this.clear();
         onData(data);
       },
