@@ -363,6 +363,13 @@ def test_the_axis_of_a_lag_of_minutes_has_round_times(tab: Tab) -> None:
     assert tab.value(texts) == ["0 ms", "30 s", "1 min", "1.5 min", "2 min"]
 
 
+def test_the_axis_of_batches_that_take_minutes_has_round_times(tab: Tab) -> None:
+    tab.value("import('/static/lib/plot.js').then(({durationTicksOf}) => { window.ticks = durationTicksOf })")
+    assert tab.value("ticks(0, 83_000, 3)") == [0, 30_000, 60_000, 90_000]
+    assert tab.value("ticks(0, 1_500_000, 3)") == [0, 600_000, 1_200_000, 1_800_000]
+    assert tab.value("ticks(0, 900, 3)") == [0, 500, 1_000]
+
+
 def test_sizes_are_counted_as_headrace_status_counts_them(tab: Tab) -> None:
     sizes = [999, 1_500, 10**6, 4_250_000, 10**9, 2 * 10**12]
     tab.value("import('/static/lib/format.js').then((format) => { window.format = format; })")

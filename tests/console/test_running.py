@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from headrace.client import Client, Producer, StatePublisher
+from headrace.client import Client, Producer, StatePublisher, StateRecord
+from headrace.console.watch import Watch
 from tests.console.browser import Chromium, Tab
 from tests.console.conftest import SCREENSHOTS, RunningConsole
 from tests.console.test_browser import THEMES
@@ -310,6 +311,18 @@ def test_every_page_of_what_runs_looks_as_it_should(
             assert tab.faint() == [], place
             tab.screenshot(SCREENSHOTS / f"{place.partition('/')[0]}{'-one' if '/' in place else ''}-{theme}.png")
         assert tab.errors() == []
+
+
+def test_the_rate_of_a_capture_stays_until_it_reports_again() -> None:
+    """A capture reports every few seconds; a chart of seconds would be single dots."""
+    watch, now_ms = Watch("127.0.0.1:1"), time.time_ns() // 1_000_000
+
+    def rate(at_ms: int, events: int) -> float | None:
+        record = StateRecord(kind="capture", name="shop", at_ms=at_ms, details={"events": events})
+        return watch._values_of_states({record.key: record}, at_ms).get("events_per_s/capture/shop")
+
+    assert rate(now_ms, 100) is None, "one record is no rate"
+    assert [rate(now_ms + 5_000, 150), rate(now_ms + 5_000, 150), rate(now_ms + 10_000, 150)] == [10.0, 10.0, 0.0]
 
 
 def test_dashboards_are_drawn_and_follow_their_topics(

@@ -97,7 +97,7 @@ class Watch:
         self._queues_s = float("-inf")
         self._queues_due_s = float("-inf")
         self._counts: dict[str, tuple[int, int]] = {}
-        self._events: dict[str, tuple[int, int | float]] = {}
+        self._events: dict[str, tuple[int, int | float, dict[str, float]]] = {}
         self._wanted = threading.Event()
         self._stopped = threading.Event()
         self._looked = threading.Event()
@@ -187,15 +187,15 @@ class Watch:
         return values
 
     def _rate(self, key: str, record: StateRecord) -> dict[str, float]:
-        """Events per second of a capture, from their number in two records."""
+        """Events per second of a capture, from their number in two records; the same until the next record comes."""
         events = figure(record.details.get("events"))
         if events is None:
             return {}
-        before = self._events.get(key)
-        self._events[key] = record.at_ms, events
-        if before is None or record.at_ms <= before[0]:
-            return {}
-        return {f"{EVENTS}/{key}": max(0, events - before[1]) * 1000 / (record.at_ms - before[0])}
+        at_ms, last, rate = self._events.get(key, (record.at_ms, events, {}))
+        if record.at_ms > at_ms:
+            rate = {f"{EVENTS}/{key}": max(0, events - last) * 1000 / (record.at_ms - at_ms)}
+        self._events[key] = record.at_ms, events, rate
+        return rate
 
     def _disconnect(self) -> None:
         client, self._client, self._reader = self._client, None, None

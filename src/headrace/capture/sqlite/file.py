@@ -81,7 +81,7 @@ class SqliteFile:
         if not path.exists():
             raise DatabaseMissing(
                 f"there is no file {path}",
-                "use sqlite:///FILE, or sqlite:////FILE for a whole path; of a file that was moved, tell the new "
+                "use sqlite:///FILE, or sqlite:////FILE for a whole path; if the file was moved, give its new "
                 "address with 'headrace capture add'",
             )
         if sqlite3.sqlite_version_info < VERSION_MIN:

@@ -7,13 +7,15 @@ import { clock, short, time, timeMarks } from "./format.js";
 const MARGIN = { top: 10, right: 12, bottom: 24, left: 58 };
 const DAY_MS = 86_400_000;
 const DAYS_MS = 3 * DAY_MS;
+const DURATIONS_S = [30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400];
 
 /**
  * plot({title, kind: "line" | "bar" | "stack", height, format}) gives {node, update(data)}.
+ * `ticks` chooses the round values of the vertical axis.
  * With `cut`, a few values far above the others do not make the others small: their bars end at the top.
  * data is {x_kind: "time" | "number" | "text", lines: [{name, points: [[x, y], …]}]}.
  */
-export function plot({ title, kind = "line", height = 230, format = short, names = {}, nothing = "No rows yet", bare = false, cut = false }) {
+export function plot({ title, kind = "line", height = 230, format = short, names = {}, nothing = "No rows yet", bare = false, cut = false, ticks: marks = ticksOf }) {
   const off = new Set();
   const legend = h("div.legend");
   const area = h("div.chart-plot");
@@ -92,7 +94,7 @@ export function plot({ title, kind = "line", height = 230, format = short, names
     let high = cut ? Math.min(Math.max(...values), usual(values) * 3) : Math.max(...values);
     const flat = kind === "line" && low > 0 && high > low && low > (high - low) * 3;  // a line far from 0 needs no 0
     if (!flat) [low, high] = [Math.min(0, low), Math.max(0, high)];
-    const ticks = ticksOf(low, high === low ? low + 1 : high, Math.max(2, Math.floor(inner.height / 45)));
+    const ticks = marks(low, high === low ? low + 1 : high, Math.max(2, Math.floor(inner.height / 45)));
     [low, high] = [ticks[0], ticks.at(-1)];
     const continuous = kind === "line" && data.x_kind !== "text" && steps.length > 1;
     const places = new Map(steps.map((x, index) => [x, index]));
@@ -201,6 +203,13 @@ function usual(values) {
 
 function clip(text, most) {
   return text.length <= most ? text : `${text.slice(0, most - 1)}…`;
+}
+
+/** The same for durations in ms from 0: minutes have no tenths. */
+export function durationTicksOf(low, high, wanted) {
+  const step = DURATIONS_S.map((seconds) => seconds * 1000).find((each) => each >= high / wanted);
+  if (high < 60_000 || !step) return ticksOf(low, high, wanted);
+  return Array.from({ length: Math.ceil(high / step) + 1 }, (_, index) => index * step);
 }
 
 /** Round numbers that hold both ends, about `wanted` of them. */

@@ -75,7 +75,7 @@ function renderCapture(view, place) {
       figure("Lag", data.alive ? seconds(data.lag_ms) : "–", "", !data.alive ? "not known: it does not run" : data.lag_bytes === null ? "behind the database" : `${bytes(data.lag_bytes)} behind`),
       data.kind === "postgresql" ? figure("Slot", bytes(data.retained_bytes), "", "kept by the database") : figure("Slot", "none", "", "only PostgreSQL has slots"),
       figure("Snapshot", data.tables ? `${data.tables_done} of ${data.tables}` : "–", data.tables ? " tables" : "", `${short(data.rows)} rows read`),
-      figure("Events", short(data.events), "", `${plural(data.transactions, "transaction")}, ${plural(data.sessions, "session")}`),
+      figure("Events", short(data.events), "", `${plural(data.transactions, "commit")}, ${plural(data.sessions, "session")}`),
       figure("Position", h("span.position", { title: data.position }, data.position || "–"), "", data.database));
     lag.update(data.charts.lag, { over: !data.alive });
     sizes.update(data.charts.bytes, { over: !data.alive });

@@ -6,7 +6,7 @@ import { chart, rangePicker } from "../lib/chart.js";
 import { ago, bytes, count, duration, short, time } from "../lib/format.js";
 import { empty, notice } from "../lib/dialog.js";
 import { graph } from "../lib/graph.js";
-import { plot } from "../lib/plot.js";
+import { durationTicksOf, plot } from "../lib/plot.js";
 import { figure, following, forgetButton, lifeLine, link, stateBadge, troubles } from "../lib/subject.js";
 import { searchBox, table } from "../lib/table.js";
 import { small } from "./overview.js";
@@ -49,7 +49,7 @@ function renderList(view, place) {
   view.body.append(h("div.toolbar", searchBox(following(place), "Filter pipelines")), h("section.card.flush", list.node));
   function update(now) {
     Object.assign(place, now);
-    view.title("Pipelines", { words: ["consume", "__headrace_state", "-o", "beginning", "-e"] });
+    view.title("Pipelines", { words: ["status"] });
     view.live("pipelines", now.query, list.update);
   }
   update(place);
@@ -62,7 +62,7 @@ function renderPipeline(view, place) {
   const trouble = h("div");
   const tiles = h("div.tiles");
   const drawing = h("div");
-  const phases = plot({ title: "Batch time by phase", kind: "stack", height: 190, format: (ms) => duration(ms / 1000), names: PHASES, nothing: "No batch yet", cut: true });
+  const phases = plot({ title: "Batch time by phase", kind: "stack", height: 190, format: (ms) => duration(ms / 1000), names: PHASES, nothing: "No batch yet", cut: true, ticks: durationTicksOf });
   const rows = chart({ title: "Rows read", unit: "messages/s", colours: [0] });
   const lag = chart({ title: "Lag", unit: "messages", colours: [3], names: { lag: "lag" } });
   const watermark = h("div.watermark");
