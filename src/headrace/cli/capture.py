@@ -346,7 +346,7 @@ def run(
         if is_new and not capture.figures.events:
             _withdraw(bootstrap, options)
         raise
-    say(f"stopped; {counted(capture.figures.events, 'event')} in {counted(capture.figures.commits, 'transaction')}")
+    say(f"stopped; {counted(capture.figures.events, 'event')} in {counted(capture.figures.commits, 'commit')}")
 
 
 def _withdraw(bootstrap: str, options: CaptureOptions) -> None:
