@@ -48,6 +48,8 @@ def test_messages_are_shown_with_why_they_died_and_stay(
     died_at = datetime.fromisoformat(found[0]["properties"]["headers"]["x-death"][0]["time"])
     assert abs(datetime.now(UTC) - died_at) < timedelta(hours=1)
     assert [each["offset"] for each in console.get("queue/messages", name=dead, q='"order": 1')["messages"]] == [1]
+    for wanted, count in (("ORDER.placed", 3), ("x-death", 3), ("no such text", 0)):  # the key, a header, nothing
+        assert len(console.get("queue/messages", name=dead, q=wanted)["messages"]) == count
     assert ready(broker, dead) == 3
     listed = eventually(lambda: console.get("queues", q=dead)["rows"])
     assert (listed[0]["ready"], listed[0]["unacknowledged"]) == (3, 0)
@@ -121,6 +123,17 @@ def test_removing_the_dead_letters_of_a_queue_leaves_its_other_messages(
     assert console.post("queue/drop", name=dead, messages="dead")["moved"] == 3
     (kept,) = console.get("queue/messages", name=dead)["messages"]
     assert kept["body"] == "was never dead"
+
+
+def test_dead_letters_that_a_consumer_holds_are_not_redriven(
+    broker: TestBroker, console: RunningConsole, unique: Callable[[str], str]
+) -> None:
+    work, dead = unique("work"), unique("dead")
+    with_dead_letters(broker.amqp_url, work, dead, 3)
+    with channel_to(broker.amqp_url) as channel:
+        assert channel.basic_get(dead)[0] is not None
+        done = console.post("queue/redrive", name=dead, messages="dead")
+        assert (done["moved"], done["not_ready"]) == (2, 0), "what is held is not asked for"
 
 
 def test_a_purge_needs_the_name_and_what_is_no_place_is_refused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 from headrace.client import Admin, Client, Groups, Producer, StateRecord, TopicPartition
 from headrace.console.alarms import alarms, forecast
@@ -12,7 +13,7 @@ from headrace.console.limits import COARSE_S, FINE_POINTS, SERIES_MAX
 from headrace.console.pool import ClientPool
 from headrace.console.sampler import Sampler
 from headrace.console.snapshot import ClusterSnapshot, DiskFigures, GroupFigures, TopicFigures
-from headrace.console.watch import Watched
+from headrace.console.watch import Watch, Watched
 from headrace.testing import broker
 from tests.console.conftest import RunningConsole
 from tests.waiting import eventually
@@ -302,6 +303,20 @@ def test_nobody_is_lost_for_a_silence_in_which_the_broker_did_not_answer() -> No
     assert heard(now_ms - hour, now_ms, **gap | {"back_ms": now_ms - 60_000}), "it had the time"
     assert heard(now_ms - 2 * hour, now_ms, **gap), "it was lost before that"
     assert heard(now_ms - hour, now_ms)
+
+
+def test_the_time_in_which_the_broker_did_not_answer_is_noted_when_it_is_over() -> None:
+    watch = Watch("127.0.0.1:1")
+
+    def gap(seen: Watched) -> tuple[int, int, int, str]:
+        watch.newest = seen
+        return seen.seen_ms, seen.left_ms, seen.back_ms, seen.problem
+
+    assert gap(watch.heard({}, 1_000)) == (1_000, 0, 0, "")
+    assert gap(watch.heard({}, 2_000)) == (2_000, 0, 0, "")
+    watch.newest = replace(watch.newest, problem="connection refused")
+    assert gap(watch.heard({}, 9_000)) == (9_000, 2_000, 9_000, "")
+    assert gap(watch.heard({}, 10_000)) == (10_000, 2_000, 9_000, "")
 
 
 def test_the_link_of_an_alarm_leads_to_a_group_of_any_name() -> None:

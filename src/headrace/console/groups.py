@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from headrace.client import Groups, PartitionLag, TopicPartition, end_offsets, start_offsets
+from headrace.client import Groups, PartitionLag, TopicPartition, end_offsets
 from headrace.client.places import parse_place, resolve
 from headrace.console.page import Action, Ask, Page, View, listing
 from headrace.console.problems import BadRequest
@@ -106,14 +106,14 @@ def reset_plan(ask: Ask) -> dict[str, Any]:
         raise BadRequest(f"group {name!r} has no offsets", "choose a topic")
     place = parse_place(ask.text("to"), int(time.time() * 1000))
     targets = resolve(ask.client, partitions, place)
-    starts, ends = start_offsets(ask.client, partitions), end_offsets(ask.client, partitions)
+    ends = end_offsets(ask.client, partitions)
     rows = [
         {
             "topic": each.topic,
             "partition": each.partition,
             "from": committed.get(each),
             "to": targets[each],
-            "lag": ends[each] - max(targets[each], starts[each]),
+            "lag": ends[each] - targets[each],
             "moves": targets[each] - committed[each] if each in committed else None,
         }
         for each in partitions

@@ -146,7 +146,7 @@ class Watch:
             self._client = Client(self._bootstrap, self._options)
             self._reader = StateReader(self._client)
         states = dict(self._reader.refresh())
-        seen = _heard(self.newest, states, round(clock_s * 1000))
+        seen = self.heard(states, round(clock_s * 1000))
         values = self._values_of_states(states, round(clock_s * 1000))
         if now_s >= self._queues_due_s:
             seen = self._with_queues(seen, self._client, now_s)
@@ -154,6 +154,12 @@ class Watch:
         self.newest = seen
         self.history.add(clock_s, values)
         self.history.keep_only(_series(states, seen))
+
+    def heard(self, states: Mapping[str, StateRecord], now_ms: int) -> Watched:
+        """The state records of an answer, which may be the first one after a time without any."""
+        last = self.newest
+        seen = replace(last, states=states, problem="", seen_ms=now_ms)
+        return replace(seen, left_ms=last.seen_ms, back_ms=now_ms) if last.problem and last.seen_ms else seen
 
     def _with_queues(self, seen: Watched, client: Client, now_s: float) -> Watched:
         self._queues_due_s = now_s + QUEUES_S
@@ -201,12 +207,6 @@ class Watch:
         client, self._client, self._reader = self._client, None, None
         if client is not None:
             client.close()
-
-
-def _heard(last: Watched, states: Mapping[str, StateRecord], now_ms: int) -> Watched:
-    """The state records of an answer, which may be the first one after a time without any."""
-    seen = replace(last, states=states, problem="", seen_ms=now_ms)
-    return replace(seen, left_ms=last.seen_ms, back_ms=now_ms) if last.problem and last.seen_ms else seen
 
 
 def _slug(text: str) -> str:
