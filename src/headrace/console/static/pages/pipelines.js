@@ -126,7 +126,7 @@ function drawGraph(data) {
   const most = Math.max(1, ...edges.map((edge) => rate(edge) || 0));
   return graph({
     label: `Graph of ${data.name}`,
-    nodes: nodes.map((node) => ({ id: node.id, kind: node.kind, title: node.title, lines: lines(node, facts(node.id)), link: node.topics?.length ? link("topics", node.topics[0]) : null, tip: (node.parameters || []).map(([key, value]) => `${key}: ${value}`) })),
+    nodes: nodes.map((node) => ({ id: node.id, kind: node.kind, title: node.title, lines: lines(node, facts(node.id)), link: node.topics?.length ? link("topics", node.topics[0]) : null, tip: (node.parameters || []).filter(([, value]) => !UNSET.has(value)).map(([key, value]) => `${key}: ${value}`) })),
     links: edges.map((edge) => ({ from: edge[0], to: edge[1], label: rate(edge) === null ? "" : `${short(rate(edge))}/s`, strength: (rate(edge) || 0) / most })),
   });
 }
@@ -138,6 +138,9 @@ function lines(node, facts) {
   return [node.text, held];
 }
 
+/** Parameters that say that something is not used. */
+const UNSET = new Set(["", "False", "None", "[]", "{}", "()"]);
+
 function operatorColumns(data) {
   const of = (node) => data.nodes[node.id] || {};
   return [
@@ -146,7 +149,7 @@ function operatorColumns(data) {
     ["Size", (node) => bytes(of(node).held_bytes), true],
     ["Updated in last batch", (node) => count(of(node).updated), true],
     ["Late in last batch", (node) => count((of(node).dropped || 0) + (of(node).late_rows || 0)), true],
-    ["Parameters", (node) => h("span.chips", (node.parameters || []).map(([key, value]) => h("span.chip", { title: value }, h("b", key), " ", value.length > 40 ? `${value.slice(0, 39)}…` : value)))],
+    ["Parameters", (node) => h("span.chips", (node.parameters || []).filter(([, value]) => !UNSET.has(value)).map(([key, value]) => h("span.chip", { title: value }, h("b", key), " ", value.length > 40 ? `${value.slice(0, 39)}…` : value)))],
   ];
 }
 
