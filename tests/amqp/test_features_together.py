@@ -19,7 +19,10 @@ import pytest
 
 from headrace import testing
 from headrace.broker.queues.feeds import Feeds
+from headrace.broker.queues.queue import Queue as BrokerQueue
+from headrace.broker.queues.rotation import Delivery
 from headrace.client import Admin, Client, Producer, Queues
+from headrace.client.queues import QueueInfo
 from headrace.testing import InProcessBroker
 from headrace.testing.disk import SimulatedDisk
 from tests.amqp.raw import BODY, HEADER, HEARTBEAT, Basic, Channel, Connection, RawPeer, frame
@@ -378,3 +381,36 @@ def test_a_short_consumer_timeout_holds_although_another_consumer_of_the_channel
         assert (kind, code) == ("channel", 406)
         assert "Timeout value used: 300 ms" in text
         peer.close()
+
+
+def test_a_message_that_cannot_come_back_does_not_keep_the_others_or_the_queues_of_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One error in the end of a connection left its other messages with nobody, and its exclusive queues locked."""
+
+    def give_back(queue: BrokerQueue, delivery: Delivery, *, is_failure: bool = False) -> None:
+        if queue.name == "broken":
+            raise RuntimeError("planted")
+        original(queue, delivery, is_failure=is_failure)
+
+    original = BrokerQueue.give_back
+    monkeypatch.setattr(BrokerQueue, "give_back", give_back)
+    with served() as (broker, connection):
+        peer = RawPeer(port_of(broker)).opened(1)
+        for name in ("broken", "sound"):
+            peer.method(1, Queue.Declare(queue=name))
+        peer.method(1, Queue.Declare(queue="own", exclusive=True))
+        channel = connection.channel()
+        eventually(lambda: [each.name for each in queues_of(broker)], lambda names: len(names) == 3)
+        for name in ("broken", "sound"):
+            channel.basic_publish("", name, b"x")
+            peer.method(1, Basic.Get(queue=name))
+            peer.expect(Basic.GetOk)
+        peer.close()
+        eventually(lambda: [each.name for each in queues_of(broker)], lambda names: names == ["broken", "sound"])
+        assert channel.queue_declare("sound", passive=True).method.message_count == 1
+
+
+def queues_of(broker: InProcessBroker) -> list[QueueInfo]:
+    with Client(broker.bootstrap) as client:
+        return list(Queues(client).list_all())

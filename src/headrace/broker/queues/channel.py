@@ -9,6 +9,7 @@ channel, as in RabbitMQ: the consumer is stuck, and another one may do better.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
@@ -31,6 +32,8 @@ from headrace.wire.amqp.errors import AmqpError, ReplyCode
 from headrace.wire.amqp.methods import IDS, encode_method
 
 __all__ = ["Channel", "Client"]
+
+LOG = logging.getLogger("headrace.queues")
 
 TIMEOUT_NOTES = 10
 """How often the age of deliveries is looked at within the consumer timeout."""
@@ -117,7 +120,10 @@ class Channel:
         if self._transaction is not None:
             self._deliveries.put_back(self._transaction.undo())
         for delivery in self._deliveries.take_all():
-            delivery.queue.give_back(delivery, is_failure=True)
+            try:
+                delivery.queue.give_back(delivery, is_failure=True)
+            except Exception:  # the others come back, and the connection ends with all that it has
+                LOG.exception("%s: a message did not come back; please file a bug", delivery.queue.where)
 
     # ---- what consumers ask -----------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from headrace.broker.queues.message import Message, carbon_copies
-from headrace.broker.queues.policy import QueueType
+from headrace.broker.queues.policy import COUNT_MAX, QueueType
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.reply_to import Replies
 from headrace.broker.queues.routing import EXCHANGE_TYPES, Binding, Exchange
@@ -388,7 +388,7 @@ def _with_death(
     exchange = message.exchange.decode("utf-8", "surrogateescape")
     if same:
         count = same[0].get("count")
-        death = {**same[0], "count": (count if isinstance(count, int) else 1) + 1}
+        death = {**same[0], "count": min(count if isinstance(count, int) else 1, COUNT_MAX - 1) + 1}
     else:
         death = {
             "count": 1,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from headrace.broker.queues.journal import QueueJournal
 from headrace.broker.queues.lane import Lane
 from headrace.broker.queues.message import Message
@@ -14,7 +16,7 @@ from headrace.broker.queues.virtual_host import VirtualHost
 from headrace.log.config import FlushMode, LogConfig
 from headrace.log.log import PartitionLog
 from headrace.testing.disk import SimulatedDisk
-from headrace.wire.amqp.properties import NO_PROPERTIES
+from headrace.wire.amqp.properties import NO_PROPERTIES, encode_properties
 from tests.flushing import FlusherByHand
 
 CONFIG = LogConfig(segment_bytes_max=16 << 20, retention_ms=-1, cleanup_delete=False, flush=FlushMode.OS)
@@ -104,3 +106,20 @@ def test_a_dead_letter_that_the_disk_refused_is_gone_from_its_queue_when_it_is_w
 def test_a_queue_whose_dead_letters_wait_does_not_ask_for_turn_after_turn() -> None:
     world = rejected_on_a_full_disk()
     assert not world.turn._queues
+
+
+@pytest.mark.parametrize("count", [2**63 - 2, 2**63 - 1])
+def test_a_history_with_the_largest_count_that_a_client_can_write_is_carried_on(count: int) -> None:
+    """The dead letter could not be written, so the message was lost, or could not be got rid of."""
+    world = World()
+    death = {"queue": "source", "reason": "rejected", "count": count}
+    properties = encode_properties({"headers": {"x-death": [death]}})
+    world.source.publish(Message(b"", b"source", properties, BODY, 1_000))
+    world.turn.run()
+    found = world.source.get(no_ack=False)
+    assert found is not None
+    world.source.reject(found[0])
+    world.turn.run()
+    letter = world.dead.get(no_ack=True)
+    assert letter is not None
+    assert letter[1].headers["x-death"] == [{**death, "count": 2**63 - 1}]
