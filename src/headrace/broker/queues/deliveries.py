@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from headrace.broker.queues.queue import Queue
@@ -34,6 +33,8 @@ class Deliveries:
     def __init__(self) -> None:
         self.last_tag = 0
         self._held: dict[int, Held] = {}
+        self._oldest = 1
+        """No tag below is held. A dict from which very many were taken is slow to find its first."""
         self._fetched = 0
         self._notes: deque[tuple[int, int]] = deque()
         """(when, the latest tag then)."""
@@ -82,12 +83,12 @@ class Deliveries:
         return {each: self._held.pop(each) for each in (self.up_to(tag, method) if is_multiple else [tag])}
 
     def up_to(self, tag: int, method: str) -> list[int]:
-        """The tags that are held up to this one, or (0) all. Raises AmqpError."""
-        if tag == 0:
-            return list(self._held)
-        if tag not in self._held:  # also where older ones are held: the peer has lost count
+        """The tags that are held up to this one, or (0) all; they are taken next. Raises AmqpError."""
+        if tag and tag not in self._held:  # also where older ones are held: the peer has lost count
             raise _unknown(tag, method)
-        return list(takewhile(lambda each: each <= tag, self._held))
+        held = list(self._held) if not tag else [each for each in range(self._oldest, tag + 1) if each in self._held]
+        self._oldest = (tag or self.last_tag) + 1
+        return held
 
     def take_each(self, tags: list[int], done: dict[tuple[Queue, int], list[int]]) -> None:
         """Take and settle the deliveries of these tags, and put their offsets to the others of their lane. Raises
@@ -128,6 +129,7 @@ class Deliveries:
     def put_back(self, taken: dict[int, Held]) -> None:
         """They were not settled: they are held again, in the order of their delivery."""
         self._held = dict(sorted({**self._held, **taken}.items()))
+        self._oldest = min(self._oldest, *taken) if taken else self._oldest
 
     def take_all(self) -> Iterable[Delivery]:
         """The channel ends."""
