@@ -30,7 +30,7 @@ from headrace.log.log import PartitionLog
 from headrace.log.reader import checked_batches
 from headrace.vocabulary import Epoch, Offset
 
-__all__ = ["Lane", "State", "WindowBudget", "ranges_of"]
+__all__ = ["MESSAGE_OVERHEAD_BYTES", "Lane", "State", "WindowBudget", "ranges_of"]
 
 WINDOW_BYTES = 1 << 20
 WINDOWS_BYTES = 32 << 20
@@ -76,7 +76,7 @@ class Lane:
         """Being moved to another queue, or may have been when the broker died: such a message comes marked."""
         self._taken = 0
         self._window: dict[int, Message] = {}
-        self._budget = budget or WindowBudget()
+        self.budget = budget or WindowBudget()
         self._window_bytes = 0
         self._recent: dict[int, Message] = {}
         """The batch that was read last for messages that have come back."""
@@ -117,7 +117,7 @@ class Lane:
         offset: int = log.end_offset
         log.append(batch_of(messages), leader_epoch=LEADER_EPOCH, now_ms=messages[-1].enqueued_ms)
         self._flusher.mark(log)
-        has_room = self._window_bytes < WINDOW_BYTES and self._budget.left > 0
+        has_room = self._window_bytes < WINDOW_BYTES and self.budget.left > 0
         if has_room and (offset == self.cursor or offset - 1 in self._window):
             self._keep(offset, messages)
 
@@ -141,7 +141,7 @@ class Lane:
         """The message at an offset. Raises LogError when it cannot be read."""
         message = self._window.get(offset) or self._recent.get(offset)
         if message is None:
-            is_next = offset == self.cursor and self._budget.left > 0
+            is_next = offset == self.cursor and self.budget.left > 0
             message = self._read_ahead(offset) if is_next else self._read_one(offset)
         return message
 
@@ -192,7 +192,7 @@ class Lane:
         self._count(-sum([message.size for message in run]) - MESSAGE_OVERHEAD_BYTES * len(run))
         self._taken += len(run)
         self.cursor = offset
-        if self._budget.left < 0:  # what was read and not taken is read again when its turn comes
+        if self.budget.left < 0:  # what was read and not taken is read again when its turn comes
             self.forget_window()
         return offsets, run
 
@@ -358,7 +358,7 @@ class Lane:
         batch = self.log.reader.batch_holding(Offset(offset))
         found = {} if batch is None else dict(messages_of(batch))
         assert offset in found, f"{self.log.directory}: offset {offset} cannot be found"
-        self._recent = found if self._budget.left > 0 else {offset: found[offset]}
+        self._recent = found if self.budget.left > 0 else {offset: found[offset]}
         self.has_expirations |= found[offset].summary.expiration is not None
         return found[offset]
 
@@ -379,7 +379,7 @@ class Lane:
 
     def _count(self, added: int) -> None:
         self._window_bytes += added
-        self._budget.left -= added
+        self.budget.left -= added
 
     def forget_window(self) -> None:
         """Nobody will take what is near the cursor, or not soon."""

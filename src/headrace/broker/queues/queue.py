@@ -12,7 +12,7 @@ in the same turn, whatever its limit: a limit of 0 means "now or never".
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -108,6 +108,8 @@ class Queue:
         """Messages that wait before they are delivered again, by when that is over; a heap."""
         self._delay = Alarm(turn, self._end_delays)
         self._expiry = Alarm(turn, self.wake)
+        self._use = Alarm(turn, self._look_at_use)
+        self._remove_unused: Callable[[], None] = lambda: None
         self._expired_left = EXPIRED_PER_TURN
         self._left_to: set[Queue] = set()
         """Queues that got dead letters of this one since its journal was written."""
@@ -148,11 +150,20 @@ class Queue:
         """Somebody has declared it, or asked for a message."""
         self.used_at_ms = self._turn.now_ms()
 
-    def expires_in_ms(self) -> int:
-        """How long until the queue may go because nobody uses it."""
+    def when_unused(self, remove: Callable[[], None]) -> None:
+        """Call this when nobody has used the queue for as long as its policy says, if it does."""
+        if self.policy.expires_ms is not None:
+            self._remove_unused = remove
+            self._use.set(self.policy.expires_ms)
+
+    def _look_at_use(self) -> None:
         limit_ms = self.policy.expires_ms
-        assert limit_ms is not None, "only asked of queues that have a limit"
-        return limit_ms if self.consumers else max(0, self.used_at_ms + limit_ms - self._turn.now_ms())
+        assert limit_ms is not None, "the alarm is set for queues that have a limit"
+        left_ms = limit_ms if self.consumers else max(0, self.used_at_ms + limit_ms - self._turn.now_ms())
+        if left_ms > 0:
+            self._use.set(left_ms)
+        else:
+            self._remove_unused()
 
     # ---- publishing -------------------------------------------------------------------------------------------------
 
@@ -599,6 +610,8 @@ class Queue:
         for consumer in list(self.consumers):
             consumer.cancelled()
         self._rotation.clear()
+        for alarm in (self._delay, self._expiry, self._use):  # each would keep the queue in memory until it rings
+            alarm.cancel()
         self._waiting.clear()
         self._written.clear()
         published, self._published = self._published, {}

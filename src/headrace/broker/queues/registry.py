@@ -82,6 +82,8 @@ class Registry:
         self.rows = Rows(state, turn)
         self._flusher = flusher
         self._windows = WindowBudget()
+        self._stream_windows = WindowBudget()
+        """What consumers of streams have read ahead. A slow one keeps it for long."""
         self._turn = turn
         self._remove_files = remove_files
         self._new_group = new_group
@@ -157,8 +159,10 @@ class Registry:
         owner: object | None = None,
     ) -> Queue:
         policy = QueuePolicy.of(arguments, f"queue '{name}' in vhost '{host.name}'")
-        lanes = [Lane(log, self._flusher, self._retention(policy), self._windows) for log in logs[1:]]
-        kind = StreamQueue if policy.queue_type == "stream" else Queue
+        is_stream = policy.queue_type == "stream"
+        budget = self._stream_windows if is_stream else self._windows
+        lanes = [Lane(log, self._flusher, self._retention(policy), budget) for log in logs[1:]]
+        kind = StreamQueue if is_stream else Queue
         queue = kind(
             name,
             arguments=arguments,
@@ -173,8 +177,7 @@ class Registry:
             is_auto_delete=is_auto_delete,
             owner=owner,
         )
-        if queue.policy.expires_ms is not None:
-            self._turn.later(queue.policy.expires_ms / 1000, lambda: self._expire(host, queue))
+        queue.when_unused(lambda: self.remove_queue_soon(host, queue))
         return queue
 
     def _retention(self, policy: QueuePolicy) -> Retention:
@@ -184,16 +187,6 @@ class Registry:
             self.limits.retention_ms if ms is None else ms,
             self.limits.retention_bytes if bytes_max is None else bytes_max,
         )
-
-    def _expire(self, host: VirtualHost, queue: Queue) -> None:
-        """Delete a queue that nobody has used for as long as its policy says, or look again when that may be so."""
-        if queue.is_deleted:
-            return
-        left_ms = queue.expires_in_ms()
-        if left_ms > 0:
-            self._turn.later(left_ms / 1000, lambda: self._expire(host, queue))
-        else:
-            self.remove_queue_soon(host, queue)
 
     # ---- queues -----------------------------------------------------------------------------------------------------
 

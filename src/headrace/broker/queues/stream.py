@@ -14,8 +14,10 @@ import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final
 
+from headrace.broker.queues.lane import MESSAGE_OVERHEAD_BYTES
 from headrace.broker.queues.message import Message
 from headrace.broker.queues.policy import AGE_UNITS_MS, QueuePolicy
 from headrace.broker.queues.queue import Queue
@@ -29,6 +31,8 @@ from headrace.wire.amqp.tables import Timestamp, type_name
 __all__ = ["StreamQueue", "stream_config"]
 
 DELIVERIES_PER_TURN = 1_000
+READ_AHEAD_MIN = 64
+"""So many messages are read for a consumer also where others have read ahead as much as all may."""
 DECODED_BYTES_MAX = 256 << 20
 _INTERVAL: Final = re.compile(r"(\d{1,9})([YMDhms])")
 
@@ -53,6 +57,10 @@ class _Reader:
         self.consumer = consumer
         self.next = offset
         self.read: deque[tuple[int, Message]] = deque()
+
+    @property
+    def read_bytes(self) -> int:
+        return sum(_held_bytes(message) for _, message in self.read)
 
 
 class StreamQueue(Queue):
@@ -99,10 +107,11 @@ class StreamQueue(Queue):
         super().add_consumer(consumer, is_exclusive=is_exclusive)
 
     def remove_consumer(self, consumer: Consumer) -> None:
-        del self._readers[consumer]
+        self._lane.budget.left += self._readers.pop(consumer).read_bytes
         super().remove_consumer(consumer)
 
     def delete(self) -> int:
+        self._lane.budget.left += sum(reader.read_bytes for reader in self._readers.values())
         self._readers.clear()
         return super().delete()
 
@@ -157,16 +166,25 @@ class StreamQueue(Queue):
     def _deliver_next(self, reader: _Reader) -> bool:
         """False when there is nothing more."""
         if not reader.read:
-            log = self._lane.log
-            first = max(reader.next, log.start_offset)
-            reader.read.extend(self._lane.scan(first, log.high_watermark) if first < log.high_watermark else ())
+            self._read_ahead(reader)
         if not reader.read:
             return False
         offset, message = reader.read.popleft()
+        self._lane.budget.left += _held_bytes(message)
         reader.next = offset + 1
         told = message.with_properties(headers={**message.headers, "x-stream-offset": offset})
         reader.consumer.deliver(Delivery(self, 0, offset, len(message.body)), told, is_redelivered=False)
         return True
+
+    def _read_ahead(self, reader: _Reader) -> None:
+        """Keep what one read brings, or some of it while all consumers together have read ahead enough."""
+        log, budget = self._lane.log, self._lane.budget
+        first, end = max(reader.next, log.start_offset), log.high_watermark
+        if first < end:
+            count_max = None if budget.left > 0 else READ_AHEAD_MIN
+            for offset, message in islice(self._lane.scan(first, end), count_max):
+                reader.read.append((offset, message))
+                budget.left -= _held_bytes(message)
 
     def get(self, *, no_ack: bool) -> tuple[Delivery, Message, bool] | None:
         raise _not_supported("basic.get", self.where)
@@ -207,6 +225,10 @@ class StreamQueue(Queue):
 
     def purge(self) -> int:
         raise _not_supported("queue.purge", self.where)
+
+
+def _held_bytes(message: Message) -> int:
+    return message.size + MESSAGE_OVERHEAD_BYTES
 
 
 def _not_supported(what: str, where: str) -> AmqpError:

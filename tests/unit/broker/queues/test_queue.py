@@ -21,6 +21,7 @@ from headrace.log.config import FlushMode, LogConfig
 from headrace.log.errors import LogError
 from headrace.log.log import PartitionLog
 from headrace.log.reader import LogReader
+from headrace.testing.clock import VirtualClock
 from headrace.testing.disk import SimulatedDisk
 from headrace.wire.amqp.properties import NO_PROPERTIES, encode_properties
 
@@ -567,3 +568,39 @@ def test_the_bytes_of_a_queue_are_counted_at_the_start_without_a_search_for_each
     bench.queue.recover()
     assert bench.queue.ready_bytes == 29 * 20_001
     assert not searched
+
+
+def test_a_deleted_queue_leaves_no_timer_that_would_keep_it_in_memory() -> None:
+    clock = VirtualClock()
+    bench = Bench({"x-expires": 3_600_000, "x-message-ttl": 600_000})
+    bench.turn.later = clock.call_later
+    removed: list[str] = []
+    bench.queue.when_unused(lambda: removed.append("by its time limit"))
+    bench.publish(1)
+    bench.run()
+    assert clock.timers == 2
+    bench.queue.delete()
+    assert clock.timers == 0
+    clock.advance(3_600_000)
+    assert not removed
+
+
+def test_a_queue_that_somebody_uses_does_not_expire() -> None:
+    clock = VirtualClock()
+    bench = Bench({"x-expires": 1_000})
+    bench.turn.later, bench.turn.now_ms = clock.call_later, clock.wall_ms
+    removed: list[int] = []
+    began_ms = clock.wall_ms()
+    bench.queue.used()
+    bench.queue.when_unused(lambda: removed.append(clock.wall_ms() - began_ms))
+    clock.advance(600)
+    bench.queue.used()
+    clock.advance(700)
+    taker = Taker("c", 1)
+    bench.queue.add_consumer(taker)
+    clock.advance(5_000)
+    bench.queue.remove_consumer(taker)
+    clock.advance(999)
+    assert not removed
+    clock.advance(2_000)
+    assert removed == [7_300]

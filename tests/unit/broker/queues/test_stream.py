@@ -13,7 +13,7 @@ from headrace.broker.queues.message import Message
 from headrace.broker.queues.policy import QueuePolicy
 from headrace.broker.queues.retention import Retention
 from headrace.broker.queues.rotation import Delivery
-from headrace.broker.queues.stream import StreamQueue, stream_config
+from headrace.broker.queues.stream import READ_AHEAD_MIN, StreamQueue, stream_config
 from headrace.broker.queues.turn import Turn
 from headrace.log.config import LogConfig
 from headrace.log.log import PartitionLog
@@ -204,3 +204,40 @@ def test_nothing_of_a_stream_can_be_restored() -> None:
     world.publish(1)
     with pytest.raises(AmqpError, match="not supported by stream queues"):
         world.stream.restore(0, 0, 1)
+
+
+def test_many_slow_consumers_read_ahead_no_more_than_the_budget() -> None:
+    """Each of them kept a whole piece of the log: 300 of them took 300 MB."""
+    world = World()
+    world.publish(500)
+    budget = world.stream._lane.budget
+    before, budget.left = budget.left, 10_000
+    readers = [Reader(room=1) for _ in range(20)]
+    for reader in readers:
+        world.stream.add_consumer(reader, arguments={"x-stream-offset": "first"})
+        world.turn.run()
+    kept = sum(len(each.read) for each in world.stream._readers.values())
+    assert kept < 500 + 20 * READ_AHEAD_MIN, "one has a whole piece, the others as much as they need soon"
+    for _ in range(499):
+        for reader in readers:
+            reader.room = 1
+        world.stream.wake()
+        world.turn.run()
+    assert [reader.got for reader in readers] == [[str(number) for number in range(500)]] * 20
+    budget.left += before - 10_000
+    assert budget.left == before
+
+
+def test_consumers_that_end_give_back_what_they_have_read_ahead() -> None:
+    world = World()
+    world.publish(50)
+    budget = world.stream._lane.budget
+    before = budget.left
+    readers = [Reader(room=1) for _ in range(2)]
+    for reader in readers:
+        world.stream.add_consumer(reader, arguments={"x-stream-offset": "first"})
+    world.turn.run()
+    assert budget.left < before
+    world.stream.remove_consumer(readers[0])
+    world.stream.delete()
+    assert budget.left == before
