@@ -126,7 +126,7 @@ class Player:
         peer, channel = self._peers[step.channel // 2], 1 + step.channel % 2
         getattr(self, f"_{step.operation}", self._call)(step, peer, channel)
         self._settle()
-        notes = self._notes()
+        notes = self._notes(step)
         self._reopen()
         return [notes, self._counts()]
 
@@ -238,11 +238,12 @@ class Player:
                 return True
         return False
 
-    def _notes(self) -> dict[str, Any]:
+    def _notes(self, step: Step) -> dict[str, Any]:
         notes: dict[str, Any] = {}
         for number in range(CHANNELS):
             peer, channel = self._peers[number // 2], 1 + number % 2
-            if found := [frame for at, frame in peer.frames if at == channel]:
+            found = [frame for at, frame in peer.frames if at == channel]
+            if found and (number == step.channel or not self._ends(peer)):
                 notes[f"channel {number}"] = self._noted(number, found)
         for number, peer in enumerate(self._peers):
             if found := [frame for at, frame in peer.frames if at == 0]:
@@ -257,6 +258,10 @@ class Player:
                     peer.send(0, Connection.CloseOk())
                     peer.ended = True
         return notes
+
+    def _ends(self, peer: Peer) -> bool:
+        """Its channels end one after the other in RabbitMQ: one may still get what another one gives back."""
+        return peer.ended or any(isinstance(frame, Connection.Close) for _, frame in peer.frames)
 
     def _noted(self, number: int, frames: list[Any]) -> list[Any]:
         noted: list[Any] = []

@@ -42,6 +42,41 @@ def test_a_commit_fails_when_a_queue_refuses_one_of_its_messages(play_on: PlayOn
     play_on(play)
 
 
+def test_a_message_of_a_transaction_goes_where_it_did_when_it_was_published(play_on: PlayOn) -> None:
+    """What happens to the exchange and its bindings until the commit makes no difference to it."""
+
+    def play(scenario: AmqpScenario) -> None:
+        channel = scenario.channel
+        channel.exchange_declare("way", "fanout")
+        for name in ("early", "late", "again", "gone"):
+            channel.queue_declare(name)
+        tx = scenario.connection.channel()
+        returned: list[tuple[int, bytes]] = []
+        tx.add_on_return_callback(lambda _, method, __, body: returned.append((method.reply_code, body)))
+        tx.tx_select()
+        tx.basic_publish("way", "", b"nowhere", mandatory=True)
+        tx.basic_qos(prefetch_count=1)  # its answer says that what came before it was handled
+        channel.queue_bind("early", "way")
+        tx.basic_publish("way", "", b"one", mandatory=True)
+        tx.basic_publish("", "again", b"two")
+        tx.basic_publish("", "gone", b"three", mandatory=True)
+        tx.basic_qos(prefetch_count=1)
+        channel.queue_bind("late", "way")
+        channel.queue_unbind("early", "way")
+        channel.exchange_delete("way")
+        for name in ("again", "gone"):
+            channel.queue_delete(name)
+        channel.queue_declare("again")
+        tx.tx_commit()
+        scenario.connection.process_data_events(0.2)
+        scenario.note("returned", [[code, body.decode()] for code, body in returned])
+        for name, count in (("early", 1), ("late", 0), ("again", 1)):
+            scenario.note_messages(name, name, count)
+            channel.queue_delete(name)
+
+    play_on(play)
+
+
 def test_the_next_single_active_consumer_has_the_highest_priority(play_on: PlayOn) -> None:
     """One that comes later does not take the place of the one that is active, whatever its priority."""
 

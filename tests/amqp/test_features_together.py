@@ -102,21 +102,26 @@ def test_a_publisher_learns_of_messages_whose_queue_is_deleted_before_they_are_w
 
 
 def test_what_a_failed_commit_has_not_acknowledged_comes_back() -> None:
-    with served() as (_, connection):
+    """A stream cannot take a message back; the error comes before the acknowledgement after it."""
+    with served() as (broker, connection):
         channel = connection.channel()
         channel.queue_declare("work", durable=True)
-        channel.exchange_declare("shop", "fanout")
-        channel.basic_publish("", "work", b"task")
-        transactional = connection.channel()
+        channel.queue_declare("log", durable=True, arguments={"x-queue-type": "stream"})
+        for name in ("work", "log"):
+            channel.basic_publish("", name, b"task")
+        other = pika.BlockingConnection(pika.URLParameters(broker.amqp_url))
+        transactional = other.channel()
+        transactional.basic_qos(prefetch_count=10)
+        read = transactional.consume("log", arguments={"x-stream-offset": "first"})
+        of_stream = next(read)[0].delivery_tag
         transactional.tx_select()
         tag = transactional.basic_get("work")[0].delivery_tag
-        transactional.basic_publish("shop", "", b"result")
+        transactional.basic_nack(of_stream)
         transactional.basic_ack(tag)
-        channel.exchange_delete("shop")
-        with pytest.raises(pika.exceptions.ChannelClosedByBroker):
+        with pytest.raises(pika.exceptions.ConnectionClosedByBroker):
             transactional.tx_commit()
+        eventually(lambda: channel.queue_declare("work", passive=True).method.message_count == 1)
         method, _, body = channel.basic_get("work")
-        assert method is not None, "the message is held by nobody and comes back to nobody"
         assert (body, method.redelivered) == (b"task", True)
 
 

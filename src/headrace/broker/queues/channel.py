@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from headrace.broker.queues.confirms import Confirms, Flushed
 from headrace.broker.queues.consumer import UNLIMITED, ChannelConsumer, deliver_method
 from headrace.broker.queues.deliveries import Deliveries, Held
-from headrace.broker.queues.message import Message, carbon_copies, check_expiration, without_hidden_copies
+from headrace.broker.queues.message import Message, check_expiration, without_hidden_copies
 from headrace.broker.queues.queue import Published, Queue
 from headrace.broker.queues.registry import Registry
 from headrace.broker.queues.reply_to import REPLY_TO, ReplyConsumer
@@ -239,8 +239,10 @@ class Channel:
 
     def _publish_one(self, message: Message, is_mandatory: bool) -> None:
         if self._transaction is not None:
-            carbon_copies(message.headers)  # a message that cannot be routed is refused now, not at the commit
-            self._transaction.publish(message.size, lambda flushed: self._route(message, is_mandatory, flushed))
+            queues = self._host.route(message)  # where it goes is decided now, as in RabbitMQ
+            self._transaction.publish(
+                message.size, lambda flushed: self._give(message, self._still(queues), is_mandatory, flushed)
+            )
         elif self._confirms is None:
             self._route(message, is_mandatory, None)
         else:
@@ -271,7 +273,15 @@ class Channel:
 
     def _route(self, message: Message, is_mandatory: bool, published: Published | None) -> bool:
         """Give a message to its queues; True if one of them has refused it."""
-        queues = self._host.route(message)
+        return self._give(message, self._host.route(message), is_mandatory, published)
+
+    def _still(self, queues: Sequence[Queue]) -> list[Queue]:
+        """The queues of these names that there are now."""
+        return [found for each in queues if (found := self._host.queues.get(each.name)) is not None]
+
+    def _give(
+        self, message: Message, queues: Sequence[Queue], is_mandatory: bool, published: Published | None
+    ) -> bool:
         message = without_hidden_copies(message)
         if not queues and not self._host.replies.deliver(message) and is_mandatory:
             self._return(message)
