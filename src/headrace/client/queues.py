@@ -98,7 +98,8 @@ class LaneInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueInfo:
-    """A queue as the broker describes it. One with an ``error`` cannot be served."""
+    """A queue as the broker describes it. One with an ``error`` cannot be served. One that was deleted and made again
+    has another ``id``."""
 
     name: str
     error: str | None = None
@@ -111,6 +112,7 @@ class QueueInfo:
     consumers: int = 0
     lanes: tuple[LaneInfo, ...] = ()
     bindings: tuple[BindingInfo, ...] = ()
+    id: str = ""
 
     @property
     def published(self) -> int:
@@ -435,6 +437,7 @@ def _info(each: DescribedQueue) -> QueueInfo:
             for lane in each.lanes
         ),
         bindings=tuple(map(_binding, each.bindings)),
+        id=each.id,
     )
 
 

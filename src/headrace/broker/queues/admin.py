@@ -372,6 +372,7 @@ def _described(host: VirtualHost, name: str, bindings: list[DescribedBinding]) -
             for lane in queue.lanes
         ],
         bindings=bindings,
+        id=queue.group,
     )
 
 

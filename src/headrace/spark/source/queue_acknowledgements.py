@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
@@ -22,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQueryManager
 
 from headrace.client import Queues
 from headrace.spark.plan import ProgressListener, query_sources, session_id
-from headrace.spark.source.queue_source import QUEUE_SOURCE, QueueOptions
+from headrace.spark.source.queue_source import QUEUE_SOURCE, QueueOptions, QueuePosition
 
 __all__ = ["acknowledge_committed"]
 
@@ -84,9 +85,12 @@ def _options_of(kind: str, given: dict[str, str]) -> QueueOptions | None:
     return options if options is not None and options.acknowledge else None
 
 
-def _acknowledge(options: QueueOptions, ends: dict[str, int] | str) -> None:
-    found: dict[str, int] = json.loads(ends) if isinstance(ends, str) else ends
+def _acknowledge(options: QueueOptions, ends: dict[str, Any] | str) -> None:
+    """Of the queue that was read; one that was made later under its name has other messages."""
+    end = QueuePosition.of(ends)
     with options.connect() as client:
         queues = Queues(client, options.vhost)
-        for number, lane in enumerate(queues.describe(options.queue).lanes):
-            queues.acknowledge(options.queue, number, lane.floor, int(found.get(str(number), 0)))
+        found = queues.describe(options.queue)
+        if end.is_in(found.id):
+            for number, lane in enumerate(found.lanes):
+                queues.acknowledge(options.queue, number, lane.floor, end.lanes.get(number, 0))

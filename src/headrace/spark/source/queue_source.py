@@ -5,13 +5,15 @@ read by the offsets of its log, as a partition of a topic is, and nothing is tak
 reads the same messages again. With ``acknowledge`` they are acknowledged to the queue when their micro-batch is
 committed (``queue_acknowledgements``), and Spark should then be the queue's only consumer.
 
-There is a lane for each priority, and an offset in each.
+There is a lane for each priority, and an offset in each. Offsets carry the id of their queue, so one that was deleted
+and made again is noticed.
 """
 
 # ruff: noqa: N802 the names of methods are Spark's
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +30,9 @@ from headrace.spark.plan import refuse_connect
 from headrace.spark.source.reading import BOOTSTRAP_DEFAULT, bootstrap_of, option_texts
 from headrace.spark.source.tasks import DataLost
 
-__all__ = ["QUEUE_SOURCE", "QueueDataSource", "QueueOptions", "queue"]
+__all__ = ["QUEUE_SOURCE", "QueueDataSource", "QueueOptions", "QueuePosition", "queue"]
+
+logger = logging.getLogger(__name__)
 
 QUEUE_SOURCE = "headrace-queue"
 SCHEMA = (
@@ -37,6 +41,7 @@ SCHEMA = (
 )
 MESSAGES_PER_TASK = 100_000
 MESSAGES_PER_BLOCK = 5_000
+ID = "id"
 OPTIONS = ("bootstrap", "queue", "vhost", "acknowledge", "startingOffsets", "maxMessagesPerTrigger", "failOnDataLoss")
 
 
@@ -109,6 +114,27 @@ def queue(
     return spark.readStream.format(QUEUE_SOURCE).options(**option_texts(chosen)).load()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePosition:
+    """How far a queue was read: an offset for each lane, and which queue of that name. Old checkpoints have no id."""
+
+    lanes: Mapping[int, int]
+    queue_id: str = ""
+
+    @classmethod
+    def of(cls, offsets: Mapping[str, Any] | str) -> QueuePosition:
+        found = json.loads(offsets) if isinstance(offsets, str) else offsets
+        lanes = {int(lane): int(offset) for lane, offset in found.items() if lane != ID}
+        return cls(lanes=lanes, queue_id=found.get(ID, ""))
+
+    def to_json(self) -> dict[str, Any]:
+        return {ID: self.queue_id, **{str(lane): offset for lane, offset in self.lanes.items()}}
+
+    def is_in(self, queue_id: str) -> bool:
+        """Whether it is a position in this queue, as far as is known."""
+        return self.queue_id in ("", queue_id)
+
+
 @dataclass
 class LanePart(InputPartition):
     """What one task reads."""
@@ -116,6 +142,7 @@ class LanePart(InputPartition):
     lane: int
     first: int
     end: int
+    queue_id: str
 
 
 class QueueDataSource(DataSource):
@@ -144,7 +171,7 @@ class QueueBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         found = self._options.describe()
-        return _parts(_starts(self._options, found), {number: lane.end for number, lane in enumerate(found.lanes)})
+        return _parts(_start(self._options, found), _end(found))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _blocks(self._options, partition)
@@ -155,10 +182,10 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: QueueOptions) -> None:
         self._options = options
-        self._target: dict[int, int] | None = None
+        self._target: QueuePosition | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        return _to_json(_starts(self._options, self._options.describe()))
+        return _start(self._options, self._options.describe()).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         most = self._options.messages_max
@@ -166,25 +193,25 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """What is there now is what this run reads."""
-        self._target = self._ends()
+        self._target = _end(self._options.describe())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """At most as many messages as asked for, of the highest priorities first."""
-        before = _from_json(start)
-        ends = self._ends() if self._target is None else self._target
+        end = _end(self._options.describe()) if self._target is None else self._target
+        before = QueuePosition.of(start)
+        if not before.is_in(end.queue_id):
+            _lost(self._options, f"queue {self._options.queue!r} was deleted and made anew since it was read")
+        firsts = _firsts(before, end)
         left = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         reached = {}
-        for lane in sorted(ends, reverse=True):
-            first = before.get(lane, 0)
-            reached[lane] = max(first, ends[lane] if left is None else min(ends[lane], first + left))
+        for lane in sorted(end.lanes, reverse=True):
+            first, last = firsts.get(lane, 0), end.lanes[lane]
+            reached[lane] = max(first, last if left is None else min(last, first + left))
             left = None if left is None else left - (reached[lane] - first)
-        return _to_json(reached)
-
-    def _ends(self) -> dict[int, int]:
-        return {number: lane.end for number, lane in enumerate(self._options.describe().lanes)}
+        return QueuePosition(lanes=reached, queue_id=end.queue_id).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return _parts(_from_json(start), _from_json(end))
+        return _parts(QueuePosition.of(start), QueuePosition.of(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _blocks(self._options, partition)
@@ -193,27 +220,38 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The listener of the driver acknowledges, since this comes only with the next batch."""
 
 
-def _starts(options: QueueOptions, found: QueueInfo) -> dict[int, int]:
-    return {
-        number: lane.start if options.starting == "earliest" else lane.floor for number, lane in enumerate(found.lanes)
-    }
+def _start(options: QueueOptions, found: QueueInfo) -> QueuePosition:
+    return QueuePosition(
+        lanes={
+            number: lane.start if options.starting == "earliest" else lane.floor
+            for number, lane in enumerate(found.lanes)
+        },
+        queue_id=found.id,
+    )
 
 
-def _to_json(offsets: Mapping[int, int]) -> dict[str, Any]:
-    return {str(lane): offset for lane, offset in offsets.items()}
+def _end(found: QueueInfo) -> QueuePosition:
+    return QueuePosition(lanes={number: lane.end for number, lane in enumerate(found.lanes)}, queue_id=found.id)
 
 
-def _from_json(offsets: Mapping[str, Any] | str) -> dict[int, int]:
-    found = json.loads(offsets) if isinstance(offsets, str) else offsets
-    return {int(lane): int(offset) for lane, offset in found.items()}
+def _firsts(start: QueuePosition, end: QueuePosition) -> Mapping[int, int]:
+    """Where reading begins in each lane; from the beginning in a queue that was made after ``start``."""
+    return start.lanes if start.is_in(end.queue_id) else {}
 
 
-def _parts(starts: Mapping[int, int], ends: Mapping[int, int]) -> list[InputPartition]:
+def _parts(start: QueuePosition, end: QueuePosition) -> list[InputPartition]:
+    firsts = _firsts(start, end)
     return [
-        LanePart(lane, first, min(end, first + MESSAGES_PER_TASK))
-        for lane, end in sorted(ends.items())
-        for first in range(starts.get(lane, 0), end, MESSAGES_PER_TASK)
+        LanePart(lane, first, min(last, first + MESSAGES_PER_TASK), end.queue_id)
+        for lane, last in sorted(end.lanes.items())
+        for first in range(firsts.get(lane, 0), last, MESSAGES_PER_TASK)
     ]
+
+
+def _lost(options: QueueOptions, what: str) -> None:
+    if options.fails_on_loss:
+        raise DataLost(what)
+    logger.warning("%s; the query goes on with what is there", what)
 
 
 def _blocks(options: QueueOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -221,7 +259,11 @@ def _blocks(options: QueueOptions, partition: InputPartition) -> Iterator[pa.Rec
         return
     with options.connect() as client:
         queues = Queues(client, options.vhost)
-        start = queues.describe(options.queue).lanes[partition.lane].start
+        found = queues.describe(options.queue)
+        if partition.queue_id not in ("", found.id):
+            _lost(options, f"queue {options.queue!r} was deleted and made anew while it was read")
+            return
+        start = found.lanes[partition.lane].start
         if start > partition.first and options.fails_on_loss:
             raise DataLost(
                 f"queue {options.queue!r} has no messages before offset {start} any more, and {partition.first} is the "

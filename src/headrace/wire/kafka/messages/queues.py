@@ -73,7 +73,8 @@ class DescribedLane:
 
 @struct
 class DescribedQueue:
-    """``error``: why it cannot be served; then nothing else of it is known."""
+    """``error``: why it cannot be served; then nothing else of it is known. ``id`` is another one when a queue was
+    deleted and one of its name was made."""
 
     name: str = string()
     error: str | None = string(null=0, default=None)
@@ -86,6 +87,7 @@ class DescribedQueue:
     consumers: int = i32()
     lanes: list[DescribedLane] = structs(DescribedLane)
     bindings: list[DescribedBinding] = structs(DescribedBinding)
+    id: str = string(tag=0)
 
 
 @message(api_key=10_000, versions=(0, 0), flexible=0)
