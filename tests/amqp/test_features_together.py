@@ -4,6 +4,7 @@ retention, limits of a channel and several consumers, feeds and full queues."""
 from __future__ import annotations
 
 import logging
+import os
 import struct
 import time
 from collections.abc import Iterator
@@ -419,3 +420,33 @@ def test_a_message_that_cannot_come_back_does_not_keep_the_others_or_the_queues_
 def queues_of(broker: InProcessBroker) -> list[QueueInfo]:
     with Client(broker.bootstrap) as client:
         return list(Queues(client).list_all())
+
+
+@pytest.mark.parametrize("exchange", ["", "shop"])
+def test_what_is_published_to_a_damaged_queue_is_not_confirmed(tmp_path: Path, exchange: str) -> None:
+    """It was taken for a message that nobody wants, and that is confirmed. The other queues get it."""
+    with served(data=tmp_path) as (_, connection):
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.exchange_declare("shop", "fanout", durable=True)
+        for name in ("work", "copy"):
+            channel.queue_declare(name, durable=True)
+            channel.queue_bind(name, "shop")
+        channel.basic_publish("", "work", b"x" * 1_000)
+    (log,) = [path for path in tmp_path.glob("queues/*/1/*.log") if path.stat().st_size]
+    os.truncate(log, 500)
+    with served(data=tmp_path) as (broker, connection):
+        channel = connection.channel()
+        channel.confirm_delivery()
+        with pytest.raises(pika.exceptions.NackError):
+            channel.basic_publish(exchange, "work", b"lost", mandatory=True)
+        transactional = connection.channel()
+        transactional.tx_select()
+        transactional.basic_publish(exchange, "work", b"lost")
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="partial tx completion"):
+            transactional.tx_commit()
+        copies = 2 if exchange else 0
+        assert channel.queue_declare("copy", passive=True).method.message_count == copies
+        with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="cannot be served"):
+            channel.queue_delete("work")
+        assert [each.name for each in queues_of(broker) if each.error] == ["work"]

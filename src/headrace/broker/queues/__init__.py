@@ -5,6 +5,7 @@
     registry.py     what is durable of them, and where messages lie
     rows.py         its rows in the state tables, also while the disk refuses them
     queue.py        the messages of a queue: what is handed out, and what a queue's policy does to the others
+    damaged.py      one whose logs cannot be read: it takes no message, so that none is confirmed and lost
     rotation.py     its consumers: who gets the next message
     lane.py         the messages of a queue in a log: which are ready, taken and gone
     encoding.py     messages as the records of a batch, and back

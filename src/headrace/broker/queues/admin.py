@@ -348,7 +348,7 @@ def _described_exchange(exchange: Exchange) -> DescribedExchange:
 def _described(host: VirtualHost, name: str, bindings: list[DescribedBinding]) -> DescribedQueue | None:
     """None if it was deleted between two steps."""
     if name in host.damaged:
-        return DescribedQueue(name=name, error=host.damaged[name])
+        return DescribedQueue(name=name, error=host.damaged[name].reason)
     queue = host.queues.get(name)
     if queue is None:
         return None

@@ -277,11 +277,9 @@ class Channel:
 
     def _still(self, queues: Sequence[Queue]) -> list[Queue]:
         """The queues of these names that there are now."""
-        return [found for each in queues if (found := self._host.queues.get(each.name)) is not None]
+        return [found for each in queues if (found := self._host.destination(each.name)) is not None]
 
-    def _give(
-        self, message: Message, queues: Sequence[Queue], is_mandatory: bool, published: Published | None
-    ) -> bool:
+    def _give(self, message: Message, queues: Sequence[Queue], is_mandatory: bool, published: Published | None) -> bool:
         message = without_hidden_copies(message)
         if not queues and not self._host.replies.deliver(message) and is_mandatory:
             self._return(message)

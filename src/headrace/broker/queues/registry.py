@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from headrace.broker.queues.damaged import DamagedQueue
 from headrace.broker.queues.journal import QueueJournal
 from headrace.broker.queues.lane import Lane, WindowBudget
 from headrace.broker.queues.limits import QueueLimits
@@ -136,13 +137,13 @@ class Registry:
             queue.recover()
         except (LogError, AmqpError) as error:
             LOG.error("queue %s in vhost %s cannot be served: %s", name, host.name, error)
-            host.damaged[name] = str(error)
+            host.add_damaged(DamagedQueue(name, str(error), turn=self._turn, dead_letters=host, group=group))
             return
         host.add_queue(queue)
 
     def _load_binding(self, host_name: str, source: str, kind: str, target: str, key: str, arguments: str) -> None:
         host = self._host(host_name)
-        destination = host.queues.get(target) if kind == "queue" else host.exchanges.get(target)
+        destination = host.destination(target) if kind == "queue" else host.exchanges.get(target)
         if destination is not None and source in host.exchanges:
             host.bind(host.exchanges[source], Binding(destination, key, _table_of(arguments)))
 

@@ -222,7 +222,7 @@ class Topology:
 
     async def _delete_queue(self, asked: dict[str, Any]) -> Answer:
         name = self.named(asked["queue"])
-        if name not in self._host.queues:
+        if name not in self._host.queues and name not in self._host.damaged:
             await self._registry.rows.change()
             return {"message_count": 0}
         queue = self._host.queue(name, self._client)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from headrace.broker.queues.damaged import DamagedQueue
 from headrace.broker.queues.message import Message, carbon_copies
 from headrace.broker.queues.policy import COUNT_MAX, QueueType
 from headrace.broker.queues.queue import Queue
@@ -109,8 +110,8 @@ class VirtualHost:
         self.name = name
         self.exchanges = {each: Exchange(each, kind) for each, kind in _PREDECLARED}
         self.queues: dict[str, Queue] = {}
-        self.damaged: dict[str, str] = {}
-        """Queues whose logs cannot be read, and why."""
+        self.damaged: dict[str, DamagedQueue] = {}
+        """Queues whose logs cannot be read."""
         self.replies = Replies()
         self._routes: dict[tuple[bytes, bytes], tuple[Queue, ...]] = {}
         self._headers_matter: bool | None = None
@@ -128,7 +129,7 @@ class VirtualHost:
     def served_queue(self, name: str) -> Queue:
         """A queue whose logs can be read."""
         if name in self.damaged:
-            raise AmqpError(ReplyCode.RESOURCE_ERROR, f"queue '{name}' cannot be served: {self.damaged[name]}")
+            raise AmqpError(ReplyCode.RESOURCE_ERROR, f"queue '{name}' cannot be served: {self.damaged[name].reason}")
         found = self.queues.get(name)
         if found is None:
             raise AmqpError(ReplyCode.NOT_FOUND, f"no queue '{name}' in vhost '{self.name}'")
@@ -268,6 +269,14 @@ class VirtualHost:
         self.queues[queue.name] = queue
         self.exchanges[""].bind(Binding(queue, queue.name))
         self._forget_routes()
+
+    def add_damaged(self, queue: DamagedQueue) -> None:
+        self.damaged[queue.name] = queue
+        self.exchanges[""].bind(Binding(queue, queue.name))
+
+    def destination(self, name: str) -> Queue | None:
+        """Where messages for a queue of this name go, also if it cannot be served."""
+        return self.queues.get(name) or self.damaged.get(name)
 
     def remove_queue(self, queue: Queue) -> list[Exchange]:
         """Take it away with its bindings; the exchanges that go with it."""
