@@ -281,7 +281,7 @@ class Player:
             if isinstance(frame, Queue.DeclareOk):
                 self._names.add(frame.queue)
             noted.append(self._without_counts(frame, described(frame)))
-        noted.sort(key=lambda note: note[0] == "Basic.Cancel")  # RabbitMQ sends it some time after the queue is gone
+        noted.sort(key=_cancels_last)
         if confirms:
             self._confirmed[number] = max(confirms)
             noted.append(["confirms", sorted(confirms.items())])
@@ -351,6 +351,12 @@ class Player:
             self._observer.send(1000 + number, Exchange.Delete(exchange=name))
             self._observer.answer(Exchange.DeleteOk)
         self._observer.socket.close()
+
+
+def _cancels_last(note: Any) -> tuple[bool, str]:
+    """RabbitMQ sends them some time after the queue is gone, and in no order."""
+    is_cancel = note[0] == "Basic.Cancel"
+    return is_cancel, note[1]["consumer_tag"] if is_cancel else ""
 
 
 REQUESTS: dict[str, tuple[Any, tuple[type, ...]]] = {

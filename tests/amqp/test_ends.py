@@ -77,6 +77,27 @@ def test_a_message_of_a_transaction_goes_where_it_did_when_it_was_published(play
     play_on(play)
 
 
+def test_a_dead_letter_says_what_its_time_limit_was_whatever_it_died_of(play_on: PlayOn) -> None:
+    def play(scenario: AmqpScenario) -> None:
+        channel = scenario.channel
+        channel.queue_declare("dead")
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead", "x-max-length": 1}
+        channel.queue_declare("limited", arguments=arguments)
+        limit = pika.BasicProperties(expiration="600000")
+        channel.basic_publish("", "limited", b"rejected", limit)
+        method, _, _ = channel.basic_get("limited")
+        assert method is not None
+        channel.basic_reject(method.delivery_tag or 0, requeue=False)
+        scenario.note_messages("rejected", "dead", 1)
+        for body in (b"dropped", b"kept"):
+            channel.basic_publish("", "limited", body, limit)
+        scenario.note_messages("dropped", "dead", 1)
+        for name in ("limited", "dead"):
+            channel.queue_delete(name)
+
+    play_on(play)
+
+
 def test_the_next_single_active_consumer_has_the_highest_priority(play_on: PlayOn) -> None:
     """One that comes later does not take the place of the one that is active, whatever its priority."""
 

@@ -408,7 +408,7 @@ def _with_death(
             "routing-keys": [each.decode("utf-8", "surrogateescape") for each in (message.routing_key, *copies)],
         }
         expiration = message.summary.expiration
-        if reason == "expired" and expiration is not None:
+        if expiration is not None:  # the dead letter has none, whatever it died of
             death["original-expiration"] = expiration
     first = {
         "x-first-death-reason": reason,
