@@ -80,6 +80,10 @@ class PreparedClient:
             if isinstance(event, MethodReceived) and event.name.endswith(".close"):
                 raise ConnectionError(event.arguments["reply_text"])
 
+    def send_method(self, name: str, **arguments: Any) -> None:
+        """Nobody waits for its answer."""
+        self._send(CHANNEL, name, **arguments)
+
     def call(self, name: str, **arguments: Any) -> dict[str, Any]:
         self._send(CHANNEL, name, **arguments)
         return self._await(f"{name}-ok")
@@ -114,7 +118,7 @@ class PreparedClient:
     def consume(self, queue: str, count: int, size: int, *, prefetch: int, every: int = 1) -> None:
         """Take so many messages, each ``size`` bytes with its frames, and acknowledge every ``every``-th of them."""
         self.call("basic.qos", prefetch_count=prefetch)
-        self._send(CHANNEL, "basic.consume", queue=queue, consumer_tag="c")
+        self.send_method("basic.consume", queue=queue, consumer_tag="c")
         started = len(_frame(1, encode_method("basic.consume-ok", {"consumer_tag": "c"})))
         received, done = -started, 0
         while done < count:

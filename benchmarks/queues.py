@@ -24,6 +24,7 @@ from benchmarks.figures import Figure
 from benchmarks.perf_test import Outcome, run_perf_test
 from benchmarks.queue_backlog import backlog_figures
 from benchmarks.queue_confirms import RATE, ConfirmTimes, at_a_rate, with_a_full_window
+from benchmarks.queue_delivery import DeliveryTimes, delivery_times
 from benchmarks.queue_neighbours import neighbour_figures
 from benchmarks.queue_pika import confirm_each, consume_backlog, fill
 from tests.servers.headrace import headrace_server, listener_address
@@ -42,6 +43,8 @@ WARM_UP_S = 5
 PACE = 2_500
 """Messages a second of each publisher, where both brokers keep up: nothing piles up in the queues."""
 PIKA_ROUNDS = 5
+DELIVERY_RATE = 5_000
+DELIVERY_ROUNDS = 3
 WINDOW = 500
 """Unconfirmed messages of the prepared client."""
 
@@ -91,6 +94,7 @@ def run(*, quick: bool) -> list[Figure]:
         drained = in_turn(brokers, 1, partial(fill_and_drain, count=sizes.backlog))
         figures += figures_of(f"drain {sizes.backlog:,} of 12 B", drained, has_latency=False)
         figures += confirm_figures(brokers, sizes)
+        figures += delivery_figures(brokers, sizes)
         figures += pika_figures(brokers, sizes)
         assert brokers[0].server is not None
         figures += neighbour_figures(brokers[0].server, brokers[0].port, quick=quick)
@@ -190,9 +194,10 @@ def beside(
     value: Callable[[T], float],
     *,
     goal: float = 1.0,
+    has_goal: bool = True,
     higher: bool = False,
 ) -> Figure:
-    """One figure of each broker; the goal is to be no worse."""
+    """One figure of each broker; the goal, if there is one, is to be no worse."""
     return Figure(
         hop="queues",
         case=case,
@@ -201,7 +206,7 @@ def beside(
         peers=[value(each) for each in outcomes.get("rabbitmq", [])],
         peer=PEER,
         higher_is_better=higher,
-        goal=goal,
+        goal=goal if has_goal else None,
     )
 
 
@@ -228,6 +233,26 @@ def confirm_times(
     broker: Broker, measure: Callable[[int, int, int, float], ConfirmTimes], size: int, seconds: float
 ) -> ConfirmTimes:
     return measure(broker.port, broker.pid, size, seconds)
+
+
+def delivery_figures(brokers: list[Broker], sizes: Sizes) -> list[Figure]:
+    """From publisher to consumer between clients of prepared bytes, at a fixed rate and as fast as they can."""
+    found = []
+    for rate in (DELIVERY_RATE, None):
+        turn = partial(_delivered, seconds=sizes.seconds / 2, rate=rate)
+        times = in_turn(brokers, DELIVERY_ROUNDS, turn)
+        case = "full window" if rate is None else f"{rate:,} msg/s"
+        figure = partial(beside, f"prepared clients, {steady_name(12, 1)}, {case}", times)
+        if rate is None:
+            found.append(figure("msg/s received", lambda each: each.received_per_s, higher=True))
+        found.append(figure("ms publish to consumer, p50", lambda each: each.p50_ms))
+        found.append(figure("ms publish to consumer, p99", lambda each: each.p99_ms))
+        found.append(figure("messages waiting in the queue, p99", lambda each: each.waiting_p99, has_goal=False))
+    return found
+
+
+def _delivered(broker: Broker, seconds: float, rate: int | None) -> DeliveryTimes:
+    return delivery_times(broker.port, seconds, rate)
 
 
 def pika_figures(brokers: list[Broker], sizes: Sizes) -> list[Figure]:
