@@ -48,7 +48,7 @@ def test_a_message_of_a_transaction_goes_where_it_did_when_it_was_published(play
     def play(scenario: AmqpScenario) -> None:
         channel = scenario.channel
         channel.exchange_declare("way", "fanout")
-        for name in ("early", "late", "again", "gone"):
+        for name in ("way-early", "way-late", "way-again", "way-gone"):
             channel.queue_declare(name)
         tx = scenario.connection.channel()
         returned: list[tuple[int, bytes]] = []
@@ -56,21 +56,21 @@ def test_a_message_of_a_transaction_goes_where_it_did_when_it_was_published(play
         tx.tx_select()
         tx.basic_publish("way", "", b"nowhere", mandatory=True)
         tx.basic_qos(prefetch_count=1)  # its answer says that what came before it was handled
-        channel.queue_bind("early", "way")
+        channel.queue_bind("way-early", "way")
         tx.basic_publish("way", "", b"one", mandatory=True)
-        tx.basic_publish("", "again", b"two")
-        tx.basic_publish("", "gone", b"three", mandatory=True)
+        tx.basic_publish("", "way-again", b"two")
+        tx.basic_publish("", "way-gone", b"three", mandatory=True)
         tx.basic_qos(prefetch_count=1)
-        channel.queue_bind("late", "way")
-        channel.queue_unbind("early", "way")
+        channel.queue_bind("way-late", "way")
+        channel.queue_unbind("way-early", "way")
         channel.exchange_delete("way")
-        for name in ("again", "gone"):
+        for name in ("way-again", "way-gone"):
             channel.queue_delete(name)
-        channel.queue_declare("again")
+        channel.queue_declare("way-again")
         tx.tx_commit()
         scenario.connection.process_data_events(0.2)
         scenario.note("returned", [[code, body.decode()] for code, body in returned])
-        for name, count in (("early", 1), ("late", 0), ("again", 1)):
+        for name, count in (("way-early", 1), ("way-late", 0), ("way-again", 1)):
             scenario.note_messages(name, name, count)
             channel.queue_delete(name)
 
@@ -80,19 +80,19 @@ def test_a_message_of_a_transaction_goes_where_it_did_when_it_was_published(play
 def test_a_dead_letter_says_what_its_time_limit_was_whatever_it_died_of(play_on: PlayOn) -> None:
     def play(scenario: AmqpScenario) -> None:
         channel = scenario.channel
-        channel.queue_declare("dead")
-        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead", "x-max-length": 1}
+        channel.queue_declare("limited-dead")
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "limited-dead", "x-max-length": 1}
         channel.queue_declare("limited", arguments=arguments)
         limit = pika.BasicProperties(expiration="600000")
         channel.basic_publish("", "limited", b"rejected", limit)
         method, _, _ = channel.basic_get("limited")
         assert method is not None
         channel.basic_reject(method.delivery_tag or 0, requeue=False)
-        scenario.note_messages("rejected", "dead", 1)
+        scenario.note_messages("rejected", "limited-dead", 1)
         for body in (b"dropped", b"kept"):
             channel.basic_publish("", "limited", body, limit)
-        scenario.note_messages("dropped", "dead", 1)
-        for name in ("limited", "dead"):
+        scenario.note_messages("dropped", "limited-dead", 1)
+        for name in ("limited", "limited-dead"):
             channel.queue_delete(name)
 
     play_on(play)
