@@ -85,18 +85,28 @@ class Lookup:
     columns: Mapping[str, pa.Array]
     rows: Ints
     first: Ints
-    """The first row of each run's partition that is there."""
+    """By row, of all rows: the first of its partition that is there."""
     end: Ints
+    """By row: after the last of its partition that can be looked at."""
     registers: Mapping[Register, Any]
 
     def at(self, column: str, places: Ints) -> pa.Array:
         """Values at rows; null where a row is outside the partition."""
-        inside = (places >= self.first) & (places < self.end)
+        inside = (places >= self.first[self.rows]) & (places < self.end[self.rows])
+        if inside.all():
+            return _at(self.columns[column], places)
         return self.columns[column].take(pa.array(np.where(inside, places, 0), mask=~inside))
 
     def here(self, column: str) -> pa.Array:
         """Values at the rows in question."""
-        return self.columns[column].take(pa.array(self.rows))
+        return _at(self.columns[column], self.rows)
+
+
+def _at(column: pa.Array, places: Ints) -> pa.Array:
+    """Numbers without nulls are taken by numpy, in half the time."""
+    if column.null_count == 0 and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        return pa.array(np.asarray(column)[places])
+    return column.take(pa.array(places))
 
 
 class AllRows(Lookup):
@@ -154,7 +164,7 @@ class Aggregated:
         values = lookup.registers[self.value]
         if self.kind == "avg":
             values = values / np.maximum(counts, 1)
-        return pa.array(values, mask=counts == 0)
+        return pa.array(values) if counts.all() else pa.array(values, mask=counts == 0)
 
 
 class ArithmeticOverflow(HeadraceError):
@@ -196,7 +206,7 @@ def holds(condition: Expression, lookup: Lookup) -> Flags:
     found = condition.compute(lookup)
     if isinstance(found, pa.Scalar):
         return np.full(len(lookup.rows), bool(found.as_py()))
-    return np.asarray(pc.fill_null(found, False), np.bool_)
+    return np.asarray(pc.fill_null(found, False) if found.null_count else found, np.bool_)
 
 
 def registers_of(expression: Expression) -> set[Register]:
@@ -289,8 +299,9 @@ def _nan(values: Any) -> Any:
     """Where values are NaN; None where there is none, which is nearly always so."""
     if not pa.types.is_floating(values.type):
         return None
-    found = pc.fill_null(pc.is_nan(values), False)
-    return found if (found.as_py() if isinstance(found, pa.Scalar) else pc.any(found).as_py()) else None
+    found = pc.is_nan(values)
+    there = found if isinstance(found, pa.Scalar) else pc.any(found)
+    return pc.fill_null(found, False) if there.as_py() else None
 
 
 _EQUAL = _compared(_arithmetic(pc.equal), pc.and_)

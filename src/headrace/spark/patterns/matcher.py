@@ -78,6 +78,11 @@ class Matcher:
         self.absent_next = kinds == "absent_next"
         self.absent_end = kinds == "absent_end"
         self.consumes = ~(self.absent_next | self.absent_end)
+        self.asked = {
+            name: [each for each in self.registers if each in registers_of(condition)]
+            for name, condition in conditions.items()
+        }
+        """By variable: the registers that its condition looks at."""
         counts = np.array([len(each) for each in automaton.after], np.int64)
         self.target_counts = counts
         self.target_offsets = np.r_[0, np.cumsum(counts)][:-1].astype(np.int64)
@@ -111,6 +116,7 @@ class _Search:
         self.first_rows = starts
         self.paths = paths
         self.end = rows.end[starts] if len(starts) else starts
+        self.known_end = rows.known_end[starts] if len(starts) else starts
         self.deadline: Ints | None = None
         if matcher.within_us is not None and len(starts):
             self.deadline = rows.times_us[starts] + matcher.within_us
@@ -120,6 +126,9 @@ class _Search:
         self.over: list[tuple[Ints, Ints]] = []
         self.reach: Ints | None = starts.copy() if matcher.reaching else None
         self.over_at = self._deadline_rows() if matcher.reaching else None
+        self.parked: list[Ints] = []
+        """First rows of runs that were set aside, once for each run."""
+        self.parked_count = 0
         self.takers: dict[str, Ints] = {}
         self.valid: dict[str, Flags] = {}
         self.numbers: dict[Register, Memory] = {}
@@ -130,7 +139,8 @@ class _Search:
             runs = self._advance(runs)
             self._reached(runs)
             self._limit(runs)
-        undecided = np.unique(runs.starts)
+            runs = self._without_parked(runs)
+        undecided = np.unique(np.concatenate([runs.starts, *self.parked]))
         if self.reach is not None:
             self.reach[undecided] = END
         if self.matcher.one:
@@ -175,6 +185,17 @@ class _Search:
             places = runs.places if self.over_at is None else np.minimum(runs.places, self.over_at[runs.starts])
             np.maximum.at(self.reach, runs.starts, places)
 
+    def _without_parked(self, runs: Runs) -> Runs:
+        """Without the runs of first rows that have none but waiting ones: further rounds would only copy them."""
+        if not runs.waiting.any():
+            return runs
+        goes_on = np.zeros(len(self.first_rows), np.bool_)
+        goes_on[runs.starts[~runs.waiting]] = True
+        stays = goes_on[runs.starts]
+        self.parked.append(runs.starts[~stays])
+        self.parked_count += len(self.parked[-1])
+        return runs.pick(stays)
+
     def _stop(self, runs: Runs, ended: Flags, why: str) -> None:
         if self.matcher.traced:
             rows = self.first_rows[runs.starts[ended]].tolist()
@@ -206,53 +227,53 @@ class _Search:
         runs = self._placed(runs)
         self._reached(runs)
         runs, absent = self._settled(runs)
-        active = np.flatnonzero(~runs.waiting & ~absent)
+        active = np.flatnonzero(~(runs.waiting | absent))
+        now = runs if len(active) == len(absent) else runs.pick(active)
+        updated = self._remembered(now)
+        ok = self._tested(now, updated) ^ matcher.absent_next[now.states]
+        self._stop(now, ~ok & ~matcher.seeks[now.states], "row")
         taken = absent.copy()
-        updated: dict[Register, Memory] = {}
-        if len(active):
-            now = runs.pick(active)
-            updated = self._remembered(now)
-            ok = self._tested(now, updated)
-            ok = np.where(matcher.absent_next[now.states], ~ok, ok)
-            taken[active[ok]] = True
-            self._stop(now, ~ok & ~matcher.seeks[now.states], "row")
-        stays = np.zeros(len(runs.states), np.bool_)
-        stays[active] = matcher.stays[runs.states[active]] | (matcher.seeks[runs.states[active]] & ~taken[active])
-        consumed = np.zeros(len(runs.states), np.bool_)
-        consumed[active] = taken[active] & matcher.consumes[runs.states[active]]
-        nodes = runs.nodes.copy()
-        chosen = np.flatnonzero(consumed)
-        nodes[chosen] = self.paths.add(runs.nodes[chosen], runs.places[chosen], runs.states[chosen])
+        taken[active[ok]] = True
+        # What took the row, with its registers after it. An absence takes none.
+        eats = np.flatnonzero(ok & matcher.consumes[now.states])
+        nodes, registers = runs.nodes.copy(), dict(runs.registers)
+        nodes[active[eats]] = self.paths.add(now.nodes[eats], now.places[eats], now.states[eats])
+        places = runs.places.copy()
+        places[active[eats]] += 1
+        for each, values in updated.items():
+            if now is runs and len(eats) == np.count_nonzero(ok):
+                registers[each] = values  # only runs that took the row go on with them
+                continue
+            registers[each] = runs.registers[each].copy()
+            registers[each][active[eats]] = values[eats]
 
-        counts = np.where(taken, matcher.target_counts[runs.states], 0)
-        totals = counts + stays + runs.waiting
-        parent = np.repeat(np.arange(len(totals)), totals)
-        rank = np.arange(len(parent)) - np.repeat(np.cumsum(totals) - totals, totals)
-        leads = rank < counts[parent]
-        which = matcher.target_offsets[runs.states[parent]] + np.where(leads, rank, 0)
-        which = np.minimum(which, max(len(matcher.targets) - 1, 0))
-        states = np.where(leads, matcher.targets[which] if len(matcher.targets) else ACCEPT, runs.states[parent])
-        moves = (leads & consumed[parent]) | (~leads & ~runs.waiting[parent])
-        places = runs.places[parent] + moves
-        registers = {}
-        for each, values in runs.registers.items():
-            fresh = values.copy()
-            fresh[active] = updated[each] if len(active) else fresh[active]
-            registers[each] = np.where(leads & consumed[parent], fresh[parent], values[parent])
+        chosen = np.flatnonzero(taken)
+        counts = matcher.target_counts[runs.states[chosen]]
+        parent = np.repeat(chosen, counts)
+        came_from = runs.states[parent]
+        rank = np.arange(len(parent)) - np.repeat(np.cumsum(counts) - counts, counts)
+        which = matcher.target_offsets[came_from] + rank
         after = Runs(
             runs.starts[parent],
-            states,
-            places,
-            np.where(leads, nodes[parent], runs.nodes[parent]),
-            ~leads & runs.waiting[parent],
-            registers,
+            matcher.targets[which],
+            places[parent],
+            nodes[parent],
+            np.zeros(len(parent), np.bool_),
+            {each: values[parent] for each, values in registers.items()},
         )
-        if len(matcher.targets):
-            at_end = leads & matcher.targets_at_end[which]
-            if at_end.any():
-                keep = ~at_end | (rows.closed & (after.places >= self.end[after.starts]))
-                after = after.pick(keep)
-        return self._distinct(self._accept(after, runs.states[parent]))
+        at_end = matcher.targets_at_end[which]
+        if at_end.any():
+            keep = ~at_end | (rows.closed & (after.places >= self.end[after.starts]))
+            after, parent, came_from = after.pick(keep), parent[keep], came_from[keep]
+        stays = runs.waiting.copy()
+        stays[active] = matcher.stays[now.states] | (matcher.seeks[now.states] & ~ok)
+        kept = np.flatnonzero(stays)
+        if len(kept):  # after what the same run led to, as the less preferred
+            staying = runs.pick(kept)
+            staying.places = staying.places + ~staying.waiting
+            order = np.argsort(np.r_[parent, kept], kind="stable")
+            after, came_from = after.joined(staying).pick(order), np.r_[came_from, staying.states][order]
+        return self._distinct(self._accept(after, came_from))
 
     def _placed(self, runs: Runs) -> Runs:
         """Runs that seek a row go there, and end if a row that is forbidden comes first."""
@@ -297,21 +318,22 @@ class _Search:
     def _settled(self, runs: Runs) -> tuple[Runs, Flags]:
         """Without runs whose time is over, with those marked that wait for rows; and which absences came true."""
         matcher, rows = self.matcher, self.rows
-        end = self.end[runs.starts]
         absences = matcher.absent_end[runs.states]
-        lacking = (runs.places >= end) & ~absences
+        lacking = (runs.places >= self.end[runs.starts]) & ~absences
         runs.waiting = lacking & (not rows.closed)
         dead = lacking & rows.closed
+        true = np.zeros(len(lacking), np.bool_)
         if self.deadline is None:
             self._stop(runs, dead, "end")
-            return runs.pick(~dead), np.zeros(int((~dead).sum()), np.bool_)
+            return (runs.pick(~dead), true[~dead]) if dead.any() else (runs, true)
         deadline = self.deadline[runs.starts]
-        times = rows.times_us[np.minimum(runs.places, max(len(rows.times_us) - 1, 0))]
-        # A row that is there and waits for the row after it to be tested may still be in time.
-        there = runs.places < rows.known_end[self.first_rows[runs.starts]]
-        over = np.where(lacking & ~there, deadline <= rows.now_us, times >= deadline) & ~absences
-        true = np.zeros(len(over), np.bool_)
+        over = rows.times_us[np.minimum(runs.places, len(rows.times_us) - 1)] >= deadline
+        if lacking.any():
+            # A row that is there and waits for the row after it to be tested may still be in time.
+            there = runs.places < self.known_end[runs.starts]
+            over = np.where(lacking & ~there, deadline <= rows.now_us, over)
         if absences.any():
+            over &= ~absences
             over_now, true, runs.waiting = self._absences(runs, absences, deadline)
             dead |= over_now
         if not matcher.one:
@@ -319,8 +341,8 @@ class _Search:
             self.over.append((runs.starts[partial], runs.nodes[partial]))
         self._stop(runs, dead & ~over, "end")
         self._stop(runs, over, "time")
-        keep = ~(dead | over)
-        return runs.pick(keep), true[keep]
+        gone = dead | over
+        return (runs.pick(~gone), true[~gone]) if gone.any() else (runs, true)
 
     def _absences(self, runs: Runs, absences: Flags, deadline: Ints) -> tuple[Flags, Flags, Flags]:
         """Of runs that wait for something not to happen: which failed, which came true, which wait on."""
@@ -331,7 +353,7 @@ class _Search:
             chosen = np.flatnonzero(absences & (runs.states == number))
             place = self._next(self.matcher.automaton.states[number].variable, runs.places[chosen])
             # What must not come is judged by the row alone, so a row counts before the one after it is known.
-            known = place < self.rows.known_end[self.first_rows[runs.starts[chosen]]]
+            known = place < self.known_end[runs.starts[chosen]]
             came = known & (times[place] < deadline[chosen])
             passed = self.rows.closed | (deadline[chosen] <= self.rows.now_us)
             failed[chosen] = came
@@ -384,7 +406,7 @@ class _Search:
     def _tested(self, runs: Runs, remembered: dict[Register, Memory]) -> Flags:
         """Which runs may take the row that they are at."""
         ok = np.ones(len(runs.states), np.bool_)
-        for number in np.unique(runs.states).tolist():
+        for number in np.flatnonzero(np.bincount(runs.states)).tolist():
             name = self.matcher.variables[number]
             mask, condition = self.rows.masks.get(name), self.matcher.conditions.get(name)
             chosen = np.flatnonzero(runs.states == number)
@@ -395,9 +417,9 @@ class _Search:
                 lookup = Lookup(
                     columns=self.rows.columns,
                     rows=runs.places[chosen],
-                    first=self.rows.first[runs.places[chosen]],
-                    end=self.rows.known_end[runs.places[chosen]],
-                    registers={each: values[chosen] for each, values in remembered.items()},
+                    first=self.rows.first,
+                    end=self.rows.known_end,
+                    registers={each: remembered[each][chosen] for each in self.matcher.asked[name]},
                 )
                 ok[chosen] = holds(condition, lookup)
         return ok
@@ -417,8 +439,9 @@ class _Search:
                 completed = self._completed(runs.starts[places], runs.places[places], came_from[places])
                 self.accepted.append((runs.starts[places], runs.places[places], runs.nodes[places], *completed))
             return runs.pick(~accepted)
-        starts, first = np.unique(runs.starts[places], return_index=True)
-        best = places[first]
+        starts = runs.starts[places]
+        best = places[np.r_[True, starts[1:] != starts[:-1]]]  # runs are in the order of their first rows
+        starts = runs.starts[best]
         self.best_end[starts] = runs.places[best]
         self.best_node[starts] = runs.nodes[best]
         cut = np.full(len(self.first_rows), len(accepted))
@@ -429,7 +452,7 @@ class _Search:
         """When matches were complete, and the rows that decided them."""
         last = np.where(self.matcher.absent_next[states], ends, ends - 1)
         decided = last + self.matcher.look_ahead
-        known = decided < self.rows.known_end[self.first_rows[starts]]
+        known = decided < self.known_end[starts]
         found = np.where(known, np.r_[self.rows.times_us, END][np.where(known, decided, -1)], END)
         if self.deadline is not None:
             absences = self.matcher.absent_end[states]
@@ -449,9 +472,9 @@ class _Search:
         return runs.pick(np.sort(first))
 
     def _limit(self, runs: Runs) -> None:
-        if len(runs.starts) <= self.matcher.runs_max:
+        if len(runs.starts) + self.parked_count <= self.matcher.runs_max:
             return
-        partitions = self.rows.first[self.first_rows[runs.starts]]
+        partitions = self.rows.first[self.first_rows[np.concatenate([runs.starts, *self.parked])]]
         most = int(np.bincount(partitions).max())
         if most > self.matcher.runs_max:
             raise TooManyRuns(

@@ -131,6 +131,9 @@ def _aggregated(atom: Atom, matched: MatchedRows) -> pa.Array:
     if atom.column is None:
         return pa.array(np.bincount(groups, minlength=matched.count))
     values = matched.columns[atom.column].take(pa.array(matched.rows[members]))
+    if atom.kind == "count":
+        valid = np.asarray(values.is_valid(), np.bool_)
+        return pa.array(np.bincount(groups[valid], minlength=matched.count))
     if atom.kind == "avg" and pa.types.is_decimal(values.type):
         values = values.cast(_average_type(values.type))
     table = pa.table({"match": pa.array(groups, pa.int64()), "value": values})

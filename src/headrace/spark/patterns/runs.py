@@ -124,3 +124,14 @@ class Runs:
             self.waiting[chosen],
             {each: values[chosen] for each, values in self.registers.items()},
         )
+
+    def joined(self, other: Runs) -> Runs:
+        """These runs and then the others."""
+        return Runs(
+            np.r_[self.starts, other.starts],
+            np.r_[self.states, other.states],
+            np.r_[self.places, other.places],
+            np.r_[self.nodes, other.nodes],
+            np.r_[self.waiting, other.waiting],
+            {each: np.r_[values, other.registers[each]] for each, values in self.registers.items()},
+        )

@@ -108,6 +108,15 @@ def test_without_a_policy_too_many_partial_matches_end_the_query() -> None:
         matching.bounded([("a", second, 1) for second in range(3)])
 
 
+def test_partial_matches_that_wait_count_whenever_they_began_to() -> None:
+    """The last row begins one, which waits at once; the three before it two each, which wait later or go on."""
+    text = "PARTITION BY user ORDER BY at MEASURES COUNT(*) AS n PATTERN (A A (B C | B D)) WITHIN INTERVAL '1' HOUR"
+    batches = [[("a", second, 1.0) for second in range(4)], [("b", 500, 1.0)], [("b", 900, 1.0)]]
+    assert Matching(text, partials_max=7).streamed(batches, set())
+    with pytest.raises(TooManyRuns, match="has 7 partial matches at once and partials_max is 6"):
+        Matching(text, partials_max=6).streamed(batches, set())
+
+
 def test_late_rows_come_out_beside_the_matches_if_they_are_wanted() -> None:
     matching = Matching(opened(False), late=True)
     stream = Stream(matching.operator, matching.operator.rows, KEYS)
