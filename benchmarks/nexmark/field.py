@@ -1,4 +1,4 @@
-"""``python -m benchmarks.nexmark.field [example …] [--events N] [--rounds N] [--without-flink]``: six from the field.
+"""``python -m benchmarks.nexmark.field [example …] [--events N] [--warm N] [--rounds N] [--without-flink]``: six.
 
 The patterns of ``examples/22_patterns.py``, each over a topic with that many events, on headrace and on Flink, as the
 patterns of Nexmark's family are (``cep``): the same topics, the matches of few events compared first.

@@ -119,7 +119,8 @@ def micros_of(duration: str, argument: str) -> int:
             f"{argument}={duration!r} is no duration",
             f"'10 minutes', '1 hour 30 seconds'; units: {', '.join(UNITS_US)}",
         )
-    found = sum(int(number) * UNITS_US[unit] for number, unit in parts)
+    # Python refuses to read numbers of thousands of digits; one of 30 is too long in any unit.
+    found = sum(int(number.lstrip("0")[:30] or 0) * UNITS_US[unit] for number, unit in parts)
     if found <= 0:
         raise UsageError(f"{argument}={duration!r} is not longer than nothing", "'10 minutes', say")
     if found > MICROS_MAX:

@@ -57,7 +57,11 @@ OPERATORS: dict[type[exp.Expr], str] = {
 }
 SKIPPED_MAX = 100
 """Rows from the first or last one of a variable. Each is remembered of every run."""
+OFFSET_MAX = 1_000_000
+"""Rows that FIRST, LAST, PREV and NEXT look away. Beside PREV as many are kept, and beside NEXT waited for."""
 LONG_MAX = (1 << 63) - 1
+LONG_DIGITS = 19
+"""Python refuses to read numbers of thousands of digits, so they are counted first."""
 DIGITS_MAX = 38
 """Of a decimal."""
 NAME = re.compile(r"[A-Za-z_]\w*")
@@ -300,7 +304,10 @@ class Reader:
         if len(arguments) == 2:
             if not (isinstance(arguments[1], exp.Literal) and str(arguments[1].this).isdigit()):
                 self._fail(piece, f"the second argument of {name} is a number of rows, such as 2", arguments[1])
-            number = int(arguments[1].this)
+            digits = str(arguments[1].this)
+            number = int(digits) if len(digits) <= LONG_DIGITS else LONG_MAX
+        if number > OFFSET_MAX:
+            self._fail(piece, f"{name} looks at most {OFFSET_MAX:,} rows away", arguments[1])
         return arguments[0], number
 
     def _aggregate(self, node: exp.AggFunc, piece: Piece) -> tuple[AtomKind, frozenset[str] | None, str | None]:
@@ -330,7 +337,9 @@ class Reader:
         if constant is not None:
             return constant
         if isinstance(node, exp.Interval):
-            self._fail(piece, f"{node.sql('spark')} has no fixed length; expected whole days or less", node)
+            self._fail(
+                piece, f"{node.sql('spark')} has no fixed length; expected whole days or less, and 64 bits", node
+            )
         if self._row_alone(node, name) and self.columns.computes(node):
             return Here(self.columns.value(self._plain(node)))
         special = self._special(node)
@@ -415,7 +424,7 @@ def _constant(node: exp.Expr) -> Constant | None:
 
 def _number(text: str) -> Constant:
     """As in Spark, what is written with a point is a decimal."""
-    if text.isdigit() and int(text) <= LONG_MAX:
+    if text.isdigit() and len(text) <= LONG_DIGITS and int(text) <= LONG_MAX:
         return Constant(int(text), pa.int64())
     if "e" in text.lower() or len(text) > DIGITS_MAX:
         return Constant(float(text), pa.float64())
@@ -427,9 +436,10 @@ def _number(text: str) -> Constant:
 def _interval(node: exp.Interval) -> Constant | None:
     unit = str(node.args.get("unit") or "").lower().removesuffix("s")
     number = str(node.this.name) if node.this is not None else ""
-    if unit not in UNITS_US or not re.fullmatch(r"\d+", number):
+    if unit not in UNITS_US or not re.fullmatch(rf"\d{{1,{LONG_DIGITS}}}", number):
         return None
-    return Constant(int(number) * UNITS_US[unit], pa.duration("us"))
+    micros = int(number) * UNITS_US[unit]
+    return Constant(micros, pa.duration("us")) if micros <= LONG_MAX else None
 
 
 def _function(node: exp.Expr) -> tuple[str, list[exp.Expr]]:

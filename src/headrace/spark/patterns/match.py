@@ -20,7 +20,7 @@ from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.fluent import Pattern, fluent_automaton, refuse_conditions
 from headrace.spark.patterns.measures import Atom
 from headrace.spark.patterns.mistakes import Written, pointing
-from headrace.spark.patterns.names import hashable, refuse_reserved, refuse_twice, resolved
+from headrace.spark.patterns.names import hashable, null_places, refuse_reserved, refuse_twice, resolved
 from headrace.spark.patterns.operator import EVENTS, LATE, MASK_BITS, MATCH_FIELDS, MatchPatterns
 from headrace.spark.patterns.overflow import Overflow
 from headrace.spark.patterns.pattern_plan import PatternPlan
@@ -162,11 +162,13 @@ def refuse_names(
 
 def with_events(unique: Column, rows: StructType) -> Column:
     """Matches with the same first and last row differ in the rows between, which are part of the id."""
-    events = F.col(EVENTS)
-    named = [each.name for each in rows if hashable(each.dataType)]
-    if len(named) < len(rows):
-        events = F.transform(events, lambda each: F.struct(each["variable"], *(each[name] for name in named)))
-    return F.md5(F.concat(unique, F.xxhash64(events).cast("string")))
+    hashed = [each for each in rows if hashable(each.dataType)]
+
+    def parts(event: Column) -> Column:
+        columns = [(event[each.name], each.dataType) for each in hashed]
+        return F.struct(event["variable"], *(column for column, _ in columns), *null_places(columns))
+
+    return F.md5(F.concat(unique, F.xxhash64(F.transform(F.col(EVENTS), parts)).cast("string")))
 
 
 def fluent_plan(

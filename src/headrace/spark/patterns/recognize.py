@@ -18,7 +18,7 @@ from headrace.spark.patterns.conditions import Expression
 from headrace.spark.patterns.expressions import Columns, Reader
 from headrace.spark.patterns.measures import Atom
 from headrace.spark.patterns.mistakes import Written, pointing
-from headrace.spark.patterns.names import hashable, refuse_reserved, refuse_twice, resolved
+from headrace.spark.patterns.names import hashable, null_places, refuse_reserved, refuse_twice, resolved
 from headrace.spark.patterns.operator import GIVEN_UP, LATE, MASK, MASK_BITS, MATCH_FIELDS, MatchPatterns
 from headrace.spark.patterns.overflow import Overflow
 from headrace.spark.patterns.pattern_plan import PatternPlan
@@ -162,7 +162,7 @@ def prepare(
     """The rows with what conditions and measures ask of them, and nothing else."""
     if len(columns.conditions) > CONDITIONS_MAX:
         raise UsageError(f"{len(columns.conditions)} conditions are too many; at most {CONDITIONS_MAX} at once")
-    hashed = [each.name for each in rows.schema if hashable(each.dataType)]
+    hashed = {each.name: each.dataType for each in rows.schema if hashable(each.dataType)}
     chosen = dict.fromkeys([*keys, *(name for name, _ in order), *shown])
     masks: dict[int, Column] = {}
     for sql, bit in columns.conditions.items():
@@ -174,7 +174,8 @@ def prepare(
     if overflow == "drop_newest":
         named.append(F.array().cast("array<int>").alias(GIVEN_UP))
     values = [F.expr(sql).alias(name) for sql, name in columns.values.items()]
-    place = F.xxhash64(*plain_columns(hashed))
+    parts = plain_columns(hashed)
+    place = F.xxhash64(*parts, *null_places(list(zip(parts, hashed.values(), strict=True))))
     return rows.select(*plain_columns(chosen), *values, *named, place.alias(PLACE))
 
 

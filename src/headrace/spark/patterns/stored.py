@@ -196,6 +196,8 @@ def pattern_of(text: str) -> Pattern:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise PatternSyntaxError(text, min(error.pos, len(text)), error.msg) from None
+    except ValueError:  # Python refuses to read numbers of thousands of digits
+        raise UsageError("a number in the pattern has too many digits") from None
     return _pattern(document, 0)
 
 

@@ -253,7 +253,7 @@ class _Parser:
             return None
         token = self.tokens[self.index]
         self.index += 1
-        if int(token.text) > REPEAT_MAX:
+        if len(token.text.lstrip("0")) > len(str(REPEAT_MAX)) or int(token.text) > REPEAT_MAX:
             raise PatternSyntaxError(
                 self.text, token.at, f"{token.text} repetitions are too many; at most {REPEAT_MAX}"
             )

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from headrace.errors import UsageError
 from headrace.spark.patterns.clauses import parse_clauses
 from headrace.spark.patterns.explanation import explain_pattern
 from headrace.spark.patterns.fluent import pattern
-from headrace.spark.patterns.syntax import Choice, Exclusion, Repeat, Sequence, Variable, parse_pattern
+from headrace.spark.patterns.outcome import TIME
+from headrace.spark.patterns.stored import Limits, PatternProblem, compile_stored
+from headrace.spark.patterns.syntax import (
+    Choice,
+    Exclusion,
+    PatternSyntaxError,
+    Repeat,
+    Sequence,
+    Variable,
+    parse_pattern,
+)
 from tests.unit.spark.patterns.world import Matching
 
 HEAD = "PARTITION BY user ORDER BY at "
+ROWS = pa.schema([("user", pa.string()), ("at", TIME), ("amount", pa.float64())])
 
 
 def test_what_is_no_text_is_refused() -> None:
@@ -131,3 +143,37 @@ def test_a_pattern_explains_itself_as_text_and_as_a_picture() -> None:
     assert picture.startswith("<svg")
     assert picture.count("<rect") == 5
     assert 'class="first"' in picture
+
+
+DIGITS = "9" * 5_000
+"""More than Python turns into a number."""
+
+
+@pytest.mark.parametrize(
+    ("text", "marked", "said"),
+    [
+        (f"PATTERN (A{{{DIGITS}}})", DIGITS, "repetitions are too many"),
+        (f"PATTERN (A B) WITHIN INTERVAL '{DIGITS}' MINUTE", "", "longer than 10,000 years"),
+        (f"PATTERN (A B) DEFINE B AS amount > PREV(amount, {DIGITS})", DIGITS, "PREV looks at most 1,000,000 rows"),
+        ("PATTERN (A B) DEFINE B AS amount > NEXT(amount, 1000001)", "1000001", "NEXT looks at most 1,000,000 rows"),
+        (f"PATTERN (A B) DEFINE B AS B.at < A.at + INTERVAL '{DIGITS}' DAY", "", "64 bits"),
+        ("PATTERN (A B) DEFINE B AS B.at < A.at + INTERVAL '999999999999' DAY", "", "64 bits"),
+    ],
+    ids=["repetitions", "within", "digits of rows", "rows", "digits of an interval", "interval"],
+)
+def test_a_number_that_is_too_large_is_refused_where_it_stands(text: str, marked: str, said: str) -> None:
+    """Of a stored pattern too: whatever is wrong with it, the query goes on without it."""
+    with pytest.raises(PatternSyntaxError, match=said) as caught:
+        Matching(HEAD + text)
+    assert marked in str(caught.value)
+    stored = text if "WITHIN" in text else text.replace(")", ") WITHIN '5 minutes'", 1)
+    with pytest.raises(PatternProblem, match=said):
+        compile_stored("p", stored, ROWS, Limits(partials_max=10))
+
+
+def test_a_stored_pattern_may_have_numbers_of_any_length() -> None:
+    text = f"PATTERN (A B) WITHIN '5 minutes' DEFINE B AS B.amount < A.amount + {DIGITS}"
+    compile_stored("p", text, ROWS, Limits(partials_max=10))
+    document = f'{{"parts": [{{"name": "a", "times": [1, {DIGITS}]}}], "within": "5 minutes"}}'
+    with pytest.raises(PatternProblem, match="too many digits"):
+        compile_stored("p", document, ROWS, Limits(partials_max=10))
