@@ -180,7 +180,7 @@ class _Output:
         last_times = pa.array(times[np.maximum(lasts, 0)], mask=lasts < 0) if len(times) else pa.nulls(0, pa.int64())
         return [
             *keys,
-            pa.array([self.plan.name] * len(starts), pa.string()),
+            pa.repeat(pa.scalar(self.plan.name, pa.string()), len(starts)),
             pa.array(np.full(len(starts), timed_out)),
             pa.array(times[starts]).cast(TIME),
             last_times.cast(TIME),

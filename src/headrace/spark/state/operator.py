@@ -364,6 +364,11 @@ def _in_time(rows: pa.Table, event_time: str | None, watermark_us: int) -> tuple
 
 def factorize(rows: pa.Table, kind: pa.StructType) -> tuple[Ints, pa.StructArray]:
     """For each row the number of its key, and the keys in the order of these numbers."""
+    if len(kind) == 1:  # the dictionary is the keys
+        (field,) = kind
+        encoded = whole(rows.column(field.name)).dictionary_encode(null_encoding="encode")
+        keys = encoded.dictionary.cast(field.type)
+        return np.asarray(encoded.indices, np.int64), pa.StructArray.from_arrays([keys], fields=[field])
     codes = np.zeros(rows.num_rows, np.int64)
     for each in kind:
         encoded = whole(rows.column(each.name)).dictionary_encode(null_encoding="encode")
