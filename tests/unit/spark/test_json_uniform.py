@@ -24,9 +24,9 @@ from pyspark.sql.types import (
 )
 
 from headrace.spark.source import json_columns
-from headrace.spark.source.decode import words_of
 from headrace.spark.source.json_columns import MISSES_MAX, UNIFORM_ROWS_MIN, JsonColumns, Parsed
 from headrace.spark.source.json_uniform import read_uniform
+from headrace.spark.source.pieces import PADDING, Pieces, words_of
 from headrace.spark.source.short_numbers import short_numbers
 
 FIELDS = [
@@ -51,8 +51,8 @@ ORDER = StructType(
 )
 
 
-def texts_of(*values: bytes) -> pa.StringArray:
-    return pa.array(values, pa.binary()).cast(pa.string())
+def texts_of(*values: bytes) -> Pieces:
+    return Pieces.of(pa.array(values, pa.binary()))
 
 
 def read_by_parser(values: list[bytes]) -> list[pa.Array]:
@@ -112,14 +112,53 @@ def test_values_of_one_shape_are_read_as_the_parser_reads_them(values: list[byte
 
 def test_a_piece_of_a_longer_column_is_read_alone() -> None:
     values = [b'{"id": %d, "name": "n%d"}' % (each, each) for each in range(100)]
-    assert_same(read_uniform(texts_of(*values).slice(17, 5), FIELDS), read_by_parser(values[17:22]))
+    assert_same(read_uniform(texts_of(*values)[17:22], FIELDS), read_by_parser(values[17:22]))
+
+
+@pytest.mark.parametrize("longest", [7, 8, 9, 16, 47, 60, 61, 500])
+def test_texts_of_any_length_end_where_they_end(longest: int) -> None:
+    source = random.Random(longest)
+    names = ["x" * longest, *("é" * source.randrange(longest // 2) for _ in range(50))]
+    values = [json.dumps({"name": name, "id": at}, ensure_ascii=False).encode() for at, name in enumerate(names)]
+    assert_same(read_uniform(texts_of(*values), FIELDS), read_by_parser(values))
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 15, 16, 40, 48, 49, 96, 97, 200])
+def test_names_of_members_may_have_any_length(size: int) -> None:
+    values = [b'{"id": %d, "%s": 5, "name": "ann"}' % (each, b"n" * size) for each in range(20)]
+    assert_same(read_uniform(texts_of(*values), FIELDS), read_by_parser(values))
+    other = [*values[:-1], values[-1].replace(b'n": 5', b'm": 5')]
+    assert read_uniform(texts_of(*other), FIELDS) is None
+
+
+@pytest.mark.parametrize("value", [b'\n{"id":\t%d,\r\n "name": "a"}\n', b' { "id" : %d , "name" : "a" } '])
+def test_white_space_may_stand_where_json_has_it(value: bytes) -> None:
+    values = [value % each for each in range(20)]
+    assert_same(read_uniform(texts_of(*values), FIELDS), read_by_parser(values))
+
+
+@given(
+    values_of_one_shape(), st.lists(st.sampled_from([b"", b'"', b"{", b'{"id": 1}', b"\x00\xff", b"5"]), min_size=13)
+)
+@settings(max_examples=50, deadline=None)
+def test_what_stands_between_the_values_makes_no_difference(values: list[bytes], between: list[bytes]) -> None:
+    data = bytearray(between[-1])
+    starts = []
+    for value, after in zip(values, between, strict=False):
+        starts.append(len(data))
+        data += value + after
+    pieces = Pieces(bytes(data) + PADDING, np.array(starts), np.array([len(each) for each in values]))
+    assert_same(read_uniform(pieces, FIELDS), read_by_parser(values))
 
 
 # ---- what is left to the parser ------------------------------------------------------------------------------------
 
-USUAL = b'{"id": 5, "name": "ann", "price": 1.5, "paid": true, "extra": 7, "item": {"sku": "a", "n": 1}}'
+USUAL = (
+    b'{"id": 5, "name": "ann", "price": 1.5, "paid": true, "extra": 7, "taste": "mild", "note": "to be left", '
+    b'"item": {"sku": "a", "n": 1}}'
+)
 UNUSUAL = {
-    "another order": b'{"name": "ann", "id": 5, "price": 1.5, "paid": true, "extra": 7, "item": {"sku": "a", "n": 1}}',
+    "another order": USUAL.replace(b'"id": 5, "name": "ann"', b'"name": "ann", "id": 5'),
     "another name": USUAL.replace(b'"id"', b'"ix"'),
     "a longer name": USUAL.replace(b'"id"', b'"idx"'),
     "one member more": USUAL.replace(b'"id"', b'"z": 1, "id"'),
@@ -129,6 +168,12 @@ UNUSUAL = {
     "an escape": USUAL.replace(b"ann", b"an\\n"),
     "an escaped quotation mark": USUAL.replace(b"ann", b'a\\"n'),
     "a control character": USUAL.replace(b"ann", b"a\x01n"),
+    "a byte that is no UTF-8": USUAL.replace(b"ann", b"an\xff"),
+    "a byte that is no UTF-8 in a text that nobody asks for": USUAL.replace(b"mild", b"mil\xff"),
+    "a control character in a text that nobody asks for": USUAL.replace(b"mild", b"mil\n"),
+    "a control character in a name": USUAL.replace(b"extra", b"ex\x01ra"),
+    "a quotation mark in a text of the usual length": USUAL.replace(b"to be left", b'to "e left'),
+    "a shorter text and another literal": USUAL.replace(b'to be left"', b'to be", "x"'),
     "two objects": USUAL.replace(b"5, ", b'5}{"id": 5, '),
     "an exponent": USUAL.replace(b"1.5", b"1e5"),
     "a plus": USUAL.replace(b"1.5", b"+15"),
@@ -175,6 +220,7 @@ def test_an_unusual_value_leaves_all_to_the_parser(case: str, place: int) -> Non
 def test_unusual_values_alone_are_read_as_the_parser_reads_them_or_left_to_it(case: str) -> None:
     values = [UNUSUAL[case]] * 3
     found = read_uniform(texts_of(*values), FIELDS)
+    assert found is None or "UTF-8" not in case
     if found is not None:
         assert_same(found, read_by_parser(values))
 
@@ -268,7 +314,7 @@ def test_after_misses_in_a_row_the_parser_is_asked_at_once_and_a_hit_counts_anew
 def numbers_in(texts: list[bytes], kind: pa.DataType) -> pa.Array | None:
     sizes = np.array([len(each) for each in texts], np.int64)
     words_ = words_of(b"".join(texts) + bytes(64)).view(np.uint64)
-    return short_numbers(words_, np.cumsum(sizes) - sizes, sizes, kind)
+    return short_numbers(words_[np.cumsum(sizes) - sizes], sizes, kind)
 
 
 @given(

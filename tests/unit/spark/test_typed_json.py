@@ -33,6 +33,7 @@ from pyspark.sql.types import (
 from headrace.errors import UsageError
 from headrace.spark.source.json_columns import ONE_BY_ONE_ROWS, JsonColumns, Parsed
 from headrace.spark.source.json_forms import DEBEZIUM, PLAIN, Forms
+from headrace.spark.source.pieces import Pieces
 
 UTC = datetime.UTC
 
@@ -107,7 +108,7 @@ members = st.fixed_dictionaries(
 def test_what_arrows_parser_reads_is_what_reading_one_by_one_gives(objects: list[dict[str, Any]]) -> None:
     columns = JsonColumns(SCHEMA)
     values = pa.array([json.dumps(each).encode() for each in objects], pa.binary())
-    natively = columns._parse_natively(values)
+    natively = columns._parse_natively(Pieces.of(values))
     bad: dict[int, str] = {}
     singly = columns._parse_one_by_one(values, 0, bad)
     if natively is not None:
@@ -136,7 +137,7 @@ def test_the_usual_types_are_read_by_arrows_parser_and_not_one_by_one() -> None:
             "unknown": {"deep": [1, {}]},
         }
     )
-    found = JsonColumns(SCHEMA)._parse_natively(pa.array([text.encode()] * 2, pa.binary()))
+    found = JsonColumns(SCHEMA)._parse_natively(Pieces.of(pa.array([text.encode()] * 2, pa.binary())))
     assert found is not None
     row = {name: each[1].as_py() for name, each in zip(SCHEMA.fieldNames(), found, strict=True)}
     assert row["price"] == Decimal("12.34")

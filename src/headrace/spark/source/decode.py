@@ -6,8 +6,8 @@ with numpy::
     starts   ─▶ timestamp delta ─▶ offset delta ─▶ key length ─▶ value length ─▶ header count
                (varints of all records, read in lockstep: first bytes, then the second bytes of those that have one)
 
-Keys and values are then described as views (length, first bytes, position) over the buffer that the records came in,
-and Arrow's own cast copies them into the contiguous column that Spark takes.
+Keys and values are then pieces of the buffer that the records came in (``pieces.py``), which become the contiguous
+column that Spark takes when it is asked for.
 
 Several batches are decoded together: producers that send small batches would otherwise pay numpy's fixed costs for
 every one of them. Every length is checked against the end of its record before it is used.
@@ -25,9 +25,10 @@ import pyarrow as pa
 from headrace.batch import CODEC_MASK, CONTROL, HEADER_BYTES, LOG_APPEND_TIME
 from headrace.client import RawBatch
 from headrace.record import RECORD_BYTES_MIN, CorruptRecords, decompress
+from headrace.spark.source.pieces import EMPTY, PADDING, Pieces, binary_column, words_of
 from headrace.spark.source.starts import record_starts
 
-__all__ = ["DECOMPRESSED_BYTES_MAX", "HEADERS_TYPE", "Decoded", "binary_column", "decode", "grouped", "words_of"]
+__all__ = ["DECOMPRESSED_BYTES_MAX", "HEADERS_TYPE", "Decoded", "decode", "grouped"]
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -40,17 +41,8 @@ BUFFER_BYTES_MAX = 2**31 - 64
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 """As Spark's Kafka source declares it: ``array<struct<key:string,value:binary>>``."""
 
-_EMPTY = pa.nulls(0, pa.binary())  # pa.array would import pandas, two seconds in every process that Spark starts
-_PADDING = bytes(64)  # varints and views may be read past the end before their check says that they may not
 _VARINT_BYTES_MAX = 10
-_VIEW_INLINE_BYTES = 12
-_WORD_BYTES = 8
-
-# What a varint of one byte means, and the mask that leaves the first n bytes of a word.
-_ONE_BYTE_VALUE = np.array([(byte >> 1) ^ -(byte & 1) for byte in range(0x80)] + [0] * 0x80, np.int64)
-_WORD_MASK = np.array([(1 << 8 * min(n, _WORD_BYTES)) - 1 for n in range(_VIEW_INLINE_BYTES + 1)], np.uint64).view(
-    np.int64
-)
+_SHORT_MASK = np.array([0xFF, 0xFFFF, 0xFFFFFF], np.int64)
 
 
 @dataclass(slots=True)
@@ -61,7 +53,7 @@ class Decoded:
     timestamps_ms: Ints
     timestamp_types: npt.NDArray[np.int32]  # 0 the producer's clock, 1 the broker's
     keys: pa.BinaryArray
-    values: pa.BinaryArray
+    value_pieces: Pieces
     has_key: npt.NDArray[np.bool_]
     """Known also where the keys themselves were not asked for."""
     headers: pa.ListArray | None = None
@@ -69,6 +61,11 @@ class Decoded:
     @property
     def row_count(self) -> int:
         return len(self.offsets)
+
+    @property
+    def values(self) -> pa.BinaryArray:
+        """As a column, which is made when it is asked for first."""
+        return self.value_pieces.column()
 
 
 @dataclass(slots=True)
@@ -106,19 +103,18 @@ def decode(
     start: int = 0,
     end: int = 2**63 - 1,
     keys: bool = True,
-    values: bool = True,
     headers: bool = False,
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> Decoded:
     """All records with ``start <= offset < end``; markers of transactions are no records.
 
-    Columns that nobody asked for are left empty: copying them is most of the work.
+    Keys and headers that nobody asked for are left empty, and values are copied when they are used.
     """
     readable = [batch for batch in batches if batch.record_count > 0 and not batch.attributes & CONTROL]
     if not readable:
         return _nothing(headers)
     payloads = [_payload(batch, decompressed_bytes_max) for batch in readable]
-    data = b"".join([*payloads, _PADDING])
+    data = b"".join([*payloads, PADDING])
     if len(data) > BUFFER_BYTES_MAX:
         raise CorruptRecords(f"batches of {len(data)} bytes cannot be decoded together; read fewer at a time")
     counts = np.array([batch.record_count for batch in readable], np.int64)
@@ -140,8 +136,8 @@ def decode(
         offsets=offsets,
         timestamps_ms=times,
         timestamp_types=types,
-        keys=binary_column(data, fields.key_starts, fields.key_sizes) if keys else _EMPTY,
-        values=binary_column(data, fields.value_starts, fields.value_sizes) if values else _EMPTY,
+        keys=binary_column(data, fields.key_starts, fields.key_sizes) if keys else EMPTY,
+        value_pieces=Pieces(data, fields.value_starts, fields.value_sizes),
         has_key=fields.key_sizes >= 0,
         headers=_read_headers(data, raw, fields) if headers else None,
     )
@@ -150,7 +146,9 @@ def decode(
 def _nothing(headers: bool) -> Decoded:
     none = np.zeros(0, np.int64)
     no_headers = pa.array([], HEADERS_TYPE) if headers else None
-    return Decoded(none, none, none.astype(np.int32), _EMPTY, _EMPTY, none.astype(np.bool_), no_headers)
+    return Decoded(
+        none, none, none.astype(np.int32), EMPTY, Pieces(PADDING, none, none), none.astype(np.bool_), no_headers
+    )
 
 
 def _payload(batch: RawBatch, decompressed_bytes_max: int) -> bytes | memoryview:
@@ -214,13 +212,20 @@ def _read_sizes(raw: Bytes, position: Ints, ends: Ints, what: str) -> tuple[Ints
 
 
 def _read_varints(raw: Bytes, position: Ints) -> tuple[Ints, Ints]:
-    """One varint per position; rounds go on with those that have another byte, which are few for small numbers."""
-    first = raw[position]
-    values = _ONE_BYTE_VALUE[first]
-    following = position + 1
-    more = np.flatnonzero(first >= 0x80)
-    if more.size:
-        values[more], following[more] = _read_long_varints(raw, first[more], following[more])
+    """One varint per position, and what follows it. Those of up to three bytes are read from one word each."""
+    words = words_of(raw)[position]
+    second = words >> 7 & 1
+    if not second.any():
+        encoded = words & 0x7F
+        return encoded >> 1 ^ -(encoded & 1), position + 1
+    third = second & words >> 15
+    words &= _SHORT_MASK[second + third]
+    encoded = words & 0x7F | words >> 1 & 0x7F << 7 | words >> 2 & 0x7F << 14
+    values = encoded >> 1 ^ -(encoded & 1)
+    following = position + 1 + second + third
+    longer = np.flatnonzero(third & words >> 23)
+    if longer.size:
+        values[longer], following[longer] = _read_long_varints(raw, raw[position[longer]], position[longer] + 1)
     return values, following
 
 
@@ -242,49 +247,6 @@ def _read_long_varints(raw: Bytes, first: Bytes, following: Ints) -> tuple[Ints,
         shift += 7
     signs = (values & np.uint64(1)).astype(np.int64)
     return (values >> np.uint64(1)).astype(np.int64) ^ -signs, following
-
-
-def binary_column(data: bytes, starts: Ints, sizes: Ints) -> pa.BinaryArray:
-    """Pieces of ``data`` as an Arrow column of their own; a size of -1 is a null.
-
-    Arrow's view of a value is 16 bytes: its length, and then either the value itself (up to 12 bytes) or its first four
-    bytes, the number of a buffer and the position there. The cast, which is all that these views are for, looks at the
-    first bytes of short values only, so the others have none.
-    """
-    count = len(starts)
-    if count == 0:
-        return _EMPTY
-    null = sizes < 0
-    nulls = int(np.count_nonzero(null))
-    lengths = np.maximum(sizes, 0) if nulls else sizes
-    views = np.empty((count, 2), np.int64)
-    shorts = int(np.count_nonzero(lengths <= _VIEW_INLINE_BYTES))
-    if shorts < count:
-        views[:, 0] = lengths
-        np.left_shift(starts, 32, out=views[:, 1])
-    if shorts == count:
-        views[:, 0], views[:, 1] = _inline(data, starts, lengths)
-    elif shorts:
-        rows = np.flatnonzero(lengths <= _VIEW_INLINE_BYTES)
-        views[rows, 0], views[rows, 1] = _inline(data, starts[rows], lengths[rows])
-    validity = pa.array(~null).buffers()[1] if nulls else None
-    viewed = pa.Array.from_buffers(pa.binary_view(), count, [validity, pa.py_buffer(views), pa.py_buffer(data)], nulls)
-    return viewed.cast(pa.binary())
-
-
-def _inline(data: bytes, starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
-    """The two words of views of values of up to 12 bytes: length and four bytes, and the other eight."""
-    first = words_of(data)[starts] & _WORD_MASK[lengths]
-    second = first >> 32 & 0xFFFFFFFF
-    if lengths.max() > _WORD_BYTES:
-        beyond = np.maximum(lengths - _WORD_BYTES, 0)
-        second |= (words_of(data)[starts + _WORD_BYTES] & _WORD_MASK[beyond]) << 32
-    return first << 32 | lengths, second
-
-
-def words_of(data: bytes) -> Ints:
-    """Element i is the eight bytes that begin at position i, without a copy."""
-    return np.ndarray((len(data) - _WORD_BYTES + 1,), np.int64, data, 0, (1,))
 
 
 def _read_headers(data: bytes, raw: Bytes, fields: _Fields) -> pa.ListArray:

@@ -49,6 +49,7 @@ from headrace.errors import UsageError
 from headrace.spark.source.json_forms import MOMENT_US_MAX, MOMENT_US_MIN, PLAIN, UNITS_NS, Forms
 from headrace.spark.source.json_uniform import read_uniform
 from headrace.spark.source.json_values import SIMPLE, NumberText, as_decimal, shown
+from headrace.spark.source.pieces import Pieces
 
 __all__ = ["JsonColumns", "Parsed"]
 
@@ -92,14 +93,18 @@ class JsonColumns:
             _check_type(each.dataType, each.name)
 
     def parse(self, values: pa.BinaryArray) -> Parsed:
+        return self.parse_pieces(Pieces.of(values))
+
+    def parse_pieces(self, values: Pieces) -> Parsed:
         """Rows whose value is null are null, and not bad."""
-        present = values.drop_null() if values.null_count else values
-        pieces: list[list[pa.Array]] = []
+        null = values.is_null()
+        has_nulls = bool(null.any())
+        made: list[list[pa.Array]] = []
         bad: dict[int, str] = {}
-        self._parse_piece(_trimmed(present), 0, pieces, bad)
-        columns = [_joined([piece[index] for piece in pieces], kind) for index, kind in enumerate(self._types)]
-        if values.null_count:
-            valid = np.asarray(values.is_valid().to_numpy(zero_copy_only=False))
+        self._parse_part(values[~null] if has_nulls else values, 0, made, bad)
+        columns = [_joined([part[index] for part in made], kind) for index, kind in enumerate(self._types)]
+        if has_nulls:
+            valid = ~null
             places = np.cumsum(valid) - 1
             spread = pa.array(places, mask=~valid)
             columns = [column.take(spread) for column in columns]
@@ -107,41 +112,42 @@ class JsonColumns:
             bad = {int(rows[row]): reason for row, reason in bad.items()}
         return Parsed(columns, bad)
 
-    def _parse_piece(
-        self, values: pa.BinaryArray, first: int, pieces: list[list[pa.Array]], bad: dict[int, str]
-    ) -> None:
-        """Natively if that works, else in halves, else one by one; pieces are appended in the order of rows."""
+    def _parse_part(self, values: Pieces, first: int, made: list[list[pa.Array]], bad: dict[int, str]) -> None:
+        """Natively if that works, else in halves, else one by one; parts are appended in the order of rows."""
         if len(values) == 0:
             return
         found = self._parse_natively(values) if self._native else None
         if found is not None:
-            pieces.append(found)
+            made.append(found)
         elif len(values) <= ONE_BY_ONE_ROWS or not self._native:
-            pieces.append(self._parse_one_by_one(values, first, bad))
+            made.append(self._parse_one_by_one(_trimmed(values.column()), first, bad))
         else:
-            middle = len(values) // 2
-            self._parse_piece(values.slice(0, middle), first, pieces, bad)
-            self._parse_piece(values.slice(middle), first + middle, pieces, bad)
+            for half in values.halves():
+                self._parse_part(half, first, made, bad)
+                first += len(half)
 
     # ---- all at once -----------------------------------------------------------------------------------------------
 
-    def _parse_natively(self, values: pa.BinaryArray) -> list[pa.Array] | None:
+    def _parse_natively(self, values: Pieces) -> list[pa.Array] | None:
         """None when Arrow's parser did not like something; nothing is known then about any single value."""
-        if not _begins_and_ends_with_braces(values):
+        found = self._read_as_uniform(values)
+        if found is not None:
+            return found
+        column = _trimmed(values.column())
+        if not _begins_and_ends_with_braces(column):
             return None
         try:
-            texts = values.cast(pa.string())  # checks that it is UTF-8, which the parser does not
+            texts = column.cast(pa.string())  # checks that it is UTF-8, which the parser does not
         except pa.ArrowException:
             return None
-        found = self._read_as_uniform(texts)
-        return found if found is not None else self._read_as_lines(texts)
+        return self._read_as_lines(texts)
 
-    def _read_as_uniform(self, texts: pa.StringArray) -> list[pa.Array] | None:
+    def _read_as_uniform(self, values: Pieces) -> list[pa.Array] | None:
         """Without a parser, where all have one shape. After some misses in a row it is not tried again: they cost time,
         and producers keep to their shape or have none."""
-        if len(texts) < UNIFORM_ROWS_MIN or self._misses >= MISSES_MAX:
+        if len(values) < UNIFORM_ROWS_MIN or self._misses >= MISSES_MAX:
             return None
-        found = read_uniform(texts, self._fields(self._times_are_numbers))
+        found = read_uniform(values, self._fields(self._times_are_numbers))
         try:
             converted = None if found is None else self._converted(found)
         except pa.ArrowException:

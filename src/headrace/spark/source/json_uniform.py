@@ -7,11 +7,14 @@ the texts between its values (literals) and the places of the values (slots)::
     ╰─────╯╰╯╰─────────────╯╰─╯╰──────────────╯╰╯╰╯
     literal slot literal    slot literal     slot literal
 
-A guess, then: all values have these literals. It is checked, for all of them at once. Every quotation mark stands in a
-literal, so where the quotation marks are says where the literals would be, and each must be there byte for byte, from
-the first byte of every value to the last. Between two literals lies a slot. One between quotation marks is a string,
-since there is no backslash and no control character anywhere. Any other must be a number, ``true``, ``false`` or
+A guess, then: all values have these literals. It is checked, for all of them at once, from the first byte of every
+value to the last. Each literal must stand where the slot before it ends, byte for byte. A slot between quotation marks
+ends at the next one; it is a string if it has no backslash and no control character and is UTF-8. Any other ends at the
+byte with which the next literal begins (a comma, a space, a brace), and must be a number, ``true``, ``false`` or
 ``null``, in the forms that are usual. Then the value is JSON, and a parser would have read the same from it.
+
+Values are read where they lie among the other bytes of their records, in words of eight bytes: the words of a literal
+come with the first word of the slot behind it, which has most numbers whole and most ends.
 
 Where anything differs or is unusual, a backslash, an exponent, a list, a second shape, there is no result, and the
 parser reads the values (``json_columns``). Nothing is decided here about a value being bad.
@@ -27,21 +30,26 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.spark.source.decode import binary_column, words_of
+from headrace.spark.source.pieces import Pieces, binary_column, windows, words_of
 from headrace.spark.source.short_numbers import short_numbers
 
 __all__ = ["read_uniform"]
 
 Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
 Path = tuple[str, ...]
 
-PADDING = bytes(64)
-"""Literals and strings are compared and copied in words, which may reach past the last value."""
-_TEXT = re.compile(rb'"([^"\\]*)"')
+_TEXT = re.compile(rb'"([^"\\\x00-\x1f]*)"')
 _BARE = re.compile(rb"-?[0-9.]+|true|false|null")
-_SPACE = re.compile(rb" *")
-_QUOTE, _BACKSLASH, _MINUS, _POINT, _SLASH, _ZERO, _NINE = b'"\\-./09'
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_SPACES, _QUOTE, _BACKSLASH, _MINUS, _POINT, _SLASH, _ZERO, _NINE = b' "\\-./09'
 _WORD_BYTES = 8
+_LITERAL_BYTES_MAX = 48
+"""Of a literal that is fetched with the word behind it; longer ones are compared in several steps."""
+_STEPS_MAX = 6
+"""So many words are looked at one after the other for the end of a slot."""
+_ONE = np.uint64(1)
+_ONES, _HIGHS = (np.uint64(int.from_bytes(bytes([byte]) * _WORD_BYTES, "little")) for byte in (1, 0x80))
 _TRUE, _FALSE, _NULL = (int.from_bytes(word, "little") for word in (b"true", b"false", b"null"))
 
 
@@ -56,20 +64,28 @@ class _Slot:
     quoted: bool
 
 
-def read_uniform(texts: pa.StringArray, fields: Sequence[pa.Field]) -> list[pa.Array] | None:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a slot lies in each row, and the eight bytes from its start on, whatever stands behind it."""
+
+    starts: Ints
+    sizes: Ints
+    words: Words
+
+
+def read_uniform(values: Pieces, fields: Sequence[pa.Field]) -> list[pa.Array] | None:
     """The columns of objects of one shape, in the types that are asked for; None: they are not, or it cannot be told.
 
-    ``texts`` are valid UTF-8 without nulls, each with a brace at both ends.
+    There is at least one value, and none is null.
     """
     try:
-        offsets = np.frombuffer(texts.buffers()[1], np.int32, len(texts) + 1, texts.offset * 4).astype(np.int64)
-        held = memoryview(texts.buffers()[2])[offsets[0] : offsets[-1]]
-        shape = _Shape(bytes(held[: offsets[1] - offsets[0]]))
-        rows = _Rows(b"".join([held, PADDING]), offsets - offsets[0], shape)
+        start, size = int(values.starts[0]), int(values.sizes[0])
+        shape = _Shape(values.data[start : start + size])
+        rows = _Rows(values, shape)
         made = [_column(each.type, (each.name,), shape, rows) for each in fields]
         for path in shape.slots.keys() - rows.read:
             rows.check(path, shape.slots[path])
-    except (_Unusual, pa.ArrowInvalid, IndexError, RecursionError):
+    except (_Unusual, ValueError, IndexError, RecursionError):  # ArrowInvalid and UnicodeDecodeError are ValueErrors
         return None
     return made
 
@@ -81,7 +97,7 @@ class _Shape:
         self._text = text
         self.slots: dict[Path, _Slot] = {}
         self.objects: set[Path] = set()
-        if self._object(0, ()) != len(text):
+        if self._space(self._object(self._space(0), ())) != len(text):
             raise _Unusual
         edges = [0, *(edge for slot in self.slots.values() for edge in (slot.start, slot.end)), len(text)]
         self.literals = [text[edges[at] : edges[at + 1]] for at in range(0, len(edges), 2)]
@@ -127,110 +143,142 @@ class _Shape:
 class _Rows:
     """Values of one shape, and where their slots lie."""
 
-    def __init__(self, data: bytes, bounds: Ints, shape: _Shape) -> None:
-        self._data = data
-        self._words = words_of(data).view(np.uint64)
-        self.count = len(bounds) - 1
+    def __init__(self, values: Pieces, shape: _Shape) -> None:
+        self._data = values.data
+        self._raw = np.frombuffer(values.data, np.uint8)
+        self.count = len(values)
         self.read: set[Path] = set()
-        literals = shape.literals
-        starts = self._literal_starts(literals, bounds)
-        for literal, start in zip(literals, starts, strict=True):
-            self._check_literal(literal, start)
-        self._slots: dict[Path, tuple[Ints, Ints]] = {}
-        for index, path in enumerate(shape.slots):
-            start = starts[index] + len(literals[index])
-            size = starts[index + 1] - start
-            if (size < (0 if shape.slots[path].quoted else 1)).any():
-                raise _Unusual
-            self._slots[path] = start, size
-
-    def _literal_starts(self, literals: Sequence[bytes], bounds: Ints) -> list[Ints]:
-        """Where each literal is if the guess is right: the first and last at the ends, the others by their quotes."""
-        raw = np.frombuffer(self._data, np.uint8)[: bounds[-1]]
-        if raw.min() < ord(" ") or (raw == _BACKSLASH).any():
+        self._places: dict[Path, _Place] = {}
+        self._quotes: Ints | None = None
+        at = values.starts
+        for index, (path, slot) in enumerate(shape.slots.items()):
+            literal, following = shape.literals[index : index + 2]
+            words = self._words_behind(at, literal)
+            start = at + len(literal)
+            self._places[path] = _Place(start, self._sizes(start, words, slot, following[0]), words)
+            at = start + self._places[path].sizes
+        self._words_behind(at, shape.literals[-1])
+        if (at + len(shape.literals[-1]) != values.starts + values.sizes).any():
             raise _Unusual
-        quotes = np.flatnonzero(raw == _QUOTE)
-        per_row = sum(each.count(b'"') for each in literals)
-        if per_row == 0 or len(quotes) != per_row * self.count:
-            raise _Unusual
-        by_ordinal = quotes.reshape(self.count, per_row)
-        starts = []
-        ordinal = 0
-        for index, literal in enumerate(literals):
-            inside = literal.find(b'"')
-            if inside >= 0:
-                starts.append(by_ordinal[:, ordinal] - inside)
-            elif index == len(literals) - 1:
-                starts.append(bounds[1:] - len(literal))
-            else:
-                raise _Unusual
-            ordinal += literal.count(b'"')
-        if (starts[0] != bounds[:-1]).any() or (starts[-1] + len(literals[-1]) != bounds[1:]).any():
-            raise _Unusual
-        return starts
 
-    def _check_literal(self, literal: bytes, start: Ints) -> None:
-        for at in range(0, len(literal), _WORD_BYTES):
-            part = literal[at : at + _WORD_BYTES]
-            if (self._word(start + at, len(part)) != int.from_bytes(part, "little")).any():
+    def _words_behind(self, at: Ints, literal: bytes) -> Words:
+        """The eight bytes behind a literal, which must stand there in every row."""
+        while len(literal) > _LITERAL_BYTES_MAX:
+            self._words_behind(at, literal[:_LITERAL_BYTES_MAX])
+            at, literal = at + _LITERAL_BYTES_MAX, literal[_LITERAL_BYTES_MAX:]
+        whole, rest = divmod(len(literal), _WORD_BYTES)
+        window = windows(self._data, at, whole + 1 + (rest > 0))
+        for index in range(whole):
+            part = literal[index * _WORD_BYTES :][:_WORD_BYTES]
+            if (window[:, index] != int.from_bytes(part, "little")).any():
                 raise _Unusual
+        if not rest:
+            return np.ascontiguousarray(window[:, whole])
+        if (_first_bytes(window[:, whole], rest) != int.from_bytes(literal[-rest:], "little")).any():
+            raise _Unusual
+        behind: Words = window[:, whole + 1] << np.uint64(8 * (_WORD_BYTES - rest))
+        behind |= window[:, whole] >> np.uint64(8 * rest)
+        return behind
 
-    def _word(self, start: Ints, size: int) -> npt.NDArray[np.uint64]:
-        found = self._words[start]
-        return found & np.uint64((1 << 8 * size) - 1) if size < _WORD_BYTES else found
+    # ---- ends of slots ----------------------------------------------------------------------------------------------
+
+    def _sizes(self, start: Ints, words: Words, slot: _Slot, mark: int) -> Ints:
+        """Up to the byte with which the next literal begins."""
+        size = slot.end - slot.start
+        if slot.quoted and size >= _WORD_BYTES and (self._raw.take(start + size, mode="clip") == mark).all():
+            return np.full(self.count, size)  # times, ids; that there is no mark inside is seen when they are copied
+        sizes = _bytes_before(words, mark)
+        more = np.flatnonzero(sizes == _WORD_BYTES)
+        steps = 0
+        while more.size:
+            at = start[more] + sizes[more]
+            steps += 1
+            if steps > _STEPS_MAX:
+                sizes[more] = self._next_quotes(at, mark) - start[more]
+                break
+            found = _bytes_before(words_of(self._data).view(np.uint64)[at], mark)
+            sizes[more] += found
+            more = more[found == _WORD_BYTES]
+        if not slot.quoted and not sizes.all():
+            raise _Unusual
+        return sizes
+
+    def _next_quotes(self, at: Ints, mark: int) -> Ints:
+        """For long strings: where the next quotation marks are, among all that there are."""
+        if mark != _QUOTE:
+            raise _Unusual
+        if self._quotes is None:
+            self._quotes = np.flatnonzero(self._raw == _QUOTE)
+        return self._quotes[np.searchsorted(self._quotes, at)]
 
     # ---- slots ------------------------------------------------------------------------------------------------------
 
     def texts(self, path: Path) -> pa.StringArray:
         """A quoted slot."""
         self.read.add(path)
-        start, size = self._slots[path]
-        return _as_texts(binary_column(self._data, start, size))
+        place = self._places[path]
+        column = binary_column(self._data, place.starts, place.sizes)
+        offsets, held = column.buffers()[1:]
+        inside = np.frombuffer(held, np.uint8, int(np.frombuffer(offsets, np.int32, self.count + 1)[-1]))
+        if len(inside) and (inside.min() < _SPACES or (inside == _BACKSLASH).any() or (inside == _QUOTE).any()):
+            raise _Unusual
+        if len(inside) and inside.max() >= 0x80:
+            return column.cast(pa.string())  # which checks that each is UTF-8
+        return _as_texts(column)
 
     def numbers(self, path: Path, kind: pa.DataType) -> pa.Array:
         self.read.add(path)
-        start, size = self._slots[path]
-        short = short_numbers(self._words, start, size, kind)
+        place = self._places[path]
+        short = short_numbers(place.words, place.sizes, kind)
         if short is not None:
             return short
-        empty = self._is_null(start, size)
-        column = binary_column(self._data, start, size if empty is None else np.where(empty, -1, size))
+        empty = self._is_null(place)
+        sizes = place.sizes if empty is None else np.where(empty, -1, place.sizes)
+        column = binary_column(self._data, place.starts, sizes)
         _check_numbers(column)
         return _as_texts(column).cast(kind)
 
     def booleans(self, path: Path) -> pa.BooleanArray:
         self.read.add(path)
-        start, size = self._slots[path]
-        true = (self._word(start, 4) == _TRUE) & (size == 4)
-        false = (self._word(start, 5) == _FALSE) & (size == 5)
-        known = true | false
+        place = self._places[path]
+        true = (_first_bytes(place.words, 4) == _TRUE) & (place.sizes == 4)
+        known = true | (_first_bytes(place.words, 5) == _FALSE) & (place.sizes == 5)
         if known.all():
             return pa.array(true)
-        empty = self._is_null(start, size)
+        empty = self._is_null(place)
         if empty is None or not (known | empty).all():
             raise _Unusual
         return pa.array(true, mask=empty)
 
     def is_all_null(self, path: Path) -> bool:
         self.read.add(path)
-        start, size = self._slots[path]
-        empty = self._is_null(start, size)
+        empty = self._is_null(self._places[path])
         return empty is not None and bool(empty.all())
 
     def check(self, path: Path, slot: _Slot) -> None:
         """A slot that nobody asks for: what stands there must be JSON all the same."""
-        first = np.frombuffer(self._data, np.uint8)[self._slots[path][0]]
         if slot.quoted:
-            return
-        if (first <= _NINE).any():
+            self.texts(path)
+        elif ((self._places[path].words & np.uint64(0xFF)) <= _NINE).any():
             self.numbers(path, pa.float64())
         else:
             self.booleans(path)
 
-    def _is_null(self, start: Ints, size: Ints) -> npt.NDArray[np.bool_] | None:
+    def _is_null(self, place: _Place) -> npt.NDArray[np.bool_] | None:
         """Which are ``null``; None when no one is."""
-        found = (self._word(start, 4) == _NULL) & (size == 4)
+        found = (_first_bytes(place.words, 4) == _NULL) & (place.sizes == 4)
         return found if found.any() else None
+
+
+def _first_bytes(words: Words, count: int) -> Words:
+    return words & np.uint64((1 << 8 * count) - 1)
+
+
+def _bytes_before(words: Words, mark: int) -> Ints:
+    """How many bytes of each word are in front of the first one that is ``mark``; eight where there is none."""
+    others = words ^ np.uint64(int.from_bytes(bytes([mark]) * _WORD_BYTES, "little"))
+    found = (others - _ONES) & ~others & _HIGHS  # its lowest bit is the highest of the byte
+    return np.bitwise_count((found & -found) - _ONE).astype(np.int64) >> 3
 
 
 def _as_texts(column: pa.BinaryArray) -> pa.StringArray:

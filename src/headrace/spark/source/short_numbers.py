@@ -32,14 +32,18 @@ _ONE, _SEVEN, _EIGHT = (np.uint64(each) for each in (1, 7, 8))
 _PAIRS, _FOURS = np.uint64(0x000000FF000000FF), np.uint64(16)
 
 
-def short_numbers(words: Words, starts: Ints, sizes: Ints, kind: pa.DataType) -> pa.Array | None:
-    """The numbers that begin there in ``words`` (``decode.words_of``); None unless all are plain and short.
+def short_numbers(texts: Words, sizes: Ints, kind: pa.DataType) -> pa.Array | None:
+    """The numbers in the first bytes of words, as many as ``sizes`` says; None unless all are plain and short.
 
     Plain: digits, perhaps with a point between them, no sign, no zero in front of another digit.
     """
     if sizes.max() > BYTES_MAX or kind == pa.float32():
         return None
-    texts = words[starts] & _MASK[sizes]
+    if kind != pa.float64():
+        found = _integers(texts, sizes)
+        zero_first = (texts & np.uint64(0xFF) == ord("0")) & (sizes > 1)
+        return None if found is None or zero_first.any() else pa.array(found).cast(kind)
+    texts = texts & _MASK[sizes]
     points = _first_points(texts)
     before = (points >> _SEVEN) - _ONE  # the bytes in front of the point; all of them where there is none
     with_point = points != 0
@@ -48,13 +52,8 @@ def short_numbers(words: Words, starts: Ints, sizes: Ints, kind: pa.DataType) ->
     zero_first = (texts & np.uint64(0xFF) == ord("0")) & (whole > 1)
     if (whole < 1).any() or (with_point & (whole == digits)).any() or zero_first.any():
         return None
-    joined = np.bitwise_or(texts & before, texts >> _EIGHT & ~before)
-    found = _integers(joined, digits)
-    if found is None:
-        return None
-    if not with_point.any():
-        return pa.array(found).cast(kind)
-    return pa.array(found / _POWERS[digits - whole]) if kind == pa.float64() else None
+    found = _integers(np.bitwise_or(texts & before, texts >> _EIGHT & ~before), digits)
+    return None if found is None else pa.array(found / _POWERS[digits - whole])
 
 
 def _first_points(texts: Words) -> Words:
@@ -65,7 +64,10 @@ def _first_points(texts: Words) -> Words:
 
 
 def _integers(texts: Words, sizes: Ints) -> Any:
-    """The numbers that so many digits mean; None when one of them is no digit. Neighbours are joined, three times."""
+    """The numbers that so many digits mean, whatever stands behind them; None when one of them is no digit.
+
+    Neighbours are joined, three times.
+    """
     shifts = ((BYTES_MAX - sizes) * 8).astype(np.uint64)
     filled = texts << shifts | _ZEROS_BEFORE[sizes]
     high = _each(0xF0)

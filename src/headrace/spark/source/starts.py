@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.record import RECORD_BYTES_MIN, CorruptRecords
+from headrace.spark.source.pieces import words_of
 
 __all__ = ["record_starts"]
 
@@ -24,6 +25,10 @@ GUESS_BYTES_PER_RECORD_MAX = 600
 """A guess looks at every byte and a walk at every record: beyond this length the walk is shorter."""
 CANDIDATES_PER_RECORD_MAX = 4
 FILTER_ROUNDS_MAX = 3
+
+_LENGTH_BYTES_MAX = 3
+_LENGTH_MASK = np.array([(1 << 8 * size) - 1 for size in range(_LENGTH_BYTES_MAX + 1)], np.int64)
+_LENGTH_MARKS = np.array([0, 0, 0x80, 0x8080], np.int64)
 
 # A record's length is zig-zag encoded; what is added to the position is the length and the bytes it takes itself.
 _STEP_ONE_BYTE = [(byte >> 1) + 1 if byte < 0x80 else ((byte & 0x7F) >> 1) + 2 for byte in range(256)]
@@ -52,7 +57,7 @@ def _guess(raw: Bytes, bounds: Ints, counts: Ints) -> tuple[Ints, Ints] | None:
     total, end = int(counts.sum()), int(bounds[-1])
     if end > GUESS_BYTES_PER_RECORD_MAX * total:
         return None
-    starts, ends, fields = _candidates(raw[:end], CANDIDATES_PER_RECORD_MAX * total)
+    starts, ends, fields = _candidates(raw, end, CANDIDATES_PER_RECORD_MAX * total)
     for _ in range(FILTER_ROUNDS_MAX):
         if len(starts) <= total:
             break
@@ -66,40 +71,33 @@ def _guess(raw: Bytes, bounds: Ints, counts: Ints) -> tuple[Ints, Ints] | None:
     return starts, fields
 
 
-def _candidates(raw: Bytes, count_max: int) -> tuple[Ints, Ints, Ints]:
+def _candidates(raw: Bytes, end: int, count_max: int) -> tuple[Ints, Ints, Ints]:
     """What may be records: where each starts, ends, and has its fields. None of them when there are too many."""
-    zeros = np.flatnonzero(raw == 0)
+    zeros = np.flatnonzero(raw[:end] == 0)
     gaps = np.diff(zeros, prepend=-1)  # as if a record ended in front of the first one
-    chosen = np.flatnonzero((gaps >= 2) & (gaps <= 4))
+    chosen = np.flatnonzero((gaps >= 2) & (gaps <= _LENGTH_BYTES_MAX + 1))
     if len(chosen) > count_max:
         chosen = chosen[:0]
-    attributes, gaps = zeros[chosen], gaps[chosen]
-    starts = attributes - gaps + 1
-    sizes = np.zeros(len(starts), np.int64)
-    last = raw[attributes - 1]
-    fits = (last < 0x80) & ((raw[starts] & 1) == 0)
-    for length_bytes in (1, 2, 3):
-        rows = np.flatnonzero(gaps == length_bytes + 1)
-        if rows.size:
-            sizes[rows], well = _sizes(raw, starts[rows], length_bytes)
-            fits[rows] &= well
+    attributes, length_bytes = zeros[chosen], gaps[chosen] - 1
+    sizes = _sizes(raw, attributes, length_bytes)
     ends = attributes + sizes
-    fits &= (sizes >= RECORD_BYTES_MIN - 1) & (ends <= len(raw))
+    fits = (sizes >= RECORD_BYTES_MIN - 1) & (ends <= end)
     if not fits.all():
-        starts, ends, attributes = starts[fits], ends[fits], attributes[fits]
-    return starts, ends, attributes + 1
+        attributes, length_bytes, ends = attributes[fits], length_bytes[fits], ends[fits]
+    return attributes - length_bytes, ends, attributes + 1
 
 
-def _sizes(raw: Bytes, starts: Ints, length_bytes: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Lengths of so many bytes, and whether all bytes but the last say that another one follows."""
-    encoded = np.zeros(len(starts), np.int64)
-    well = np.ones(len(starts), np.bool_)
-    for index in range(length_bytes):
-        byte = raw[starts + index]
-        encoded |= (byte & 0x7F).astype(np.int64) << (7 * index)
-        if index < length_bytes - 1:
-            well &= byte >= 0x80
-    return encoded >> 1, well
+def _sizes(raw: Bytes, attributes: Ints, length_bytes: Ints) -> Ints:
+    """The lengths that stand in front of these positions, in so many bytes; zero for what is no positive length.
+
+    All bytes of a length but the last have their highest bit, and its first byte the lowest where it is negative.
+    """
+    words = words_of(raw)[np.maximum(attributes - _LENGTH_BYTES_MAX, 0)]
+    for row in range(min(2, len(words))):  # in front of the first record there is nothing
+        words[row] <<= 8 * max(0, _LENGTH_BYTES_MAX - int(attributes[row]))
+    words = words >> 8 * (_LENGTH_BYTES_MAX - length_bytes) & _LENGTH_MASK[length_bytes]
+    encoded = words & 0x7F | words >> 1 & 0x7F << 7 | words >> 2 & 0x7F << 14
+    return np.where(words & 0x808081 == _LENGTH_MARKS[length_bytes], encoded >> 1, 0)
 
 
 def _is_chain(starts: Ints, ends: Ints, bounds: Ints, counts: Ints) -> bool:

@@ -96,7 +96,6 @@ def _decode(plan: Plan, group: list[RawBatch], wanted: OffsetRange) -> Decoded:
         start=wanted.start,
         end=wanted.end,
         keys=letters or bool(names & {"key", "_key"}),
-        values=typed or "value" in names,
         headers=letters or bool(names & {"headers", "_headers"}),
     )
 

@@ -41,6 +41,7 @@ from headrace.spark.source.json_columns import JsonColumns, Parsed
 from headrace.spark.source.json_forms import DEBEZIUM, forms_in
 from headrace.spark.source.json_forms import PLAIN as PLAIN_FORMS
 from headrace.spark.source.options import SourceOptions, connect
+from headrace.spark.source.pieces import Pieces
 from headrace.spark.source.positions import OffsetRange
 
 __all__ = ["BadRecord", "TypedMaker", "output_schema"]
@@ -137,7 +138,7 @@ class TypedMaker:
         _parsers(options, StructType([each for each in schema.fields if each.name not in RESERVED]), lambda: 1)
 
     def __call__(self, decoded: Decoded) -> Iterator[pa.RecordBatch]:
-        parsed = self._parse(decoded.values)
+        parsed = self._parse(decoded.value_pieces)
         self._refuse_truncations(decoded, parsed.bad)
         if parsed.bad and self._options["onBadRecord"] == "fail":
             row, reason = min(parsed.bad.items())
@@ -157,8 +158,7 @@ class TypedMaker:
         """
         if self._options["valueFormat"] != "json":
             return
-        has_value = np.asarray(decoded.values.is_valid())
-        for row in np.flatnonzero(~(has_value | decoded.has_key)).tolist():
+        for row in np.flatnonzero(decoded.value_pieces.is_null() & ~decoded.has_key).tolist():
             bad[row] = TRUNCATION_OF_ROWS
 
     def close(self) -> None:
@@ -171,9 +171,9 @@ class TypedMaker:
         if name in values:
             return values[name]
         if name == TOMBSTONE_COLUMN:
-            return decoded.values.is_null()
+            return pa.array(decoded.value_pieces.is_null())
         if name == RAW_COLUMN:
-            return _only_rows(decoded.values, parsed.bad)
+            return _only_rows(decoded.value_pieces, parsed.bad)
         if name == ERROR_COLUMN:
             return pa.array([parsed.bad.get(row) for row in range(decoded.row_count)], pa.string())
         column = metadata(name.removeprefix(META_PREFIX), decoded, self._wanted)
@@ -205,19 +205,20 @@ def _parsers(options: SourceOptions, fields: StructType, partitions: Callable[[]
     if kind == "debezium":
         return _Debezium(fields, options, partitions).parse
     forms = PLAIN_FORMS.chosen(options["timeUnit"], options["decimalFormat"])
-    return JsonColumns(fields, time_zone=options["timeZone"], forms=forms).parse
+    return JsonColumns(fields, time_zone=options["timeZone"], forms=forms).parse_pieces
 
 
-def _only_rows(values: pa.BinaryArray, rows: Mapping[int, str]) -> pa.BinaryArray:
+def _only_rows(values: Pieces, rows: Mapping[int, str]) -> pa.BinaryArray:
     """Null but in these rows."""
     if not rows:
         return pa.nulls(len(values), pa.binary())
     mask = np.ones(len(values), bool)
     mask[list(rows)] = False
-    return values.take(pa.array(np.arange(len(values)), mask=mask))
+    return values.column().take(pa.array(np.arange(len(values)), mask=mask))
 
 
-def _parse_text(values: pa.BinaryArray) -> Parsed:
+def _parse_text(pieces: Pieces) -> Parsed:
+    values = pieces.column()
     try:
         return Parsed([values.cast(pa.string())])
     except pa.ArrowInvalid:
@@ -246,7 +247,8 @@ class _Debezium:
         self._json = JsonColumns(self._wrapped, time_zone=self._time_zone, forms=self._forms)
         self._by_schema: dict[bytes, JsonColumns] = {}
 
-    def parse(self, values: pa.BinaryArray) -> Parsed:
+    def parse(self, pieces: Pieces) -> Parsed:
+        values = pieces.column()
         parsed = self._parse_json(values)
         plain = dict(zip(self._names, parsed.columns, strict=False))
         payload = parsed.columns[-1]
