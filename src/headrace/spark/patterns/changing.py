@@ -20,7 +20,7 @@ from headrace.spark.patterns.names import refuse_reserved, resolved
 from headrace.spark.patterns.operator import EVENTS, MatchPatterns
 from headrace.spark.patterns.recognize import PARTIALS_MAX, PLACE, check_choices, match_id, prepare
 from headrace.spark.patterns.stored import Limits, compile_stored
-from headrace.spark.state.kernel import BUCKETS, apply_operator, arrow_schema, key_type, united
+from headrace.spark.state.kernel import apply_operator, arrow_schema, key_type, united
 from headrace.spark.tables.changelog import is_exact, is_truncation, key_names, lane, row_type
 from headrace.spark.tables.joins import both_alike
 
@@ -41,7 +41,7 @@ def match_patterns(
     patterns_max: int = PATTERNS_MAX,
     within_max: str | None = None,
     partials_max: int = PARTIALS_MAX,
-    buckets: int = BUCKETS,
+    buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
     """The matches of patterns that are added, replaced and removed while the query runs, all in one pass.

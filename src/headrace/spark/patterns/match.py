@@ -33,7 +33,7 @@ from headrace.spark.patterns.recognize import (
     match_id,
     prepare,
 )
-from headrace.spark.state.kernel import BUCKETS, apply_operator, arrow_schema, key_type
+from headrace.spark.state.kernel import apply_operator, arrow_schema, key_type
 
 __all__ = ["fluent_plan", "match", "refuse_names", "with_events", "written_by"]
 
@@ -54,7 +54,7 @@ def match(
     partials_max: int = PARTIALS_MAX,
     overflow: Overflow = "fail",
     late: Late = "drop",
-    buckets: int = BUCKETS,
+    buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
     """The matches of one pattern, or of several with names, in one pass over the rows.

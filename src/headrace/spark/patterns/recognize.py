@@ -23,7 +23,7 @@ from headrace.spark.patterns.operator import GIVEN_UP, LATE, MASK, MASK_BITS, MA
 from headrace.spark.patterns.overflow import Overflow
 from headrace.spark.patterns.pattern_plan import PatternPlan
 from headrace.spark.patterns.syntax import PatternSyntaxError, variables_of
-from headrace.spark.state.kernel import BUCKETS, apply_operator, arrow_schema, key_type
+from headrace.spark.state.kernel import apply_operator, arrow_schema, key_type
 
 __all__ = [
     "PARTIALS_MAX",
@@ -54,7 +54,7 @@ def match_recognize(
     partials_max: int = PARTIALS_MAX,
     overflow: Overflow = "fail",
     late: Late = "drop",
-    buckets: int = BUCKETS,
+    buckets: int | None = None,
     name: str | None = None,
 ) -> DataFrame:
     """Matches of a row pattern, written as in SQL's MATCH_RECOGNIZE.
