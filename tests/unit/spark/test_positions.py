@@ -89,6 +89,23 @@ def options(streaming: bool = True, **given_options: str) -> SourceOptions:
     return SourceOptions.parse({name.lower(): text for name, text in complete.items()}, streaming=streaming)
 
 
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        ("kafkaConsumer.pollTimeoutMs", "retryTimeoutMs"),
+        ("fetchOffset.numRetries", "retryTimeoutMs"),
+        ("kafka.auto.offset.reset", "startingOffsets"),
+        ("kafka.value.deserializer", "valueFormat"),
+    ],
+)
+def test_an_option_of_sparks_own_source_that_means_nothing_here_is_refused_with_the_reason(
+    option: str, instead: str
+) -> None:
+    given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", option: "1"}
+    with pytest.raises(UsageError, match=f"{option}.*{instead}.*remove it"):
+        SourceOptions.parse(given, streaming=True)
+
+
 def test_an_unknown_option_is_an_error_that_lists_the_valid_ones() -> None:
     with pytest.raises(UsageError, match=r"no option 'startingoffset'; did you mean startingOffsets\? valid: alignBy"):
         options(startingOffset="earliest")

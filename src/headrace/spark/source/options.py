@@ -245,7 +245,21 @@ def parse(
     return values, kafka
 
 
+OF_SPARKS_SOURCE = {
+    "kafkaconsumer.polltimeoutms": "it tunes the Java consumer; retryTimeoutMs says how long a broker is waited for",
+    "fetchoffset.numretries": "it tunes the Java consumer; retryTimeoutMs says how long a broker is waited for",
+    "fetchoffset.retryintervalms": "it tunes the Java consumer; retryTimeoutMs says how long a broker is waited for",
+    "kafka.auto.offset.reset": "startingOffsets says where a query begins, and its checkpoint where it goes on",
+    "kafka.enable.auto.commit": "positions are in the checkpoint; a group is shown them as commitGroupOffsets says",
+    "kafka.key.deserializer": "keys are bytes",
+    "kafka.value.deserializer": "values are bytes; valueFormat reads them into columns",
+}
+"""What people bring from Spark's Kafka source, and why it is not here."""
+
+
 def _unknown(key: str, names: list[str], what: str) -> UsageError:
+    if what == "source" and key.lower() in OF_SPARKS_SOURCE:
+        return UsageError(f"the {what} has no option {key!r}: {OF_SPARKS_SOURCE[key.lower()]}", "remove it")
     lowered = {name.lower(): name for name in names}
     close = difflib.get_close_matches(key.lower(), list(lowered), n=1)
     hint = f"did you mean {lowered[close[0]]}? " if close else ""
