@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.spark.source.pieces import Pieces, binary_column, windows, words_of
+from headrace.spark.source.pieces import Pieces, binary_column, windows
 from headrace.spark.source.short_numbers import short_numbers
 
 __all__ = ["read_uniform"]
@@ -46,8 +46,8 @@ _SPACES, _QUOTE, _BACKSLASH, _MINUS, _POINT, _SLASH, _ZERO, _NINE = b' "\\-./09'
 _WORD_BYTES = 8
 _LITERAL_BYTES_MAX = 48
 """Of a literal that is fetched with the word behind it; longer ones are compared in several steps."""
-_STEPS_MAX = 6
-"""So many words are looked at one after the other for the end of a slot."""
+_STEP_WORDS, _STEPS_MAX = 4, 3
+"""The end of a slot is looked for in so many words at a time, and for long texts after so many steps in another way."""
 _ONE = np.uint64(1)
 _ONES, _HIGHS = (np.uint64(int.from_bytes(bytes([byte]) * _WORD_BYTES, "little")) for byte in (1, 0x80))
 _TRUE, _FALSE, _NULL = (int.from_bytes(word, "little") for word in (b"true", b"false", b"null"))
@@ -189,16 +189,18 @@ class _Rows:
             return np.full(self.count, size)  # times, ids; that there is no mark inside is seen when they are copied
         sizes = _bytes_before(words, mark)
         more = np.flatnonzero(sizes == _WORD_BYTES)
-        steps = 0
+        steps = _STEPS_MAX if size > _STEPS_MAX * _STEP_WORDS * _WORD_BYTES else 0
         while more.size:
             at = start[more] + sizes[more]
-            steps += 1
-            if steps > _STEPS_MAX:
+            if steps == _STEPS_MAX:
                 sizes[more] = self._next_quotes(at, mark) - start[more]
                 break
-            found = _bytes_before(words_of(self._data).view(np.uint64)[at], mark)
+            found = np.zeros(len(more), np.int64)
+            for each in reversed(_bytes_before(windows(self._data, at, _STEP_WORDS), mark).T):
+                found = np.where(each == _WORD_BYTES, found + _WORD_BYTES, each)
             sizes[more] += found
-            more = more[found == _WORD_BYTES]
+            more = more[found == _STEP_WORDS * _WORD_BYTES]
+            steps += 1
         if not slot.quoted and not sizes.all():
             raise _Unusual
         return sizes
