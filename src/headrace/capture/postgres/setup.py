@@ -44,8 +44,9 @@ def connect(options: CaptureOptions, *, replication: bool = False) -> Connection
             connect_timeout=10,
             **extra,
         )
-        if connection.info.server_version >= TRANSACTION_TIMEOUT_FROM and not replication:
-            connection.execute("SET transaction_timeout = 0")
+        if connection.info.server_version >= TRANSACTION_TIMEOUT_FROM:
+            # A replication connection takes no other form of statements. It sends a transaction within one of its own.
+            connection.pgconn.exec_(b"SET transaction_timeout = 0")
         return connection
     except psycopg.OperationalError as error:
         raise _explained(error, options) from error
