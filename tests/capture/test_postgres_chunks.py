@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from headrace.capture import Capture
+from headrace.capture.postgres import copying
+from headrace.capture.postgres.key_order import KeyOrder, key_order
 from tests.capture.conftest import Database
 from tests.capture.test_postgres import options
 from tests.capture.world import catch_up, events, fold
@@ -34,6 +36,41 @@ def test_a_key_of_an_extensions_type_is_read_in_its_own_order(
     database.run(*[f"insert into t values ('{each}', {place // 2})" for place, each in enumerate(LETTERS)])
     catch_up(log, options(database, triggers=triggers, chunk_rows=1))
     assert column(log, database, "n") == sorted(LETTERS)
+
+
+@pytest.mark.parametrize("triggers", [False, True], ids=["log", "triggers"])
+@pytest.mark.parametrize("kind", ["citext", "mail"])
+@pytest.mark.parametrize("key", ["n text_ops", "n text_ops, m", "m, n text_ops"])
+def test_rows_whose_keys_only_the_index_tells_apart_are_all_read(
+    log: str, database: Database, kind: str, key: str, triggers: bool
+) -> None:
+    """The column takes ``a`` and ``A`` for equal, and its unique index does not. Sorted as equal, one would be passed
+    over where a chunk ends between them."""
+    database.run("create extension citext", "create domain mail as citext")
+    database.run(f"create table t (n {kind} not null, m int not null)", f"create unique index i on t ({key})")
+    database.run("alter table t replica identity using index i")
+    database.run("insert into t select n, 1 from unnest(array['a', 'A', 'b', 'B', 'c', 'C']) n")
+    catch_up(log, options(database, triggers=triggers, chunk_rows=1))
+    assert column(log, database, "n") == ["A", "B", "C", "a", "b", "c"]
+
+
+def test_a_key_is_read_in_the_order_of_an_index_with_another_collation(log: str, database: Database) -> None:
+    """It may tell apart what the column's own collation takes for equal, such as one without case of ICU."""
+    database.run('create table t (n text collate "C" not null)', "create unique index i on t (n collate ucs_basic)")
+    database.run("alter table t replica identity using index i")
+    database.run("insert into t select n from unnest(array['a', 'A', 'b', 'B', 'c', 'C']) n")
+    orders: list[str] = []
+
+    def noted(*given: Any) -> KeyOrder:
+        order = key_order(*given)
+        orders.append(order.order_by.as_string())
+        return order
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(copying, "key_order", noted)
+        catch_up(log, options(database, chunk_rows=1))
+    assert column(log, database, "n") == ["A", "B", "C", "a", "b", "c"]
+    assert set(orders) == {'"n" COLLATE pg_catalog.ucs_basic'}
 
 
 def test_a_key_of_a_domain_is_not_checked_when_it_is_read_on_from(log: str, database: Database) -> None:

@@ -158,7 +158,7 @@ def test_a_change_that_passed_before_a_chunk_could_see_it_is_not_overwritten_by_
     def late(self: Snapshots, table: TableInfo, columns: list[RelationColumn], seen: SeenTransactions) -> Chunk | None:
         calls.append(seen)
         lines = Lines(b"".join(b"\t".join(row) + b"\n" for row in before), len(before), 4)
-        monkeypatch.setattr(Snapshots, "_copied", lambda *_: iter([lines]))
+        monkeypatch.setattr(Snapshots, "_copied", lambda *_: (each for each in [lines]))
         return read_chunk(self, table, columns, old)
 
     monkeypatch.setattr(Snapshots, "_forget_seen", lambda self, seen: None)

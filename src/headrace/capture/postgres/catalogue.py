@@ -22,9 +22,11 @@ from headrace.capture.postgres.pgoutput import RelationColumn
 from headrace.capture.postgres.values import PgType
 from headrace.errors import UsageError
 
-__all__ = ["Catalogue", "Connection", "TableInfo", "UniqueIndex"]
+__all__ = ["GONE", "Catalogue", "Connection", "TableInfo", "UniqueIndex"]
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+GONE = (errors.UndefinedTable, errors.InvalidSchemaName)
+"""What the server says of a table that is not there, or whose schema is not."""
 COUNTED_BYTES_MAX = 64 * 1024 * 1024
 COUNTED_TABLES_MAX = 50
 ROW_BYTES_GUESSED = 100
@@ -45,17 +47,22 @@ order by 2, 3
 INDEXES = """
 select i.indrelid::bigint, i.indisprimary, i.indisreplident, i.indimmediate,
        i.indpred is null and i.indexprs is null, bool_and(a.attnotnull),
-       bool_or(a.attgenerated <> ''), array_agg(a.attname::text order by k.place)
-from pg_index i join pg_class c on c.oid = i.indexrelid join pg_class t on t.oid = i.indrelid
+       bool_or(a.attgenerated <> ''), array_agg(a.attname::text order by k.place),
+       bool_and(o.opcdefault and t.typtype <> 'd' and i.indcollation[k.place - 1] = a.attcollation and not exists (
+         select from pg_opclass other where other.opcmethod = o.opcmethod and other.opcdefault
+         and other.opcintype = a.atttypid and other.oid <> o.oid))
+from pg_index i join pg_class c on c.oid = i.indexrelid join pg_class r on r.oid = i.indrelid
      cross join lateral unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) with ordinality k(number, place)
      join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number
-where i.indisunique and i.indisvalid and t.relkind in ('r', 'p') and i.indrelid >= 16384
+     join pg_type t on t.oid = a.atttypid join pg_opclass o on o.oid = i.indclass[k.place - 1]
+where i.indisunique and i.indisvalid and r.relkind in ('r', 'p') and i.indrelid >= 16384
 group by i.indexrelid, c.relname order by i.indrelid, not i.indisprimary, c.relname
 """
 LEAVES = """
 select pg_partition_root(c.oid)::oid::bigint, c.oid::bigint, c.relfilenode::bigint, c.relreplident::text,
-       c.xmin::text::bigint
-from pg_class c where c.relispartition and c.relkind = 'r' order by 1, 2
+       c.xmin::text::bigint, c.oid::regclass::text,
+       case when c.relkind = 'f' then 'foreign' when c.relpersistence <> 'p' then 'unlogged' else '' end
+from pg_class c where c.relispartition and c.relkind in ('r', 'f') order by 1, 2
 """
 COLUMNS = """
 select a.attname, a.atttypid::bigint, a.atttypmod, false
@@ -130,6 +137,8 @@ class UniqueIndex:
     is_never_null: bool
     has_generated: bool
     columns: list[str]
+    has_usual_order: bool = True
+    """Whether it surely tells the same values apart as its columns do; see ``key_order``."""
 
 
 @dataclass(slots=True)
@@ -141,6 +150,9 @@ class Leaf:
     identity: str
     changed_by: int
     """The transaction that changed it in the catalogue last, in 32 bits."""
+    name: str
+    elsewhere: str
+    """Why the server's log does not have its changes: it is foreign, or unlogged. Mostly empty."""
     indexes: list[UniqueIndex] = field(default_factory=list)
 
 
@@ -182,6 +194,12 @@ class TableInfo:
     def rows_of(self) -> sql.Composable:
         """What to read its rows from: tables that inherit from it are tables with topics of their own."""
         return self.identifier if self.kind == "p" else sql.SQL("ONLY {}").format(self.identifier)
+
+    @property
+    def key_has_usual_order(self) -> bool:
+        """Whether no two rows have keys that are equal in the order of their columns."""
+        found = [each.has_usual_order for each in self.indexes if each.columns == self.key]
+        return any(found) or not found
 
     def find_key(self) -> None:
         """Decide key and identifiability; see the module."""
@@ -309,6 +327,7 @@ class Catalogue:
     def selected(self, found: Mapping[str, TableInfo]) -> dict[str, TableInfo]:
         """Those to capture; a key that was chosen for one of them must be known of its deleted rows."""
         tables = {name: table for name, table in found.items() if self._options.selects(name)}
+        self._check_partitions(tables)
         for name, columns in self._options.key_columns.items():
             if self.by_log and name in tables and not tables[name].shows(columns):
                 raise UsageError(
@@ -316,6 +335,18 @@ class Catalogue:
                     f"ALTER TABLE {tables[name].quoted} REPLICA IDENTITY FULL; or choose others with --key-columns",
                 )
         return tables
+
+    def _check_partitions(self, tables: Mapping[str, TableInfo]) -> None:
+        """Of a table that is unlogged itself nothing is captured. One with such a partition would be, in part; and
+        triggers do not see that the server empties it after a crash."""
+        for name, table in tables.items():
+            for leaf in table.leaves:
+                if leaf.elsewhere:
+                    cure = f"ALTER TABLE {leaf.name} SET LOGGED; or " if leaf.elsewhere == "unlogged" else ""
+                    raise UsageError(
+                        f"{name} has the {leaf.elsewhere} partition {leaf.name}, whose changes the server does not log",
+                        f"{cure}leave the table out with --exclude-tables {name}",
+                    )
 
     def column_names(self) -> dict[str, list[str]]:
         """Of the tables to capture."""

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 from psycopg import errors, sql
 
+from headrace.capture.postgres.catalogue import GONE
 from headrace.capture.postgres.copying import as_stored, copied_fields
 from headrace.capture.postgres.pgoutput import RelationColumn
 from headrace.capture.postgres.setup import VERSION_MIN, Connection, PostgresSetup, TableInfo
@@ -242,7 +243,7 @@ class ChangeTable:
                 f"{table.full_name} is being written to by a transaction that does not end, and its triggers cannot be "
                 "made before: select pid, query from pg_stat_activity where state = 'idle in transaction'"
             ) from error
-        except (errors.UndefinedTable, errors.ObjectNotInPrerequisiteState) as error:
+        except (*GONE, errors.ObjectNotInPrerequisiteState) as error:
             raise DatabaseGone(f"{table.full_name} was changed just now: {error}") from error
 
     def note_gap(self, schema: str, name: str) -> None:

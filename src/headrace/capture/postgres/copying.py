@@ -7,21 +7,24 @@ the bytes are read as they are stored (``as_stored``), and a value that is no te
 from __future__ import annotations
 
 import select
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import LiteralString, cast
 
+import psycopg
 from psycopg import errors, sql
-from psycopg.pq import ExecStatus
+from psycopg.pq import DiagnosticField, ExecStatus
+from psycopg.pq.abc import PGconn, PGresult
 
 from headrace.capture.postgres.catalogue import Connection, TableInfo
+from headrace.capture.postgres.key_order import key_order
 from headrace.capture.postgres.pgoutput import RelationColumn
 
-__all__ = ["Lines", "as_stored", "copied_columns", "copied_fields", "copied_rows", "has_data", "key_text"]
+__all__ = ["Lines", "as_stored", "copied_columns", "copied_fields", "copied_rows", "has_data"]
 
 BLOCK_BYTES = 64 * 1024
 """Of lines that are handed on together, and the one that makes them as many."""
+WAIT_S = 1.0
 WITHOUT_CHARACTERS = "SQL_ASCII"
 _CONTROL = bytes(range(32))
 
@@ -76,56 +79,50 @@ def as_stored(connection: Connection) -> Iterator[None]:
         connection.pgconn.exec_(b"SET client_encoding = UTF8")
 
 
-def key_text(value: bytes | None) -> str:
-    """A value of a key as a place to go on from, also one that is no text."""
-    return (value or b"").decode(errors="surrogateescape")
-
-
-def _literal(text: str) -> sql.Composable:
-    """What ``key_text`` gave, for a statement."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        stored = text.encode(errors="surrogateescape")
-        return sql.SQL("E'" + "".join(f"\\x{each:02x}" for each in stored) + "'")
-    return sql.Literal(text)
-
-
 def copied_rows(
     connection: Connection,
     table: TableInfo,
     columns: list[RelationColumn],
     after: list[str] | None = None,
     limit: int | None = None,
-) -> Iterator[Lines]:
-    """Rows as lines of COPY, by key; some at a time."""
+    waiting: Callable[[], None] = lambda: None,
+) -> Generator[Lines, None, None]:
+    """Rows as lines of COPY, by key; some at a time. ``waiting`` is called about once per second until the last one.
+
+    Nothing else may be asked of the connection before the last row has come, or the generator is closed.
+    """
     query = sql.SQL("SELECT {} FROM {}").format(_names([each.name for each in columns]), table.rows_of)
-    if after:
-        query += sql.SQL(" WHERE ") + _after(connection, table, columns, after)
+    # Most tables are read in one chunk, and then this need not be asked of each of them.
+    order = key_order(connection, table) if after or not table.key_has_usual_order else None
+    if order is not None and after:
+        query += sql.SQL(" WHERE ") + order.after(after)
     if limit is not None:
-        query += sql.SQL(" ORDER BY {} LIMIT {}").format(_names(table.key), sql.Literal(limit))
-    return _copied(connection, sql.SQL("COPY ({}) TO STDOUT").format(query).as_string(connection))
+        by = _names(table.key) if order is None else order.order_by
+        query += sql.SQL(" ORDER BY {} LIMIT {}").format(by, sql.Literal(limit))
+    return _copied(connection, sql.SQL("COPY ({}) TO STDOUT").format(query).as_string(connection), waiting)
 
 
 def has_data(descriptor: int, wait_s: float | None = None) -> bool:
-    """Wait until a socket has something to read, without end or so long. ``select`` refuses descriptors above 1,023,
-    which a program that embeds capture may well have."""
+    """Wait until a socket has something to read, without end or so long."""
+    return is_ready(descriptor, select.POLLIN, wait_s)
+
+
+def is_ready(descriptor: int, event: int, wait_s: float | None = None) -> bool:
+    """``select`` refuses descriptors above 1,023, which a program that embeds capture may well have."""
     waiting = select.poll()
-    waiting.register(descriptor, select.POLLIN)
+    waiting.register(descriptor, event)
     return bool(waiting.poll(None if wait_s is None else wait_s * 1000))
 
 
-def _copied(connection: Connection, statement: str) -> Iterator[Lines]:
+def _copied(connection: Connection, statement: str, waiting: Callable[[], None]) -> Generator[Lines, None, None]:
     with as_stored(connection):
-        yield from _blocks(connection, statement)
+        yield from _blocks(connection, statement, waiting)
 
 
-def _blocks(connection: Connection, statement: str) -> Iterator[Lines]:
+def _blocks(connection: Connection, statement: str, waiting: Callable[[], None]) -> Generator[Lines, None, None]:
     """The lines of a COPY, from libpq itself: psycopg's own way costs as much per line as all that becomes of it."""
     pgconn = connection.pgconn
-    started = pgconn.exec_(statement.encode())
-    if started.status != ExecStatus.COPY_OUT:
-        raise errors.error_from_result(started)
+    _begin_copy(pgconn, statement, waiting)
     size, next_line = 0, pgconn.get_copy_data
     lines = bytearray()
     held = longest = 0
@@ -141,8 +138,10 @@ def _blocks(connection: Connection, statement: str) -> Iterator[Lines]:
                     yield Lines(bytes(lines), lines.count(b"\n"), longest)
                     lines.clear()
                     held = longest = 0
+                    waiting()
             elif size == 0:
-                has_data(pgconn.socket)
+                while not has_data(pgconn.socket, WAIT_S):
+                    waiting()
                 pgconn.consume_input()
         if lines:
             yield Lines(bytes(lines), lines.count(b"\n"), longest)
@@ -155,54 +154,35 @@ def _blocks(connection: Connection, statement: str) -> Iterator[Lines]:
         while (result := pgconn.get_result()) is not None:
             failed = result if result.status != ExecStatus.COMMAND_OK else failed
     if failed is not None:
-        raise errors.error_from_result(failed)
+        raise _error_of(failed)
+
+
+def _begin_copy(pgconn: PGconn, statement: str, waiting: Callable[[], None]) -> None:
+    """The server answers with its first row, which it may have to look for."""
+    pgconn.send_query(statement.encode())
+    while pgconn.flush():
+        is_ready(pgconn.socket, select.POLLOUT)
+    while pgconn.is_busy():
+        while not has_data(pgconn.socket, WAIT_S):
+            waiting()
+        pgconn.consume_input()
+    started = pgconn.get_result()
+    if started is None or started.status != ExecStatus.COPY_OUT:
+        while pgconn.get_result() is not None:
+            pass
+        assert started is not None, "a statement has a result"
+        raise _error_of(started)
+
+
+def _error_of(result: PGresult) -> psycopg.Error:
+    """What has no code is not from the server: the connection to it has ended."""
+    if result.error_field(DiagnosticField.SQLSTATE) is None:
+        return psycopg.OperationalError(result.error_message.decode(errors="replace"))
+    return errors.error_from_result(result)
 
 
 def _names(columns: Iterable[str]) -> sql.Composable:
     return sql.SQL(", ").join(map(sql.Identifier, columns))
-
-
-_OF_KEY = """
-with recursive step(type, modifier) as (
-  select %s::oid, %s::int
-  union all select typbasetype, typtypmod from step join pg_type on oid = type where typtype = 'd'
-)
-select format_type(step.type, modifier), (
-  select array_agg(format('OPERATOR(%%I.%%s)', n.nspname, o.oprname) order by m.amopstrategy)
-  from pg_opclass c join pg_am a on a.oid = c.opcmethod and a.amname = 'btree'
-       join pg_amop m on m.amopfamily = c.opcfamily and m.amopstrategy in (4, 5)
-                         and m.amoplefttype = c.opcintype and m.amoprighttype = c.opcintype
-       join pg_operator o on o.oid = m.amopopr join pg_namespace n on n.oid = o.oprnamespace
-  where c.opcdefault and c.opcintype = step.type and n.nspname <> 'pg_catalog')
-from step join pg_type t on t.oid = step.type and t.typtype <> 'd'
-"""
-"""The type of a column, of a domain its base type; and what compares two of its values in the order of an index, where
-that is no operator of the server itself: at least, and more than."""
-
-
-def _after(
-    connection: Connection, table: TableInfo, columns: Sequence[RelationColumn], after: Sequence[str]
-) -> sql.Composable:
-    """The condition that a row comes after the one with this key.
-
-    A value is no value of its domain here, whose conditions may call whatever they like. Types of extensions have
-    operators of their own: with those that happen to be found by their names, texts without case (of citext) would be
-    compared with their case, and rows passed over.
-    """
-    kinds = {each.name: (each.type_oid, each.type_modifier) for each in columns}
-    found = [connection.execute(_OF_KEY, kinds[name]).fetchone() or () for name in table.key]
-    values = [
-        sql.SQL("{}::{}").format(_literal(value), sql.SQL(cast(LiteralString, kind)))
-        for value, (kind, _) in zip(after, found, strict=True)
-    ]
-    if not any(operators for _, operators in found):
-        return sql.SQL("({}) > ({})").format(_names(table.key), sql.SQL(", ").join(values))
-    condition: sql.Composable = sql.SQL("false")
-    for name, value, (_, operators) in reversed(list(zip(table.key, values, found, strict=True))):
-        parts = {"name": sql.Identifier(name), "value": value, "rest": condition}
-        parts |= dict(zip(("at_least", "more"), map(sql.SQL, operators or (">=", ">")), strict=True))
-        condition = sql.SQL("{name} {at_least} {value} AND ({name} {more} {value} OR {rest})").format(**parts)
-    return condition
 
 
 _ESCAPES = {

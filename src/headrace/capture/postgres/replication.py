@@ -128,10 +128,10 @@ class ReplicationStream:
             return untranslatable(why, self._name)
         return DatabaseGone(f"the server ended the stream: {why}")
 
-    def in_touch(self, items: Iterator[T], every: int = STATUS_ROWS) -> Iterator[T]:
+    def in_touch(self, items: Iterator[T]) -> Iterator[T]:
         """The items, however long they take: a server that hears nothing from us meanwhile ends the stream."""
         for number, item in enumerate(items, 1):
-            if number % every == 0:
+            if number % STATUS_ROWS == 0:
                 self.maybe_send_status()
             yield item
 

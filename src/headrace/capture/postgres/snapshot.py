@@ -29,7 +29,8 @@ left out, and so are, until the log has passed the place where it was read, chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -37,7 +38,9 @@ from typing import TypeAlias, TypeVar
 from psycopg import errors, sql
 
 from headrace.capture.envelope import Rendered
-from headrace.capture.postgres.copying import Lines, copied_columns, copied_fields, copied_rows, key_text
+from headrace.capture.postgres.catalogue import GONE
+from headrace.capture.postgres.copying import Lines, copied_columns, copied_fields, copied_rows
+from headrace.capture.postgres.key_order import key_text
 from headrace.capture.postgres.pgoutput import RelationColumn
 from headrace.capture.postgres.setup import Connection, PostgresSetup, TableInfo
 from headrace.capture.source import Progress
@@ -193,8 +196,10 @@ class Snapshots:
         chunk_rows: int,
         keys_of: Callable[[TableInfo, list[RelationColumn], Values, int], list[bytes | None]],
         renders: Callable[[TableInfo, list[RelationColumn]], Callable[[Lines], Rendered | None]],
+        waiting: Callable[[], None] = lambda: None,
     ) -> None:
-        """``renders`` is asked for what makes rows of a table's lines."""
+        """``renders`` is asked for what makes rows of a table's lines. ``waiting`` is called while rows are read, about
+        once per second: a server that hears nothing of us meanwhile ends the stream."""
         self._setup = setup
         self.prefix = f"{setup.slot}.watermark"
         self._run = run
@@ -202,6 +207,7 @@ class Snapshots:
         self._size_of = ""
         self._keys_of = keys_of
         self._renders = renders
+        self._waiting = waiting
         self.progress: dict[str, Progress] = {}
         self._tables: dict[str, TableInfo] = {}
         self._pending: list[str] = []
@@ -400,7 +406,7 @@ class Snapshots:
             chunk = self._read_chunk(table, columns, seen)
             if chunk is not None:
                 self.chunks[table.full_name] = chunk
-        except (errors.UndefinedTable, errors.InvalidTextRepresentation):
+        except (*GONE, errors.InvalidTextRepresentation):
             return False  # or a value of the key that was read last was renamed; the next look at the catalogue tells
         except errors.InsufficientPrivilege as error:
             raise UsageError(
@@ -445,15 +451,16 @@ class Snapshots:
             self._size.begin()
         asked = self._size.rows
         after = self.progress[table.full_name].go_on_by(described_key(table, columns))
-        for each in self._copied(table, columns, after, asked):
-            if size_bytes >= CHUNK_BYTES_MAX:
-                # Read again later: a COPY ends early only by a cancellation that may hit what follows.
-                passed_over = True
-                continue
-            lines.append(each)
-            rendered.append(render(each))
-            count += each.count
-            size_bytes += len(each.data)
+        with closing(self._copied(table, columns, after, asked)) as blocks:
+            for each in blocks:
+                if size_bytes >= CHUNK_BYTES_MAX:
+                    # Read again later: a COPY ends early only by a cancellation that may hit what follows.
+                    passed_over = True
+                    continue
+                lines.append(each)
+                rendered.append(render(each))
+                count += each.count
+                size_bytes += len(each.data)
         after = None
         if lines:
             last = copied_fields(lines[-1].last)
@@ -482,15 +489,17 @@ class Snapshots:
             return  # a change has been left out that this snapshot does not show yet; the next one will
         until = self._setup.inserted_lsn()
         progress = self.progress[name]
-        progress.rows = emit_whole(table, columns, until, self._copied(table, columns, None, None))
+        with closing(self._copied(table, columns, None, None)) as blocks:
+            progress.rows = emit_whole(table, columns, until, blocks)
         progress.filter = [seen.text, until]
         self._filters[name] = seen, until
         self._finish(name)
 
     def _copied(
         self, table: TableInfo, columns: list[RelationColumn], after: list[str] | None, limit: int | None
-    ) -> Iterator[Lines]:
-        return copied_rows(self._setup.connection, table, columns, after, limit)
+    ) -> Generator[Lines, None, None]:
+        """To be closed before the connection does anything else, whatever becomes of the rows."""
+        return copied_rows(self._setup.connection, table, columns, after, limit, self._waiting)
 
     def _watermark(self) -> int:
         """Write a mark into the server's log, as a transaction of its own so that it is flushed."""

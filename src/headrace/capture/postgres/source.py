@@ -63,7 +63,9 @@ class PostgresSource:
         self._publications = Publications(self._setup, options.name)
         run = os.urandom(6).hex()
         self._watch = TableWatch(self._setup, self._publications, self._setup.slot, run, say)
-        self._snapshots = Snapshots(self._setup, run, options.chunk_rows, self._identities_of, self._renders)
+        self._snapshots = Snapshots(
+            self._setup, run, options.chunk_rows, self._identities_of, self._renders, self._stay_in_touch
+        )
         self._replication: ReplicationStream | None = None
         self._server = ServerIdentity("", 0)
         self._streams = StreamedTransactions()
@@ -424,12 +426,15 @@ class PostgresSource:
         followed = self._followed(table, columns)
         source = followed.block.of_transaction(now_us, None, self._events.last_commit, b"incremental") % (lsn, lsn)
         self._events.begin(lsn, now_us, 0)
-        assert self._replication is not None
         out, transaction, width = self._events.out, self._events.transaction, len(columns)
-        for lines in self._replication.in_touch(blocks, every=1):
+        for lines in blocks:
             values, plain = lines.columns(width), lines.is_plain(width)
             followed.encoder.read_columns(out, transaction, source, values, lines.count, plain=plain)
         return self._events.transaction.index
+
+    def _stay_in_touch(self) -> None:
+        assert self._replication is not None, "rows are read once the stream has begun"
+        self._replication.maybe_send_status()
 
     def _guarded(self, work: Callable[[], T]) -> T:
         """Failures of the ordinary connection, told as those of the stream are."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -37,6 +37,7 @@ import psycopg
 from psycopg import errors
 
 from headrace.capture.options import CaptureOptions, counted
+from headrace.capture.postgres.catalogue import GONE
 from headrace.capture.postgres.change_table import Change, ChangeTable, record_fields, shape_of
 from headrace.capture.postgres.events import Followed, PostgresEvents
 from headrace.capture.postgres.identity import Known, known, partitions_emptied, remembering, what_happened
@@ -295,7 +296,7 @@ class TriggerSource:
         try:
             if name in self._tables:
                 return self._tables[name] if begin_reading(self._reader, self._tables[name]) else None
-        except errors.UndefinedTable:
+        except GONE:
             pass
         if name not in self._known:  # otherwise the catalogue will be looked at, and a gap noted
             del self._progress[name]
@@ -447,16 +448,17 @@ class TriggerSource:
         before_bytes, size_bytes = self._writer.bytes_pending, 0
         last: list[bytes | None] = []
         passed_over = False
-        for lines in copied_rows(self._reader, table, columns, after, limit):
-            if table.key and size_bytes >= CHUNK_BYTES_MAX:
-                passed_over = True  # read again later: a COPY ends early only by a cancellation
-                continue
-            values, plain = lines.columns(len(columns)), lines.is_plain(len(columns))
-            followed.encoder.read_columns(
-                self._writer, self._events.transaction, source, values, lines.count, plain=plain
-            )
-            size_bytes = self._writer.bytes_pending - before_bytes
-            last = copied_fields(lines.last)
+        with closing(copied_rows(self._reader, table, columns, after, limit)) as blocks:
+            for lines in blocks:
+                if table.key and size_bytes >= CHUNK_BYTES_MAX:
+                    passed_over = True  # read again later: a COPY ends early only by a cancellation
+                    continue
+                values, plain = lines.columns(len(columns)), lines.is_plain(len(columns))
+                followed.encoder.read_columns(
+                    self._writer, self._events.transaction, source, values, lines.count, plain=plain
+                )
+                size_bytes = self._writer.bytes_pending - before_bytes
+                last = copied_fields(lines.last)
         taken = self._events.transaction.index
         self._events.end(self._place["number"])
         self._size.took(taken, size_bytes)

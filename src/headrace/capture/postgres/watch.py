@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from psycopg import errors, sql
 
-from headrace.capture.postgres.catalogue import Catalogue, TableInfo
+from headrace.capture.postgres.catalogue import GONE, Catalogue, TableInfo
 from headrace.capture.postgres.identity import Known, known, partitions_emptied, remembering, what_happened
 from headrace.capture.postgres.publications import Publications
 
@@ -85,7 +85,7 @@ class TableWatch:
             tables = self._catalogue.selected(self._catalogue.all_tables())
             try:
                 members = self._publications.hold(tables.values())
-            except (errors.UndefinedTable, errors.LockNotAvailable):
+            except (*GONE, errors.LockNotAvailable):
                 return
             self._compare(tables, {name: known(table, members[table.oid]) for name, table in tables.items()})
             self._seen = seen
