@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -16,12 +14,11 @@ import pytest
 
 from headrace.capture import Capture, CaptureOptions
 from headrace.capture.postgres.source import PostgresSource
-from headrace.capture.source import PositionLost, TableReplaced
+from headrace.capture.source import TableReplaced
 from headrace.errors import UsageError
 from tests.capture.conftest import Database
 from tests.capture.test_postgres import ops, options
 from tests.capture.world import catch_up, events, fold, fold_bag, topics
-from tests.servers.postgres import PostgresServer, postgres_server
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
@@ -50,7 +47,7 @@ def running(log: str, capture: CaptureOptions, said: list[str] | None = None) ->
         except BaseException as error:
             failed.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, name="capture")
     thread.start()
     try:
         yield made
@@ -429,6 +426,35 @@ def test_what_is_published_never_makes_the_applications_statements_fail(
         assert [each.value["after"] for each in events(log, f"{database.name}.public.none")] == [{}, {}]
 
 
+@pytest.mark.parametrize("triggers", [False, True], ids=["log", "triggers"])
+@pytest.mark.parametrize("kind", ["unlogged", "foreign"])
+def test_a_table_with_a_partition_that_the_server_does_not_log_is_refused(
+    log: str, database: Database, kind: str, triggers: bool
+) -> None:
+    """Its rows would be in the snapshot, and later changes of them nowhere."""
+    database.run("create table t (id int not null) partition by range (id)")
+    database.run("create table p1 partition of t for values from (0) to (100)", "insert into t values (1)")
+    part = "p2 partition of t for values from (100) to (200)"
+    if kind == "unlogged":
+        database.run(f"create unlogged table {part}", "insert into t values (101)")
+    else:
+        database.run("create extension file_fdw", "create server files foreign data wrapper file_fdw")
+        database.run(f"create foreign table {part} server files options (filename '/dev/null')")
+    with pytest.raises(UsageError, match=rf"public\.t has the {kind} partition (public\.)?p2") as error:
+        catch_up(log, options(database, triggers=triggers))
+    assert ("SET LOGGED" in str(error.value.hint)) == (kind == "unlogged")
+
+
+@pytest.mark.parametrize("triggers", [False, True], ids=["log", "triggers"])
+def test_capture_ends_when_a_partition_is_not_logged_any_more(log: str, database: Database, triggers: bool) -> None:
+    database.run("create table t (id int primary key) partition by range (id)")
+    database.run("create table p1 partition of t for values from (0) to (100)", "insert into t values (1)")
+    with pytest.raises(UsageError, match="unlogged partition"), running(log, options(database, triggers=triggers)):
+        eventually(lambda: len(folded(log, database, "t")) == 1)
+        database.run("alter table p1 set unlogged")
+        eventually(lambda: not [each for each in threading.enumerate() if each.name == "capture"])
+
+
 LARGE = "(select string_agg(md5(i::text), '') from generate_series({0}, {0} + 70) i)"
 
 
@@ -608,49 +634,6 @@ def test_limits_of_time_that_a_database_sets_do_not_end_a_snapshot(log: str, dat
 # ---- the server's history -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def own_server() -> Iterator[PostgresServer]:
-    with postgres_server() as server:
-        yield server
-
-
-def restored(server: PostgresServer, copy: Path) -> None:
-    """Put a copy of the server's folder in the place of the folder."""
-    server.stop()
-    subprocess.run(["rm", "-rf", str(server.home / "data")], check=True)
-    subprocess.run(["cp", "-a", str(copy), str(server.home / "data")], check=True)
-    server.start()
-
-
-def test_a_restored_volume_is_refused_also_when_it_has_been_written_to_since(
-    log: str, own_server: PostgresServer, tmp_path: Path
-) -> None:
-    name = f"restored{time.monotonic_ns()}"
-    capture = CaptureOptions(name=name, url=own_server.url())
-    copy = tmp_path / "data"
-
-    def run(*statements: str) -> None:
-        with psycopg.connect(own_server.url(), autocommit=True) as session:
-            for each in statements:
-                session.execute(each)
-
-    run("create table t (id int primary key)", "insert into t values (1)")
-    catch_up(log, capture)
-    own_server.stop()
-    subprocess.run(["cp", "-a", str(own_server.home / "data"), str(copy)], check=True)
-    own_server.start()
-    run("insert into t select generate_series(2, 50)")
-    catch_up(log, capture)
-    restored(own_server, copy)
-    with pytest.raises(PositionLost, match="older copy"):
-        catch_up(log, capture)
-    run("insert into t select generate_series(1000, 9000)")
-    with pytest.raises(PositionLost, match="older copy, written to since"):
-        catch_up(log, capture)
-    catch_up(log, capture, resnapshot=True)
-    assert len(fold(events(log, f"{name}.public.t"))) == 8002
-
-
 def test_a_new_snapshot_of_everything_empties_the_topics_of_tables_that_are_gone(log: str, database: Database) -> None:
     database.run("create table t (id int primary key)", "create table gone (id int primary key)")
     database.run("insert into t values (1)", "insert into gone values (1)")
@@ -661,16 +644,3 @@ def test_a_new_snapshot_of_everything_empties_the_topics_of_tables_that_are_gone
     assert ["public.gone is gone" in each for each in said] == [True]
     assert folded(log, database, "gone") == {}
     assert folded(log, database, "t") == rows(database, "t")
-
-
-def test_a_server_with_another_identity_is_refused(
-    log: str, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from headrace.capture.postgres.replication import ReplicationStream, ServerIdentity
-
-    database.run("create table t (id int primary key)")
-    catch_up(log, options(database))
-    identify: Callable[[ReplicationStream], ServerIdentity] = ReplicationStream.identify
-    monkeypatch.setattr(ReplicationStream, "identify", lambda self: identify(self)._replace(system="1"))
-    with pytest.raises(PositionLost, match="another server"):
-        catch_up(log, options(database))

@@ -80,6 +80,9 @@ class PostgresSource:
         self._last: list[int] = []
         """Position, time and id of the last transaction: by these the server's history is recognised."""
         self._unproven = False
+        """Whether the server has yet to send the last transaction again."""
+        self._sent_again = False
+        """Whether it sends again what it does not know to be ours. Of a server that crashed that is nothing new."""
         self._unread = False
         self._version_given = self._version_committed = 0
 
@@ -134,7 +137,7 @@ class PostgresSource:
             self._announce_gap(state.get("tables", {}))
         self._watch.proceed()
         self._target_lsn = self._setup.current_lsn()
-        start = 0 if self._unproven else self._lsn
+        start = 0 if self._sent_again else self._lsn
         names = self._publications.names
         self._replication.start(self._setup.slot, start, names, streaming=self._options.streaming)
 
@@ -180,6 +183,7 @@ class PostgresSource:
             self._setup.check_slot(slot, self._lsn)
             self._partial = (position.get("commit", 0), position.get("index", 0))
             self._last = list(position.get("last", []))
+            self._sent_again = slot is not None and slot["confirmed"] < self._lsn
             self._unproven = slot is not None and bool(self._last) and slot["confirmed"] <= self._last[0]
         elif slot is None or slot["wal_status"] == "lost":
             self._setup.drop_slot()
@@ -309,6 +313,8 @@ class PostgresSource:
         """A transaction whose commit lies before our position is in the log: the server may send it again."""
         self._begun = message
         self._skipping = message.commit_lsn < self._lsn
+        if self._skipping and self._last and message.commit_lsn > self._last[0]:
+            self._lost("a transaction stands before the position that was not there before: it is an older copy")
         if list(message) == self._last:
             self._unproven = False
         commit, index = self._partial
