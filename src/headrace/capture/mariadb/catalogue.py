@@ -128,9 +128,13 @@ class Catalogue:
 
     def _ask_apart(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
         """On a separate connection: the thread that reads the binlog asks too."""
-        with pymysql.connect(**self.settings, autocommit=True) as connection, connection.cursor() as cursor:
-            cursor.execute(query, arguments or None)
-            return list(cursor.fetchall())
+
+        def work() -> list[tuple[Any, ...]]:
+            with pymysql.connect(**self.settings, autocommit=True) as connection, connection.cursor() as cursor:
+                cursor.execute(query, arguments or None)
+                return list(cursor.fetchall())
+
+        return self.guarded(work)
 
     def connect_for_rows(self) -> pymysql.Connection[Any]:
         """Values come as bytes, texts in the character set of their column."""
@@ -303,9 +307,9 @@ class Catalogue:
                 query = "select name, table_id from information_schema.innodb_sys_tables where name like %s"
                 cursor.execute(query, (f"{folder}/%",))
                 rows = list(cursor.fetchall())
-        except pymysql.OperationalError as error:
-            if error.args[0] != NO_PRIVILEGE:
-                raise DatabaseGone(f"{self._options.database.shown}: {error.args[-1]}") from error
+        except (pymysql.OperationalError, pymysql.InterfaceError, OSError) as error:
+            if not error.args or error.args[0] != NO_PRIVILEGE:
+                raise DatabaseGone(f"{self._options.database.shown}: {error}") from error
             return {}
         found: dict[str, list[int]] = {}
         for file, number in rows:
