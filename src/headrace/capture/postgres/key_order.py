@@ -2,8 +2,8 @@
 
 Two rows that compare as equal would have no order, and at the end of a chunk the second would be left out. Only an
 index says which values are different. It may have an operator class or a collation of its own, in which values differ
-that are equal to the column's: ``citext`` indexed by ``text_ops``, or a collation without case indexed by ``"C"``. Rows
-are then read in the order of the index.
+that are equal to the column's: texts without case (of citext) indexed as texts with case, for instance. Rows are then
+read in the order of the index.
 """
 
 from __future__ import annotations
