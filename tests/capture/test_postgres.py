@@ -292,6 +292,23 @@ def test_the_server_hears_of_capture_while_a_whole_table_or_a_streamed_transacti
         assert len([index for index in inside if index]) >= 5
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_prepared_transaction_counts_from_its_commit(log: str, database: Database, streaming: bool) -> None:
+    capture = options(database, streaming=streaming)
+    database.run("create table t (id int primary key)")
+    catch_up(log, capture)
+    database.run("begin", "insert into t values (1)", "prepare transaction 'p'", "insert into t values (2)")
+    catch_up(log, capture)
+    assert [each.key["id"] for each in events(log, f"{database.name}.public.t")] == [2]
+    database.run("commit prepared 'p'")
+    catch_up(log, capture)
+    database.run("begin", "insert into t values (3)", "prepare transaction 'q'", "rollback prepared 'q'")
+    catch_up(log, capture)
+    found = events(log, f"{database.name}.public.t")
+    assert [each.key["id"] for each in found] == [2, 1]
+    check_order(found)
+
+
 def test_transactions_are_told_when_asked_for(log: str, database: Database) -> None:
     database.run("create table t (id int primary key)")
     capture = options(database, transactions=True, snapshot=False)
