@@ -130,6 +130,8 @@ def test_dead_letters_that_a_consumer_holds_are_not_redriven(
 ) -> None:
     work, dead = unique("work"), unique("dead")
     with_dead_letters(broker.amqp_url, work, dead, 3)
+    # What is ready is shown when it is on disk.
+    eventually(lambda: console.get("queue/messages", name=dead)["messages"], lambda shown: len(shown) == 3)
     with channel_to(broker.amqp_url) as channel:
         assert channel.basic_get(dead)[0] is not None
         done = console.post("queue/redrive", name=dead, messages="dead")
