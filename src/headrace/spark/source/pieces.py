@@ -67,17 +67,14 @@ class Pieces:
 def binary_column(data: bytes, starts: Ints, sizes: Ints) -> pa.BinaryArray:
     """Pieces of ``data`` as an Arrow column of their own; a size of -1 is a null.
 
-    Pieces of one size are copied by numpy. For others there are Arrow's views: 16 bytes each, the length, and then
-    either the value itself (up to 12 bytes) or its first four bytes, the number of a buffer and the position there. The
-    cast, which is all that these views are for, looks at the first bytes of short values only and at nothing after
-    them, so the others have none and after short values stands whatever followed in the buffer.
+    Arrow's view of a value is 16 bytes: its length, and then either the value itself (up to 12 bytes) or its first four
+    bytes, the number of a buffer and the position there. The cast, which is all that these views are for, looks at the
+    first bytes of short values only and at nothing after them, so the others have none and after short values stands
+    whatever followed in the buffer.
     """
     count = len(starts)
     if count == 0:
         return EMPTY
-    size = int(sizes[0])
-    if size > 0 and size * count < 2**31 and (sizes == size).all():
-        return _of_one_size(data, starts, size)
     null = sizes < 0
     nulls = int(np.count_nonzero(null))
     lengths = np.maximum(sizes, 0) if nulls else sizes
@@ -96,14 +93,6 @@ def binary_column(data: bytes, starts: Ints, sizes: Ints) -> pa.BinaryArray:
     validity = pa.array(~null).buffers()[1] if nulls else None
     viewed = pa.Array.from_buffers(pa.binary_view(), count, [validity, pa.py_buffer(views), pa.py_buffer(data)], nulls)
     return viewed.cast(pa.binary())
-
-
-def _of_one_size(data: bytes, starts: Ints, size: int) -> pa.BinaryArray:
-    offsets = np.arange(0, (len(starts) + 1) * size, size, dtype=np.int32)
-    found = np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))[starts]
-    return pa.Array.from_buffers(
-        pa.binary(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(found.data.cast("B"))]
-    )
 
 
 def words_of(data: bytes | npt.NDArray[np.uint8]) -> Ints:

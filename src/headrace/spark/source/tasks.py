@@ -79,6 +79,7 @@ def read_range(plan: Plan, wanted: OffsetRange, topic_id: bytes | None = None) -
                     position = group[-1].next_offset
                     if decoded.row_count:
                         yield from make(decoded)
+                    del decoded  # with the bytes of its records: the next ones are put where they were
                 return
             except KafkaError as error:
                 position = _after_loss(options, rest, error)
