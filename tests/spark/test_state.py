@@ -371,7 +371,7 @@ def test_a_checkpoint_shows_what_is_held_of_a_key_and_refuses_another_number_of_
     assert (totals.keys, totals.timers, totals.late_rows) == (3, 3, 0)
     anna = hr.state_of(lane.spark, checkpoint, {"user": "anna"})
     assert anna is not None
-    assert [each["events"] for each in anna.state["open"]] == [2]
+    assert [each["value events"] for each in anna.state["open"]] == [2]
     assert anna.wake == START + timedelta(seconds=15)
     nobody = hr.state_of(lane.spark, checkpoint, {"user": None})
     assert nobody is not None
