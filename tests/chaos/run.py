@@ -38,7 +38,7 @@ from tests.chaos.history import Recorder, Worker
 from tests.chaos.operations import read_lines
 from tests.chaos.producers import IdempotentProducer, TransactionalProducer, Transformer
 from tests.chaos.proxy import Proxy
-from tests.chaos.topics import KeyedProducer, Recreator, TableReader, Trimmer
+from tests.chaos.topics import KEEP_ALL, KeyedProducer, Recreator, TableReader, Trimmer
 from tests.servers.process import log_tail
 
 STOP_TIMEOUT_S = 300.0
@@ -56,8 +56,6 @@ SETTINGS = {
     "shortened": {"segment.ms": "1000"},
 }
 """Segments are short, so that there is always something to compact and to remove."""
-KEEP_ALL = {"retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1)}
-"""Whatever the broker's clock says."""
 BROKER = {
     "auto.create.topics.enable": False,
     "log.cleaner.backoff.ms": 200,

@@ -13,13 +13,12 @@ from tests.chaos.consumers import Member, Observer, Reader, Rereader, Watcher, d
 from tests.chaos.history import Recorder, Worker
 from tests.chaos.operations import read_lines
 from tests.chaos.producers import IdempotentProducer, TransactionalProducer
+from tests.chaos.topics import KEEP_ALL
 from tests.waiting import PATIENCE_S, eventually
 
 __all__ = ["SmallLoad"]
 
 TOPICS = {"plain": 2, "mixed": 1}
-KEEP_ALL = {"retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1)}
-"""Whatever the broker's clock says: by default it refuses records that are an hour ahead of it, as Kafka does."""
 SESSION_MS = 45_000
 CLIENT = {"socket.timeout.ms": 10_000, "socket.keepalive.enable": False}
 

@@ -19,6 +19,9 @@ from tests.chaos.producers import MESSAGE_TIMEOUT_MS, PATIENCE_S
 __all__ = ["KeyedProducer", "Recreator", "TableReader", "Trimmer"]
 
 ANSWER_TIMEOUT_S = 20.0
+KEEP_ALL = {"retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1)}
+"""Whatever the broker's clock says: by default it removes records that are a week old, and refuses records that are an
+hour ahead of it, as Kafka does."""
 
 
 class KeyedProducer(Worker):
@@ -198,7 +201,7 @@ class Recreator(Worker):
 
     def create(self, admin: AdminClient) -> None:
         self.asked(
-            admin.create_topics([NewTopic(self.topic, 1)], request_timeout=ANSWER_TIMEOUT_S),
+            admin.create_topics([NewTopic(self.topic, 1, config=KEEP_ALL)], request_timeout=ANSWER_TIMEOUT_S),
             KafkaError.TOPIC_ALREADY_EXISTS,
         )
 
