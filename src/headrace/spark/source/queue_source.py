@@ -200,7 +200,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = _end(self._options.describe()) if self._target is None else self._target
         before = QueuePosition.of(start)
         if not before.is_in(end.queue_id):
-            _lost(self._options, f"queue {self._options.queue!r} was deleted and made anew since it was read")
+            _lost(self._options, f"queue {self._options.queue!r} was deleted and declared again since it was read")
         firsts = _firsts(before, end)
         left = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         reached = {}
