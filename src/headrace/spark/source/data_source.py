@@ -231,7 +231,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Topics that are others than those that were read under their names."""
         replaced = {topic for topic in self._ids if not _is_same(topic, before, self._ids)}
         if replaced:
-            self._lost(f"topic {', '.join(sorted(replaced))} was deleted and declared again since it was read")
+            self._lost(f"topic {', '.join(sorted(replaced))} was deleted and created again since it was read")
         return replaced
 
     def _reachable(self, begin: Positions, ends: Positions, replaced: set[str]) -> Positions:
