@@ -186,7 +186,7 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning_when_loss_is_acce
     with Client(headrace_server.bootstrap) as client:
         Admin(client).delete_topic(topic)
     create(headrace_server.bootstrap, topic)
-    with pytest.raises(PySparkException, match="deleted and made anew"):
+    with pytest.raises(PySparkException, match="deleted and created again"):
         drain(strict, tmp_path / "c")
 
 

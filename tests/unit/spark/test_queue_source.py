@@ -138,7 +138,7 @@ def test_a_queue_that_was_made_anew_is_not_taken_for_the_one_that_was_read(broke
         channel.queue_delete("again")
     publish(broker, "again", *(f"{name}1" for name in "defgh"))
     for ask in (lambda: reader.latestOffset(before, ReadAllAvailable()), lambda: rows_of(reader, parts)):
-        with pytest.raises(DataLost, match="queue 'again' was deleted and made anew"):
+        with pytest.raises(DataLost, match="queue 'again' was deleted and declared again"):
             ask()
     listener = AcknowledgementListener(SimpleNamespace(get=lambda _: None))  # type: ignore[arg-type]
     listener._options["run"] = [options(broker, "again", acknowledge="true")]

@@ -87,7 +87,7 @@ def test_a_topic_made_anew_with_as_many_records_is_reported(client: Client, plan
     first = planners("anew")
     end = first.latestOffset(first.initialOffset(), ALL)
     replace_topic(client, "anew", 5)
-    with pytest.raises(DataLost, match="anew was deleted and made anew"):
+    with pytest.raises(DataLost, match="anew was deleted and created again"):
         planners("anew").latestOffset(end, ALL)
 
 

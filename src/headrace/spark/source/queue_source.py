@@ -261,7 +261,7 @@ def _blocks(options: QueueOptions, partition: InputPartition) -> Iterator[pa.Rec
         queues = Queues(client, options.vhost)
         found = queues.describe(options.queue)
         if partition.queue_id not in ("", found.id):
-            _lost(options, f"queue {options.queue!r} was deleted and made anew while it was read")
+            _lost(options, f"queue {options.queue!r} was deleted and declared again while it was read")
             return
         start = found.lanes[partition.lane].start
         if start > partition.first and options.fails_on_loss:
