@@ -243,7 +243,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._lost(f"{', '.join(map(str, gone))} no longer exists")
         if cut:
             place = cut[0]
-            self._lost(f"{place} was read up to {begin[place]} but ends at {ends[place]}; it was deleted and created again")
+            self._lost(
+                f"{place} was read up to {begin[place]} but ends at {ends[place]}; it was deleted and created again"
+            )
         entering = [place for place in ends if place not in begin] + cut + anew
         return {**ends, **(start_offsets(self._connected(), entering) if entering else {})}
 
