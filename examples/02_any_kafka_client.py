@@ -34,7 +34,7 @@ def main(bootstrap: str) -> None:
             if message.error() is None:
                 user = (message.key() or b"").decode()
                 views[user] = views.get(user, 0) + 1
-    consumer.close()  # commits, and hands the partitions to whoever is next
+    consumer.close()  # commits, and hands the partitions to the next member
     for user, count in sorted(views.items()):
         print(f"{user}: {count} views")
 

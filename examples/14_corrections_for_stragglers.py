@@ -44,4 +44,4 @@ if __name__ == "__main__":
         print(f"{row.window_start:%H:%M}  {'takes back' if row.is_retraction else 'says'} {row.revenue}")
         total += -row.revenue if row.is_retraction else row.revenue
     assert [(row.revenue, row.is_retraction) for row in rows] == [(12, False), (12, True), (112, False)]
-    assert total == 112, "whoever adds and subtracts has the right sum"
+    assert total == 112, "adding results and subtracting retractions gives the right sum"

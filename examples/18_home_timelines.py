@@ -36,7 +36,7 @@ if __name__ == "__main__":
         {
             "posts": [
                 [post(1, "ann", "Hello"), post(2, "bob", "Good morning")],
-                [post(3, "ann", "It rains"), post(2, "bob", "Good evening")],  # bob has mended his post
+                [post(3, "ann", "It rains"), post(2, "bob", "Good evening")],  # bob has edited his post
                 [post(3, None)],  # ann has deleted hers
                 [],
             ],
