@@ -133,7 +133,7 @@ def create_topic(broker: RunningServer, name: str, partitions: int, config: dict
 
 
 def wait_for_leaders(bootstrap: str, name: str, partitions: int, timeout_s: float = 60) -> None:
-    """Until a client is told a leader for every partition."""
+    """Until a client gets a leader for every partition."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

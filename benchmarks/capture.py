@@ -159,7 +159,7 @@ class Drained(NamedTuple):
 
 @contextmanager
 def capturing(bootstrap: str, options: CaptureOptions) -> Iterator[Capture]:
-    """A capture that has read its tables and follows them, on a thread of its own."""
+    """A capture that has read its tables and follows them, on its own thread."""
     capture = Capture(bootstrap, options)
     stop = threading.Event()
     worker = threading.Thread(target=capture.run, args=(stop,))

@@ -1,4 +1,4 @@
-"""The clients of the benchmarks, each in a process of its own: librdkafka through confluent-kafka.
+"""The clients of the benchmarks, each in its own process: librdkafka through confluent-kafka.
 
 ``python -m benchmarks.client '{"work": "produce", …}'`` prints one line "go" when its connections stand, waits for a
 line on stdin, works, and prints its result as one JSON line. So start-up is never measured, and clients begin together.

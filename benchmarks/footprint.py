@@ -1,7 +1,7 @@
 """What a broker costs to have: memory under load, memory with consumers that do not read, and time to be ready.
 
 *Ready* is the same for both brokers: from starting the program until it answers a request, and, where there are topics,
-until a client is told a leader for every partition. When headrace printed its line "ready" is noted beside it.
+until a client gets a leader for every partition. When headrace printed its line "ready" is noted beside it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From ``produce`` in one process to ``poll`` in another, at a steady 10,000 messages a second.
 
 With librdkafka's default ``linger.ms=5`` the client's own waiting is most of it. With ``linger.ms=0`` nearly every
-message is a request of its own: that shows the broker, and one that syncs before it answers pays the disk each time.
+message is a separate request: that shows the broker, and one that syncs before it answers pays the disk each time.
 
 headrace is measured twice: as installed, where a record is seen once it survives power loss, and with
 ``headrace.flush=os``, which promises what Apache Kafka at its defaults does.

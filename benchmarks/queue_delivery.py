@@ -1,7 +1,7 @@
 """How long messages take from a publisher to a consumer, and how many of them wait in the queue meanwhile.
 
-Both clients send prepared bytes and cost little, each in a process of its own. By Little's law the time is what waits
-divided by the rate: where PerfTest's consumer is slower than its publisher for a moment, its time tells of the clients.
+Both clients send prepared bytes and cost little, each in its own process. By Little's law the time is what waits
+divided by the rate: where PerfTest's consumer is slower than its publisher for a moment, its time measures the clients.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def through_psycopg(rows: list[tuple[Any, ...]], url: str, name: str) -> float:
 
 
 def through_jdbc(frame: DataFrame, url: str, count: int, *, tuned: bool) -> float:
-    """As Spark documents it, or with the one option of the driver that everybody is told to set."""
+    """As Spark documents it, or with the one option of the driver that everybody is advised to set."""
     jdbc = "jdbc:" + url.replace("postgres@", "")
     name = new_table(url)
     options = {"user": "postgres", "driver": "org.postgresql.Driver"}
@@ -182,7 +182,7 @@ def postgres_figures(spark: SparkSession, url: str, count: int, rounds: int, *, 
 
 
 def updates_figure(frame: DataFrame, rows: list[tuple[Any, ...]], url: str, rounds: int) -> Figure:
-    """Every row is there already. Each round has a table of its own, so that nobody finds the other's dead rows."""
+    """Every row is there already. Each round has its own table, so that none finds another's dead rows."""
     full = new_table(url)
     through_psycopg(rows, url, full)
 

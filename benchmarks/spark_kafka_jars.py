@@ -1,7 +1,7 @@
 """Spark's own Kafka connector, which PySpark does not ship: from Maven Central, once, into the user's cache folder.
 
-The connector of the same version as Spark where it is published, else the newest that is; which one it was is told with
-the results.
+The connector of the same version as Spark where it is published, else the newest that is; the results
+say which one it was.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ sessions are up and each query has run once before. Topics hold everything befor
 One clock for both: from the call that starts a query to its end. It is read for two sets of events, the second four
 times as large. What the larger one takes longer, divided by its further events, is the speed, with the micro-batches
 and checkpoints that they cost; what is left of the smaller one's time is the start of a query (planning, processes,
-Flink's small cluster), and has a line of its own.
+Flink's small cluster), and has its own line.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def check_ours(lane: Lane, house: House, count: int, queries: list[Query]) -> No
 
 
 def start_flink(stack: ExitStack, bootstrap: str, loaded: Loaded, folder: Path, queries: list[Query]) -> Flink | None:
-    """Checked on a small broker of its own, and then put on the topics to be measured."""
+    """Checked on a separate small broker, and then put on the topics to be measured."""
     try:
         check_theirs(folder, queries)
         return stack.enter_context(flink(bootstrap, loaded, folder))

@@ -48,7 +48,7 @@ Columns = dict[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A pattern over a topic of its own, on both sides."""
+    """A pattern over its own topic, on both sides."""
 
     name: str
     key: str

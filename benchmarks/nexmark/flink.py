@@ -1,7 +1,7 @@
-"""Flink beside headrace: an environment of its own from PyPI, Flink's Kafka connector, and a child that runs queries.
+"""Flink beside headrace: its own environment from PyPI, Flink's Kafka connector, and a child that runs queries.
 
 Both come once, into the user's cache folder: the wheels by pip, the connector by Maven, each with the user's own
-settings (mirrors, proxies). Where they cannot be had the reason is told, and the table has one column less.
+settings (mirrors, proxies). Where they cannot be had the reason is printed, and the table has one column less.
 """
 
 from __future__ import annotations

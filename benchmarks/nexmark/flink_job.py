@@ -1,4 +1,4 @@
-"""Flink's side, in an environment of its own: reads one task a line, answers one line of JSON for each.
+"""Flink's side, in its own environment: reads one task a line, answers one line of JSON for each.
 
 The first line is ``{"jar": …, "printed": file, "settings": {…}}``; each further one makes tables, ``{"setup":
 [statements]}``, or is a query: ``{"sql": …, "keep": bool}``. This file imports nothing of headrace, which is not

@@ -1,7 +1,7 @@
 """Events into topics, one topic for each kind: JSON values, in batches that are encoded column by column.
 
-Behind the last event each topic gets one that closes it: its time is far ahead, so that the watermark passes all
-others and what waits for it comes out. Readers leave it out behind the watermark (``streams``), so results know nothing
+After the last event each topic gets one that closes it: its time is far ahead, so that the watermark passes all
+others and what waits for it comes out. Readers filter it out after the watermark (``streams``), so results know nothing
 of it.
 """
 

@@ -74,9 +74,9 @@ class Bids:
 @dataclass(frozen=True, slots=True)
 class WinningBids(Operator):
     about: pa.StructType
-    """What is told of an auction besides its times."""
+    """The result's columns of an auction besides its times."""
     offer: pa.StructType
-    """What is told of a bid; ``price`` and ``bidder`` decide."""
+    """The result's columns of a bid; ``price`` and ``bidder`` decide."""
 
     name: ClassVar[str] = "winning bids"
 
