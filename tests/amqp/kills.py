@@ -166,7 +166,7 @@ def drain(port: int, history: History) -> int:
 
 
 def start_again(broker: ChildBroker) -> None:
-    """On the ports that it had, or on others if another process has got one of them, for a connection of its own."""
+    """On the ports that it had, or on others if another process has got one of them, for one of its connections."""
     try:
         broker.start()
     except HeadraceError as error:

@@ -65,7 +65,7 @@ def channel_of(broker: ChildBroker) -> Any:
 
 
 class Mover:
-    """Publishes, moves and redrives on a thread of its own, through kills, until ``stop``."""
+    """Publishes, moves and redrives on its own thread, through kills, until ``stop``."""
 
     def __init__(self, broker: ChildBroker) -> None:
         self.history = MoveHistory()

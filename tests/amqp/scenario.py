@@ -1,4 +1,4 @@
-"""A scenario: what a client does, and notes of what it is told, the same on RabbitMQ and on headrace."""
+"""A scenario: what a client does, and notes of what it receives, the same on RabbitMQ and on headrace."""
 
 from __future__ import annotations
 

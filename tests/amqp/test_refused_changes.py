@@ -1,4 +1,4 @@
-"""Declarations and deletions that the disk refuses: what a client is told afterwards holds after a restart."""
+"""Declarations and deletions that the disk refuses: what a client is answered afterwards holds after a restart."""
 
 from __future__ import annotations
 

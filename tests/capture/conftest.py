@@ -98,7 +98,7 @@ def drop_slot(database: Database, name: str) -> None:
 
 
 def drop(admin: psycopg.Connection[tuple[object, ...]], name: str) -> None:
-    """A database goes only after its slots, and a slot only after whoever streams from it."""
+    """A database goes only after its slots, and a slot only after the process that streams from it."""
     of_slots = "from pg_replication_slots where database = %s and active_pid is"
     while admin.execute(f"select pg_terminate_backend(active_pid) {of_slots} not null", (name,)).fetchall():
         time.sleep(0.02)

@@ -1,9 +1,9 @@
-"""Where a chunk of a snapshot meets the stream: no row is told that is older than what was told of it before.
+"""Where a chunk of a snapshot meets the stream: no row is written that is older than what was written before it.
 
-A chunk shows the table at one place of the stream, and is told at one place of the topic. A change that commits between
-the two must come after the chunk's row, or the row must not come at all. Every test here makes such a change at each
-step of the hand-over of its source, and looks at every event: ``n`` of a row only grows, so a row that is told with a
-smaller ``n`` than before was too old, also where a later event hides it.
+A chunk shows the table at one place of the stream, and is written at one place of the topic. A change that commits
+between the two must come after the chunk's row, or the row must not come at all. Every test here makes such a change at
+each step of the hand-over of its source, and looks at every event: ``n`` of a row only grows, so a row that comes with
+a smaller ``n`` than before was too old, also where a later event hides it.
 """
 
 from __future__ import annotations

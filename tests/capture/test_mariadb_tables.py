@@ -322,7 +322,7 @@ STATEMENTS = {
     "through a trigger": "insert into excluded values (1)",
     "from another database": "update `{schema}`.t set n = 8",
     "measured": "analyze format=json update t set n = 9",
-    "with settings of its own": "set statement lock_wait_timeout = 5 for delete from t",
+    "with its own settings": "set statement lock_wait_timeout = 5 for delete from t",
 }
 
 
@@ -388,7 +388,7 @@ def test_a_binlog_that_was_reset_is_noticed_though_its_numbers_have_passed_ours(
 def test_a_binlog_that_was_reset_before_anything_happened_is_noticed_too(log: str, shop: Shop) -> None:
     shop.run("create table t (id int primary key)", "insert into t values (1)")
     catch_up(log, shop.options())
-    threading.Event().wait(1.1)  # files of the same second are told apart only by what is in them
+    threading.Event().wait(1.1)  # files of the same second are distinguished only by what is in them
     shop.run("reset master", "delete from t")
     with pytest.raises(PositionLost):
         catch_up(log, shop.options())

@@ -262,7 +262,7 @@ def test_large_transactions_that_are_streamed_while_open_come_out_as_the_others_
 def test_the_server_hears_of_capture_while_a_whole_table_or_a_streamed_transaction_is_written(
     log: str, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends a stream from which it hears nothing, and the same work would begin anew, for ever."""
+    """It ends a stream from which it hears nothing, and the same work would begin again, for ever."""
     told: list[tuple[str, int]] = []
     send, begin = ReplicationStream.send_status, PostgresEvents.begin
     current: list[PostgresEvents] = []

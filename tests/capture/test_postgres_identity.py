@@ -580,7 +580,7 @@ LIKE_A_TRUNCATION: dict[str, tuple[str, ...]] = {
 def test_a_truncation_of_the_whole_table_is_all_that_a_truncation_of_it_is_taken_for(
     log: str, database: Database, monkeypatch: pytest.MonkeyPatch, what: str, triggers: bool
 ) -> None:
-    """The catalogue is looked at when all of it has happened, and the truncation is told by then."""
+    """The catalogue is looked at when all of it has happened, and the truncation is reported by then."""
     monkeypatch.setattr("headrace.capture.run.REFRESH_S", 2.0)
     capture = options(database, triggers=triggers, exclude_tables=("public.p*",))
     database.run(

@@ -160,7 +160,7 @@ def test_the_server_hears_of_capture_while_a_chunk_is_read(
     log: str, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chunk of large rows may take longer than the server waits (wal_sender_timeout). It would end the stream, and
-    the same chunk would be read anew, for ever."""
+    the same chunk would be read again, for ever."""
     database.run(KEYED, "insert into t select i, repeat('x', 1000) from generate_series(1, 400) i")
     reading: list[bool] = []
     heard: list[bool] = []

@@ -288,7 +288,7 @@ def test_a_table_dropped_in_mid_snapshot_ends_its_snapshot_and_nothing_else(log:
     assert [each.op for each in events(log, f"{database.name}.public.b")] == ["r"]
     database.run("create table a (id int primary key)", "insert into a values (7)")
     catch_up(log, options(database))
-    assert [each.key for each in events(log, f"{database.name}.public.a")][-1] == {"id": 7}, "another table, read anew"
+    assert [each.key for each in events(log, f"{database.name}.public.a")][-1] == {"id": 7}, "another table, read again"
 
 
 def test_a_table_that_is_written_anew_while_a_chunk_is_read_is_not_taken_for_empty(

@@ -82,7 +82,7 @@ def test_a_change_is_not_overtaken_by_a_later_one_of_its_row_while_others_are_op
 ) -> None:
     """B has the lowest id and changes the row last; A, with the highest, changed it first; C in between stays open.
 
-    Whoever tells what has lower ids than all open transactions tells B now and A later, and the row is wrong for good.
+    Announcing what has lower ids than all open transactions announces B now and A later, and the row stays wrong.
     """
     database.run("create table t (id int primary key, n text)", "insert into t values (1, 'first')")
     catch_up(log, options(database, user))
@@ -377,7 +377,7 @@ def test_a_large_transaction_is_cut_and_gone_on_with_after_a_death(
 def test_a_table_without_a_key_is_not_read_newer_than_the_changes_that_were_told(
     log: str, database: Database, user: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Capture dies in the middle of a reading. The rest of it is told as it was; what the table has by now would be in
+    """Capture dies in the middle of a reading. The rest is written as it was; what the table has by now would be in
     its snapshot, and once more in the next reading."""
     for name, value in (("READ_BYTES", 1_000), ("READ_BYTES_MAX", 2_000)):
         monkeypatch.setattr(f"headrace.capture.postgres.triggers.{name}", value)

@@ -98,7 +98,7 @@ def test_a_new_column_is_followed_and_announced_while_capture_runs(log: str, fil
     file.run("insert into t values (2, 'b')")
     catch_up(log, file.options())
     after = [each.value["after"] for each in events(log, f"{file.name}.main.t")]
-    assert after == [{"id": 1}, {"id": 2, "name": "b"}], "nothing was missed, so nothing is told anew"
+    assert after == [{"id": 1}, {"id": 2, "name": "b"}], "nothing was missed, so nothing is announced again"
     announced = [json.loads(each.value or b"")["tableChanges"][0]["type"] for each in committed(log, file.name)]
     assert announced == ["CREATE", "ALTER"]
 
@@ -111,7 +111,7 @@ def test_values_of_a_column_that_the_triggers_did_not_know_yet_are_told(log: str
     catch_up(log, file.options())
     found = events(log, f"{file.name}.main.t")
     assert fold(found) == {json.dumps({"id": each["id"]}): each for each in file.all("select * from t")}
-    assert [each.op for each in events(log, f"{file.name}.main.other")] == ["c"], "other tables are not told anew"
+    assert [each.op for each in events(log, f"{file.name}.main.other")] == ["c"], "other tables are not announced again"
     check_numbering(found)
 
 

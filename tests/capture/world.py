@@ -25,7 +25,7 @@ def catch_up(
 
 
 def all_read(bootstrap: str, name: str) -> bool:
-    """Whether a capture has read every table, and the log knows it: whoever comes next reads none of them again."""
+    """Whether a capture has read every table, and the log says so: the next capture reads none of them again."""
     with Client(bootstrap) as client:
         progress = read_state(client, name).get("snapshots", {})
     return bool(progress) and all(each["done"] for each in progress.values())

@@ -247,7 +247,7 @@ def run_of(folder: Path, bootstrap: str, pipelines: Sequence[str], chance: rando
 
 
 def compare_calm(run: Run) -> None:
-    """Read everything again with a checkpoint of its own, undisturbed."""
+    """Read everything again with a separate checkpoint, undisturbed."""
     run.to_the_end(run.started("--available-now", checkpoints="calm", PATTERNS_SUFFIX=CALM))
     checker: Any = run.checker
     checker.calm(run.pipelines)

@@ -88,7 +88,7 @@ def origins(rows: Iterable[Row]) -> list[str]:
 
 
 def windows(rows: Iterable[Row]) -> list[str]:
-    """Those that are closed when the watermark stands behind the last row."""
+    """Those that are closed when the watermark has passed the last row."""
     numbers = [(text(record.key), int(text(record.value))) for _, record in rows]
     watermark = max((number for _, number in numbers), default=0) - LATENESS_S
     counts: Counter[tuple[int, str]] = Counter()

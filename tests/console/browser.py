@@ -1,6 +1,6 @@
 """A real Chromium, driven over the pipe of its DevTools protocol: no driver and no package are needed.
 
-Each test has a tab of its own, with cookies and storage of its own. What the browser reports as an error is kept, so a
+Each test has its own tab, with its own cookies and storage. What the browser reports as an error is kept, so a
 test can say that there was none.
 """
 

@@ -13,7 +13,7 @@ from headrace.console.streams import Emit, Streams, json_text
 
 
 async def body_of(work: Callable[[Emit], None], media_type: str) -> tuple[bytes, bool]:
-    """What a server is given to send, and whether it is told that this was all."""
+    """What a server is given to send, and whether it hears that this was all."""
     sent: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:

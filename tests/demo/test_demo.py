@@ -32,7 +32,7 @@ WHAT = (
 
 
 class Demo:
-    """The command in a process of its own, with a folder for all that it writes."""
+    """The command in its own process, with a folder for all that it writes."""
 
     def __init__(self, *options: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="headrace-demo-test-"))

@@ -1,7 +1,7 @@
 """``same_as_kafka(scenario)``: run it on Apache Kafka and on headrace, and compare the notes.
 
 Apache Kafka's notes are also kept in ``recorded/``, so that machines without Java still hold headrace to them. Where
-Kafka runs, the recording is checked too. HEADRACE_RECORD=1 writes the recordings anew.
+Kafka runs, the recording is checked too. HEADRACE_RECORD=1 writes the recordings again.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ MOMENT_MS_MIN = 1_600_000_000_000
 
 
 class Scenario:
-    """One run on one broker: names of its own, connections, and the notes."""
+    """One run on one broker: its own names, connections, and the notes."""
 
     def __init__(self, server: RunningServer) -> None:
         self.server = server

@@ -43,13 +43,13 @@ def keys_left(s: Scenario, name: str) -> list[tuple[str | None, str | None]]:
 
 
 def is_clean(s: Scenario, name: str) -> bool:
-    """No key twice, but for the one that seals: each segment may be cleaned in a pass of its own."""
+    """No key twice, but for the one that seals: each segment may be cleaned in a separate pass."""
     keys = [key for key, _ in keys_left(s, name) if key != "sealed"]
     return len(keys) == len(set(keys))
 
 
 def seal(s: Scenario, name: str) -> None:
-    """Roll the segment: a batch that comes later than segment.ms, under a key of its own."""
+    """Roll the segment: a batch that comes later than segment.ms, under its own key."""
     time.sleep(0.2)
     s.produce(name, batch(records=[(b"sealed", b"")], timestamps=[int(time.time() * 1000)]))
 

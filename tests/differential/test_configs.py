@@ -24,7 +24,7 @@ def describe(s: Scenario, kind: int, name: str, keys: list[str] | None = None, *
 
 
 def ours_left_out(answer: Answer) -> Answer:
-    """headrace has settings of its own beside Kafka's; those begin with its name."""
+    """headrace has its own settings beside Kafka's; they begin with its name."""
     for result in answer["results"]:
         result["configs"] = [each for each in result["configs"] if not each["name"].startswith("headrace.")]
     return answer

@@ -16,7 +16,7 @@ PROTOCOLS = [{"name": "range", "metadata": b"meta"}]
 
 
 class Group:
-    """A group of this run and its members, each on a connection of its own."""
+    """A group of this run and its members, each on its own connection."""
 
     def __init__(self, s: Scenario, what: str = "group") -> None:
         self.s = s

@@ -1,4 +1,4 @@
-"""What is accepted into the log and what is refused, and how the refusal is told."""
+"""What is accepted into the log and what is refused, and how the refusal is reported."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """docs/tutorial.md, followed as a reader does: every command in its order, with the long ones left running.
 
-What a command prints is waited for, since results follow the database by themselves. The part before Spark is a test
-of its own, which ``make test`` runs.
+The test waits for what a command prints, since results follow the database by themselves. The part before Spark is a
+separate test, which ``make test`` runs.
 """
 
 from __future__ import annotations

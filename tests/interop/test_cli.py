@@ -1,4 +1,4 @@
-"""The real command, in a process of its own, against a real broker: ours and Apache Kafka."""
+"""The real command, in its own process, against a real broker: ours and Apache Kafka."""
 
 from __future__ import annotations
 
@@ -446,7 +446,7 @@ def test_a_group_is_moved_by_place_time_and_distance_and_a_dry_run_moves_nothing
 def test_a_group_that_is_being_read_shows_its_member_and_cannot_be_moved(
     shell: Shell, unique: Unique, number: signal.Signals, status: int
 ) -> None:
-    """When the reader is told to end it leaves, and the group can be moved at once."""
+    """When the reader is asked to end it leaves, and the group can be moved at once."""
     name, group = unique("t"), unique("g")
     shell.topic(name)
     shell("produce", name, stdin=b"1\n")

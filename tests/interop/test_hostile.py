@@ -1,4 +1,4 @@
-"""Strangers on the wire, against a real broker in a process of its own.
+"""Strangers on the wire, against a real broker in a separate process.
 
 Whatever they send, three things hold: they get the right error or a closed connection, the broker's memory stays inside
 a bound, and a well-behaved client beside them is served. A socket that gets neither an answer nor an end within

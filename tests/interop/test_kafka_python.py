@@ -139,7 +139,7 @@ def test_a_group_goes_on_where_it_committed(broker: RunningServer, topic: Callab
 
 
 class Member(threading.Thread):
-    """A consumer polls in a thread of its own: a rebalance needs all members at once."""
+    """A consumer polls in its own thread: a rebalance needs all members at once."""
 
     def __init__(self, broker: RunningServer, name: str, group: str, **config: Any) -> None:
         super().__init__(daemon=True)

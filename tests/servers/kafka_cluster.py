@@ -23,7 +23,7 @@ __all__ = ["KafkaCluster", "apache_kafka_cluster"]
 NODES = (1, 2, 3)
 JVM = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
 PORTS = range(15_000, 30_000)
-"""Below those that the system gives to whoever asks for any: a node's port must still be free when it comes back."""
+"""Below the ephemeral ports that the system gives out: a node's port must still be free when it comes back."""
 
 SETTINGS = {
     "default.replication.factor": "3",

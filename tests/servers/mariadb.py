@@ -31,7 +31,7 @@ ARGUMENTS = (
 
 
 class MariadbServer:
-    """One server with a data folder of its own; it can be killed and started again on the same port."""
+    """One server with its own data folder; it can be killed and started again on the same port."""
 
     def __init__(self, home: Path) -> None:
         self.home = home

@@ -16,7 +16,7 @@ from tests.servers.process import CannotRun, end, spare_port, wait_until
 
 
 class RedisServer:
-    """One server with a folder of its own; it can be killed and started again on the same port."""
+    """One server with its own folder; it can be killed and started again on the same port."""
 
     def __init__(self, home: Path) -> None:
         self._home = home

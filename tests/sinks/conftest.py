@@ -1,4 +1,4 @@
-"""A database of its own for each test of derived systems, on the servers that all tests share."""
+"""A separate database for each test of derived systems, on the servers that all tests share."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class OpenSearch:
 
 @contextmanager
 def opensearch(**options: Any) -> Iterator[OpenSearch]:
-    """A node on a port of its own."""
+    """A node on its own port."""
     node = OpenSearch(**options)
 
     class Handler(BaseHTTPRequestHandler):

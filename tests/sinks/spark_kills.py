@@ -69,7 +69,7 @@ class Unsound(Exception):
 
 
 class Feeder(threading.Thread):
-    """Writes changes until it is told to stop; a broker that is away is waited for.
+    """Writes changes until it is asked to stop; a broker that is away is waited for.
 
     A row and all its moves lie in one partition, since only there records have an order.
     """
@@ -200,7 +200,7 @@ class World:
         self.lives.append(Life(self.home / f"driver-{len(self.lives) + 1}.log", command, **environment))
 
     def rebuild(self, name: str, death: str = "") -> int:
-        """Build a target anew, while its pipeline rests, to the end or to that death; the status it ended with."""
+        """Rebuild a target, while its pipeline rests, to the end or to that death; the status it ended with."""
         if death:
             (self.home / "doom" / f"{name}-{death}").touch()
         command, environment = self.command("rebuild", name)

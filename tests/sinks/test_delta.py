@@ -95,7 +95,7 @@ def test_refused_rows_are_sent_before_the_batch_counts(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_rows_is_told_as_it_is_and_nothing_is_added(tmp_path: Path) -> None:
-    """Whether a restart helps is known to the error, and the library would hide it in one of its own."""
+    """The error says whether a restart helps, and the library would hide it in its own error."""
 
     def chunks() -> Iterator[Changes]:
         yield changes_of([(1, "a")])

@@ -1,4 +1,4 @@
-"""A query from topic to topic in a process of its own, which can be told when to die.
+"""A query from topic to topic in its own process, which can be given the moment to die.
 
 ``python sink_job.py BOOTSTRAP FROM TO CHECKPOINT BATCH,MOMENT FENCE``, with one of the moments ``written`` (all tasks
 are done, nothing is decided), ``decided`` (nothing is committed yet), ``one-committed`` (of several) and ``committed``

@@ -208,7 +208,7 @@ Half = tuple[int | None, int | None, list[int | None] | None]
 def test_rows_that_differ_in_where_their_nulls_are_are_different_rows(
     spark: SparkSession, first: Half, second: Half
 ) -> None:
-    """Spark's hash passes over nulls. By it rows of equal times are sorted, and matches are told apart."""
+    """Spark's hash passes over nulls. By it rows of equal times are sorted, and matches are distinguished."""
     pair = "PARTITION BY user ORDER BY at MEASURES FIRST(one) AS one, FIRST(list) AS list PATTERN (A B)"
     found = []
     for rows in ((first, second), (second, first)):

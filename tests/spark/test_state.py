@@ -65,7 +65,7 @@ class Lane:
         return {"user": user, "at": at.isoformat(), "amount": amount, "sent": sent.isoformat()}
 
     def run(self, operator: Operator) -> list[Row]:
-        """Everything that is there, file by file, in a query of its own: what it gives out."""
+        """Everything that is there, file by file, in a separate query: what it gives out."""
         return self.collect(operator(self.rows(streaming=True).withWatermark("at", "20 seconds")))
 
     def rows(self, *, streaming: bool) -> DataFrame:

@@ -1,4 +1,4 @@
-"""What a user and an operator are told about a damaged partition, and how soon."""
+"""What a user and an operator learn about a damaged partition, and how soon."""
 
 from __future__ import annotations
 

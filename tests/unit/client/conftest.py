@@ -12,7 +12,7 @@ from headrace.client import Admin, Client, ClientOptions, TopicPartition
 PATIENCE = ClientOptions(
     connect_timeout_ms=60_000, request_timeout_ms=60_000, retry_timeout_ms=60_000, missing_topic_timeout_ms=100
 )
-"""A busy machine may be slow. Only a topic that was never made is told soon: one that was made is there at once."""
+"""A busy machine may be slow. Only a topic that was never made is reported soon: one that was made is there at once."""
 
 
 @pytest.fixture(scope="module")

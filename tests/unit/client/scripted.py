@@ -52,10 +52,10 @@ def read_frame(sock: socket.socket) -> bytes:
 
 
 class Listening:
-    """A listener whose every connection is served on a thread of its own.
+    """A listener that serves every connection on its own thread.
 
-    Whoever waits in a socket closes it himself, when ``hang_up`` has woken him: a descriptor that is closed under him
-    could be somebody else's by the time he looks again.
+    The thread that waits in a socket closes it, once ``hang_up`` has woken it: a descriptor that another thread closes
+    could be another file's by the time it looks again.
     """
 
     def __init__(self, serve: Callable[[socket.socket], None], port: int = 0) -> None:

@@ -50,7 +50,7 @@ def _heed_hangups() -> None:
 
 @contextmanager
 def child(data: Path, program: list[str], **settings: str) -> Iterator[subprocess.Popen[str]]:
-    """A broker as a process of its own; its stderr goes to ``data / "stderr"``."""
+    """A broker in its own process; its stderr goes to ``data / "stderr"``."""
     data.mkdir(exist_ok=True)
     variables = {
         "HEADRACE_DATA": str(data / "log"),

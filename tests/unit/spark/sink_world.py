@@ -34,7 +34,7 @@ class Death(BaseException):
 
 
 class Fate:
-    """Kills whoever makes the n-th remote call: before it reaches the broker, or before its answer is heard."""
+    """Kills the caller of the n-th remote call: before it reaches the broker, or before its answer is heard."""
 
     def __init__(self, at: int = 0, *, heard: bool = False) -> None:
         self.at = at

@@ -100,7 +100,7 @@ def bounded(operator: Operator, batches: list[list[Event]]) -> pa.Table:
 
 
 def folded(results: pa.Table, *name: str) -> pa.Table:
-    """The rule for whoever keeps a table: the highest revision of each name, and nothing where that was taken back."""
+    """The rule for a reader that keeps a table: each name's highest revision, and nothing where that was taken back."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in results.to_pylist():
         place = tuple(row[each] for each in name)
@@ -114,7 +114,7 @@ def folded(results: pa.Table, *name: str) -> pa.Table:
 
 
 def added_up(results: pa.Table, plain: Callable[[pa.Table], Counter[tuple[Any, ...]]]) -> Counter[tuple[Any, ...]]:
-    """The rule for whoever adds up: final results that are given, less those that are taken back."""
+    """The rule for a reader that adds up: final results that are given, less those that are taken back."""
     final = results.filter(results.column("is_final"))
     added = plain(final.filter(pc.invert(final.column("is_retraction"))))
     added.subtract(plain(final.filter(final.column("is_retraction"))))

@@ -59,7 +59,7 @@ class Query:
         self.fails = False
 
     def restart(self) -> None:
-        """Begin anew with what is in the store. And the batch that comes next fails once, after it was worked on: what
+        """Begin again with what is in the store. The next batch fails once, after it was worked on: what
         it wrote is thrown away, as Spark does, but not what its process keeps in memory."""
         self.bucket = Bucket(self.operator.layout(self.keys))
         self.memory = {}

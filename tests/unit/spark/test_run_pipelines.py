@@ -184,7 +184,7 @@ def test_only_what_the_sink_refuses_or_the_user_must_mend_is_not_tried_again() -
         told = RuntimeError(STREAM_FAILED.replace("spark.source.values.BadRecord", name))
         assert is_permanent(told)
         assert reason(told).startswith("the value at orders[0]")
-    assert is_permanent(UsageError("a pipeline that is built anew has no such column"))
+    assert is_permanent(UsageError("a pipeline that is built again has no such column"))
     lost = STREAM_FAILED.replace("source.values.BadRecord", "topic_sink.protocol.TransactionsLost")
     assert not is_permanent(RuntimeError(lost))
     assert not is_permanent(RuntimeError("Refused"))

@@ -165,7 +165,7 @@ def test_a_task_of_a_driver_that_slept_takes_no_id_that_its_successor_has_decide
 
 
 def begin(make: Make, name: str, *, starts_over: bool = False) -> World:
-    """A query of its own for a pipeline, as another checkpoint has it."""
+    """A separate query for a pipeline, as another checkpoint has it."""
     world = make()
     with Client(world.bootstrap, PATIENCE) as driver:
         Protocol(driver, world.settings).begin(world.sink, PipelineName(name, world.topic, starts_over))

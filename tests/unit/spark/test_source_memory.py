@@ -17,7 +17,7 @@ RANGE_BYTES = 400_000_000
 GROWTH_BYTES_MAX = 150_000_000
 VALUE = b"v" * 20_000
 
-# A worker of its own, since the memory of this process has other tests in it.
+# A separate worker, since the memory of this process has other tests in it.
 WORKER = """
 import resource, sys
 import psutil

@@ -70,7 +70,7 @@ class Place:
             mine = rows.filter(pa.array([each == number for each in numbers], pa.bool_()))
             before = store.manifest_value()
             if mine.num_rows or before.due_us <= now_us:
-                bucket = Bucket(self.operator.layout(self.keys))  # each time as if the process had begun anew
+                bucket = Bucket(self.operator.layout(self.keys))  # each time as if the process had been restarted
                 bucket.refresh(before, store)
                 outcome = advance(
                     bucket, self.operator, mine, now_us=now_us, event_time=self.event_time, follows=self.follows

@@ -86,7 +86,7 @@ class Kept:
             for position, (table, number, row) in enumerate(batch)
             if table == self.name
         ]
-        return self.query.push(pa.Table.from_pylist(rows[::-1], self.query.rows))  # the order within a batch is told
+        return self.query.push(pa.Table.from_pylist(rows[::-1], self.query.rows))  # the order within a batch is known
 
 
 def deltas(changes: pa.Table) -> list[tuple[Row, Row, int]]:

@@ -62,7 +62,7 @@ REBALANCE_MS = 60_000
 
 
 def run(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test on a loop of its own."""
+    """Run a test on its own loop."""
 
     @wraps(test)
     def runs(*args: Any, **kwargs: Any) -> None:

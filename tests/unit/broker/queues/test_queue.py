@@ -555,7 +555,7 @@ def test_the_bytes_of_a_queue_are_counted_at_the_start_without_a_search_for_each
 ) -> None:
     bench = Bench({"x-max-length-bytes": 1_000_000})
     for _ in range(30):
-        bench.publish(1, size=20_000)  # a batch of its own
+        bench.publish(1, size=20_000)  # a separate batch
         bench.run()
     taker = Taker("t", 3)
     bench.queue.add_consumer(taker)

@@ -249,7 +249,7 @@ MATCHES: dict[str, Any] = {
 
 
 def shown(rows: pa.Table, places: dict[tuple[str, int, int], list[int]]) -> Counter[tuple[Any, ...]]:
-    """Matches with the places of their rows. Rows are told apart by user, time and amount."""
+    """Matches with the places of their rows. Rows are distinguished by user, time and amount."""
     found: Counter[tuple[Any, ...]] = Counter()
     for row in rows.to_pylist():
         took = [places[(row["user"], int(each["at"].timestamp()), each["amount"])][0] for each in row["events"]]

@@ -92,7 +92,7 @@ def test_what_matches_does_not_depend_on_how_many_are_tested_together(monkeypatc
 
 
 def test_an_event_tests_the_searches_under_its_rarest_condition_only() -> None:
-    """Each search has a word that all events have, and one of its own."""
+    """Each search has a word that all events have, and one that no other search has."""
     index = empty()
     put(index, {number: f"flat AND word{number} AND price:>0" for number in range(1000)})
     rows: list[Event] = [
