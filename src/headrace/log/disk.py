@@ -291,7 +291,7 @@ class OsDisk:
 
 
 class _SpareDescriptor:
-    """One that is kept for the time when there are no others: a sync that needs one must not fail for want of it."""
+    """A reserve for when all descriptors are in use: a sync must not fail for want of one."""
 
     def __init__(self) -> None:
         self._fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

@@ -3,8 +3,8 @@
 A finding has one of three severities:
 
 * ``info``: what a crash leaves, and nothing acknowledged was in it: a torn write that was cut, a file of somebody else.
-* ``warning``: something of ours was damaged or lost and has been derived again, or bytes with whole batches in them
-  were set aside that nobody was promised.
+* ``warning``: something of ours was damaged or lost and has been derived again, or unacknowledged bytes with whole
+  batches in them were set aside.
 * ``error``: acknowledged records are damaged or missing. The log is not served until somebody repairs it.
 
 ``StoreReport.add`` is the one place where findings are logged, to ``headrace.recovery``.

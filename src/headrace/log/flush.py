@@ -78,7 +78,7 @@ class Flusher:
         self.sync_seconds = Histogram(SYNC_SECONDS)
         """Written by the flusher's thread; its count is the number of syncs."""
         self.report: Callable[[Callable[[], None]], None] = lambda report: report()
-        """Calls what reports a sync to those who wait: what they do then can be done together, at once."""
+        """Runs the callbacks of a completed sync; replaced where all that they cause is handled at once."""
         self.on_waiting: Callable[[float], None] = lambda _: None
         """Called when a log will be due later: ``tick`` is wanted after so many seconds."""
 

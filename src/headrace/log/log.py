@@ -306,7 +306,7 @@ class PartitionLog:
         except OSError as error:
             raise storage_error(error, self.directory, size) from error
         if self._producers is None:
-            _ = self.producers  # while what they are known by is at hand: later it would be a walk through the log
+            _ = self.producers  # before the log grows: later, more of it would have to be read
         base_offset = self._end
         batch.base_offset = base_offset
         batch.leader_epoch = leader_epoch

@@ -182,8 +182,8 @@ class Maintenance:
     # Checkpoints.
 
     def after_checkpoint(self) -> asyncio.Future[None]:
-        """Done when a checkpoint that began after this call has been made, or refused by the disk: what is durable then
-        the logs say."""
+        """Done when a checkpoint that began after this call has been made, or refused by the disk. The logs say what is
+        durable then."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._checkpoint_waiters.add(
             self._checkpoints_begun, lambda: None if future.done() else future.set_result(None)
@@ -251,8 +251,7 @@ class Maintenance:
     async def _remove_dead_segments(
         self, logs: Sequence[PartitionLog], regardless: Callable[[PartitionLog], bool]
     ) -> None:
-        """``regardless`` says for which logs no checkpoint was possible: to remove is the only way out of a full
-        disk."""
+        """``regardless`` says for which logs no checkpoint was possible: removal is the only way out of a full disk."""
         loop = asyncio.get_running_loop()
         for some in in_chunks(logs, LOGS_PER_REMOVAL):
             removals = []

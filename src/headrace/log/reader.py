@@ -211,7 +211,7 @@ class LogReader:
         """The first batch from ``from_offset`` on whose header has a time at or after ``timestamp``.
 
         Looks at a bounded number of headers. (None, offset): none so far, look on from that offset; (None, None): there
-        is none. Whether a record of the batch is late enough only its records say.
+        is none. Only the batch's records tell whether one of them is late enough.
         """
         segments = self._log.segments
         number = number_of_segment(segments, from_offset)

@@ -19,8 +19,8 @@ bytes, whatever happens to the originals. A link to an active segment shows what
 how many bytes belong to it. Its index may be sealed later with another size and is left out: recovery rebuilds it.
 
 **The checkpoint** of the snapshot has each log's recovery point and its start at the moment; start markers say the
-same. Its table of flushed ends
-has the ends of the cut: a copy that lacks something at the end of a log is refused, not cut.
+same. Its table of flushed ends has the ends of the cut: a copy that lacks something at the end of a log is refused, not
+cut.
 
 **Its end.** A process that reads a snapshot holds its lock. One that nobody holds is removed: see ``sweep``.
 """

@@ -87,7 +87,7 @@ class LogSpace:
         assert self.is_group(group), f"{group!r} is not the name of a group in the space {self.name!r}"
         return self._store.open_log(log_name(self.name, group, number), config, sync=sync)
 
-    # Creating. What is not said to run on the owner's thread blocks, and runs on another.
+    # Creating. These methods block and run on another thread, unless they say that they run on the owner's.
 
     def make(self, wanted: Mapping[str, range]) -> dict[str, OSError]:
         """Make empty logs, group by group, and sync them. Returns the groups that the disk refused; nothing is left of

@@ -57,8 +57,8 @@ T = TypeVar("T")
 
 
 def epoch_of_time(now_ms: int) -> int:
-    """A leader epoch for a broker that does not know its last one: greater than all before, as long as no broker is
-    started every two seconds for long. It has 31 bits, which last until 2106."""
+    """A leader epoch for a broker that does not know its last one: the time in units of two seconds, which is greater
+    than all before unless the broker restarts faster than that. It has 31 bits, which last until 2106."""
     return min(now_ms // EPOCH_MS, EPOCH_MAX)
 
 
