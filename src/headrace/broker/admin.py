@@ -93,14 +93,14 @@ class TopicAdmin:
                     found[asked.name] = self._topics.validated(new)
                 wanted[asked.name] = new
             except HeadraceError as error:
-                found[asked.name] = error.with_traceback(None)  # whose frames hold what holds the error
+                found[asked.name] = error.with_traceback(None)  # the frames of a traceback refer back to the error
             yield 1
         if not request.body.validate_only:
             made = yield from self._topics.create(list(wanted.values()))
             found.update(zip(wanted, made, strict=True))
         answers = Elements(CreateTopicsResponse, request.version, self._settings)
         for name in dict.fromkeys(each.name for each in request.body.topics):
-            # Nothing of it is kept, or all of them would be freed at once.
+            # Each topic is dropped here: to free all of them at once at the end would hold the loop.
             created = self._created(request.access, name, found.pop(name), wanted.pop(name, None))
             answers.add(created, partial(_unanswered, name))
             yield ANSWER_UNITS

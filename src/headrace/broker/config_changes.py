@@ -60,7 +60,7 @@ VALUE_CHARS_MAX = 32_767
 
 DYNAMIC_SETTINGS_MAX = 1000
 NAME_CHARS_MAX = 1000
-"""Names that nobody knows are kept, but not any number of any length."""
+"""Unknown names are kept, within this length and ``DYNAMIC_SETTINGS_MAX``."""
 
 UNITS_PER_CHANGE = 10
 PARTITIONS_PER_UNIT = 5

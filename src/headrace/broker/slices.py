@@ -41,7 +41,7 @@ class InThread(NamedTuple):
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     syncs: bool = False
-    """Whether it waits for the disk: such calls have a thread of their own, so that others do not wait with them."""
+    """Whether it waits for the disk: such calls have a separate thread, so that others do not wait with them."""
 
 
 Yielded = int | PendingReply[Any] | InThread

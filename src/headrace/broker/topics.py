@@ -234,7 +234,7 @@ class Topics:
                 counts[topic] = each.partitions
                 asked.append(topic)
             except HeadraceError as error:
-                asked.append(error.with_traceback(None))  # whose frames hold what holds the error
+                asked.append(error.with_traceback(None))  # the frames of a traceback refer back to the error
             yield 1
         try:
             made = yield from self._make(counts)

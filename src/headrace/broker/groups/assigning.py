@@ -51,7 +51,7 @@ class Assignments:
 
     @contextmanager
     def asking(self, known: tuple[AssignmentInputs, dict[str, Target]] | None) -> Iterator[None]:
-        """Large assignments are asked for inside, unless it is the one that is ``known``."""
+        """Within this context, a large assignment that is not ``known`` raises AssignmentWanted."""
         self._may_ask, self._known = True, known
         try:
             yield

@@ -151,7 +151,7 @@ class GroupCoordinator:
     def remove(self, group: Group) -> Steps[int]:
         """Remove a group with its offsets, pending ones included; the journal offset to wait for.
 
-        The group is gone with the first write, which also has its first offsets; the others follow.
+        The first write removes the group and some of its offsets; later writes remove the others.
         """
         removal = self._offsets.group_removal(group.group_id)
         journal_offset = self._state.put_many([*group.removal(), *islice(removal, ROWS_PER_WRITE)])

@@ -33,7 +33,7 @@ AT_ONCE_MAX = 20
 TRIED_MAX = 3
 UNITS_PER_STEP = 10
 COMPILE_UNITS = 50
-"""What it costs to compile a pattern, and to try each topic once."""
+"""The cost of compiling a pattern, in units of ``slices``."""
 
 
 class Matched(NamedTuple):
@@ -55,7 +55,7 @@ class Matching:
 
     @contextmanager
     def knowing(self, known: Matched) -> Iterator[None]:
-        """What was matched before is used inside."""
+        """Within this context, ``known`` is used instead of matching again."""
         self._known = known
         try:
             yield
@@ -105,7 +105,7 @@ class Matching:
 
 
 def matching(pattern: str, topics: Iterable[Topic]) -> frozenset[str]:
-    """At once."""
+    """Without slices."""
     steps = _matched(pattern, topics)
     while True:
         try:

@@ -298,7 +298,7 @@ def _check_name(what: str, name: str) -> None:
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Applications may send any argument, as to RabbitMQ. An administrator would never learn of a misspelt one."""
+    """Refuse unknown arguments. Applications may send any, as to RabbitMQ; an administrator may have misspelt one."""
     for name in arguments:
         if name.startswith("x-") and name not in ARGUMENTS:
             near = get_close_matches(name, ARGUMENTS, 1)

@@ -21,7 +21,7 @@ __all__ = ["Blocking", "DiskReserve"]
 LOG = logging.getLogger("headrace.queues")
 
 FILLED_BYTES_PER_S: Final = 250 << 20
-"""As fast as messages may come, at most."""
+"""The fastest rate at which messages are assumed to fill the disk."""
 LOOK_S_MIN: Final = 0.1
 LOOK_S_MAX: Final = 10.0
 REASON: Final = "low on disk"

@@ -335,8 +335,8 @@ class Channel:
         self._send("tx.select-ok")
 
     async def _commit(self, asked: dict[str, Any]) -> None:
-        """Do what was collected, and answer when the messages of it are flushed. If a queue has refused one, the others
-        are there all the same, and the client is told."""
+        """Carry out the collected steps, and answer when their messages are flushed. If a queue has refused one, the
+        others are published all the same, and the client gets an error."""
         flushed = Flushed()
         is_refused = False
         for step in self._selected().take_steps():
@@ -541,7 +541,7 @@ class Channel:
 
 
 def _may_be_exclusive(queue: Queue) -> bool:
-    """Whether a consumer may have it for itself. A classic queue with a single active consumer is for several."""
+    """Whether a consumer may be exclusive: not beside others, nor on a classic queue with a single active consumer."""
     policy = queue.policy
     return not queue.consumers and not (policy.has_single_active_consumer and policy.queue_type == "classic")
 

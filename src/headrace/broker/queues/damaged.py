@@ -1,7 +1,7 @@
 """A queue whose logs cannot be read, in its place among the bindings.
 
-It takes no message: a publisher that waits for confirms gets ``basic.nack``. Without it a message would go to no queue,
-and that is confirmed.
+It takes no message: a publisher that waits for confirms gets ``basic.nack``. Without this object its messages would be
+routed to no queue, which is confirmed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["DamagedQueue"]
 
 
 class DamagedQueue(Queue):
-    """See the module. Whoever asks for it by name gets the reason instead."""
+    """See the module. A client that names it gets an error with the reason."""
 
     def __init__(self, name: str, reason: str, *, turn: Turn, dead_letters: DeadLetters, group: str) -> None:
         super().__init__(

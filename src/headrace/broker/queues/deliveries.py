@@ -66,8 +66,8 @@ class Deliveries:
         return tag
 
     def hold_run(self, run: list[Held] | None, count: int) -> int:
-        """The same for so many messages of one consumer, which has counted them; the first of their tags. None if they
-        need no acknowledgement."""
+        """The same for ``count`` messages of one consumer, which has counted them; the first of their tags. ``run`` is
+        None if they need no acknowledgement."""
         first = self.last_tag + 1
         self.last_tag += count
         if run is not None:
@@ -91,8 +91,8 @@ class Deliveries:
         return held
 
     def take_each(self, tags: list[int], done: dict[tuple[Queue, int], list[int]]) -> None:
-        """Take and settle the deliveries of these tags, and put their offsets to the others of their lane. Raises
-        AmqpError at a tag that is not known; those before it are done."""
+        """Take the deliveries of these tags, and add their offsets to ``done``, by lane. Raises AmqpError at an unknown
+        tag; those before it are taken."""
         held = self._held
         last: tuple[Queue | None, int] = (None, 0)
         offsets: list[int] = []

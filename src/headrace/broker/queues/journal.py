@@ -56,8 +56,8 @@ class QueueJournal:
         self._snapshot_bytes = 0
 
     def load(self, now_ms: int) -> None:
-        """What it says of messages that a power failure took is taken back in a new snapshot: before the broker serves
-        anybody, recovery syncs it."""
+        """Fold the journal. If it speaks of messages that a power failure took, a new snapshot without them is written;
+        recovery syncs it before the broker serves anybody."""
         gone: list[list[tuple[int, int]]] = [[] for _ in self._lanes]
         for batch in self._log.reader.batches(self._log.start_offset):
             self._bytes += batch.size

@@ -81,7 +81,7 @@ class Lane:
         self._recent: dict[int, Message] = {}
         """The batch that was read last for messages that have come back."""
         self.has_expirations = False
-        """Whether a message with a time limit of its own was seen since the start."""
+        """Whether a message with its own time limit was seen since the start."""
 
     # ---- counting ---------------------------------------------------------------------------------------------------
 
@@ -162,16 +162,16 @@ class Lane:
     def take_run(
         self, count_max: int, is_expired: Callable[[Message], bool], *, may_expire: bool, fresh: int
     ) -> tuple[list[int], list[Message]]:
-        """Hand out messages from the cursor on, as many as are at hand, up to one that has expired; their offsets, and
-        the messages. All were handed out before, or none. Nothing if some have come back, which go first, or if it is
-        not known of each whether it was handed out before. Without ``may_expire`` only messages with a time limit of
-        their own expire; none does from ``fresh`` on."""
+        """Hand out messages in memory from the cursor on, up to one that has expired; returns their offsets and the
+        messages. Either all were handed out before or none. Returns nothing if some have come back, which go first, or
+        if it is not known which were handed out before. Without ``may_expire`` only messages with their own time limit
+        expire; none does from ``fresh`` on."""
         if not count_max or self._back or self._doubtful or self.head() != self.cursor:
             return [], []
         offset = self.cursor
         if offset not in self._window:
             self._read_ahead(offset)
-        may_expire = may_expire or self.has_expirations  # which reading may have found
+        may_expire = may_expire or self.has_expirations  # reading may have found one
         end = self.delivered_before if offset < self.delivered_before else self.end
         window, gone = self._window, self._gone
         offsets: list[int] = []

@@ -42,11 +42,11 @@ from headrace.wire.kafka.messages.queues import (
 __all__ = ["Moves"]
 
 MESSAGES_MAX = 1_000
-"""Named in one request."""
+"""Messages that one request may name."""
 MOVE_BYTES_MAX = 4 << 20
-"""Are moved together: in one append per queue, and with one flush."""
+"""Messages up to this size are moved together: with one append per queue, and one flush."""
 FAR = 2_000
-"""So many offsets are passed over by reading; a place further away is looked up."""
+"""A place at most this many offsets ahead is reached by reading on; one further away is looked up."""
 
 TO_EXCHANGE, TO_ORIGIN, NOWHERE = range(3)
 MOVED_FROM = "x-headrace-moved-from"

@@ -87,12 +87,12 @@ class QueuePolicy:
     segment_bytes: int = STREAM_SEGMENT_BYTES
 
     def retry_delay_ms(self, returns: int, *, is_failure: bool) -> int:
-        """How long a message waits that has come back so often; it failed when its consumer ended without a word."""
+        """How long a message waits after so many returns. ``is_failure``: its consumer ended without giving it back."""
         wanted = self.retry_type in ("all", "failed" if is_failure else "returned")
         return min(self.retry_min_ms * returns, self.retry_max_ms) if wanted else 0
 
     def consumer_priority(self, arguments: Mapping[str, Any], where: str) -> int:
-        """What a consumer asks for, 0 without a word. Raises AmqpError, also for arguments of other types of queues."""
+        """The consumer's priority, 0 by default. Raises AmqpError, also for arguments of other types of queues."""
         priority = arguments.get("x-priority", 0)
         refused = _REFUSED_OF_CONSUMERS[self.queue_type]
         if (isinstance(priority, bool) or not isinstance(priority, int)) and "x-priority" not in refused:

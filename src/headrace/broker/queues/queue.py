@@ -4,7 +4,7 @@ Messages keep the order in which they were published, within a priority. A messa
 or gave it back) is handed out again before younger ones: it stands at its old place. Which consumer gets it is a matter
 of ``rotation.py``.
 
-Time limits are looked at where they matter, at the head: an expired message behind one that is not expired leaves when
+Time limits are looked at where they matter, at the head: an expired message after one that is not expired leaves when
 it gets there. It is never delivered. A message that has just been published is not expired for consumers that take it
 in the same turn, whatever its limit: a limit of 0 means "now or never".
 """
@@ -32,13 +32,13 @@ Place = tuple[int, int]
 """The number of a lane, and an offset in it."""
 
 DELIVERIES_PER_TURN = 1_000
-"""So many, and then others have their turn."""
+"""After this many deliveries of one queue, other work gets its turn of the loop."""
 
 DROPS_PER_TURN = 10_000
 EXPIRED_PER_TURN = 500
-"""The same for messages that have expired. After a restart that may be all of them, and each becomes a dead letter."""
+"""The same for expired messages. After a restart all may have expired, and each becomes a dead letter."""
 EXPIRY_LOOK_MS = 3_600_000
-"""After so long the next message to expire is looked for again."""
+"""At the latest after this time, the next message to expire is looked for again."""
 
 
 class Published(Protocol):
@@ -80,7 +80,7 @@ class Queue:
         self.is_durable = is_durable
         self.is_auto_delete = is_auto_delete
         self.owner = owner
-        """The connection that has it for itself."""
+        """The connection to which the queue is exclusive."""
         self.group = group
         self.where = where
         """Its name and virtual host, in messages."""
@@ -93,15 +93,15 @@ class Queue:
         self._waiting_bytes = 0
         """Those of them that are not appended yet."""
         self._has_returned = False
-        """Whether messages have come back since the length was last looked at: what then is too much goes before
-        somebody takes it, as in RabbitMQ."""
+        """Whether messages have come back since the length was last checked. The excess is then dropped before a
+        consumer can take it, as in RabbitMQ."""
         self._lanes = lanes
         self._journal = journal
         self._turn = turn
         self._dead_letters = dead_letters
         self._waiting: list[Message] = []
         self._written: dict[Lane, int] = {}
-        """The last offset in each lane of what was written and is not yet waited for: the disk may refuse the rest."""
+        """By lane, the last offset written whose flush is not yet waited for: the disk may refuse the rest."""
         self._published: dict[Published, None] = {}
         self._rotation = Rotation(has_single_active=policy.has_single_active_consumer)
         self._delayed: list[tuple[int, Delivery]] = []
@@ -112,7 +112,7 @@ class Queue:
         self._remove_unused: Callable[[], None] = lambda: None
         self._expired_left = EXPIRED_PER_TURN
         self._left_to: set[Queue] = set()
-        """Queues that got dead letters of this one since its journal was written."""
+        """Queues that got dead letters from this one since its journal was written."""
         self._fresh: dict[int, int] = {}
         """By lane, the offset from which on messages have not been offered to consumers."""
 
@@ -187,7 +187,7 @@ class Queue:
         return bool(left) and self._fits(len(stay) + count, sum(len(each.body) for each in stay) + body_bytes)
 
     def _fits(self, count: int, body_bytes: int) -> bool:
-        """Whether the policy lets a queue be so long."""
+        """Whether so many messages and bytes are within the policy's limits."""
         length_max, bytes_max = self.policy.length_max, self.policy.bytes_max
         return (length_max is None or count <= length_max) and (bytes_max is None or body_bytes <= bytes_max)
 
@@ -269,7 +269,7 @@ class Queue:
     # ---- delivering -------------------------------------------------------------------------------------------------
 
     def deliver(self) -> None:
-        """Hand out what is ready to those who have credit, some at a time. What nobody takes may be too much."""
+        """Hand out ready messages to consumers with credit, some at a time; then apply the limits to what is left."""
         left = 0 if self.is_deleted else DELIVERIES_PER_TURN
         self._expired_left = EXPIRED_PER_TURN
         while left > 0:
@@ -282,19 +282,19 @@ class Queue:
             self._turn.touch(self)
 
     def _keep_what_is_left(self) -> None:
-        """Nobody takes what is ready: now it may have expired, or be too much, and its head may be another one."""
+        """No consumer takes more: apply the length limit, and drop what has expired at the head."""
         self._enforce_length()
-        if not self._expired_left:  # more have expired, and what comes after them was offered to nobody
+        if not self._expired_left:  # more have expired, and the messages after them were not offered yet
             return
         self._fresh.clear()
         if self.policy.message_ttl_ms is not None or any(lane.has_expirations for lane in self._lanes):
             self._head()
 
     def _deliver_run(self, count_max: int) -> int:
-        """Hand out messages that follow each other, dealt to consumers as they would get them one by one; how many.
-        Nothing if messages have come back, which go first and differ in more than their bodies, or may have before the
-        broker started, or if takers share a channel, whose messages keep the order of the queue."""
-        place = self._head()  # which drops what has expired, also when nobody is there to take the next
+        """Hand out consecutive messages, distributed as one by one; returns how many. None if messages have come back,
+        which go first and differ in more than their bodies, or may have before the broker started. None if takers share
+        a channel either: its messages keep the order of the queue."""
+        place = self._head()  # drops what has expired, also without a consumer for the next message
         takers = self._rotation.takers()
         if place is None or not takers:
             return 0
@@ -339,7 +339,7 @@ class Queue:
         return 1
 
     def get(self, *, no_ack: bool) -> tuple[Delivery, Message, bool] | None:
-        """The next message for somebody who asks for one."""
+        """The next message for ``basic.get``."""
         self.used()
         with suppress(LogError):  # what the disk does not take waits; the turn says so
             self.append_waiting()
@@ -416,7 +416,7 @@ class Queue:
         return max(0, message.enqueued_ms + min(limits) - self._turn.now_ms())
 
     def _drop(self, number: int, offset: int, reason: str) -> None:
-        """The message is not delivered; whoever wants dead letters gets it."""
+        """The message is not delivered; it becomes a dead letter if the policy says so."""
         message = self._lanes[number].peek(offset)
         self._take(number, offset, message)
         self._settle(number, offset)
@@ -445,8 +445,8 @@ class Queue:
         self._journal.note_all_gone(number, offsets)
 
     def give_back(self, delivery: Delivery, *, is_failure: bool = False) -> None:
-        """It comes back to its old place, unless that has happened too often. It is a failure when its consumer ended
-        without a word."""
+        """The message returns to its old place, unless it exceeds the delivery limit. ``is_failure``: its consumer
+        ended without giving it back."""
         if self.is_deleted:
             return
         self._turn.touch(self)
@@ -456,7 +456,7 @@ class Queue:
             if returns > policy.delivery_limit:
                 try:
                     self.reject(delivery, "delivery_limit")
-                except LogError:  # it cannot be read, so it stays at its place, where the next delivery says so
+                except LogError:  # it cannot be read, so it stays at its place; the next delivery reports that
                     self._put_back(delivery)
                 return
             delay_ms = policy.retry_delay_ms(returns, is_failure=is_failure)

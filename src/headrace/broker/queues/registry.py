@@ -231,7 +231,7 @@ class Registry:
             self.remove_queue_soon(host, task.result())
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run something to its end, although the client who has asked for it may go away."""
+        """Run ``work`` to its end, even if the client that asked for it disconnects."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -64,10 +64,10 @@ class Rotation:
         self.consumers: list[Consumer] = []
         """In the order in which they came."""
         self._turns: deque[Consumer] = deque()
-        """The one that got a message longest ago is the first."""
+        """The consumer whose last message is longest ago comes first."""
         self._has_single_active = has_single_active
         self._active: Consumer | None = None
-        """The only one that gets messages, if there is such a one."""
+        """The single active consumer, if the queue has one."""
 
     def add(self, consumer: Consumer) -> None:
         self.consumers.append(consumer)
@@ -102,7 +102,7 @@ class Rotation:
         return sum(each.room() for each in (self.consumers if self._active is None else (self._active,)))
 
     def gave(self, takers: list[Consumer], count: int) -> None:
-        """So many messages were dealt to takers: who got one last is the last of all to get the next."""
+        """Takers got this many messages in turn: the one that got the last message is now last in the rotation."""
         if len(self._turns) < 2:
             return
         for place in range(max(0, count - len(takers)), count):

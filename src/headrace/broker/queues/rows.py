@@ -2,7 +2,7 @@
 
 A declaration or a deletion takes effect for everybody at once, and its row is written then. If the disk refuses it, the
 client gets an error and the row is *owed*: it is written with the next change, and tried again every ``RETRY_S``. So
-whoever is told later that the exchange exists, or that the queue is gone, is told what holds after a restart.
+a later answer that the exchange exists, or that the queue is gone, holds after a restart too.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Rows:
         return iter(dict.fromkeys(chain(self._state.table(table), owed)))
 
     async def change(self, changes: Sequence[Change] = ()) -> None:
-        """Make changes; they, and all that was owed, are durable when this returns. Raises AmqpError, and then these
-        changes are not made."""
+        """Make changes. They and all owed rows are durable when this returns. If it raises AmqpError, these changes are
+        not made."""
         await self._flushed(self._write(changes))
 
     async def follow(self, changes: Sequence[Change], then: Callable[[], None] = lambda: None) -> None:
-        """Write down what has changed already. Raises AmqpError, and then it is owed. ``then`` is called when it is
-        durable, before this returns or later."""
+        """Write rows of changes that have taken effect. If it raises AmqpError, they are owed. ``then`` is called when
+        they are durable, before this returns or later."""
         self._owed += changes
         self._then.append(then)
         await self._flushed(self._write(()))

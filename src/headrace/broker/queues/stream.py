@@ -32,7 +32,7 @@ __all__ = ["StreamQueue", "stream_config"]
 
 DELIVERIES_PER_TURN = 1_000
 READ_AHEAD_MIN = 64
-"""So many messages are read for a consumer also where others have read ahead as much as all may."""
+"""A consumer may read this many messages ahead even when the budget of all consumers is used up."""
 DECODED_BYTES_MAX = 256 << 20
 _INTERVAL: Final = re.compile(r"(\d{1,9})([YMDhms])")
 

@@ -19,7 +19,7 @@ STEP_OVERHEAD_BYTES = 600
 ones."""
 
 Step = Callable[[Published], bool]
-"""Something to do at the commit; messages of it report to what it is given. True if a queue refuses the message."""
+"""A step of the commit. Its messages report their flushes to the argument. True if a queue refuses the message."""
 
 
 class Transaction:
@@ -59,8 +59,8 @@ class Transaction:
         self._collect(0, step)
 
     def take_steps(self) -> list[Step]:
-        """For the commit; the next transaction begins. What has been settled is so when its step is done: if one before
-        it fails, ``undo`` still gives it."""
+        """For the commit; the next transaction begins. A delivery is settled when its step is done: if an earlier step
+        fails, ``undo`` still gives it back."""
         steps, self._steps = self._steps, []
         self._bytes = 0
         return steps

@@ -85,8 +85,8 @@ class Turn:
             self._defer(self.run)
 
     def at_once(self, work: Callable[[], None]) -> None:
-        """Do something, and then the turn that it asks for, unless one is due anyway: confirms leave without another
-        turn of the loop."""
+        """Run ``work``, and then the turn that it asks for unless one is due anyway: so confirms leave in this turn of
+        the loop."""
         if self._is_set:
             work()
             return
