@@ -68,8 +68,8 @@ CAPABILITIES: Final = {
     "direct_reply_to": True,
 }
 SPOKEN: Final = {"product": "RabbitMQ", "version": "3.13.0"}
-"""Whose behaviour ours is. Clients choose by it: with another name Celery takes ``basic.qos`` for what the standard
-says it is, and tasks with a delay stop the ones after them."""
+"""The broker whose behaviour ours follows. Clients depend on it: under another name Celery reads ``basic.qos`` as the
+standard has it, and tasks with a delay stop the ones after them."""
 
 
 class State(Enum):
@@ -138,7 +138,7 @@ class AmqpSession(Session, asyncio.Protocol):
         self._closing: set[int] = set()
         """Channels that were closed with an error, until the peer has answered that."""
         self._unfinished_bytes = 0
-        """What the service was told of."""
+        """The part of the service's total that this connection has reported."""
         self._events: deque[Event] = deque()
         self._task: asyncio.Task[None] | None = None
         self._client_capabilities: dict[str, Any] = {}
@@ -254,8 +254,8 @@ class AmqpSession(Session, asyncio.Protocol):
             channel.wake()
 
     def blocked(self, reason: str | None) -> None:
-        """Publishers are held, or (None) go on. A connection that only consumes is neither held nor told: its client
-        may give it up after a time."""
+        """Publishers are held, or (None) go on. A connection that only consumes is neither held nor notified, since its
+        client may give up a blocked connection after a time."""
         if self._state is not State.OPEN or not self._has_published or (reason is not None) is self._is_held:
             return
         self._is_held = reason is not None

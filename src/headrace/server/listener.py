@@ -193,7 +193,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
 
 
 def refuse_public(host: str, *, insecure: bool) -> None:
-    """A public address without authentication is refused unless the user wrote that he wants it."""
+    """Refuse an address that other machines can reach, unless the user asked for it (``--insecure``)."""
     if insecure:
         return
     for _, address in _socket_addresses(host):

@@ -82,8 +82,8 @@ class Slice(Protocol):
 
 
 class Output:
-    """The queue of chunks. ``failed`` is called when a promised byte cannot be read, ``drained`` when all has left that
-    had to wait, ``taken`` whenever the peer took something it had been waited for."""
+    """The queue of chunks. ``failed`` is called when a promised byte cannot be read, ``drained`` when all that had
+    to wait has left, ``taken`` whenever the peer took something after a wait."""
 
     def __init__(
         self,
