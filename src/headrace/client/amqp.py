@@ -90,7 +90,7 @@ def _closed(where: str, code: int, text: str) -> HeadraceError:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """pika puts the error of the socket into one of its own, and that into another."""
+    """pika wraps the error of the socket in two of its own errors."""
     while True:
         inner = getattr(error, "exception", None) or (error.args[0] if error.args else None)
         if not isinstance(inner, BaseException):

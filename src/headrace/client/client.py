@@ -206,9 +206,9 @@ class Client:
         self._lanes.clear()
 
     def lanes(self, count: int) -> list[Client]:
-        """Clients with connections of their own, for threads that ask at the same time; they are closed with this one.
+        """Clients with separate connections, for threads that ask at the same time; they are closed with this one.
 
-        They are made where this one has reached the cluster before, so a broker that is away is one to wait for.
+        This client has reached the cluster before, so theirs wait for a broker that is away.
         """
         options = replace(self.options, first_contact_timeout_ms=self.options.retry_timeout_ms)
         while len(self._lanes) < count:

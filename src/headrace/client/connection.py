@@ -5,7 +5,7 @@ request may be sent before earlier ones are answered; ``send`` gives a ``Pending
 until that one has arrived. A connection that failed in any way is closed and never reused: after a timeout the late
 answer would be taken for the next one.
 
-Encryption wraps the socket before anything is said; authentication follows ApiVersions, which a broker tells anybody.
+Encryption wraps the socket before anything is said; authentication follows ApiVersions, which needs none.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Connection:
         return bool(poll.poll(0))
 
     def _only_tls_chatter(self) -> bool:
-        """TLS sends messages of its own, such as session tickets, which make an idle socket readable."""
+        """TLS sends its own messages, such as session tickets, which make an idle socket readable."""
         if not hasattr(self._socket, "pending"):
             return False
         import ssl
@@ -424,7 +424,7 @@ def _reason(error: OSError) -> str:
 
 
 def _skip_tags(view: memoryview, position: int) -> int:
-    """Behind the tagged fields of a response header; brokers send none today, so none is understood."""
+    """The position after the tagged fields of a response header; brokers send none today, so none is understood."""
     count, position = read_uvarint(view, position)
     for _ in range(count):
         _, position = read_uvarint(view, position)

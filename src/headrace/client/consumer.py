@@ -72,7 +72,7 @@ class Consumer:
         self.positions[partition] = offset
 
     def poll(self, timeout_ms: int) -> Polled:
-        """Records that are there, or {} after ``timeout_ms``. Positions then stand behind what was returned."""
+        """Records that are there, or {} after ``timeout_ms``. Positions are then after what was returned."""
         deadline = time.monotonic() + timeout_ms / 1000
         while self.positions:
             remaining_ms = max(0, int((deadline - time.monotonic()) * 1000))

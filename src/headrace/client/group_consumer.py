@@ -3,7 +3,7 @@
 Everything happens inside ``poll``: a heartbeat when one is due, what its answer asks for, then a fetch. The protocol
 from the member's side:
 
-* It joins with epoch 0 and an id of its own making, and says what it subscribes to.
+* It joins with epoch 0 and an id that it made itself, and says what it subscribes to.
 * An answer may carry an assignment. Partitions that are no longer ours are committed and let go first, and the next
   heartbeat says what we hold; only then does the coordinator give them to others. New ones start at their committed
   offset.
@@ -11,7 +11,7 @@ from the member's side:
   committing, and join again.
 * Leaving is a heartbeat with epoch -1, which hands the partitions over at once.
 
-There is no thread: who does not call ``poll`` within the session timeout is taken for dead.
+There is no thread: a member that does not call ``poll`` within the session timeout is removed.
 """
 
 from __future__ import annotations

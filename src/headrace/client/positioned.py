@@ -198,7 +198,7 @@ class PositionedProducer:
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Nothing is sent inside: full batches wait in memory until the end.
+        """Within this context nothing is sent: full batches wait in memory until its end.
 
         For a source that reads in a transaction of its database: while it waits for a broker there, the database would
         make its own writers wait.

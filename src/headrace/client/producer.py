@@ -148,7 +148,7 @@ class Producer:
         return target
 
     def send_prepared(self, partition: TopicPartition, records: PreparedRecords) -> None:
-        """Take a batch of encoded records, behind what was sent to the partition before."""
+        """Take a batch of encoded records, after what was sent to the partition before."""
         self.send_all_prepared([(partition, records)])
 
     def send_all_prepared(self, batches: Iterable[tuple[TopicPartition, PreparedRecords]]) -> None:

@@ -392,7 +392,7 @@ class Queues:
         self._ask(request, AlterBindingsResponse, f"binding {binding.source!r} to {binding.destination!r}")
 
     def _ask(self, request: object, response: type[R], what: str, *, once: bool = False) -> R:
-        """``once``: a request whose connection is lost is not repeated, since it may have been done."""
+        """``once``: do not repeat a request whose connection is lost, since it may have taken effect."""
 
         def attempt() -> R:
             try:

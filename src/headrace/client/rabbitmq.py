@@ -1,6 +1,6 @@
 """RabbitMQ's queues by its management API, with the calls that ``Queues`` has for headrace's.
 
-Messages are moved over AMQP, since the management API can only take a message and hope: each is fetched without an
+Messages are moved over AMQP, since the management API cannot acknowledge a message later: each is fetched without an
 acknowledgement, published with a confirm, and only then acknowledged. A kill in between leaves it in both queues, and
 the old one delivers it with ``redelivered``. Messages that do not fit a filter are given back, also marked.
 """

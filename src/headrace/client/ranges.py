@@ -211,7 +211,7 @@ class _Reader:
     # ---- one answer -------------------------------------------------------------------------------------------------
 
     def _next(self) -> list[RawBatch]:
-        """What is wanted of the next answer; the position is then behind all of it."""
+        """The wanted batches of the next answer; the position is then after all of it."""
         if self._due is None:
             self._due = self._ask()
         connection, pending = self._due
@@ -319,7 +319,7 @@ def raw_batches(data: bytes | bytearray | memoryview, *, check_crc: bool = True)
         if header is None:
             raise CorruptBatch(f"the bytes at {position} of a fetch are not a record batch of format 2")
         batch = RawBatch(header, view[position:end])
-        # The library wants bytes of its own; the copy is gone at once, and costs as much as the checksum: 0.1 ms a MB.
+        # The library needs a copy of the bytes. It is gone at once, and costs as much as the checksum: 0.1 ms a MB.
         if check_crc and _crc32c(bytes(batch.data[PREFIX_BYTES:])) != batch.crc:
             raise CorruptBatch(f"the batch at offset {batch.base_offset} arrived with a wrong checksum")
         batches.append(batch)

@@ -10,7 +10,7 @@
 A process that is killed cannot say so: its record grows old. A record that is older than three heartbeats and five
 seconds and has not ended is *lost* (``StateRecord.is_lost``). A heartbeat of 0 is for definitions, which do not age.
 
-A ``StatePublisher`` reports on something that has better things to do. ``publish`` notes the newest state and returns;
+A ``StatePublisher`` never holds up the work that it reports on. ``publish`` notes the newest state and returns;
 a thread sends it, at most once per second and subject, and without a change once per heartbeat. A broker that is away,
 or refuses, is mentioned once, and what was not sent is replaced by what is newer: reports may be missing, and the work
 that they are about never waits for them or fails with them.

@@ -112,8 +112,8 @@ class TransactionalProducer(Producer):
     def resume(self, identity: ProducerIdentity) -> None:
         """Go on as the producer that another process has initialised, before its first record.
 
-        Nobody is fenced by that, and it cannot last beyond the next ``init`` of the id, by whomever: so an identity
-        handed on is a right to write once that its giver can take back.
+        This fences nobody, and the next ``init`` of the id, by any process, ends it: an identity that is handed on is a
+        right to write once, which its giver can take back.
         """
         if identity.transactional_id != self.transactional_id:
             raise UsageError(f"{identity} cannot be resumed by a producer of {self.transactional_id!r}")

@@ -10,7 +10,7 @@ a repeated EndTxn, by another process after a crash, is answered the same way. K
 - transactions v2 (KIP-890; Kafka 4 and headrace, seen by the finalised feature ``transaction.version``): a partition
   joins with the first batch (Produce 12 and later), and EndTxn 5 gives the producer its next epoch. The epoch does not
   change before the end. After the end every late batch and every late EndTxn carries an old epoch and is fenced; a
-  repeated EndTxn with the same outcome is recognised by being one epoch behind, and answered with success.
+  repeated EndTxn with the same outcome is recognised by the epoch before the current one, and answered with success.
 - before: AddPartitionsToTxn 3, Produce to 11, EndTxn to 4. Ending does not change the epoch, so a repeated EndTxn
   looks like the first; a late batch is refused since its partition is in no transaction any more.
 
@@ -66,7 +66,7 @@ END_VERSION_KEEPING_EPOCH = 4
 PRODUCE_VERSION_AFTER_ADDING_MAX = 11
 LANES_MAX = 8
 EPOCH_LAST = 32766
-"""Behind it a producer gets a new id, and epochs begin again at 0."""
+"""After it a producer gets a new id, and epochs begin again at 0."""
 
 
 @dataclass(frozen=True, slots=True)
