@@ -15,9 +15,9 @@ position after them in one transaction of the log. So the log never shows an eve
 without its events, and a kill at any instant leaves neither a gap nor a duplicate. The transactional id belongs to the
 capture's name: a second process of the same name takes it over, and the first can write no more.
 
-**Resuming** (``state.py``) reads the last committed position from the capture's own topic. The database is told to
-forget (a slot's confirmed position) only what a committed position covers: *what the database was told ≤ what the log
-has*, at every instant. A database that has forgotten more than that was moved by somebody else, and capture says so
+**Resuming** (``state.py``) reads the last committed position from the capture's own topic. The database may
+forget (a slot's confirmed position) only what a committed position covers: *what was confirmed ≤ what the log has*, at
+every instant. A database that has forgotten more than that was moved by somebody else, and capture says so
 and stops instead of leaving a gap.
 
 A snapshot of what was there before is taken in chunks while changes go on (``postgres/snapshot.py`` tells how it stays

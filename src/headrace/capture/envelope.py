@@ -464,8 +464,8 @@ class TableEncoder:
         return ByteColumn([*parts, before[:-1] + (b"}}" if self._key_schema else b"}")], count)
 
     def _around_rows(self, transaction: Transaction, source: bytes) -> list[bytes]:
-        """What values of a snapshot have in common: before and after the row, and around their place, if they tell
-        it. No JSON has a zero byte."""
+        """What the values of a snapshot have in common: before and after the row, and around their place, if they have
+        one. No JSON has a zero byte."""
         value = b"\0"
         if not self._unwrap:
             order = _PLACE.replace(b"%d", b"\0") % transaction.id_json
@@ -475,7 +475,7 @@ class TableEncoder:
     def updated(
         self, out: Out, transaction: Transaction, source: bytes, old: Sequence[Any] | None, new: Sequence[Any]
     ) -> None:
-        """``old`` is the whole row, or None when only its key or nothing was told."""
+        """``old`` is the whole row, or None when only its key or nothing was sent."""
         self._event(out, transaction, source, b"u", old, new)
 
     def moved(self, out: Out, transaction: Transaction, source: bytes, old: Sequence[Any], new: Sequence[Any]) -> None:
@@ -576,7 +576,7 @@ class TableEncoder:
             return self._only_key(old)
 
     def _only_key(self, old: Sequence[Any]) -> bytes:
-        """The row as it is told where the database sends no more of it: the columns of its key, and nulls."""
+        """The row where the database sends no more of it: the columns of its key, and nulls."""
         told = {*self.table.key, *self._key_places}
         try:
             return self.row([value if place in told else None for place, value in enumerate(old)])

@@ -5,9 +5,9 @@ and not there: a misspelled name would show what it should hide. A pattern of co
 
 **While capture runs**, a column may be renamed, and no pattern matches its new name. So which columns of a table were
 hidden is part of the capture's state, and with every shape of the table they are looked for. Where one is missing and a
-column is new that nothing hides, that may be the same column: capture stops. A column that was only dropped is said.
-Names can also be exchanged. A database keeps the order of a table's columns. Where a column that nothing hides stands
-in the place of a hidden one, the two may have exchanged their names: capture stops too.
+column is new that nothing hides, that may be the same column: capture stops. A column that was only dropped is
+reported. Names can also be exchanged. A database keeps the order of a table's columns. Where a column that nothing
+hides stands in the place of a hidden one, the two may have exchanged their names: capture stops too.
 
 **Changes from before** may still come in a shape that has the old name, while the options know only the new one. A
 column that the table does not have any more stays hidden as it was.

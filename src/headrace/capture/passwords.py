@@ -1,8 +1,8 @@
 """Passwords of captures: in a file that only this user can read, and never in the log.
 
 The log keeps an address without its password, since everybody who may read topics could read it there. The file has it
-as it stood in the address. ``${NAME}`` in an
-address is the other way: it is kept as it stands, and the environment has the password.
+as it stood in the address. ``${NAME}`` in an address is the other way: it is kept as it stands, and the environment has
+the password.
 """
 
 from __future__ import annotations

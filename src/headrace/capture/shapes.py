@@ -1,6 +1,6 @@
 """Announcing shapes of tables: seen for the first time, or changed, in the form of Debezium's schema changes.
 
-Which shape of a table was announced last is part of a capture's state, so each is told once.
+Which shape of a table was announced last is part of a capture's state, so each is announced once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def announce(
     source: bytes = b"null",
     lengths: list[int | None] | None = None,
 ) -> None:
-    """Tell a shape to the topic named by the prefix, unless it is the one in ``shapes``; and note it there."""
+    """Announce a shape in the topic named by the prefix, unless it is the one in ``shapes``; and note it there."""
     out.begin_shape(table)
     columns: list[dict[str, Any]] = [
         {"name": each.name, "typeName": each.type_name, "typeExpression": each.type_name, "position": place}

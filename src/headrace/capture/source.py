@@ -133,7 +133,7 @@ class Source(Protocol):
         """Take what is there, waiting up to ``wait_s`` for the first of it; False: nothing more is there."""
 
     def position(self) -> dict[str, Any]:
-        """Behind everything read so far."""
+        """After everything read so far."""
 
     def committed(self, state: Mapping[str, Any]) -> None:
         """The log has everything up to ``state``."""

@@ -2,7 +2,7 @@
 
     __headrace_captures          key: the capture's name, value: its options (never a password); compacted
     __headrace_capture_<name>    key: the part of the state, value: JSON; compacted, written in the same transaction as
-                                 the events it stands behind
+                                 the events that it covers
 
 A capture's state topic has one writer, whose transactional id belongs to the name: when the id has been taken over,
 nothing of it is open, and what is committed is final until the new holder writes.

@@ -33,7 +33,7 @@ ROW_START, ROW_END = "row_start", "row_end"
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """``kept``: the columns of the binlog that are in the table, None for all. ``row_end``: where history is told."""
+    """``kept``: columns of the binlog that are in the table; None: all. ``row_end``: the column that marks history."""
 
     encoder: TableEncoder
     block: bytes

@@ -10,7 +10,7 @@ value is packed follows from its type and details. Lengths are checked against t
 out short is an error, never a shorter value.
 
 A value that MariaDB holds and that is no text or date (bytes outside of the character set, the 31st of February) comes
-as ``Unreadable``: its row can still be told from others, and the next one can be read.
+as ``Unreadable``: its row still differs from others, and the next one can be read.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ def _year(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _decimal(precision: int, scale: int) -> Reader:
-    """Nine digits to four bytes, the odd ones in front of the whole part and behind the fraction in fewer."""
+    """Nine digits to four bytes; the odd ones, before the whole part and after the fraction, in fewer."""
     whole_nines, whole_odd = divmod(precision - scale, 9)
     nines, odd = divmod(scale, 9)
     parts = [(_DECIMAL_BYTES[whole_odd], whole_odd)] if whole_odd else []

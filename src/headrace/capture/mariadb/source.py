@@ -89,7 +89,7 @@ class MariadbSource:
         self._progress: dict[str, Progress] = {}
         self._pending: list[str] = []
         self._untold: set[str] = set()
-        """Tables to be read of which no row is in the topic after its last truncation."""
+        """Tables still to be read, with no row in the topic after its last truncation."""
         self._chunk: Chunk | None = None
         self._target: dict[int, int] = {}
         self._looked_s = 0.0
@@ -222,7 +222,7 @@ class MariadbSource:
         self._is_begin_told = written > 0
 
     def _tell_begin(self) -> None:
-        """Before the first event of a transaction; of those without events nothing is told."""
+        """Write BEGIN before the first event of a transaction; none for a transaction without events."""
         if self._options.transactions and self._writer is not None and not self._is_begin_told:
             begun(self._writer, self._options.topic_prefix, self._transaction, self._event_s * 1000)
             self._is_begin_told = True
@@ -429,7 +429,7 @@ class MariadbSource:
         followed.encoder.truncated(self._writer, self._transaction, source)
 
     def _announce(self, names: Sequence[str]) -> None:
-        """What was deleted meanwhile is not known: truncations tell readers to begin again, of lost tables too."""
+        """What was deleted meanwhile is not known, so truncations are written, of lost tables too."""
         for name in names:
             self._truncate(name, None)
 
@@ -473,8 +473,8 @@ class MariadbSource:
                 self._progress.pop(name)
 
     def _is_partly_written(self) -> bool:
-        """Whether the next transaction is in the log in part. Its first events are not told again, so a chunk that does
-        not show it yet would be older than they are."""
+        """Whether the next transaction is in the log in part. Its first events are not written again, so a chunk that
+        does not show it yet would be older than they are."""
         gtid, index = self._partial
         if not index:
             return False

@@ -2,7 +2,7 @@
 
 **The key.** As in Debezium it is the primary key, without the columns that an index only includes; without one, the
 first unique index by name whose columns are never null. It must also be what the server shows of a *deleted* row, or a
-deletion could not be told. With ``REPLICA IDENTITY USING INDEX`` that is the index's columns and nothing else. So the
+deletion would have no key. With ``REPLICA IDENTITY USING INDEX`` that is the index's columns and nothing else. So the
 key is then the primary key where the index has all of its columns, and otherwise the index's columns.
 
 **The identity** of a table is its OID, never its name.
@@ -138,7 +138,7 @@ class UniqueIndex:
     has_generated: bool
     columns: list[str]
     has_usual_order: bool = True
-    """Whether it surely tells the same values apart as its columns do; see ``key_order``."""
+    """Whether it surely distinguishes the same values as its columns do; see ``key_order``."""
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ class TableInfo:
     stored_are_published: bool = False
     key: list[str] = field(default_factory=list)
     changes_identifiable: bool = False
-    """Whether an update or deletion tells which row it was. Published where it does not, it would be refused."""
+    """Whether updates and deletions identify their row. Published without that, the server would refuse them."""
 
     @property
     def full_name(self) -> str:
@@ -213,7 +213,7 @@ class TableInfo:
             if shown is None or shown.issuperset(columns):
                 self.key = columns
                 return
-        # No key that deletions show: rows are told by their first key, and only insertions of them.
+        # No key that deletions show: rows have their first key, and only insertions are captured.
         self.key = candidates[0] if candidates else []
         self.changes_identifiable = shown is None
 

@@ -4,7 +4,7 @@
 
 ``seq`` counts changes as they are made, ``xid`` is their transaction's id in 64 bits. A row is the text of a record,
 and ``columns`` its shape at that moment, so a schema may change between a change and its reading. Operations are c, u,
-d and t, and g for a gap: what became of the table is not told by changes, and it is read again (``columns`` then has
+d and t, and g for a gap: changes are missing, and the table is read again (``columns`` then has
 its schema and name). ``depth`` counts triggers within triggers.
 
 **The function** is one for all tables and names no column: no change of a schema can make the application's own writes
@@ -132,7 +132,7 @@ class ChangeTable:
     # ---- what there is ----------------------------------------------------------------------------------------------
 
     def number(self) -> int | None:
-        """By which a table made anew is told from the one before it; None: there is none."""
+        """The table's OID, which a table that is dropped and created again does not have; None: there is no table."""
         query = (
             "select c.oid::bigint from pg_class c join pg_namespace n on n.oid = c.relnamespace "
             "where n.nspname = %s and c.relname = 'changes'"
@@ -208,7 +208,7 @@ class ChangeTable:
         return {oid: int(number) for oid, number in rows}
 
     def _make_triggers(self, table: TableInfo) -> None:
-        """The lock that this takes lasts to its end: whoever writes later finds the triggers.
+        """The lock that this takes lasts to its end: a transaction that writes later finds the triggers.
 
         Where capture may alter the table they are called always, also for what a subscription of logical replication
         writes (``session_replication_role=replica``).
@@ -272,8 +272,8 @@ class ChangeTable:
         """Return when the disk has all that anybody could see before, and no id of its transactions can come again.
 
         A transaction that does not wait for the disk (``synchronous_commit=off``) is seen before it is safe. Should the
-        server lose it after the log has it, the next one with its number would pass for told. Our own commit waits, has
-        a higher number, and lies after all of them.
+        server lose it after the log has it, the next one with its number would be taken for it. Our own commit waits,
+        has a higher number, and lies after all of them.
         """
         return int(self._run("update {flushed} set number = number + 1 returning number")[0][0])
 

@@ -123,7 +123,7 @@ class Followed:
         self.name = encoder.table.full_name
         self.outbox = outbox
         self.shows_key = True
-        """Whether the server tells of an update that it changed the key."""
+        """Whether the server shows that an update changed the key."""
 
 
 class PostgresEvents:
@@ -155,15 +155,15 @@ class PostgresEvents:
         self._topics: dict[str, tuple[int, list[str]]] = {}
         self.shapes: dict[str, int] = {}
         self.touched: Callable[[str, bytes | None], bool] | None = None
-        """Told of every key that changes while a snapshot runs; False: the event is not wanted."""
+        """Called with every key that changes while a snapshot runs; False: the event is not wanted."""
         self.emptied: Callable[[str], bool] | None = None
-        """The same for truncations, told of the table."""
+        """The same for truncations, called with the table."""
         self.waiting: Callable[[str, bytes, list[str]], list[bytes | None] | None] | None = None
         """Gives the row of a snapshot that a change will replace, for values that were not sent with the change."""
         self.lacks: Callable[[str, bytes], None] | None = None
-        """Told of a change that lacks a value all the same, while a snapshot runs."""
+        """Called with a change that lacks a value all the same, while a snapshot runs."""
         self.unidentified: Callable[[str], None] | None = None
-        """Told of a table of which a change has come without its key."""
+        """Called with a table of which a change has come without its key."""
 
     # ---- tables -----------------------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class PostgresEvents:
         return followed
 
     def _without_key(self, name: str) -> None:
-        """The key changed in the database: what comes until the topic changes over cannot be told by the old one."""
+        """The key changed in the database: what comes until the topic changes over does not fit the old one."""
         if self.unidentified is not None:
             self.unidentified(name)
 
@@ -316,7 +316,7 @@ class PostgresEvents:
     def _names_row(
         self, followed: Followed, old: Sequence[Any] | None, old_is_key: bool, new: Sequence[Any] = ()
     ) -> bool:
-        """Whether a change tells which row it was: the columns of a key are never null."""
+        """Whether a change identifies its row: the columns of a key are never null."""
         if old is None:
             shown = followed.shows_key and not any(new[place] is UNCHANGED for place in followed.table.key)
         else:
@@ -390,7 +390,7 @@ class PostgresEvents:
         encoder.truncated(self.out, self.transaction, source)
 
     def message(self, message: pgoutput.LogicalMessage, lsn: int) -> None:
-        """What ``pg_logical_emit_message`` wrote: an event of its own, without a table."""
+        """What ``pg_logical_emit_message`` wrote: an event without a table."""
         transaction = self.transaction
         if not message.transactional:
             transaction = Transaction(f"0:{message.lsn}", self._now_ns())

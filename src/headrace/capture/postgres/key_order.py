@@ -1,8 +1,8 @@
 """The order in which rows of a table are read by their key, and the condition that a row comes after another one.
 
 Two rows that compare as equal would have no order, and at the end of a chunk the second would be left out. Only an
-index says which values are different. It may have an operator class or a collation of its own, in which values differ
-that are equal to the column's: texts without case (of citext) indexed as texts with case, for instance. Rows are then
+index says which values are different. It may have its own operator class or collation, in which values differ that are
+equal in the column's: texts without case (of citext) indexed as texts with case, for instance. Rows are then
 read in the order of the index.
 """
 

@@ -1,4 +1,4 @@
-"""A replication connection: the server's log from a position on, and what the server is told of ours.
+"""A replication connection: the server's log from a position on, and our status reports to the server.
 
 Knows nothing of what the messages mean (``pgoutput.py``) or become (``events.py``).
 """
@@ -61,7 +61,7 @@ class ReplicationStream:
             self._connection.pgconn.exec_(f"SET client_encoding = {WITHOUT_CHARACTERS}".encode())
         self._status_s = time.monotonic()
         self.confirmed = 0
-        """The server is told that it may forget what comes before."""
+        """The position that is reported to the server: it may forget what comes before."""
 
     def close(self) -> None:
         self._connection.close()

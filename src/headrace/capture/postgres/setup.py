@@ -135,7 +135,7 @@ class PostgresSetup(Catalogue):
         return lsn_number(self.one("select pg_current_wal_lsn()::text"))
 
     def inserted_lsn(self) -> int:
-        """Behind everything that anybody can see by now; a commit that does not wait is seen before it is written."""
+        """After everything that anybody can see by now; a commit that does not wait is seen before it is written."""
         return lsn_number(self.one("select pg_current_wal_insert_lsn()::text"))
 
     def slot_state(self) -> dict[str, Any] | None:
@@ -177,7 +177,7 @@ class PostgresSetup(Catalogue):
         return True
 
     def release_slot(self) -> None:
-        """End whoever still streams from the slot: capture has taken over the name, so it can write no more."""
+        """End a session that still streams from the slot: capture has taken over the name, so it can write no more."""
         deadline = time.monotonic() + SLOT_RELEASE_TIMEOUT_S
         while (state := self.slot_state()) is not None and state["active_pid"] is not None:
             if time.monotonic() > deadline:

@@ -72,14 +72,14 @@ CHUNK_BYTES_MAX = 16 * 1024 * 1024
 """A chunk ends with the row with which it holds this much, whatever number of rows was asked for."""
 FIRST_ROWS = 500
 GROWTH = 4
-"""A table begins with few rows, and so many times more are asked for each time: how large they are shows first."""
+"""A table begins with few rows, and each chunk asks for up to this many times more, as their size shows."""
 TABLES_TOGETHER = 100
-"""So many tables that fit into a chunk each are read together, and wait for one watermark."""
+"""Up to this many tables that each fit into a chunk are read together, and wait for one watermark."""
 TOGETHER_BYTES_MAX = 4 * 1024 * 1024
 TOUCHED_MAX = 100_000
 """With more keys or transactions noted for a table, those are looked for that every later chunk has seen anyway."""
 LOCK_TIMEOUT = "1s"
-"""Whoever changes a table's shape is not waited for any longer: changes of other tables go on meanwhile."""
+"""The longest wait for the lock of a table: changes of other tables must go on."""
 READ_ONLY = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
@@ -110,7 +110,7 @@ class Chunk:
     """Rows of one statement that wait for their watermark.
 
     They stay the lines that COPY gave until they are emitted. Only when a change passes that may concern them are they
-    told apart, by ``rows``.
+    split into rows, by ``rows``.
     """
 
     table: TableInfo
@@ -276,7 +276,7 @@ class Snapshots:
 
     @property
     def watching(self) -> bool:
-        """Whether changes must be told to ``changed``."""
+        """Whether changes must be passed to ``changed``."""
         return bool(self._pending or self._filters)
 
     # ---- the stream tells -------------------------------------------------------------------------------------------
@@ -502,7 +502,7 @@ class Snapshots:
         return copied_rows(self._setup.connection, table, columns, after, limit, self._waiting)
 
     def _watermark(self) -> int:
-        """Write a mark into the server's log, as a transaction of its own so that it is flushed."""
+        """Write a mark into the server's log, as a separate transaction so that it is flushed."""
         self._number += 1
         content = f"{self._run}:{self._number}"
         self._setup.connection.execute("select pg_logical_emit_message(true, %s, %s)", (self.prefix, content))

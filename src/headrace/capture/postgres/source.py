@@ -1,7 +1,7 @@
 """PostgreSQL as a source: its own log through a replication slot, with snapshots in between.
 
-The stream comes over a replication connection, everything else over an ordinary one. The slot is told to move on only
-to where a committed position of the log stands, also when nothing of interest happens: the position then moves with the
+The stream comes over a replication connection, everything else over an ordinary one. The slot moves on only
+to a position that the log has committed, also when nothing of interest happens: the position then moves with the
 server's keep-alives, once per heartbeat, so the slot does not hold back the server's log for quiet tables.
 
 A position says: everything whose commit stands before ``lsn`` is in the log; and of the transaction that commits at
@@ -44,7 +44,7 @@ _MARK = re.compile(r"headrace_[a-z0-9_]+\.(watermark|change)")
 """What captures write into the server's log for themselves."""
 CONNECTION_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError)
 READ_BYTES = 4 * 1024 * 1024
-"""``read`` returns at the end of the transaction with which it has taken this much, or far behind it inside one."""
+"""``read`` returns at the end of the transaction with which it has taken this much, or far beyond it inside one."""
 READ_BYTES_MAX = 8 * READ_BYTES
 
 
@@ -357,7 +357,7 @@ class PostgresSource:
     # ---- snapshots --------------------------------------------------------------------------------------------------
 
     def _watch_changes(self) -> None:
-        """Changes are told to the snapshots as long as these ask for it, and not a moment longer."""
+        """Changes are passed to the snapshots exactly as long as these ask for it."""
         watching = self._snapshots.watching
         self._events.touched = self._touched if watching else None
         self._events.emptied = self._emptied if watching else None
@@ -443,7 +443,7 @@ class PostgresSource:
         self._replication.maybe_send_status()
 
     def _guarded(self, work: Callable[[], T]) -> T:
-        """Failures of the ordinary connection, told as those of the stream are."""
+        """Failures of the ordinary connection, reported as those of the stream are."""
         try:
             return work()
         except psycopg.errors.UntranslatableCharacter as error:

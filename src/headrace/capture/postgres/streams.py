@@ -1,6 +1,6 @@
 """Large transactions that the server streams before they commit: kept until it is known what becomes of them.
 
-Pieces of several transactions come interleaved. Each transaction's messages go, as they are, into a file of its own
+Pieces of several transactions come interleaved. Each transaction's messages go, as they are, into a separate file
 that stays in memory while it is small. *Stream commit* gives them back in order; *stream abort* forgets a transaction,
 or that part of it which a savepoint took back.
 """

@@ -3,7 +3,7 @@
 ``change_table.py`` has the table and the triggers; this is how it is followed.
 
 **Positions.** A sequence's numbers are not in the order of commits: a transaction that commits late has low numbers,
-and whoever reads up to a number would never see them. So a position is a *snapshot* of PostgreSQL, which transactions
+and a reader that goes by numbers would never see them. So a position is a *snapshot* of PostgreSQL, which transactions
 have been seen. What one reading gives is what its own snapshot sees and the last one did not, whole transactions in the
 order of their last changes. No transaction that stays open holds the others back, and none is missed.
 
@@ -17,7 +17,7 @@ order of their last changes. No transaction that stays open holds the others bac
 **Snapshots of tables** are exact: a chunk is read in the snapshot of a reading, after its last change.
 
 **Tables** are known as by the log (``identity``), with their triggers in the place of a publication. What has become of
-a table is found in the catalogue and noted as a gap in the change table, in whose order it is told.
+a table is found in the catalogue and noted as a gap in the change table, and handled in its order.
 
 **Order.** Changes of a row are noted when its triggers are called, which is at the end of a statement, and a trigger of
 the application may by then have changed the row again: the later change is noted first. It was noted by a trigger
@@ -117,7 +117,7 @@ class TriggerSource:
         self._known: dict[str, Known] = {}
         self._seen: tuple[str, dict[int, int]] | None = None
         self._truncated: dict[str, int] = {}
-        """By table the transaction that truncated it last, of what was told since the last look."""
+        """By table the transaction that truncated it last, among the changes read since the last look."""
         self._nested: dict[int, int] = {}
         self._batches_read = 0
 
@@ -337,7 +337,7 @@ class TriggerSource:
         self._events.begin(self._place["number"], change.committed_us, change.xid, index if xid == change.xid else 0)
 
     def _take_gap(self, change: Change) -> None:
-        """What became of the table is not told by changes: it is read again, unless it is gone or not to be read."""
+        """Changes of the table are missing: it is read again, unless it is gone or not to be read."""
         schema, name = json.loads(change.columns or b"null") or ("", "")
         full_name = f"{schema}.{name}"
         table = self._tables.get(full_name)
@@ -424,14 +424,14 @@ class TriggerSource:
         self._watch_order(change, shape.table)
 
     def _shown_by_snapshot(self, table: TableInfo) -> bool:
-        """A table without a key is told by its snapshot first, which shows this change too."""
+        """Whether the table has no key and its snapshot is still to come, which shows this change too."""
         progress = self._progress.get(table.full_name)
         return progress is not None and not progress.done and not table.key
 
     # ---- snapshots --------------------------------------------------------------------------------------------------
 
     def _take_chunk(self, table: TableInfo) -> None:
-        """Rows after those read so far, as events of a transaction of their own."""
+        """Rows after those read so far, as events of a separate transaction."""
         assert self._reader is not None
         assert self._writer is not None
         progress = self._progress[table.full_name]

@@ -305,7 +305,7 @@ def point(value: bytes) -> bytes:
 
 
 def vector(value: bytes) -> bytes:
-    """int2vector and oidvector: arrays in the catalogue, with a text of their own."""
+    """int2vector and oidvector: arrays in the catalogue, with their own form of text."""
     return b"[" + value.replace(b" ", b",") + b"]"
 
 
@@ -339,7 +339,7 @@ def _elements(delimiter: bytes) -> re.Pattern[bytes]:
 
 def array(render: Renderer | None, delimiter: bytes, value: bytes) -> bytes:
     """An array's text has JSON's nesting: braces become brackets, and elements are rendered one by one."""
-    if value[:1] == b"[":  # subscripts that do not begin with 1 are told before the array
+    if value[:1] == b"[":  # subscripts that do not begin with 1 stand before the array
         value = value.partition(b"=")[2]
     out = []
     for token in _elements(delimiter).findall(value):

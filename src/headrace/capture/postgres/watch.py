@@ -153,7 +153,7 @@ class TableWatch:
                 self._changes[name] = Change(name, why, table, self.known[name], self._writers(table), is_asked=True)
 
     def truncated(self, oid: int, xid: int) -> None:
-        """A truncation of a whole table passes: its partitions have been emptied, and that is told."""
+        """A truncation of a whole table passes: it announces that its partitions were emptied."""
         self._truncated[oid] = xid
 
     def is_told(self, change: Change) -> bool:

@@ -3,7 +3,7 @@
     _headrace_<name>           change_id, shape, table_name, operation, row_number, old_row, new_row, committed_ms,
                                token
     _headrace_<name>$shapes    shape, table_name, described: the columns that a change's values belong to
-    _headrace_<name>$made      a view that stands behind the triggers, see below
+    _headrace_<name>$made      a view that was made after the triggers, see below
 
 SQLite has one writer at a time, so the numbers of changes (``AUTOINCREMENT``) are in the order of commits, and what a
 reader sees has no gap that could still be filled. Operations are c, u and d, m for a row that may have been displaced
@@ -18,7 +18,7 @@ dropped loses its triggers, one that is renamed takes them along, so either is f
 
 **Triggers that were put back.** A migration may drop triggers, write, and make them again as they were (SQLite's own
 recommendation for other changes of a schema). SQLite lists triggers and views in the order in which they were made,
-also after a VACUUM; so capture makes a view after its triggers, and triggers that stand behind it were put back.
+also after a VACUUM; so capture makes a view after its triggers, and triggers that come after the view were put back.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Triggers:
 
     @property
     def columns_changed(self) -> str | None:
-        """Why rows that were not written since look other than they were told; None: they do not."""
+        """Why rows that were not written since look other than they were captured; None: they do not."""
         before, now = self.known, self.table
         if before is None or not self.found:
             return None
@@ -189,7 +189,7 @@ class ChangeTable:
         )
 
     def compare(self, tables: Mapping[str, TableInfo]) -> Comparison:
-        """How it stands with the triggers of every table; nothing is changed."""
+        """Compare the triggers of every table with what they should be; nothing is changed."""
         found = Comparison()
         shapes = self._all_shapes()
         numbers = {(each.table, each.described): each.number for each in reversed(shapes)}
@@ -237,7 +237,7 @@ class ChangeTable:
         return dict(self._file.run(query))
 
     def repair(self, compared: Comparison) -> None:
-        """Make the triggers that are wrong again, and the view behind them."""
+        """Make wrong triggers again, and the view after them."""
         for number, table in compared.new_shapes.items():
             self._file.run(
                 f"insert into {self._shapes} (shape, table_name, described) values (?, ?, ?)",

@@ -25,7 +25,7 @@ class ChunkReader:
         self._table = table
         self._progress = progress
         self._chunk_rows = chunk_rows
-        # Without a key, changes of rows that were read cannot be told from others: it is read in one piece.
+        # Without a key, changes of rows that were read cannot be distinguished from others: it is read in one piece.
         by = (quoted(table.rowid),) if table.rowid else table.key_terms
         self._order = by if table.key else ()
         self._last: tuple[Any, ...] | None = None

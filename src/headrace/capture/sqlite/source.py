@@ -56,7 +56,7 @@ class _Followed:
         self.refuses_null = refuses_null
 
     def row(self, values: Sequence[Any]) -> Sequence[Any]:
-        """With a NULL in the key marked: rows that have one cannot be told apart."""
+        """With a NULL in the key marked: rows that have one cannot be distinguished."""
         key = self.encoder.table.key
         if not self.refuses_null or all(values[place] is not None for place in key):
             return values
@@ -352,9 +352,9 @@ class SqliteSource:
             del self._progress[name]
 
     def _shown_by_snapshot(self, change: Change) -> bool:
-        """Of a table without a key, changes before its snapshot are not told: the snapshot shows them.
+        """Of a table without a key, changes before its snapshot are not written: the snapshot shows them.
 
-        Nor could they be: where triggers were called in another order, the row that a change began with was never told.
+        Nor could they be: where triggers ran in another order, the row that a change began with was never written.
         """
         if self._of(change.shape).encoder.table.key:
             return False
