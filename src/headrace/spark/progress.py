@@ -266,7 +266,7 @@ _boards: list[Board] = []
 
 @contextlib.contextmanager
 def board_on(stream: TextIO, *, width: int, tables: TextIO | None = None) -> Iterator[Board]:
-    """A board that whoever prints in this process makes room on."""
+    """A board on ``stream``. Code that prints in this process makes room with ``screen_cleared``."""
     board = Board(stream, width=width, tables=tables)
     _boards.append(board)
     try:

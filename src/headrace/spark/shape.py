@@ -5,7 +5,7 @@ the query has changed since, Spark finds out late, deep in a task, or not at all
 with the old sums. So the shape of a query is kept beside its checkpoint, and compared. ``plan.shape_of`` reads
 it from Spark's plan, into which our operators put their descriptions (``description``).
 
-Three kinds of change are told apart. What *breaks*: the checkpoint cannot be read by this query. What *mixes*: it can,
+There are three kinds of change. What *breaks*: the checkpoint cannot be read by this query. What *mixes*: it can,
 but old state would get a new meaning. What is worth a *note*: it fits, and the user may want to know. Filters,
 projections and the like may change freely and are not looked at.
 """

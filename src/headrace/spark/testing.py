@@ -343,7 +343,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Reader:
-    """Spark's reader of batches or streams, that sends whoever asks for ``headrace`` to the events."""
+    """Spark's reader of batches or streams, which reads the events where ``headrace`` is asked for."""
 
     def __init__(self, reader: Any, folder: str) -> None:
         self._reader, self._folder = reader, folder

@@ -6,8 +6,8 @@ it has any. A row that changes its group leaves the old one, since that is where
 What is held of a group depends on what is asked. Counts and sums are numbers. A minimum has to be found again when it
 goes, so ``min``, ``max`` and ``distinct`` hold every value with how often it is there (one such bag per column, however
 many ask for it), and ``top`` the columns it shows of every row: a change then costs what its group holds. Sums of whole
-and decimal numbers are exact; of floating point numbers they are as rounded as such sums are, and begin anew when a
-group has none left. What is not finite is counted beside the sum: no subtraction would ever take it out of one.
+and decimal numbers are exact; of floating point numbers they are as rounded as such sums are, and begin at zero again
+when a group has none left. What is not finite is counted beside the sum: no subtraction would ever take it out of one.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ MIDDLE = 40_000
 
 
 def bins_of(values: Floats) -> npt.NDArray[np.int32]:
-    """The bin of each number: geometric in its size, mirrored for negative ones, nought for nought."""
+    """The bin of each number: geometric in its size, mirrored for negative ones, zero for zero."""
     sizes = np.abs(values)
     tiny = sizes < np.finfo(np.float64).tiny
     exponents = np.ceil(np.log(np.where(tiny, 1.0, np.minimum(sizes, np.finfo(np.float64).max))) / LOG_GROWTH)

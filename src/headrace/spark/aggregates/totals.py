@@ -1,8 +1,8 @@
 """What rows add up to: counts, sums, averages, first and last, different values, percentiles, the most frequent.
 
 An aggregate is three functions on columns. ``lift`` makes of each row the state of a group that has only that row,
-``merge`` makes one state of all the states of a group, ``finish`` makes results of states. Whoever keeps states, be it
-for windows, sessions or intervals that slide, needs no more, and the result does not depend on the order in which
+``merge`` makes one state of all the states of a group, ``finish`` makes results of states. An operator that keeps
+states, for windows, sessions or sliding intervals, needs no more, and the result does not depend on the order in which
 states were merged (sums of floating point numbers do in their last digits, as always).
 
 Nulls are left out, as in SQL: an aggregate of nothing is null, and a count of nothing is 0.

@@ -65,7 +65,7 @@ class Register:
         return replace(self, skipped=self.skipped - 1)
 
     def empty(self, count: int, columns: Mapping[str, pa.Array]) -> Memory:
-        """As so many runs have it that took no row yet."""
+        """The register of ``count`` runs that took no row yet."""
         if self.kind in ("first", "last"):
             return np.full(count, -1)
         if self.kind == "count":

@@ -116,7 +116,7 @@ class Pattern:
         return self._last(conditions=(*last.conditions, condition))
 
     def times(self, least: int, most: int | None = None) -> Pattern:
-        """So many rows; with two numbers, from so many to so many."""
+        """This many rows; with two numbers, at least and at most so many."""
         upper = least if most is None else most
         if type(least) is not int or type(upper) is not int or not 1 <= least <= upper:
             raise UsageError(f"times({least!r}, {upper!r}) allows no number of rows", "times(2) or times(2, 5)")

@@ -217,7 +217,7 @@ def fluent_plan(
 
 
 def written_by(pattern: Pattern, plan: PatternPlan, measures: Mapping[str, str]) -> list[Written]:
-    """Conditions and measures, each a text of its own."""
+    """Conditions and measures, each a separate text."""
     found = []
     for name, given in pattern.conditions().items():
         text = " AND ".join(each for each in given if isinstance(each, str))

@@ -209,7 +209,7 @@ def _keeps_state(node: Any, name: str) -> bool:
 
 
 def _aliases(nodes: list[tuple[str, Any]]) -> dict[str, str]:
-    """What computed columns are computed from: a window is a column whose width is told nowhere else."""
+    """The expressions of computed columns: the width of a window is found only there."""
     found: dict[str, str] = {}
     for name, node in nodes:
         if name == "Project":

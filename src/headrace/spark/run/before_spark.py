@@ -47,7 +47,7 @@ def load_early(path: Path, only: tuple[str, ...]) -> Loaded | None:
 
 
 def _comes_from_pyspark(error: BaseException) -> bool:
-    """Without a session some of its functions raise errors of their own, others fail an assertion."""
+    """Without a session some of its functions raise their own errors, others fail an assertion."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and Path(frames[-1].filename).is_relative_to(PYSPARK)
 
@@ -61,7 +61,7 @@ class TopicRead:
 
 
 def topics_read(text: str, chosen: Set[str] | None = None) -> list[TopicRead]:
-    """What functions read from the default broker, with nothing said of encryption.
+    """What functions read from the default broker, and without settings of encryption.
 
     ``chosen``: only these functions, and those that they use. Topics that the file writes itself need not be there yet;
     they have no name here either.

@@ -73,7 +73,7 @@ def dashboard(
     counts, and a null value removes the key; so a table of results shows each row once. ``kind``: line, bar, number
     (the newest value of ``y``) or table; a table without ``x`` and ``y``, else a line. ``x``, ``y``, ``series`` and
     ``columns`` are fields of the JSON value, ``a.b`` for nested ones; several ``y`` make several lines, and ``series``
-    one for each of its values. ``refresh``: how often the console reads again. ``unit``: shown behind numbers.
+    one for each of its values. ``refresh``: how often the console reads again. ``unit``: shown after numbers.
     """
     if bool(topic) == bool(view):
         raise UsageError(f"dashboard {title!r} is of a topic= or of a view=, one of the two")

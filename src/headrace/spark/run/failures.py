@@ -44,7 +44,7 @@ OWN_FILES = Path(headrace.__file__).parent
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Whether a restart would meet the same error again, because the user has to decide or to mend something."""
+    """Whether a restart would meet the same error again, because the user has to decide or to fix something."""
     raised = _raised(str(error))
     if not raised and RAISED.search(str(error)):
         return True

@@ -64,7 +64,7 @@ class Choices:
 
 
 class Watcher(Protocol):
-    """Is told what happens."""
+    """Is notified of what happens."""
 
     def say(self, line: str) -> None: ...
     def progressed(self, snapshot: Snapshot) -> None:
@@ -317,7 +317,7 @@ class StreamJob(Job):
     def _try_again(self, now_s: float) -> None:
         try:
             with noticing_loss():
-                self.rows = self.pipeline.build(self.spark)  # anew: tables in it are read again
+                self.rows = self.pipeline.build(self.spark)  # built again, so that tables in it are read again
                 self._start()
         except JvmLost:
             raise

@@ -33,7 +33,7 @@ __all__ = ["LogFile", "open_session", "ship_package"]
 LOG_BYTES_MAX = 64 * 1024 * 1024
 SETTINGS = {
     "spark.sql.streaming.numRecentProgressUpdates": "30",  # as many as can come between two looks, and not a hundred
-    "spark.sql.streaming.stopTimeout": "30s",  # a stop that hangs is told; by default it would be waited for for ever
+    "spark.sql.streaming.stopTimeout": "30s",  # a stop that hangs is reported; by default Spark waits for ever
 }
 
 
@@ -49,7 +49,7 @@ class LogFile:
         self._bytes_max = bytes_max
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Appending: whoever has the file open goes on behind its end, also after it was cut.
+            # Appending: every process that has the file open writes at its end, also after it was cut.
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
             raise UsageError(

@@ -210,7 +210,7 @@ def _collected() -> Iterator[dict[str, Pipeline]]:
 
 
 def _execute(path: Path) -> ModuleType:
-    """As a module with a name of its own, so that a program's ``if __name__ == "__main__"`` stays quiet."""
+    """As a module with its own name, so that a program's ``if __name__ == "__main__"`` stays quiet."""
     whole = str(path.resolve())
     mark = hashlib.sha256(whole.encode()).hexdigest()[:8]
     name = f"headrace_file_{re.sub(r'[^A-Za-z0-9_]', '_', path.stem)}_{mark}"

@@ -7,8 +7,8 @@
 
 Readers see the old rows, all of them, until they see the new ones, all of them. A death before the switch leaves the
 old rows in use. A death after it leaves a target that is right and a checkpoint that is older, from which the pipeline
-writes changes again that are there already: by key that does no harm, and without one it is refused. The command can be
-given again at any time. A rebuild that fails removes what it has filled.
+writes changes again that are there already: with a key that changes nothing, and without one it is refused. The command
+can be given again at any time. A rebuild that fails removes what it has filled.
 """
 
 from __future__ import annotations

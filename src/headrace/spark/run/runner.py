@@ -6,7 +6,7 @@
 
 What can be wrong with a pipeline itself shows before anything starts, and ends the command. What goes wrong later (a
 broker is away, a task died) is tried again after a pause that doubles; a micro-batch that finishes resets it. Nothing
-is lost by that: the checkpoint says where to go on. What only the user can mend (a table without the column, a row that
+is lost by that: the checkpoint says where to go on. What only the user can fix (a table without the column, a row that
 nobody takes) ends the pipeline with its reason, and the others go on.
 """
 
@@ -172,7 +172,7 @@ def _prepared(spark: SparkSession, pipeline: Pipeline, choices: Choices, watcher
 
 
 def _named(pipeline: Pipeline, attempt: Callable[[], T]) -> T:
-    """What goes wrong before a pipeline runs is its own mistake, and is told with its name."""
+    """An error before a pipeline runs is the pipeline's, and is reported with its name."""
     try:
         with noticing_loss():
             return attempt()
@@ -192,7 +192,7 @@ def _prefixed(pipeline: Pipeline, error: Exception, message: str) -> str:
 
 
 def _reach_brokers(jobs: Sequence[Job]) -> None:
-    """A wrong address is told at once, and not after minutes of retries inside Spark."""
+    """A wrong address is reported at once, and not after minutes of retries inside Spark."""
     addresses = {source.bootstrap for job in jobs for source in job.shape.sources if source.bootstrap}
     for address in sorted(addresses):
         options = ClientOptions(

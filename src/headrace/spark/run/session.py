@@ -69,7 +69,7 @@ PROFILE: tuple[tuple[str, str, str], ...] = (
     (
         "spark.executorEnv.MALLOC_MMAP_THRESHOLD_",
         str(32 << 20),
-        "buffers of some MB are reused by Python workers and not faulted in anew: 15% less time to decode batches",
+        "buffers of some MB are reused by Python workers and not faulted in again: 15% less time to decode batches",
     ),
     ("spark.executorEnv.MALLOC_TRIM_THRESHOLD_", str(64 << 20), "the same; so much is kept at most"),
     ("spark.sql.session.timeZone", "UTC", "the same times on every machine"),
@@ -127,7 +127,7 @@ def session(*, app_name: str = "headrace", master: str | None = None, **conf: An
 def state_in(
     spark: SparkSession, where: str | None, *, named_once: bool = False, tasks: int | None = None
 ) -> Iterator[None]:
-    """Queries that are started in here keep their state there (``disk``, ``memory``); where the session says if None.
+    """Queries that are started in this context keep their state there (``disk``, ``memory``); None: as in the session.
 
     A query takes the session's settings along when it starts. One that goes on from a checkpoint has its checkpoint's
     store. ``named_once``: its state files may have names that are used once, because it has none of another kind.

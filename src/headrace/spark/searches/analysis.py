@@ -33,7 +33,7 @@ NUMERIC: tuple[Kind, ...] = ("integer", "float", "decimal", "date", "time", "boo
 BETWEEN_WORDS = r"[^\p{L}\p{N}\p{M}]+"
 SINGLE = r"([\p{Han}\p{Hiragana}])"
 DECIMAL_DIGITS_MAX = 18
-"""So many fit into 64 bits."""
+"""As many digits as fit into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)

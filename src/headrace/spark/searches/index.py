@@ -79,7 +79,7 @@ class SearchIndex:
         self._begin()
 
     def _begin(self) -> None:
-        """Without a place for any search."""
+        """No search is placed yet."""
         self._conditions = Conditions(self.fields)
         self._rows_with = Growing()
         """By term: how many events had it."""

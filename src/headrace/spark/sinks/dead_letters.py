@@ -1,4 +1,4 @@
-"""Rows that a target refused, in a topic of their own: the row as JSON under its key, the reason in headers."""
+"""Rows that a target refused, in a separate topic: the row as JSON under its key, the reason in headers."""
 
 from __future__ import annotations
 

@@ -32,9 +32,9 @@ def sql(
 ) -> Sink:
     """A table in PostgreSQL, MariaDB, MySQL or SQLite that follows: upserts and deletes by ``key``, exactly once.
 
-    Without a key rows are added, exactly once too. ``version`` names a column by which an older change is told from a
-    newer one that was written before it. ``create`` makes the table when there is none, ``widen`` adds columns and
-    makes numbers wider. ``${NAME}`` in the address is read from the environment.
+    Without a key rows are added, exactly once too. ``version`` names a column that orders changes: an older change does
+    not replace a newer one that was written before it. ``create`` makes the table when there is none, ``widen`` adds
+    columns and makes numbers wider. ``${NAME}`` in the address is read from the environment.
 
     ``more``, as for all sinks below: ``op`` names a column of plain rows with insert, update or delete;
     ``dead_letters`` a topic for rows that the target refuses, which end the pipeline otherwise; ``refused_max`` how

@@ -1,7 +1,7 @@
 """Rows to an exchange of headrace or RabbitMQ, with confirms: ``hr.sinks.exchange``.
 
 At least once. A micro-batch that is repeated after a crash publishes the same messages with the same ``message_id``:
-query, exchange, batch, partition and row. So a consumer, or ``hr.dedup`` behind a bridge, can remove the repetitions. A
+query, exchange, batch, partition and row. So a consumer, or ``hr.dedup`` after a bridge, can remove the repetitions. A
 batch is committed when the broker has confirmed all of its messages. While the broker is away, ``headrace run`` starts
 the pipeline again until it is back.
 """

@@ -53,7 +53,7 @@ DELETES = ("delete", "d")
 UPSERTS = ("insert", "update", "upsert", "c", "u", "r")
 BLOCK_ROWS_MAX = 4096
 BLOCK_ROWS_CONF = "spark.sql.execution.arrow.maxRecordsPerBatch"
-"""Spark counts rows here and no bytes, so whoever has huge ones says less, as for everything else in Arrow."""
+"""Spark counts rows here, not bytes: set it lower for huge rows, as for everything else in Arrow."""
 CHUNK_ROWS = 50_000
 CHUNK_BYTES = 8 * 1024 * 1024
 REFUSED_MAX = 1000
@@ -209,7 +209,7 @@ def _is_read_from_a_topic(rows: DataFrame) -> bool:
 
 
 def _of_changes(frame: DataFrame, key: tuple[str, ...], *, may_move: bool) -> tuple[DataFrame, tuple[str, ...]]:
-    """A change that moves a row to another key is a deletion of the old one besides; exact ones tell it so already."""
+    """A change that moves a row to another key also deletes the old key; exact changes have that deletion already."""
     row, names = row_type(frame), key_names(frame)
     missing = [name for name in key if name not in row.fieldNames()]
     if missing:
@@ -313,7 +313,7 @@ def _changes(frame: DataFrame, schema: pa.Schema) -> Iterator[Changes]:
 
 
 def _cut(changes: Changes, truncations: list[int]) -> Iterator[Changes]:
-    """The changes between truncations, which have rows of their own at these places."""
+    """The changes between truncations, which are the rows at these places."""
     start = 0
     for number, end in enumerate([*truncations, len(changes)]):
         part = changes.slice(start, end - start)

@@ -10,7 +10,7 @@ tables, caches, indexes) do not write it twice; those without one (functions, th
 get it again. So what a sink promises alone it promises beside others.
 
 All rows are computed before the first sink sees any. A sink that looks at some rows only would otherwise leave the
-state of the other partitions behind.
+other partitions' state without this batch.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ QUESTIONS_MAX = 130
 
 @dataclass(slots=True)
 class Aligner:
-    """Where in time the last batch ended. This only saves questions: whoever begins anew finds its place again."""
+    """Where in time the last batch ended. This only saves questions: a new ``Aligner`` finds the place again."""
 
     time_ms: int | None = None
     step_ms: int = STEP_MS_FIRST
@@ -40,7 +40,7 @@ class Aligner:
     """What was read then; a partition that joins may be older."""
 
     def admit(self, start: Positions, end: Positions, offsets_max: int, ask: Lookup) -> Positions:
-        """An end with at most ``offsets_max`` offsets behind ``start``, at one time in all partitions."""
+        """An end with at most ``offsets_max`` offsets after ``start``, at one time in all partitions."""
         if _size(start, end) <= offsets_max:
             return dict(end)
         if self.places != frozenset(start):

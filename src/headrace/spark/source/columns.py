@@ -96,7 +96,7 @@ def metadata(name: str, decoded: Decoded, place: OffsetRange) -> pa.Array:
 
 
 def _timestamps(decoded: Decoded, place: OffsetRange) -> pa.Array:
-    """Milliseconds become microseconds; a time that no timestamp can hold is told and not wrapped around."""
+    """Milliseconds become microseconds; a time that no timestamp can hold is an error and not wrapped around."""
     times = decoded.timestamps_ms
     if len(times) and (times.max() > TIMESTAMP_MS_MAX or times.min() < -TIMESTAMP_MS_MAX):
         row = int(np.nonzero((times > TIMESTAMP_MS_MAX) | (times < -TIMESTAMP_MS_MAX))[0][0])

@@ -176,7 +176,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self._ends)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """A topic that was made anew between the two has no rows in between: it is entered, and read a batch later."""
+        """A topic created again between the two gives no rows in this batch: it is read from the next one on."""
         before, ids = ids_in(start), ids_in(end)
         same = {place: at for place, at in from_json(start).items() if _is_same(place.topic, before, ids)}
         return _tasks(self.plan.options, same, from_json(end), ids)
@@ -235,7 +235,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return replaced
 
     def _reachable(self, begin: Positions, ends: Positions, replaced: set[str]) -> Positions:
-        """The ends, but partitions that are new, or begin anew, enter at their beginning and are read a batch later."""
+        """The ends; for new partitions and those of replaced topics their beginning: they are read a batch later."""
         anew = [place for place in begin if place in ends and place.topic in replaced]
         gone = sorted(set(begin) - set(ends))
         cut = sorted(place for place in begin if place in ends and ends[place] < begin[place] and place not in anew)

@@ -187,7 +187,7 @@ def _chosen(offsets: Ints, start: int, end: int) -> npt.NDArray[np.bool_] | None
 
 
 def _read_fields(raw: Bytes, starts: Ints, position: Ints, end: int) -> _Fields:
-    """``position`` is behind the lengths and the attributes, which nobody uses."""
+    """``position`` is after the lengths and the attributes, which nobody uses."""
     ends = np.append(starts[1:], end)
     timestamp_deltas, position = _read_varints(raw, position)
     offset_deltas, position = _read_varints(raw, position)

@@ -1,6 +1,6 @@
 """Positions of a query, shown to the broker as those of a consumer group, so that lag tools see Spark.
 
-Spark keeps its own positions in the checkpoint and never reads these back. They are written on a thread of their own:
+Spark keeps its own positions in the checkpoint and never reads these back. They are written on a separate thread:
 a slow coordinator delays no micro-batch, and when positions come faster than they can be written the newest counts. A
 failure is a warning, and never ends a query.
 """

@@ -5,7 +5,7 @@ Values of one shape, which most producers write, need no parser (``json_uniform`
 Arrow's parser is fast and strict. It reads a sequence of objects and does not care where one value ends and the next
 begins, it gives up at the first object it does not like, and it knows fewer conversions than Spark's ``from_json``. So:
 
-- A value goes to it only if it begins with ``{`` and ends with ``}``. Then two values can never be read as one: behind
+- A value goes to it only if it begins with ``{`` and ends with ``}``. Then two values can never be read as one: after
   a closing brace no further value may follow inside the same object, and a string cannot reach over the line break
   that is put between values. One value may still hold two objects; then there are more rows than values, which is seen.
 - When it gives up, the values are halved until the trouble lies among a few; those are read one by one with Python's

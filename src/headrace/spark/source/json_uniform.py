@@ -14,7 +14,7 @@ byte with which the next literal begins (a comma, a space, a brace), and must be
 ``null``, in the forms that are usual. Then the value is JSON, and a parser would have read the same from it.
 
 Values are read where they lie among the other bytes of their records, in words of eight bytes: the words of a literal
-come with the first word of the slot behind it, which has most numbers whole and most ends.
+come with the first word of the slot after it, which has most numbers whole and most ends.
 
 Where anything differs or is unusual, a backslash, an exponent, a list, a second shape, there is no result, and the
 parser reads the values (``json_columns``). Nothing is decided here about a value being bad.
@@ -45,7 +45,7 @@ _SPACE = re.compile(rb"[ \t\r\n]*")
 _SPACES, _QUOTE, _BACKSLASH, _MINUS, _POINT, _SLASH, _ZERO, _NINE = b' "\\-./09'
 _WORD_BYTES = 8
 _LITERAL_BYTES_MAX = 48
-"""Of a literal that is fetched with the word behind it; longer ones are compared in several steps."""
+"""Of a literal that is fetched with the word after it; longer ones are compared in several steps."""
 _STEP_WORDS, _STEPS_MAX = 4, 3
 """The end of a slot is looked for in so many words at a time, and for long texts after so many steps in another way."""
 _ONE = np.uint64(1)
@@ -66,7 +66,7 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a slot lies in each row, and the eight bytes from its start on, whatever stands behind it."""
+    """Where a slot lies in each row, and the eight bytes from its start on, whatever follows it."""
 
     starts: Ints
     sizes: Ints
@@ -162,7 +162,7 @@ class _Rows:
             raise _Unusual
 
     def _words_behind(self, at: Ints, literal: bytes) -> Words:
-        """The eight bytes behind a literal, which must stand there in every row."""
+        """The eight bytes after a literal, which must stand there in every row."""
         while len(literal) > _LITERAL_BYTES_MAX:
             self._words_behind(at, literal[:_LITERAL_BYTES_MAX])
             at, literal = at + _LITERAL_BYTES_MAX, literal[_LITERAL_BYTES_MAX:]

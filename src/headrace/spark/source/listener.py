@@ -51,7 +51,8 @@ class PositionListener(ProgressListener):
         self._groups: dict[str, list[GroupPositions | None]] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Spark waits for this one. Later a short query may be over, and its plan gone, before its progress is told."""
+        """Spark waits for this one. Later a short query may be over, and its plan gone, before its progress is
+        reported."""
         self._learn(str(event.runId), str(event.id), event.name)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:

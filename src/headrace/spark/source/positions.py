@@ -1,9 +1,9 @@
 """Positions in topics: as JSON for Spark's checkpoint, where a query starts and ends, how a range is cut into tasks.
 
 An offset of the source is ``{"orders": {"0": 17, "1": 23}, "orders@6a0f…": {}}``: per partition the next offset to
-read, as Spark's own Kafka source has it, and which topic of that name is meant: one that was deleted and made anew has
-other records at the same offsets. The id stands in a name that no topic can have, with nothing below it, so that
-whoever does not know about ids reads the positions all the same.
+read, as Spark's own Kafka source has it, and which topic of that name is meant: one that was deleted and created again
+has other records at the same offsets. The id stands in a name that no topic can have, with nothing below it, so that a
+reader that does not know about ids can still read the positions.
 
 Everything that decides which rows a task reads is computed from two such offsets and the options, and from nothing
 else: a micro-batch that is run again after a crash has the same tasks with the same rows.
@@ -94,7 +94,7 @@ def ids_in(offset: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def find_partitions(client: Client, selection: Selection) -> list[TopicPartition]:
-    """The partitions that exist now, sorted, in one question; what does not exist is left to the caller to miss."""
+    """The partitions that exist now, sorted, with one request. The caller reports missing partitions."""
     if selection.pattern:
         wanted = re.compile(selection.pattern)
         topics = [topic for topic in client.topics() if not topic.internal and wanted.fullmatch(topic.name)]
@@ -216,7 +216,7 @@ def _by_time(client: Client, options: SourceOptions, times: Positions, which: st
 
 
 def admit(start: Positions, end: Positions, offsets_max: int) -> Positions:
-    """An end with about ``offsets_max`` offsets behind ``start``, each partition in proportion to what it has.
+    """An end with about ``offsets_max`` offsets after ``start``, each partition in proportion to what it has.
 
     Every partition that has something gets at least one offset, so none starves, however small its share.
     """

@@ -79,7 +79,7 @@ def table(
     """The latest row per key of a keyed topic, bounded. A null value has deleted its key.
 
     Of two records with one key the later offset counts; a key is always in one partition. A record without a key ends
-    the query: it is a row of its own and has no later state.
+    the query: no later record can replace it.
     """
     rows = batch(spark, topic, schema, value_format=value_format, bootstrap=bootstrap, **options)
     mark = "_" if schema is not None else ""

@@ -64,7 +64,7 @@ def _first_points(texts: Words) -> Words:
 
 
 def _integers(texts: Words, sizes: Ints) -> Any:
-    """The numbers that so many digits mean, whatever stands behind them; None when one of them is no digit.
+    """The numbers that so many digits mean, whatever follows them; None when one of them is no digit.
 
     Neighbours are joined, three times.
     """

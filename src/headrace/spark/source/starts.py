@@ -1,7 +1,7 @@
 """Where records start: the one thing about a batch that is sequential, found for all of them at once where that works.
 
 A record begins with its length, so it says where the next one begins, and only a walk is sure to find them. But a guess
-can be checked. Nearly all records end with a zero byte, since they have no headers, and have another one behind their
+can be checked. Nearly all records end with a zero byte, since they have no headers, and have another one after their
 length, since nobody uses the attributes. So wherever two zero bytes lie one, two or three bytes apart, these bytes may
 be the length of a record, which says where the next one would begin. Candidates to which no other one points are
 dropped. What is left is the truth if each points exactly at the next, from the first byte to the last, and every
@@ -36,7 +36,7 @@ _STEP_SECOND_BYTE = [byte << 6 for byte in range(0x80)] + [-1] * 0x80
 
 
 def record_starts(data: bytes, bounds: Ints, counts: Ints, base_offsets: Ints) -> tuple[Ints, Ints]:
-    """(where each record starts, where its fields begin behind length and attributes).
+    """(where each record starts, where its fields begin after length and attributes).
 
     ``data`` holds the records of batches, batch i from ``bounds[i]`` to ``bounds[i + 1]``, and some zero bytes more.
     """
@@ -133,7 +133,7 @@ def _walk_all(data: bytes, bounds: Ints, counts: Ints, base_offsets: Ints) -> In
 def _walk(data: bytes, position: int, count: int, starts: list[int]) -> int:
     """Note where ``count`` records start; the one loop over records that there is, so it does as little as it can.
 
-    A wrong length leads into the next batch or behind all of them: the caller sees where the walk ended, or an
+    A wrong length leads into the next batch or past all of them: the caller sees where the walk ended, or an
     IndexError.
     """
     append = starts.append
@@ -166,7 +166,7 @@ def _long_step(data: bytes, position: int) -> int:
 
 
 def _behind_varint(raw: Bytes, position: Ints) -> Ints:
-    """The positions behind varints whose values are known already."""
+    """The positions after varints whose values are known already."""
     following = position + 1
     more = np.flatnonzero(raw[position] >= 0x80)
     while more.size:

@@ -62,7 +62,7 @@ class Plan:
 def read_range(plan: Plan, wanted: OffsetRange, topic_id: bytes | None = None) -> Iterator[pa.RecordBatch]:
     """Arrow batches of the range, with exactly the schema that Spark expects, of the topic with that id.
 
-    Where records are gone and the user accepts that, reading goes on behind them, in a range of its own: what a batch
+    Where records are gone and the user accepts that, reading goes on after them, in a separate range: what a batch
     still holds from before that point is not given.
     """
     settle()

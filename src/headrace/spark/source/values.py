@@ -6,9 +6,9 @@
 ``text``      UTF-8, in one column
 
 A record without a value has nulls in every column and is not a bad one: it is a tombstone, by which a compacted topic
-says that a key is gone. Only the column ``_tombstone`` tells it from a value whose columns are all null. A bad value
-ends the query with its place and reason (``onBadRecord=fail``), or leaves nulls with the bytes in ``_raw`` and the
-reason in ``_error`` (``null``), or goes to a topic of its own with place and reason in headers (``deadletter``; at
+says that a key is gone. Only the column ``_tombstone`` distinguishes it from a value whose columns are all null. A bad
+value ends the query with its place and reason (``onBadRecord=fail``), or leaves nulls with the bytes in ``_raw`` and
+the reason in ``_error`` (``null``), or goes to a separate topic with place and reason in headers (``deadletter``; at
 least once, because a task that is repeated sends it again).
 """
 
@@ -154,7 +154,7 @@ class TypedMaker:
     def _refuse_truncations(self, decoded: Decoded, bad: dict[int, str]) -> None:
         """Among plain rows a record with neither key nor value is a truncation of all that came before it.
 
-        Whoever folds these rows would keep what is gone, and has no way to notice.
+        A query that folds these rows would keep deleted ones, without an error.
         """
         if self._options["valueFormat"] != "json":
             return

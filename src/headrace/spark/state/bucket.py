@@ -2,17 +2,17 @@
 
 A bucket is a short list of *chunks*, oldest first. A chunk is an Arrow record batch with a row per key: the key,
 whether it lives (a dead row says that the key was removed), two deadlines and the state. A batch of input appends one
-chunk with the keys that it touched, so it costs what it touches and not what is held. What a newer chunk says of a key
-hides what older ones say.
+chunk with the keys that it touched, so its cost depends on them and not on the keys in state. A row of a newer chunk
+hides the rows of its key in older ones.
 
-Chunks are merged so that they stay few: when eight or more at the end are together as large as the one before them,
-they become one; and when more rows are hidden or dead than live, all are merged without those. Either way a row is
+Chunks are merged so that they stay few: eight or more at the end, none of them larger than all after it together,
+become one; and when more rows are hidden or dead than live, all are merged without those. Either way a row is
 rewritten a few times in its life. A chunk has at most ``CHUNK_BYTES_MAX`` bytes, unless one row alone has more: what is
 larger is cut into several, and a chunk of more than half of that is full and only merged when all are. Only a run of
 chunks that reaches the newest is ever merged, so a reader who knows an older list of chunks finds it changed from some
 place on, and applies only what follows that place.
 
-A chunk is never changed and its id is random, so whoever holds a chunk of that id holds the right bytes. The *manifest*
+A chunk is never changed and its id is random, so a copy of a chunk of that id is always right. The *manifest*
 lists the ids. It is what makes a copy in memory trustworthy: after a failed task, a replay, or a batch that ran in
 another process, the manifest in the store says which chunks count, and the copy fetches those that it lacks.
 
@@ -46,7 +46,7 @@ MERGE_CHUNKS_MIN = 8
 CHUNK_BYTES_MAX = 64 << 20
 """A chunk travels through a socket and the JVM as one array of bytes."""
 GARBAGE_ROWS_MIN = 1024
-"""So few hidden rows are not worth a rewrite of everything."""
+"""Fewer hidden rows are not worth a rewrite of everything."""
 INDEX_ENTRY_BYTES = 200
 VERSION_FIELD = b"headrace.state.version"
 FORMAT = 1
@@ -341,7 +341,7 @@ class Bucket:
         return found
 
     def expired(self, places: Ints, now_us: int) -> Flags:
-        """Whose time to be forgotten has come. Who was to be woken before that is heard first."""
+        """Keys whose expiry has come. Timers that fire before the expiry run first."""
         found = np.zeros(len(places), np.bool_)
         for number, positions, rows in self._by_chunk(places):
             chunk = self.chunks[number]
@@ -421,7 +421,8 @@ class Bucket:
             self._merge_from(first)
 
     def _merge_from(self, first: int) -> None:
-        """As few chunks as can be of those from here on. Dead rows are needed while an older one may have the key."""
+        """Merge the chunks from here on into as few as possible. Dead rows are needed while an older one may have the
+        key."""
         parts: list[pa.RecordBatch] = []
         keys: list[Key] = []
         for chunk in self.chunks[first:]:
@@ -442,8 +443,8 @@ class Bucket:
         """Become what the manifest says, fetching the chunks that are not here.
 
         What was merged elsewhere replaces a run of chunks at the end by one with the same keys; then only that one is
-        read. Otherwise (all was merged, or a task failed after it had changed this copy) everything begins anew, since
-        rows that the vanished chunks hid may count again.
+        read. Otherwise (all was merged, or a task failed after it had changed this copy) everything is read again,
+        since rows that the vanished chunks hid may count again.
         """
         self.late_rows, self.clock_us = manifest.late_rows, manifest.clock_us
         same = _common(manifest.chunks, [each.chunk_id for each in self.chunks])

@@ -9,7 +9,8 @@ So a key is not its unit here. Rows go through three steps that each work on col
 
 The state of a bucket is a manifest and chunks (``bucket``). They live in Spark's state store, so checkpoints,
 restarts and replays are Spark's. A Python worker keeps the buckets that it has worked on in memory; the manifest tells
-it what of that is still true, and it fetches only what it lacks. A batch thus costs what it touches, whatever is held.
+it what of that is still true, and it fetches only what it lacks. The cost of a batch depends on the keys it touches,
+not on the keys in state.
 
 Spark drops rows behind the watermark on their way into state when it can see their event time. In a packed message it
 cannot, so late rows arrive and are counted here, by the same watermark. And it forgets which column has the event time
@@ -203,7 +204,7 @@ def _spark_schema(operator: Operator, rows: StructType) -> StructType:
 
 
 def free_name(wanted: str, *frames: DataFrame, prefix: str = METRIC) -> str:
-    """Spark takes a name of metrics once per query, and an operator may follow one of its own kind."""
+    """Spark takes a name of metrics once per query, and an operator may follow another one of its kind."""
     taken = {each for rows in frames for each in observed_names(rows)}
     numbered = itertools.chain([wanted], (f"{wanted} {number}" for number in itertools.count(2)))
     return next(each for each in numbered if f"{prefix}{each}" not in taken)
@@ -359,7 +360,8 @@ class _Cache:
         return found
 
     def take(self, plan: Plan, number: int) -> Bucket:
-        """Out of the cache: whoever fails while working on it leaves no half-changed copy behind."""
+        """Take the bucket out of the cache: a task that fails while it works on it leaves no half-changed copy
+        there."""
         found = self.buckets.pop((plan.uid, number), None)
         return found or Bucket(plan.operator.layout(plan.keys))
 
@@ -486,5 +488,5 @@ def _now_us(operator: Operator, times: Any) -> int:
 
 def _timer_ms(due_us: int) -> int:
     """Spark's timers go off when the clock has come to them, as deadlines here do, but count in milliseconds. One that
-    went off before its deadline would be lost: Spark removes it, and nothing has changed that would set it anew."""
+    went off before its deadline would be lost: Spark removes it, and nothing has changed that would set it again."""
     return -(-due_us // 1000)

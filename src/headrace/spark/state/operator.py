@@ -8,9 +8,9 @@ call. The operator answers with the rows to give out and, for every touched key,
     expire  forget the key when the clock has come here, without asking
 
 The clock is the watermark for an operator in event time and the time of the micro-batch for one in processing time. One
-without deadlines has none, and should say so: for a clock of its own Spark runs batches without rows, without end.
-Rows behind the watermark are late: they are counted and left out, unless the operator judges that itself. At the end
-of a bounded input the clock jumps to the end of time, so all that waits comes out.
+without deadlines has none, and should say so: for an operator with a clock Spark runs batches without rows, without
+end. Rows behind the watermark are late: they are counted and left out, unless the operator judges that itself. At the
+end of a bounded input the clock jumps to the end of time, so all that waits comes out.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ __all__ = ["Answer", "PerKey"]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIMERS_MAX = 10_000
-"""So often the timer of one key may fire in a row. At the end of a bounded input all timers fire, so one that is set
+"""How often the timer of one key may fire in a row. At the end of a bounded input all timers fire, so one that is set
 again each time would never end."""
 
 DOES_NOT_FIT = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 __all__ = ["PARTS", "in_parts"]
 
 PARTS = 64
-"""So many files a task has open at most, and so many times larger than the memory for it a bucket can be."""
+"""The most files that a task has open. A bucket can be this many times larger than the memory for it."""
 
 
 def in_parts(batches: Iterable[pa.RecordBatch], column: str, bytes_max: int) -> Iterator[pa.Table]:

@@ -158,7 +158,7 @@ class AsOf(Operator):
         )
 
     def _in_time(self, touched: Touched, codes: Ints, events: pa.StructArray) -> tuple[Ints, pa.StructArray, int]:
-        """Without the late ones among the new events, which stand behind those that have waited."""
+        """Without the late ones among the new events, which stand after those that have waited."""
         times = np.asarray(events.field("at").fill_null(BEGINNING), np.int64)
         late = np.asarray(events.field("at").is_null()) | (times < touched.late_before_us)
         late[: len(pc.list_flatten(touched.held.field("waiting")))] = False
@@ -182,7 +182,7 @@ class AsOf(Operator):
         return self.matched.rows(events, versions, np.where(found, place, -1))
 
     def _needed(self, codes: Ints, times: Ints, versions: pa.StructArray, now_us: int) -> Flags:
-        """All but what was replaced by the time of the watermark, and but a deletion that came before it.
+        """All versions but those replaced by the time of the watermark, and deletions before it.
 
         The last row by position stays in any case, because the next change may leave out values that have not changed.
         So do the versions that replaced it, or it would be valid again.
@@ -248,7 +248,7 @@ def _from_last_by_position(codes: Ints, versions: pa.StructArray) -> Flags:
 
 @dataclass(frozen=True, slots=True)
 class Latest(Operator):
-    """Each event with the row that the table has when it comes; changes of its own batch count."""
+    """Each event with the row that the table has when it comes; changes in its batch count."""
 
     matched: Matched
     name: ClassVar[str] = "join_latest"

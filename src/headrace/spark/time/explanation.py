@@ -4,8 +4,8 @@
     payments.at holds it back: its newest row is from 09:50:12 and rows may come 10 min late; nothing new for 12 min
     orders.at is 12 min further: its newest row is from 10:02:08
 
-Spark tells one watermark for a whole query. ``hr.watermark`` lets each source say in the progress how new its rows are;
-from that follows which of them is the smallest. Sources whose watermark was set otherwise are told by what they read.
+Spark reports one watermark for a whole query. ``hr.watermark`` lets each source report how new its rows are; from that
+follows which of them is the smallest. Sources whose watermark was set otherwise are named by what they read.
 Within one source the newest row counts, whichever partition it is in: an old partition holds nothing back, but what it
 gives next may be late. With ``partitions=True`` the broker is asked how far each partition is.
 """
@@ -142,7 +142,7 @@ def _metric_names(reports: Sequence[Report]) -> set[str]:
 
 
 def _observed(metric: str, reports: Sequence[Report], read: Sequence[SourceTime]) -> SourceTime:
-    """The newest that was ever told, since a batch without rows tells nothing."""
+    """The newest time reported so far, since a batch without rows reports none."""
     told = [(report.get("observedMetrics") or {}).get(metric) for report in reports]
     values = [_entries(each) for each in told if each is not None]
     newest, marked = (_newest(values, name) for name in ("newest", "marked"))

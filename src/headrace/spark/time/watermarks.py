@@ -7,15 +7,15 @@ although everything that could be waited for has come.
 With ``idle_after`` a second, tiny source stands beside the rows. It plans as the rows' own does, with the same options
 and positions, but reads no records. When it has read everything there is, and nothing has come for that long, it gives
 one row, the *mark*: its event time is ``idle_after`` ago. Rows and marks go through one watermark together, and marks
-are left out behind it. So a source that is silent counts as if its newest row were always ``idle_after`` old.
+are left out after it. So a source that is silent counts as if its newest row were always ``idle_after`` old.
 
     rows ────────────────┐
                          ├─ union ─ EventTimeWatermark ─ observe ─ where not a mark
     marks (headrace-idle)┘
 
-Spark moves conditions below a watermark unless they are about its column, and makes up conditions of its own (a key of
-a join is not null). A mark has nothing but its time, so none of them would let it pass; and rows that a condition
-leaves out would not move the watermark. Spark moves nothing below what is observed. So that stands behind the
+Spark moves conditions below a watermark unless they are about its column, and adds its own conditions (a key of a
+join is not null). A mark has nothing but its time, so none of them would let it pass; and rows that a condition
+leaves out would not move the watermark. Spark moves nothing below what is observed. So that comes after the
 watermark, which then goes by all rows of its source, whatever is asked of them later.
 
 Both sources are asked in one breath for every micro-batch. Should a record come between the two questions, the rows'

@@ -2,7 +2,7 @@
 
 A batch is written by many tasks in many transactions, which no broker can commit at one moment. So the moment is made
 here: a batch counts from when its *decision* is durable, one record that names its transactions. After that they are
-only ever committed, by whoever comes by, however often it takes; before that they are only ever aborted.
+only ever committed, by any driver or task, however often it takes; before that they are only ever aborted.
 
     record    key    the sink
               value  JSON: batch, where its input ended, revision, and per task: rows, bytes, checksum, transaction
@@ -18,8 +18,8 @@ sink. The driver takes this id over before its tasks begin (the *lease*), which 
 about to decide and keeps it from deciding anything later. So what is read after the lease was taken stays true until
 the holder of the lease changes it.
 
-**Reading.** Many sinks share the topic, and the open transaction of one must not hide what another has decided behind
-the last stable offset. So everything is read, and a record counts unless the next marker of its own producer is an
+**Reading.** Many sinks share the topic, and the open transaction of one must not hide what another has decided after
+the last stable offset. So everything is read, and a record counts unless the next marker of its producer is an
 abort. A record without a marker counts as well: its transaction is over because the lease was taken, and compaction
 removes what was aborted before it removes the marker. Reading begins near the end, where the record mostly is.
 """
@@ -198,7 +198,7 @@ class Verdict(Enum):
 def judge(last: Decision | None, batch: BatchRef) -> Verdict:
     """Compares the end of the input besides the id: a checkpoint that lost its last entry plans another batch under it.
 
-    The entry is lost when the machine loses power before the file is on disk. Spark then plans the batch anew, with
+    The entry is lost when the machine loses power before the file is on disk. Spark then plans the batch again, with
     all that has arrived since; skipping it would lose those rows, and writing it would double the others.
     """
     if last is None or batch.batch_id > last.batch_id:

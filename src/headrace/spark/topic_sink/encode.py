@@ -264,7 +264,7 @@ class Encoder:
         return np.where(given, wanted, chosen)
 
     def _in_batches(self, rows: Rows) -> Iterator[Rows]:
-        """Cut where a batch would become larger than ``batch_bytes``; a larger row is a batch of its own."""
+        """Cut where a batch would become larger than ``batch_bytes``; a larger row is a separate batch."""
         sizes = lengths(rows.values).clip(0)
         if rows.keys is not None:
             sizes = sizes + lengths(rows.keys).clip(0)

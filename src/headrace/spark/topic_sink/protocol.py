@@ -5,13 +5,13 @@
                                          decided before ─▶ commit the task's own transaction, write nothing
     driver   commit     are all still open? ─▶ record the decision ─▶ commit the transactions
 
-Whoever dies, at whatever point: without a decision the next ``begin`` aborts everything and the batch is written anew;
-with a decision it is only carried out. Readers of committed records see neither a duplicate nor a gap.
+Whichever process dies, at any point: without a decision the next ``begin`` aborts everything and the batch is written
+again; with a decision it is only carried out. Readers of committed records see neither a duplicate nor a gap.
 
 **Ids.** A task's transactional id names the sink, the task and the attempt. Two attempts of a task that run at the same
 time (Spark speculates, or retries a stage) do not disturb each other: the driver commits the one whose result Spark
 took and aborts the other. An id that the last decision names is taken over by a later batch only, so nobody aborts what
-was decided; a repair (below) therefore writes under ids of its own.
+was decided; a repair (below) therefore writes under separate ids.
 
 **One checkpoint of a pipeline.** A query that says which pipeline it is claims the topic for the pipeline before its
 first batch. A query of another checkpoint finds the claim and is refused, because it would write all rows again. A

@@ -5,7 +5,7 @@
 
 ``protocol`` says how; here is what Spark calls, in four kinds of processes. A *planner* makes a writer for each
 batch and pickles it for the tasks: leaving for the tasks is the moment at which a batch begins, so that is when the
-writer takes the sink's lease. *Tasks* write. A *committer* makes a writer of its own (for a stream) or gets the
+writer takes the sink's lease. *Tasks* write. A *committer* makes its own writer (for a stream) or gets the
 planner's (for a batch) and has the messages of the tasks, which carry the lease.
 """
 

@@ -103,9 +103,9 @@ def _describe(client: Client, transactional_ids: list[str]) -> dict[str, Transac
 def abort_open(client: Client, prefix: str, *, keep: Iterable[ProducerIdentity] = ()) -> list[str]:
     """Abort every open transaction whose id begins with ``prefix``, except those of ``keep``; gives their ids.
 
-    Readers of committed records would wait for them until they time out. Initialising an id also fences whoever still
-    writes under it. One of ``keep`` may end between the two questions, by a request that a driver sent before it died;
-    initialised then, nobody could tell any more how it ended.
+    Readers of committed records would wait for them until they time out. Initialising an id also fences a task that
+    still writes under it. One of ``keep`` may end between the two questions, by a request that a driver sent before it
+    died; initialised then, nobody could tell any more how it ended.
     """
     kept = {each.transactional_id: each for each in keep}
     ours = list_transactions(client, prefix=prefix, states=["Ongoing"])

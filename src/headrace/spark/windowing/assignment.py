@@ -96,7 +96,7 @@ class TimeWindow:
         local = F.unix_micros(F.from_utc_timestamp(time, self.timezone))
         near = local - F.pmod(local - F.lit(self.origin_us), F.lit(self.every_us))
         before, after = near - F.lit(self.every_us), near + F.lit(self.every_us)
-        # Clocks that are set back across a boundary show a time before it to moments that lie behind it.
+        # Clocks that are set back across a boundary show a time before it to moments that lie after it.
         return F.when(time < self._instant(near), before).when(time >= self._instant(after), after).otherwise(near)
 
     def _instant(self, clock_us: Column) -> Column:

@@ -42,7 +42,7 @@ __all__ = ["Reach", "Rolling", "over_intervals"]
 
 Reach = Literal["before", "around"]
 PAIRS_MAX = 1 << 21
-"""So many pairs of a row and a neighbour are in memory at once."""
+"""The most pairs of a row and a neighbour in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Rolling(Operator):
 
     @property
     def output_time(self) -> str | None:
-        """Rows come in the order of their times, up to batches, unless they wait for those behind them."""
+        """Rows come in the order of their times, up to batches, unless they wait for those after them."""
         return self.event_time if self.reach == "before" else None
 
     @property

@@ -7,7 +7,7 @@ session, as in Spark's own ``session_window``. Results by choice:
     early   a row whenever a batch changed a session, and a final one; ``revision`` counts up within the session
 
 A row that comes late enough to move a session's start, or to join two sessions, makes a result that was given out
-wrong. Then that result is taken back: it comes again with ``is_retraction``. So whoever keeps, per key and
+wrong. Then that result is taken back: it comes again with ``is_retraction``. So a reader that keeps, per key and
 ``session_start``, the row with the highest revision, and nothing if that was taken back, has at any time what is
 known, and in the end exactly the final sessions. It is the rule of all windows (``window_operator``).
 

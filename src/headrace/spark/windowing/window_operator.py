@@ -1,8 +1,8 @@
 """Windows with results that can be early, final and corrected: the operator behind ``hr.windows``.
 
 Rows come with the window they belong to, as columns; a row that belongs to several windows comes several times. The
-key of the state is the key of the rows together with their window. So a batch costs what it touches, whichever other
-windows of the same key are held, and what one window does not know no other one needs.
+key of the state is the key of the rows together with their window. So the cost of a batch depends on the
+windows it touches, not on other windows of the same key.
 
 A window is [start, end). It is over when the watermark has come to its end, and its result is final then. A row that
 comes to a window that is over is late. ``late`` says what follows:
@@ -13,10 +13,10 @@ comes to a window that is over is late. ``late`` says what follows:
              given out is taken back and the new one follows. After that the row is left out.
 
 Each result has a ``revision``, which counts up from 1 within its window. A result is taken back by a row that is the
-same but for ``is_retraction``. So there are two ways to read results. Whoever keeps a table takes, per key and
-window, the highest revision, and nothing if that was taken back. Whoever adds up final results adds those that are
-given and subtracts those that are taken back. An early result is replaced by any later one of its window without being
-taken back.
+same but for ``is_retraction``. So there are two ways to read results. A reader that keeps a table takes, per key
+and window, the highest revision, and nothing if that was taken back. A reader that adds up final results adds those
+that are given and subtracts those that are taken back. An early result is replaced by any later one of its window
+without being taken back.
 """
 
 from __future__ import annotations
