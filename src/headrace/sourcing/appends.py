@@ -5,8 +5,8 @@ writes, it becomes the leader: it takes the queue, writes all of it in one trans
 own outcome. Requests that come meanwhile wait for the next leader, which is the first of them. A single thread pays
 nothing for this; with many, one sync serves all that wait.
 
-Requests of one batch are decided one after another, in the order of the queue: a request that conflicts leaves nothing
-behind, and the one after it sees the events of those before it.
+Requests of one batch are decided one after another, in the order of the queue: a request that conflicts changes
+nothing, and the one after it sees the events of those before it.
 """
 
 from __future__ import annotations

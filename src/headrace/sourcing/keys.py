@@ -50,9 +50,9 @@ create table if not exists forgotten_subjects (subject text primary key, announc
 create table if not exists master_check (only_row integer primary key check (only_row = 1), sealed blob not null);
 """
 _CHECKED = b"master"
-"""Sealed with the master key, in master_check: whoever adds a key first looks whether its master key is the right one.
-A process that runs on after ``rotate_master`` in another one would else wrap new keys with the old master key, and they
-are lost with it."""
+"""Sealed with the master key, in master_check: a process that adds a key first checks that its master key is the right
+one. Otherwise a process that runs on after ``rotate_master`` in another one would wrap new keys with the old master
+key, and they would be lost with it."""
 
 
 class Cipher:

@@ -338,7 +338,7 @@ class PostgresStore(EventStore):
         return self._reads.snapshot(stream, kind)
 
     def save_snapshot(self, stream: str, kind: str, snapshot: Snapshot, *, forgotten: int) -> None:
-        # The row of the head is locked first, by a statement of its own: the second one sees all that was committed
+        # The row of the head is locked first, by a separate statement: the second one sees all that was committed
         # until then. In one statement, it would see the store as it was before it waited for the lock.
         with self._connection() as connection, connection.transaction():
             connection.execute("select 1 from headrace_head for share")

@@ -14,7 +14,7 @@ it keeps no state in memory.
 The answer to an event should follow from the event and from what came before it. A process that answers differently the
 second time (it looks at the clock, or at a view that has moved on) gives another command at the same place. If the
 command at that place was done before the crash, the other one counts as done and is not; if not, the other one is done.
-Never both. A command that was rejected, or led to no event, leaves nothing behind, and is decided again.
+Never both. A command that was rejected, or led to no event, is not recorded, and is decided again.
 
 A command that is rejected goes to ``rejected``, which by default raises. Two runners of one process do no harm: one of
 them stops (``TakenOver``).

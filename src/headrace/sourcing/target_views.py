@@ -1,4 +1,4 @@
-"""Views in systems that have no transactions of ours: caches, search indexes, files, tables of others.
+"""Views in systems that cannot share a transaction with the store: caches, search indexes, files, tables of others.
 
     names = TargetView(
         store,
@@ -106,7 +106,7 @@ class TargetView:
 
     def purge(self) -> None:
         """Remove deleted rows from the target's files: those of SQLite and its search index. For other systems this is
-        a UsageError; they have commands of their own (docs/sourcing.md).
+        a UsageError; they have their own commands (docs/sourcing.md).
         """
         session = self._target.open()
         try:

@@ -1,8 +1,8 @@
-"""The folder of an index that nobody keeps. It goes with its process.
+"""The folder of a temporary index, removed when its process ends.
 
-A process that is killed leaves its folder, and the snapshots in it may have personal data. So whoever makes such a
-folder removes those of the dead first: the owner of a folder holds a lock on a file in it, which the kernel releases
-however the process ends.
+A process that is killed leaves its folder, and the snapshots in it may have personal data. So a process that makes such
+a folder first removes those of dead processes: the owner of a folder holds a lock on a file in it, which the kernel
+releases however the process ends.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ __all__ = ["DeltaTarget"]
 DELETED = "__headrace_deleted"
 COMMITS_LOOKED_AT = 200
 STORE = re.compile(r"object ?store|generic (?!deltatable)[\w ]+ error", re.IGNORECASE)
-"""In the general errors of the library, what tells of the place of the files and not of the table."""
+"""In the general errors of the library, what is about the store of the files and not about the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class DeltaSession(Session):
                 for chunk in delivery.counted():
                     yield from utc(complete(chunk, delivery.letters).rows).cast(schema).to_batches()
                 delivery.done.refused = delivery.letters.deliver()
-            except Exception as error:  # the library would raise an error of its own, which says nothing of retries
+            except Exception as error:  # the library would raise its own error, which does not say whether to retry
                 failed.append(error)
                 raise
 

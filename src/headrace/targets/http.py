@@ -1,8 +1,8 @@
 """HTTP/1.1 with the standard library: one request and its answer, with bounds on both, and no redirects followed.
 
-An address that somebody else may have chosen is resolved once, judged, and connected to as it was judged: a name that
-points at a public address while it is looked at and at 127.0.0.1 when it is used gets nowhere. A redirect is an answer
-like any other; following it would be a request to an address that nobody judged.
+An address that somebody else may have chosen is resolved once and checked, and the connection goes to the address that
+was checked: a name that resolves to a public address at the check and to 127.0.0.1 afterwards gets nowhere. A redirect
+is an answer like any other; following it would be a request to an address that was not checked.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _connection(parts: SplitResult, host: str, where: str, port: int, timeout_s:
 
 
 class _Pinned(http.client.HTTPSConnection):
-    """TLS to the address that was judged, with a certificate for the name that was asked for."""
+    """TLS to the address that was checked, with a certificate for the name that was asked for."""
 
     def __init__(self, host: str, where: str, port: int, timeout_s: float) -> None:
         super().__init__(host, port, timeout=timeout_s)

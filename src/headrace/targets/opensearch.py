@@ -82,7 +82,7 @@ class OpenSearchTarget(Target):
         self.address.resolved()
 
     def version(self) -> Version:
-        """An index of its own behind an alias; the alias moves at one moment."""
+        """A separate index behind an alias; the alias moves at one moment."""
         fresh = f"{self.index}-{time.time_ns() // 1_000_000}"
         beside = replace(self, index=fresh, pipelines=set())
         return Version(

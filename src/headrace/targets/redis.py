@@ -1,4 +1,4 @@
-"""Redis as a cache that follows: each row a JSON document, under a key of its own or as a field of one hash.
+"""Redis as a cache that follows: each row a JSON document, under its own key or as a field of one hash.
 
 ``keys``  ``orders:17`` holds the row; each can expire by itself
 ``map``   the hash ``orders`` holds all rows by their keys; it can be rebuilt aside and switched by one RENAME

@@ -1,9 +1,9 @@
 """Webhooks: each row is a signed POST, at least once.
 
 A web server knows no fence of ours, so a row can arrive twice: when an answer is lost, or a driver dies within a batch.
-Each request has an id that is the same whenever the same row of the same batch is sent, by which the receiver can tell.
-Requests are signed as standardwebhooks.com says: ``webhook-id``, ``webhook-timestamp``, and ``webhook-signature`` with
-an HMAC of both and the body; several secrets sign side by side while one replaces another.
+Each request has an id that is the same whenever the same row of the same batch is sent, by which the receiver can
+recognise it. Requests are signed as standardwebhooks.com says: ``webhook-id``, ``webhook-timestamp``, and
+``webhook-signature`` with an HMAC of both and the body; several secrets sign side by side while one replaces another.
 """
 
 from __future__ import annotations

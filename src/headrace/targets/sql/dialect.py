@@ -47,8 +47,8 @@ class TableName:
 class Hope:
     """Whether the next rows may all be new ones, for databases that add those faster than they look for old ones.
 
-    A try that failed costs time and leaves dead rows behind, so the next one is put off twice as long as the last; one
-    that went well halves that. So a stream of updates tries once in a thousand loads.
+    A try that failed costs time and leaves dead rows, so the next one is put off twice as long as the last; one that
+    went well halves that. So a stream of updates tries once in a thousand loads.
     """
 
     put_off_loads: int = 0
@@ -131,7 +131,7 @@ class Dialect(ABC):
     def load(self, place: Place, changes: Changes) -> None:
         """Delete and upsert by key, or add; every key comes once, and a row with a newer version stays as it is.
 
-        Runs behind ``savepoint``, and may go back to it to try another way.
+        Runs after ``savepoint``, and may go back to it to try another way.
         """
 
     def update(self, place: Place, rows: pa.Table) -> None:

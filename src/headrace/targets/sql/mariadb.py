@@ -45,7 +45,7 @@ SQL_MODE = "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,NO_AUTO_VALUE_ON_ZERO
 """A value that does not fit is an error, and never cut to fit."""
 STATEMENT_ROWS_MAX = 1000
 STATEMENT_BYTES = 1024 * 1024
-"""Far below the packet that any server takes; a single larger row is a statement of its own."""
+"""Far below the packet that any server takes; a single larger row is a separate statement."""
 TABLES_LOCK = "headrace: tables of sinks"
 TABLES_LOCK_S_MAX = 60
 CONNECT_TIMEOUT_S = 10
@@ -252,7 +252,7 @@ class Mariadb(Dialect):
         return " ON DUPLICATE KEY UPDATE " + ", ".join(updates)
 
     def _in_groups(self, head: str, one: str, between: str, tail: str, table: pa.Table) -> None:
-        """Statements of many rows, each with its values behind one another."""
+        """Statements of many rows, whose values follow one another."""
         for group in _groups(table):
             rows = list(zip(*python_columns(group, moments=pa.timestamp("us")), strict=True))
             self.run(head + between.join([one] * len(rows)) + tail, list(chain.from_iterable(rows)))

@@ -6,7 +6,7 @@ Python, except bytes, for which Arrow knows no hexadecimal.
 
 A chunk that may be all new rows is tried as one COPY into the table itself, which costs less than half. The first row
 that is there already, or that the table does not take, ends it; the chunk goes back to its savepoint and by the staging
-table, which decides. So the short way never tells of a refusal and never changes an outcome. It is taken only where
+table, which decides. So the short way never reports a refusal and never changes an outcome. It is taken only where
 COPY does what INSERT … ON CONFLICT does: an ordinary table with a unique index on the key, without triggers, rules, row
 security and columns that are always generated, and for rows without deletions and versions.
 """
@@ -148,7 +148,7 @@ class Postgres(Dialect):
             f"WHERE attrelid = to_regclass({MARK}) AND attnum > 0 AND NOT attisdropped",
             (self.table(table),),
         )
-        self._staged = None  # whoever asks may be about to change them
+        self._staged = None  # the caller may be about to change them
         return {str(name): str(kind) for name, kind in rows}
 
     def wider(self, existing: str, column: pa.Field) -> str | None:

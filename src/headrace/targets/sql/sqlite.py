@@ -1,4 +1,4 @@
-"""SQLite: a file. Decimals, dates and moments are text, moments in UTC with a Z behind them; NaN is a null there."""
+"""SQLite: a file. Decimals, dates and moments are text, moments in UTC with a Z after them; NaN is a null there."""
 
 from __future__ import annotations
 

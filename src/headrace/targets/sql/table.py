@@ -290,7 +290,7 @@ class SqlSession(Session):
             self.dialect.run(f"ALTER TABLE {self.dialect.table(self.target.name)} ADD COLUMN {named} {kind}")
 
     def _widen_columns(self, schema: pa.Schema, found: Mapping[str, str]) -> None:
-        """Numbers only: whoever chose another type for a column knows why, and the database converts or refuses."""
+        """Numbers only: a user who chose another type for a column knows why, and the database converts or refuses."""
         for column in schema if self.target.widen else ():
             kind = self.dialect.wider(found[column.name], column) if column.name in found else None
             if kind is not None:

@@ -1,4 +1,4 @@
-"""The kinds of columns that all databases share, told from Arrow's types; and which kind of number holds another."""
+"""The kinds of columns that all databases share, derived from Arrow's types; and which kind of number holds another."""
 
 from __future__ import annotations
 
