@@ -7,7 +7,7 @@ A change has one of five forms, from capture to sink:
     truncate_partition        of all rows that came before it in its partition; there is one in every partition
 
 The offsets of a partition are the order of its changes, and there is no order between partitions. So a truncation
-removes the rows of its own *lane* (topic and partition) whose position is lower, and nothing else.
+removes the rows of its *lane* (topic and partition) whose position is lower, and nothing else.
 
 A value may be *unavailable*: PostgreSQL does not send a large value again that an update did not touch (TOAST), and
 Debezium and capture write a stand-in for it. That stand-in is the one encoding of such a value. It can stand in
@@ -46,7 +46,7 @@ __all__ = [
 TRUNCATE = "truncate"
 TRUNCATE_PARTITION = "truncate_partition"
 WEIGHT = "_weight"
-"""The column of ``hr.deltas`` that tells rows that came (1) from rows that went (−1)."""
+"""The column of ``hr.deltas``: 1 for a row that came, −1 for a row that went."""
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 

@@ -228,11 +228,11 @@ _LASTING = frozenset(
 )
 
 LASTS = "Kafka's error {}: it does not pass with time"
-"""In a traceback, after an error with such a code: of an error of another process the text is all that is known."""
+"""Written after such an error in a traceback: of an error in another process, only the text is known."""
 
 
 class HeadraceError(Exception):
-    """The root of the tree. Each class says whether trying again can help; without a word it does not."""
+    """The root of the tree. Each class says whether trying again can help (by default, no)."""
 
     retriable: bool = False
     exit_code: int = 1

@@ -7,7 +7,7 @@ and producer ids that the old one cannot have used. So clients notice that the l
 no producer of the old broker is taken for one of the new.
 
 Two restores one after the other must not meet in one epoch either, so the directory of backups remembers the last one
-that was given out. Where it may not be written, the time alone tells them apart.
+that was given out. Where it may not be written, only the time distinguishes them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def restore(
 
 
 def _checked(path: str) -> str:
-    """A manifest names files below the data directory and nothing else, whoever wrote it."""
+    """A manifest may name files below the data directory and no others, even if it was altered."""
     if path.startswith("/") or ".." in path.split("/"):
         raise UsageError(f"the backup names the file {path!r}, which is outside of a data directory", "do not use it")
     return path

@@ -350,7 +350,7 @@ def run(
 
 
 def _withdraw(bootstrap: str, options: CaptureOptions) -> None:
-    """A new capture ends by a mistake of its user before its first event: it is not added, so it can be corrected."""
+    """A new capture ends by a user's mistake before its first event: remove it, so that it can be added again."""
     from headrace.capture.state import Registry
     from headrace.errors import HeadraceError
 

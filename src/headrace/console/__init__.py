@@ -1,4 +1,4 @@
-"""The web console: a process of its own, a client of any Kafka broker, headrace's or Apache Kafka.
+"""The web console: a separate process, a client of any Kafka broker, headrace's or Apache Kafka.
 
     serving.py       on sockets, with deadlines        child.py      as a child of ``headrace up``
     gate.py          host, origin, token, policy       app.py        pages behind the gate, ``Console``

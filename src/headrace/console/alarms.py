@@ -22,7 +22,7 @@ FULL_SOON_S = 24 * 3600.0
 FORECAST_S = 6 * 3600.0
 FORECAST_S_MIN = 120.0
 FORECAST_REACH = 24.0
-"""A forecast reaches so many times as far as what was seen: an hour tells of a day, two minutes of the next hour."""
+"""A forecast reaches this many times as far as the samples: an hour of samples gives a day, two minutes 48 minutes."""
 LAG_S = 300.0
 LAG_MIN = 1_000
 NAMES_SHOWN = 3
@@ -104,7 +104,7 @@ def _disk(snapshot: ClusterSnapshot, history: History, now_s: float) -> list[Ala
 
 
 def forecast(snapshot: ClusterSnapshot, history: History, now_s: float) -> Forecast:
-    """What becomes of the disk if its free space shrinks as it did lately, whoever fills it."""
+    """What becomes of the disk if its free space goes on shrinking as it did lately, whatever fills it."""
     points = history.recent("free", now_s, FORECAST_S)
     if _slope(points) is None:  # a console that has just started has only its last minutes
         points = history.recent("free", now_s, LAG_S * 2)

@@ -316,7 +316,7 @@ async def _export(console: Console, request: Request) -> Response:
 
 
 def _check_export(console: Console, parameters: dict[str, str], client: Client) -> None:
-    """What is wrong with the question is said before the file begins."""
+    """Refuse a wrong request before the file begins."""
     ask = Ask(console=console, client=client, parameters=parameters)
     _matcher(ask)
     _selection(ask)

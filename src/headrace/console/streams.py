@@ -1,6 +1,6 @@
 """Server-Sent Events, and other answers that a thread makes bit by bit.
 
-A client of Kafka blocks, so what takes long runs on a thread of its own and gives its parts with ``emit``. When the
+A client of Kafka blocks, so what takes long runs on a separate thread and gives its parts with ``emit``. When the
 browser is slow, ``emit`` waits; when it is gone, ``emit`` raises ``Gone``, which ends the thread. So a search ends when
 its tab is closed.
 """
@@ -53,7 +53,7 @@ def _finite(value: Any) -> Any:
 
 
 def event_text(name: str, value: Any) -> bytes:
-    """JSON has no line breaks of its own, so it is one data line."""
+    """JSON text has no line breaks, so it is one data line."""
     return f"event: {name}\ndata: {json_text(value)}\n\n".encode()
 
 

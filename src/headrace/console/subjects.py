@@ -30,7 +30,8 @@ class SubjectUnknown(ConsoleError):
 
 
 def life(record: StateRecord, watched: Watched) -> dict[str, Any]:
-    """Its state as people should see it: one that stopped without saying so is lost, whatever it said last."""
+    """Its state as people should see it: one that stopped without reporting its end is lost, whatever it reported
+    last."""
     is_lost = watched.is_lost(record)
     age_s = max(0, time.time_ns() // 1_000_000 - record.at_ms) // 1000
     told = f"no sign of life for {age_s} s: it was killed, or its machine is away" if is_lost else ""

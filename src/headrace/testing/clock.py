@@ -1,6 +1,6 @@
-"""A clock that stands still until it is told to move: an hour of retention or a session timeout passes in no time.
+"""A clock that stands still until a test moves it: an hour of retention or a session timeout passes in no time.
 
-Alone it is plain and synchronous. Attached to a broker that runs on a thread of its own, ``advance`` may be called from
+Alone it is plain and synchronous. Attached to a broker that runs on its own thread, ``advance`` may be called from
 the test's thread: the timers then fire on the broker's loop, which gets to finish what each of them started before the
 next one fires.
 """

