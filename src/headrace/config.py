@@ -272,7 +272,7 @@ _NODE = [
     Setting("http.read.only", Kind.BOOLEAN, False, "the console changes nothing"),
     Setting("http.token.file", Kind.STRING, "", "a file with the console's token; default: a random one"),
     Setting("metrics", Kind.STRING, "off", "address of /metrics, /health and /ready; port 0 chooses one; off"),
-    Setting("metrics.topics.max", Kind.INT, 1_000, "topics that have metrics of their own", least=0),
+    Setting("metrics.topics.max", Kind.INT, 1_000, "topics that have their own metrics", least=0),
     Setting("metrics.groups.max", Kind.INT, 1_000, "groups, and pairs of group and topic, that have metrics", least=0),
     Setting("metrics.queues.max", Kind.INT, 1_000, "queues that have metrics", least=0),
     Setting("metrics.partitions.max", Kind.INT, 5_000,

@@ -18,7 +18,7 @@ ABORTED_READ = {"isolation_level": 1}
 
 
 class Producer:
-    """A transactional producer that does what it is told, in the order it is told."""
+    """A transactional producer that sends exactly the requests of the test, in their order."""
 
     def __init__(self, s: Scenario, what: str = "transaction", *, timeout_ms: int = 60_000) -> None:
         self.s = s

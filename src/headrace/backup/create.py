@@ -87,7 +87,7 @@ def _copied(
 
 
 def _read(fd: int, size: int, position: int) -> bytes:
-    """So many bytes, or those up to the end of the file."""
+    """This many bytes, or those up to the end of the file."""
     chunks = []
     while size and (chunk := os.pread(fd, size, position)):
         chunks.append(chunk)

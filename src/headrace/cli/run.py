@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
     "--tasks",
     type=click.IntRange(min=1),
     metavar="N",
-    help="So many tasks share the state of a pipeline from now on; default: as many as when it first ran.",
+    help="The number of tasks that share the state of a pipeline from now on; default: as when it first ran.",
 )
 @click.option(
     "--state",

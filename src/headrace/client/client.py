@@ -143,7 +143,7 @@ class ClientOptions:
 
 @dataclass(slots=True)
 class _Cluster:
-    """What metadata has told so far."""
+    """What answers to metadata requests have said so far."""
 
     cluster_id: str | None = None
     controller: int = -1

@@ -182,7 +182,7 @@ class TransactionalProducer(Producer):
         self._added.clear()
 
     def _discard(self) -> None:
-        """Forget what is not on its way, and hear out what is."""
+        """Forget what is not sent yet, and wait for the answers to what is."""
         self._open.clear()
         self._ready.clear()
         self._linger_until = float("inf")

@@ -211,7 +211,7 @@ class LogStore:
                 write_checkpoint(self.disk, path, Checkpoint(logs=checkpoint.logs))
 
     def _check_flushed(self) -> None:
-        """How far logs were flushed. Without it, an end that was lost cannot be told from a write that was torn."""
+        """How far logs were flushed. Without it, a lost end looks like a torn write."""
         self._flushed = FlushedEnds(self.disk, f"{self.directory}/flushed")
         if self._flushed.is_new and self._marks:
             self._add_warning(self._flushed.path, "there was none: what a log has lost at its end may go unnoticed")
@@ -432,7 +432,7 @@ class LogStore:
         return files_max
 
     def abandon(self) -> None:
-        """Give up the directory without a word about its state: after a failure, the next owner recovers it."""
+        """Give up the directory without recording its state: after a failure, the next owner recovers it."""
         self._lock.release()
 
     def close(self) -> None:

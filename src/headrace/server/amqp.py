@@ -98,7 +98,7 @@ class AmqpService:
         return AmqpSession(self, listener)
 
     def unfinished(self, change: int) -> None:
-        """So many bytes more, or fewer, of messages are held that are not whole."""
+        """The bytes held of unfinished messages have changed by ``change``."""
         self._unfinished_bytes += change
         if change > 0 and self._unfinished_bytes > self._unfinished_bytes_max:
             largest = max(self.sessions, key=lambda each: each.wire.unfinished_bytes)

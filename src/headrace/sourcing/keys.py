@@ -118,7 +118,7 @@ class KeyStore:
         if others:
             raise UsageError(
                 f"{self.path} has other tables, {min(others)} for one: keys are kept apart from events and views",
-                "give the keys a file of their own",
+                "give the keys a separate file",
             )
 
     def _has_keys(self) -> bool:

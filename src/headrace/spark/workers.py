@@ -2,8 +2,8 @@
 
 Spark keeps a worker for many tasks and has it collect garbage after each, all of it. A worker that has imported pyarrow
 and pandas holds some 300,000 objects that are not garbage and never will be; looking at them all took 50 ms of a core
-after every task, more than most tasks of a micro-batch take themselves. Python can be told not to look at what is
-there now.
+after every task, more than most tasks of a micro-batch take themselves. Python can be made to skip what is there
+now (``gc.freeze``).
 """
 
 from __future__ import annotations

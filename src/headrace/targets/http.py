@@ -47,8 +47,8 @@ def public_addresses(host: str, port: int) -> list[str]:
         inner = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None) or address
         if not (address.is_global and inner.is_global) or address.is_multicast:
             raise Refused(
-                f"{host} is at {each}, which is no public address: whoever may choose addresses could reach what is "
-                "only reachable from here. allow_private=True allows it"
+                f"{host} is at {each}, which is no public address: users who choose addresses could reach what "
+                "is only reachable from here. allow_private=True allows it"
             )
     return addresses
 

@@ -160,7 +160,7 @@ class SnapshotReader:
         if table.engine not in TRANSACTIONAL:
             raise UsageError(
                 f"{table.full_name} has no primary key and its engine {table.engine} has no consistent reads: "
-                "its rows cannot be told apart while it changes",
+                "its rows cannot be distinguished while it changes",
                 f"ALTER TABLE {quoted(table.schema)}.{quoted(table.name)} ENGINE=InnoDB; or give it a primary key, or "
                 "leave it out with --exclude-tables",
             )

@@ -286,7 +286,7 @@ def _decoded(decode: Callable[[bytes], Any], text: bytes) -> bytes:
 
 
 def _is_calendar(text: bytes) -> bool:
-    """Whether a date has no zero in it; what else is no day of the calendar cannot be told."""
+    """Whether a date has no zero in it. Raises CannotEncode if it has none and is no day of the calendar."""
     year, month, day = text[:4], text[5:7], text[8:10]
     if year == b"0000" or month == b"00" or day == b"00":
         return False

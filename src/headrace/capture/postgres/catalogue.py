@@ -192,7 +192,7 @@ class TableInfo:
 
     @property
     def rows_of(self) -> sql.Composable:
-        """What to read its rows from: tables that inherit from it are tables with topics of their own."""
+        """What to read its rows from: tables that inherit from it have their own topics."""
         return self.identifier if self.kind == "p" else sql.SQL("ONLY {}").format(self.identifier)
 
     @property

@@ -8,7 +8,7 @@ d and t, and g for a gap: changes are missing, and the table is read again (``co
 its schema and name). ``depth`` counts triggers within triggers.
 
 **The function** is one for all tables and names no column: no change of a schema can make the application's own writes
-fail. It runs as its owner, so writers need no right of their own, and with settings under which values have the texts
+fail. It runs as its owner, so writers need no rights for it, and with settings under which values have the texts
 that ``values`` reads. Rows become text by ``format``, which never looks for a cast: one that the owner of a
 table has made for its rows would run with our rights.
 

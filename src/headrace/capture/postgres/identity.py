@@ -13,8 +13,8 @@ the same one, but with *other contents than the server's log tells*, when
   before,
 - its key changed: rows in the topic have the old one.
 
-In each case the topic needs a truncation and a new snapshot. What cannot be told apart from such a change by the
-catalogue counts as one: a partition that VACUUM FULL has rewritten looks like one that was truncated.
+In each case the topic needs a truncation and a new snapshot. What the catalogue does not distinguish from such a
+change counts as one: a partition that VACUUM FULL has rewritten looks like one that was truncated.
 """
 
 from __future__ import annotations

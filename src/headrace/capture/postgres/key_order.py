@@ -126,7 +126,7 @@ class KeyOrder:
     def after(self, texts: Sequence[str]) -> sql.Composable:
         """The condition that a row comes after the one with this key.
 
-        Types of extensions have operators of their own: with those that happen to be found by their names, texts
+        Types of extensions have their own operators: with those that happen to be found by their names, texts
         without case (of citext) would be compared with their case, and rows passed over.
         """
         values = [part.value(text) for part, text in zip(self.parts, texts, strict=True)]

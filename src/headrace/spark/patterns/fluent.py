@@ -308,7 +308,7 @@ def refuse_conditions(name: str, pattern: Pattern, automaton: Automaton, conditi
         if wrong:
             raise UsageError(
                 f"{name}: the condition of {wrong[0].removesuffix(UNTIL).lower()} speaks of rows matched before",
-                "what must not come, and what ends a loop, can speak of its own row only",
+                "the condition of what must not come, or of what ends a loop, can use its row only",
             )
     if any(each.group is not None for each in pattern.parts):
         return  # in a loop of groups a later part may have had rows in the round before

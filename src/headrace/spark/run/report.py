@@ -22,7 +22,7 @@ __all__ = ["KIND", "PipelineReport"]
 
 KIND = "pipeline"
 BATCHES_MAX = 60
-"""Micro-batches that a record tells of, so that a chart has something to show at once."""
+"""Micro-batches in a record, so that a chart has something to show at once."""
 REPORTS_MAX = 30
 PHASES = ("latestOffset", "queryPlanning", "walCommit", "getBatch", "addBatch", "commitOffsets")
 """Of Spark's ``durationMs``, in the order in which they happen."""

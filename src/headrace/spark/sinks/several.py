@@ -42,7 +42,7 @@ def several(given: Sequence[Sink | BatchWrite] | Sink | BatchWrite) -> Sink:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise UsageError(
-            f"two of the sinks are {twice[0]}, and whether it has a batch could not be told for each of them",
+            f"two of the sinks are {twice[0]}, and it could not be known for each of them whether it has a batch",
             "write the union of their rows to it once",
         )
     return sinks[0] if len(sinks) == 1 else Several(sinks)

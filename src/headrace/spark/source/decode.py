@@ -161,7 +161,7 @@ def _payload(batch: RawBatch, decompressed_bytes_max: int) -> bytes | memoryview
 
 
 def _offsets(batches: Sequence[RawBatch], bases: Ints, counts: Ints, deltas: Ints) -> Ints:
-    """Offsets grow and stay within their batches: a record elsewhere would be lost or doubled without a word."""
+    """Offsets grow and stay within their batches: a record elsewhere would be lost or doubled without an error."""
     lasts = np.array([batch.last_offset for batch in batches], np.int64)
     if (deltas < 0).any() or (deltas > np.repeat(lasts - bases, counts)).any():
         raise CorruptRecords(f"a record of the batches from offset {bases[0]} on lies outside its batch")

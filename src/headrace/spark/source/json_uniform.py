@@ -74,7 +74,7 @@ class _Place:
 
 
 def read_uniform(values: Pieces, fields: Sequence[pa.Field]) -> list[pa.Array] | None:
-    """The columns of objects of one shape, in the types that are asked for; None: they are not, or it cannot be told.
+    """The columns of objects of one shape, in the types that are asked for; None: they are not, or it is not certain.
 
     There is at least one value, and none is null.
     """

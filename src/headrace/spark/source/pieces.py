@@ -65,7 +65,7 @@ class Pieces:
 
 
 def binary_column(data: bytes, starts: Ints, sizes: Ints) -> pa.BinaryArray:
-    """Pieces of ``data`` as an Arrow column of their own; a size of -1 is a null.
+    """Pieces of ``data`` as a separate Arrow column; a size of -1 is a null.
 
     Arrow's view of a value is 16 bytes: its length, and then either the value itself (up to 12 bytes) or its first four
     bytes, the number of a buffer and the position there. The cast, which is all that these views are for, looks at the

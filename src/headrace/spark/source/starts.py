@@ -121,7 +121,7 @@ def _walk_all(data: bytes, bounds: Ints, counts: Ints, base_offsets: Ints) -> In
             found = _walk(data, begin, count, starts)
         except IndexError:
             raise CorruptRecords(
-                f"a record of the batch at offset {base_offsets[index]} ends behind its batch"
+                f"a record of the batch at offset {base_offsets[index]} ends after its batch"
             ) from None
         if found != end:
             raise CorruptRecords(

@@ -369,7 +369,7 @@ class Consolidated(Operator):
             chosen[touched.codes[present]] = present
             if len(present) > np.count_nonzero(chosen >= 0):
                 raise NotExact(
-                    f"two rows of a table have the key {self._doubled(touched, present)}: they cannot be told apart. "
+                    f"two rows of a table have the key {self._doubled(touched, present)}. "
                     "Choose a key whose values are different in every row"
                 )
             rows.append(given.take(pa.array(chosen, mask=chosen < 0)))

@@ -42,7 +42,7 @@ class PartitionTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceTime:
-    """One source of a query, as far as it has told."""
+    """One source of a query, as far as its reports say."""
 
     name: str
     newest: datetime | None = None

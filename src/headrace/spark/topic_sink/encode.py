@@ -144,7 +144,7 @@ def lengths(column: pa.BinaryArray) -> Ints:
 def _contents(column: pa.BinaryArray) -> tuple[memoryview, int, int]:
     """The bytes of all rows, one after the other: (buffer, first, last)."""
     if column.null_count:
-        column = column.fill_null(b"")  # a null may have bytes behind it
+        column = column.fill_null(b"")  # a null may have bytes
     _, offsets, data = column.buffers()
     if data is None or len(column) == 0:
         return memoryview(b""), 0, 0

@@ -347,8 +347,8 @@ def revised_part(revised: Decision, replaced: dict[int, ProducerIdentity]) -> De
 def _unknown_outcome(batch: BatchRef, identity: ProducerIdentity, outcome: Outcome) -> Refused:
     why = "its id was used again since" if outcome is Outcome.SUPERSEDED else "the broker does not know its id any more"
     return Refused(
-        f"batch {batch.batch_id} of sink {batch.sink!r} was decided, but whether {identity} was committed cannot be "
-        f"told: {why}. Compare the topic with the input of the batch, and start a new checkpoint after it"
+        f"batch {batch.batch_id} of sink {batch.sink!r} was decided, but whether {identity} was committed is "
+        f"unknown: {why}. Compare the topic with the input of the batch, and start a new checkpoint after it"
     )
 
 

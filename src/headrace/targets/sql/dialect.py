@@ -179,7 +179,7 @@ class Dialect(ABC):
         return ", ".join(f"{prefix}{self.quote(each)}" for each in names)
 
     def check(self, name: str) -> str:
-        """PostgreSQL would cut a long name without a word, and two columns might become one."""
+        """PostgreSQL would silently cut a long name, and two columns might become one."""
         if len(name.encode()) > self.name_bytes_max or MARK in name:
             raise UsageError(f"{name[:80]!r} cannot be a name here", f"up to {self.name_bytes_max} bytes, no NUL")
         return name

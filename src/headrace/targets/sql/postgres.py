@@ -49,7 +49,7 @@ TYPES = {
     "json": "jsonb",
 }
 REFUSALS = ("21", "22", "23", "44", "54", "P0")
-"""Classes of SQLSTATE that tell of a row: cardinality, data, integrity, check option, limits, a trigger's own."""
+"""Classes of SQLSTATE that are about a row: cardinality, data, integrity, check option, limits, a trigger's own."""
 AWAY = ("08", "25", "40", "53", "55", "57", "58", "XX")
 """… and of a server: connection, transaction state, rollback, resources, locks, shutdown, I/O."""
 STAGING = "headrace_staging"
@@ -57,7 +57,7 @@ DELETED = "__headrace_deleted"
 CSV = csv.WriteOptions(include_header=False, quoting_style="needed", batch_size=8192)
 """Every text in quotes and nulls without, so that an empty text is not a null."""
 PIECE_ROWS = 8192
-"""So many at a time, so that the server reads while the next ones are made."""
+"""Rows sent at a time, so that the server reads while the next ones are made."""
 PLAIN_TABLE = f"""
     SELECT relkind = 'r' AND NOT relrowsecurity AND NOT relhasrules
       AND NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = c.oid AND NOT tgisinternal)
