@@ -350,7 +350,7 @@ def test_a_decided_transaction_whose_id_was_used_since_is_refused_because_nobody
         stranger.begin()
         stranger.send(world.topic, b"a stranger's", partition=0)
         stranger.abort()
-        with pytest.raises(Refused, match=r"was decided, but whether .* was committed cannot be told"):
+        with pytest.raises(Refused, match=r"was decided, but whether .* was committed is unknown"):
             world.run(1, LAYOUT)
         abort_open(client, ids_of(world.sink))  # they would hide the rows of the tests that follow
 

@@ -208,7 +208,7 @@ def test_mistakes_are_refused_with_a_cure() -> None:
         Matching(A.next("A"))
     with pytest.raises(UsageError, match="until\\(\\) is for loops"):
         A.until("amount = 1")
-    with pytest.raises(UsageError, match="its own row only"):
+    with pytest.raises(UsageError, match="can use its row only"):
         Matching(A.not_followed_by("b").where("amount > LAST(a.amount)").followed_by("c"))
     with pytest.raises(UsageError, match="the condition of a speaks of b, which has no row by then"):
         Matching(pattern("a").where("amount > b.amount").followed_by("b"))
