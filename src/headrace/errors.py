@@ -5,6 +5,8 @@
     │   └── MalformedMessage …    refinements live beside what raises them
     ├── Refused                   going on would lose or double rows: the user decides
     ├── LogError                  what a log runs into (``log/errors.py``); it knows no protocol
+    ├── SourcingError             what event sourcing raises (``sourcing/errors.py``)
+    ├── …                         others beside what raises them: ``AmqpError``, ``Unavailable``, ``PositionLost``
     └── UsageError                the user asked for something that cannot be; one line, with a hint
         └── BadArgument           … because an option, a setting or an address cannot be read
 

@@ -1,7 +1,7 @@
 """What the core asks of the world: a clock and a disk, as shapes that anything may fill.
 
-The broker and the log never call ``time`` or ``os`` themselves. The real disk is ``headrace.log.disk.OsDisk``; the one
-that crashes, tears and runs full on demand is ``headrace.testing.disk.SimulatedDisk``. Paths are plain strings.
+The broker and the log never read the time or use files by themselves. The real disk is ``headrace.log.disk.OsDisk``;
+the one that crashes, tears and runs full on demand is ``headrace.testing.disk.SimulatedDisk``. Paths are plain strings.
 
 Two words are kept apart everywhere: bytes are *written* when the operating system has them, and *flushed* when a sync
 that began after the write has returned. Only flushed bytes survive a power loss.

@@ -1,2 +1,2 @@
-"""What requests mean: topics, produce, fetch, groups, transactions. No sockets here; an answer that must wait is a
-``PendingReply``."""
+"""What requests mean: topics, produce, fetch, groups, transactions, queues. No sockets here; an answer that must wait
+is a ``PendingReply``."""

@@ -188,7 +188,7 @@ class Topics:
         self._before_creation.append(before_creation)
 
     def check_new(self, name: str, partitions: int, config: Mapping[str, str | None]) -> dict[str, str]:
-        """Whether a topic could be made like this; its settings, cleaned."""
+        """Refuse a topic that could not be made like this; gives its settings, cleaned."""
         check_name(name)
         check_not_reserved(name)
         other = self._name_by_metric.get(metric_name(name))

@@ -157,7 +157,7 @@ class ProducerStates:
     # Asking before an append.
 
     def check(self, batch: Batch) -> Fresh | Duplicate:
-        """Whether this data batch may be written.
+        """Whether this data batch is new, or was written before.
 
         Raises InvalidProducerEpoch, OutOfOrderSequence or InvalidTransactionState.
         """

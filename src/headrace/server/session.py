@@ -1,8 +1,8 @@
 """What a listener and a protocol know of each other.
 
 A listener accepts connections and gives each to a session, which its *protocol factory* makes. The session speaks the
-protocol; the listener counts connections, limits them, sweeps idle ones and drains all at the end. Kafka is one
-protocol (``kafka.py``), HTTP for metrics another (``http.py``).
+protocol; the listener counts connections, limits them, sweeps idle ones and drains all at the end. The
+protocols are Kafka (``kafka.py``), AMQP (``amqp.py``) and HTTP for metrics (``http.py``).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ __all__ = ["OpenSearchTarget", "find_on_server"]
 
 FENCES = "headrace-fences"
 BATCH_BITS = 32
-"""Versions are 63 bits wide; the generations below need 28 of them until 2036, and have 31."""
+"""Versions are 63 bits wide; the generations have the other 31, which last until 2088."""
 REQUEST_BYTES = 8 * 1024 * 1024
 NDJSON = {"Content-Type": "application/x-ndjson"}
 JSON = {"Content-Type": "application/json"}

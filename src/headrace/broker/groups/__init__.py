@@ -5,7 +5,9 @@ group.py         what every kind of group offers
 classic.py       a classic group, and rebalance.py what moves it
 consumer.py      a consumer group (KIP-848), and heartbeats.py what moves it
 mixed.py         classic members of consumer groups
-commits.py       requests about offsets, and offsets.py where those are kept
+assignors.py     who gets which partition, and assigning.py where that is computed
+matching.py      topics that match the patterns of members
+commits.py       offsets committed, offset_fetch.py read, and offsets.py where they are kept
 admin.py         groups listed, described and deleted
 """
 

@@ -495,7 +495,7 @@ class Rebalancer:
 
 
 def _size_refusal(group: ClassicGroup, request: Request[JoinGroupRequest]) -> ErrorCode:
-    """Whether the group would keep too much: its members are in one row of the state."""
+    """The error if the group would keep too much, or NONE: its members are in one row of the state."""
     body = request.body
     given = sum(len(protocol.name) + len(protocol.metadata) for protocol in body.protocols)
     given += len(body.group_instance_id or "") + len(request.client_id or "")

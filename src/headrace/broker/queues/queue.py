@@ -291,9 +291,9 @@ class Queue:
             self._head()
 
     def _deliver_run(self, count_max: int) -> int:
-        """Hand out consecutive messages, distributed as one by one; returns how many. None if messages have come back,
-        which go first and differ in more than their bodies, or may have before the broker started. None if takers share
-        a channel either: its messages keep the order of the queue."""
+        """Hand out consecutive messages, distributed as one by one; returns how many. 0 if messages have come back,
+        which go first and differ in more than their bodies, or may have before the broker started. Also 0 if takers
+        share a channel: its messages keep the order of the queue."""
         place = self._head()  # drops what has expired, also without a consumer for the next message
         takers = self._rotation.takers()
         if place is None or not takers:

@@ -10,6 +10,7 @@ markers.py        the control batches that end a transaction in its partitions; 
 recovery.py       what a start finds
 connections.py    which connection may still speak for a producer
 listing.py        DescribeTransactions and ListTransactions
+answers.py        each error code as the version of the request knows it
 """
 
 from __future__ import annotations

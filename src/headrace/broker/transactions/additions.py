@@ -161,7 +161,8 @@ class AdditionHandler:
         joining: Callable[[], frozenset[TopicPartition]],
         version: int,
     ) -> ErrorCode:
-        """Whether a transactional batch may be appended. From Produce 12 on, it adds the partitions of its request."""
+        """Why a transactional batch may not be appended, or NONE. From Produce 12 on, it adds the partitions of its
+        request."""
         if (
             current is not None
             and current.state is State.ONGOING
@@ -188,7 +189,8 @@ class AdditionHandler:
         return self._offsets.txn_offset_commit(request, self._offsets_refusal)
 
     def _offsets_refusal(self, request: Request[TxnOffsetCommitRequest]) -> ErrorCode:
-        """Whether a group's offsets may be part of a transaction. From TxnOffsetCommit 5 on, they add their group."""
+        """Why a group's offsets may not be part of a transaction, or NONE. From TxnOffsetCommit 5 on, they add their
+        group."""
         body = request.body
         try:
             known = request.access.transaction(body.transactional_id, Operation.WRITE)

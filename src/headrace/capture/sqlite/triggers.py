@@ -86,7 +86,8 @@ class _Triggers:
         return ", ".join(f"(select {names}) as {each}" for each in scopes)
 
     def _has_key(self, which: str) -> str:
-        """Whether a row of the table has exactly the key of new or old: also of two that compare as equal."""
+        """The condition that a row of the table has exactly the key of new or old: also of two that compare as
+        equal."""
         each = "{0} is {1}.{0} and {0} is {1}.{0} collate binary and typeof({0}) is typeof({1}.{0})"
         names = [quoted(name) for name in self._table.key]
         if names:

@@ -1,7 +1,8 @@
 """Compaction: keeping the latest record of every key.
 
     planning.py   which segments are due
-    child.py      the process that does the work, and how its owner talks to it
+    owner.py      starts the child and waits for its result
+    child.py      the process that does the work
     cleaner.py    what stays of a batch
     swap.py       replacing segments so that a crash leaves the old ones or the new one
 

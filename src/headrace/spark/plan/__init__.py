@@ -8,6 +8,7 @@ JVM to ask, is refused here. Everything else of headrace uses PySpark's public i
 ``expressions``  which function of what a Column is
 ``checkpoints``  files wherever Spark can write; the state of a checkpoint given to other tasks
 ``driver``       progress reports as JSON; rows brought to the driver in Arrow, block by block
+``scala``        what these share, and the refusal of Spark Connect
 """
 
 from __future__ import annotations

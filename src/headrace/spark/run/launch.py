@@ -42,7 +42,8 @@ SPARK_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
 
 class LogFile:
-    """Where Spark's messages go. Bounded: beyond 64 MiB the older half of a run's messages is one file, ``….1``."""
+    """Where Spark's messages go. Bounded: beyond 64 MiB they move to one other file, ``….1``, and the log begins
+    again."""
 
     def __init__(self, path: Path, *, bytes_max: int = LOG_BYTES_MAX) -> None:
         self.path = path

@@ -2,8 +2,7 @@
 
 ``plain`` has sinks that Spark itself writes. The others keep derived systems up to date: ``derived`` has the functions
 that make them, ``following`` brings the micro-batches of a stream to the writers of ``headrace.targets``, which know no
-Spark.
-``several`` writes a stream that is read once to several sinks.
+Spark. ``exchange`` publishes to AMQP brokers. ``several`` writes a stream that is read once to several sinks.
 """
 
 from __future__ import annotations
