@@ -2,7 +2,7 @@
 
 ``cachestat(2)`` counts the cached pages of a range in one call (Linux 6.5). Where the kernel does not have it, or a
 sandbox forbids it, single bytes of the range are read with RWF_NOWAIT: the page cache takes in and gives up pages in
-long runs, so samples tell. For 8 MB that is 132 calls. Elsewhere than on Linux nothing tells, and a thread reads
+long runs, so samples tell. For 8 MiB that is 129 calls. Elsewhere than on Linux nothing tells, and a thread reads
 everything.
 """
 

@@ -177,7 +177,7 @@ class PostgresSetup(Catalogue):
         return True
 
     def release_slot(self) -> None:
-        """End a session that still streams from the slot: capture has taken over the name, so it can write no more."""
+        """End a session that still streams from the slot: this capture has the name now, so that one writes no more."""
         deadline = time.monotonic() + SLOT_RELEASE_TIMEOUT_S
         while (state := self.slot_state()) is not None and state["active_pid"] is not None:
             if time.monotonic() > deadline:

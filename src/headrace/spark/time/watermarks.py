@@ -15,7 +15,7 @@ are left out after it. So a source that is silent counts as if its newest row we
 
 Spark moves conditions below a watermark unless they are about its column, and adds its own conditions (a key of a
 join is not null). A mark has nothing but its time, so none of them would let it pass; and rows that a condition
-leaves out would not move the watermark. Spark moves nothing below what is observed. So that comes after the
+leaves out would not move the watermark. Spark moves nothing below what is observed. So the observation follows the
 watermark, which then goes by all rows of its source, whatever is asked of them later.
 
 Both sources are asked in one breath for every micro-batch. Should a record come between the two questions, the rows'
