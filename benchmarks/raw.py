@@ -3,8 +3,8 @@
 The limits are measured in the same run, in the same folder: the same writes and as many ``fdatasync`` as the broker
 made, without a broker, and one socket to another over loopback. What the writes and syncs take alone, one after the
 other, is the disk's share of a Produce. It is no hard limit: a broker may write while it syncs, or sync less often.
-``bare_server`` sets the bound for this client and this promise: nothing but the receiving, writing, syncing and
-answering.
+``bare_server`` sets the bounds for this client and this promise: nothing but the receiving, writing, syncing and
+answering, on one thread that waits for the disk, and on two of which one never does.
 The lines with ``flush=os`` promise what Kafka promises, an acknowledgement without a sync: what is between them and the
 lines without is what the sync costs.
 """
@@ -52,7 +52,8 @@ def run(brokers: Brokers, *, quick: bool) -> list[Figure]:
         turns = alternate(brokers, rounds, partial(turn, records=records, requests=requests))
         figures += figures_of(f"batches of {records:,} × {SIZE} B", turns, records * requests)
         figures += against_disk(f"batches of {records:,} × {SIZE} B", turns["headrace"], records, requests)
-        figures += against_bare(f"batches of {records:,} × {SIZE} B", turns["headrace"], records, requests)
+        for how in BARE:
+            figures += against_bare(f"batches of {records:,} × {SIZE} B", turns["headrace"], records, requests, how)
         if records == RECORDS_LARGE:
             figures.append(against_loopback(turns["headrace"]))
     return figures
@@ -154,16 +155,22 @@ def against_disk(case: str, ours: list[dict[str, float]], records: int, requests
     ]
 
 
-def against_bare(case: str, ours: list[dict[str, float]], records: int, requests: int) -> list[Figure]:
+BARE = {
+    "blocking": "a bare server",
+    "threaded": "a bare server that syncs on a thread",
+}
+
+
+def against_bare(case: str, ours: list[dict[str, float]], records: int, requests: int, how: str) -> list[Figure]:
     bare = []
     for _ in ours:
-        with bare_server() as server:
+        with bare_server(how) as server:
             task = {"program": "benchmarks.raw_client", "topic": "bare"}
             bare.append(produce(server, task, records, requests))
     return [
         Figure(
             hop="raw",
-            case=f"produce {case}, beside a bare server",
+            case=f"produce {case}, beside {BARE[how]}",
             unit=unit,
             ours=[each[name] for each in ours],
             peers=[each[name] for each in bare],
