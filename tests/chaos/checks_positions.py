@@ -9,9 +9,6 @@ from typing import NamedTuple
 
 from tests.chaos.operations import History, place_of
 
-HEARTBEAT_S = 1.0
-"""The interval of heartbeats of all members."""
-
 
 class Known(NamedTuple):
     """A number that was known from ``time`` on; a look at it, if it ``began`` at some time."""
@@ -86,36 +83,39 @@ def receding_starts(history: History) -> Iterator[str]:
 def two_owners(history: History) -> Iterator[str]:
     """In one group a partition has one owner at a time.
 
-    A member that gives no sign of life for a session is removed by the broker and cannot know it, so it does not count
-    as an owner. Only members that write down signs of life are excused.
+    A member that hears nothing from the broker may be removed and cannot know it, so it does not count as an owner when
+    it has heard nothing for as long as the broker has to keep it. Only members that write down what they hear are
+    excused.
     """
-    signs = SignsOfLife(history)
+    heartbeats = Heartbeats(history)
     owners: dict[tuple[str, str, int], str] = {}
     for each in sorted(history.operations["ownership"], key=lambda each: each["time"]):
         for topic, partition in each["partitions"]:
             key = (each["group"], topic, partition)
             owner = owners.get(key)
             if each["op"] == "own":
-                if owner is not None and owner != each["member"] and not signs.has_expired(owner, each["time"]):
+                if owner is not None and owner != each["member"] and not heartbeats.may_be_removed(owner, each["time"]):
                     yield f"group {each['group']}: {topic}-{partition} of {owner} was given to {each['member']}"
                 owners[key] = each["member"]
             elif owner == each["member"]:
                 del owners[key]
 
 
-class SignsOfLife:
-    """When members were able to send heartbeats."""
+class Heartbeats:
+    """When members heard that they are members and that nothing has changed.
+
+    The broker said so after the request was sent. A rebalance that the member does not know of began later still, and
+    waits for it for the rebalance timeout; its session is counted from the request.
+    """
 
     def __init__(self, history: History) -> None:
-        self._times: dict[str, list[float]] = defaultdict(list)
-        self._session_s: dict[str, float] = {}
-        for each in sorted(history.operations["alive"], key=lambda each: each["time"]):
-            self._times[each["member"]].append(each["time"])
-            self._session_s[each["member"]] = each["session_s"]
+        self._began: dict[str, list[float]] = defaultdict(list)
+        self._kept_s: dict[str, float] = {}
+        for each in sorted(history.operations["beat"], key=lambda each: each["began"]):
+            self._began[each["member"]].append(each["began"])
+            self._kept_s[each["member"]] = each["kept_s"]
 
-    def has_expired(self, member: str, time: float) -> bool:
-        """Whether the session of a member may have ended by then. Its last heartbeat may be older than its last sign of
-        life by the interval of heartbeats."""
-        times = self._times.get(member, [])
-        seen = bisect_right(times, time)
-        return seen > 0 and time - times[seen - 1] >= self._session_s[member] - HEARTBEAT_S
+    def may_be_removed(self, member: str, time: float) -> bool:
+        began = self._began.get(member, [])
+        seen = bisect_right(began, time)
+        return seen > 0 and time - began[seen - 1] >= self._kept_s[member]

@@ -11,6 +11,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
 from aiokafka.errors import KafkaError as AioKafkaError
+from aiokafka.protocol.group import HeartbeatRequest, SyncGroupRequest
 from aiokafka.structs import TopicPartition as AioPartition
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -21,7 +22,6 @@ __all__ = ["AioMember", "Member", "Observer", "Reader", "Rereader", "Watcher", "
 
 OBSERVE_TIMEOUT_S = 5.0
 COMMIT_EVERY_S = 0.4
-SIGN_OF_LIFE_S = 0.25
 LIFE_S = (5.0, 30.0)
 CALM_FAREWELLS = 0.85
 READ_TIMEOUT_S = 10.0
@@ -124,7 +124,14 @@ class Member(Worker):
 
 
 class AioMember(Member):
-    """The same with aiokafka, which shares no code with librdkafka."""
+    """The same with aiokafka, which shares no code with librdkafka.
+
+    It has one timeout for all requests, which must be longer than a rebalance. So when a connection dies without a
+    word, it may hear of a rebalance only after it was removed. It writes down what it hears.
+    """
+
+    leaving = False
+    """What it is assigned from here on it does not take: it may still be in a rebalance."""
 
     def live(self, until: float) -> None:
         asyncio.run(self.live_async(until))
@@ -138,36 +145,48 @@ class AioMember(Member):
             enable_auto_commit=False,
             retry_backoff_ms=100,
             heartbeat_interval_ms=1000,
-            rebalance_timeout_ms=20_000,
             **self.protocol,
         )
-        signs = asyncio.create_task(self.give_signs_of_life())
+        self.leaving = False
         try:
-            await start_patiently(consumer, self.stopping.is_set)
+            if await start_patiently(consumer, self.stopping.is_set):
+                self.note_heartbeats(consumer)
             consumer.subscribe([self.topic], listener=AioListener(self))
             while not self.stopping.is_set() and time.monotonic() < until:
                 await self.poll_and_commit(consumer)
         finally:
             await self.leave(consumer)
-            signs.cancel()
 
-    async def give_signs_of_life(self) -> None:
-        """Heartbeats are sent by the same loop: while it stands still, neither happens."""
-        session_s = self.protocol["session_timeout_ms"] / 1000
-        while True:
-            self.recorder.write("alive", member=self.member, session_s=session_s)
-            await asyncio.sleep(SIGN_OF_LIFE_S)
+    def note_heartbeats(self, consumer: AIOKafkaConsumer) -> None:
+        """Write down each answer that says: you are a member, and nothing has changed. Nothing public tells of them."""
+        kept_s = min(self.protocol["session_timeout_ms"], self.protocol["rebalance_timeout_ms"]) / 1000
+        coordinator = consumer._coordinator
+        send = coordinator._send_req
+
+        async def send_and_note(request: Any) -> Any:
+            began = self.recorder.now()
+            response = await send(request)
+            if isinstance(request, HeartbeatRequest | SyncGroupRequest) and response.error_code == 0:
+                self.recorder.write("beat", member=self.member, kept_s=kept_s, began=began)
+            return response
+
+        coordinator._send_req = send_and_note
 
     async def leave(self, consumer: AIOKafkaConsumer) -> None:
         """Waits on a thread for the moment to leave: heartbeats need the loop, and so does a member that leaves while
-        it waits for this one to join again."""
+        it waits for this one to join again.
+
+        aiokafka does not say when it sends its farewell, and its answer may come late or never: so the partitions are
+        given up before.
+        """
         with ExitStack() as stack:
             await asyncio.to_thread(stack.enter_context, self.farewell())
+            self.leaving = True
+            self.release(self.owned)
             try:
                 await asyncio.wait_for(consumer.stop(), 15)
             except (AioKafkaError, TimeoutError, asyncio.CancelledError):
                 pass  # the broker is away: its end of the membership times out
-        self.release(self.owned)
 
     async def poll_and_commit(self, consumer: AIOKafkaConsumer) -> None:
         try:
@@ -197,13 +216,14 @@ class AioMember(Member):
             )
 
 
-async def start_patiently(consumer: AIOKafkaConsumer, stopped: Any) -> None:
+async def start_patiently(consumer: AIOKafkaConsumer, stopped: Any) -> bool:
     while not stopped():
         try:
             await consumer.start()
-            return
+            return True
         except AioKafkaError:
             await asyncio.sleep(0.2)
+    return False
 
 
 class AioListener(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -214,7 +234,7 @@ class AioListener(ConsumerRebalanceListener):  # type: ignore[misc]
         self.owner.release({(each.topic, each.partition) for each in revoked})
 
     async def on_partitions_assigned(self, assigned: set[AioPartition]) -> None:
-        places = [(each.topic, each.partition) for each in assigned]
+        places = [(each.topic, each.partition) for each in assigned if not self.owner.leaving]
         self.owner.owned.update(places)
         if places:
             self.owner.recorder.write("own", group=self.owner.group, member=self.owner.member, partitions=places)

@@ -15,6 +15,9 @@ request was sent and ``time`` when its answer was there.
     observe   group, topic, partition, offset, began, time               the offset that the broker says is committed
     own       group, member, partitions [[topic, partition], …], time
     release   group, member, partitions, time
+    beat      member, kept_s, began, time                a heartbeat or SyncGroup that was answered without an error
+              ``kept_s`` is how long the broker keeps the member at least, counted from ``began``, when it hears no
+              more of it: for its session, or for the rebalance timeout when a rebalance begins
     trim      topic, partition, offset, type, time                       DeleteRecords before an offset
     put       key, number, topic, partition, value or null, type, offset if ok, time        to a compacted topic
     fold      topic, partition, table {key: [offset, value or null]}, began, time           it was read whole

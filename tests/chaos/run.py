@@ -65,6 +65,8 @@ BROKER = {
 }
 SOCKET_TIMEOUT_MS = 5_000
 """After which a client gives up a connection that is dead and does not say so."""
+AIO_REBALANCE_MS = 20_000
+"""For so long a rebalance of aiokafka's group waits for ghosts."""
 GHOSTS_GONE_S = 2.0
 """Now and then a broker lives so much longer than a session, so that ghosts go and classic groups rebalance."""
 
@@ -138,7 +140,7 @@ class Load:
             self.readers += [
                 make(Member, f"{group}{n}", group=group, topic="plain", protocol=protocol) for n in range(3)
             ]
-        aio = {"session_timeout_ms": session_ms}
+        aio = {"session_timeout_ms": session_ms, "rebalance_timeout_ms": AIO_REBALANCE_MS}
         self.readers += [make(AioMember, f"aio{n}", group="aio", topic="plain", protocol=aio) for n in range(2)]
         self.readers += [
             make(Observer, f"observer-{group}", group=group, topic="plain", partitions=TOPICS["plain"])

@@ -6,7 +6,9 @@ import asyncio
 import threading
 from pathlib import Path
 
-from tests.chaos.consumers import AioMember, Member
+from aiokafka.structs import TopicPartition
+
+from tests.chaos.consumers import AioListener, AioMember, Member
 from tests.chaos.history import Recorder
 
 
@@ -34,6 +36,26 @@ def test_a_member_heartbeats_while_it_waits_for_the_moment_to_leave(tmp_path: Pa
         recorder.close()
 
     asyncio.run(scenario())
+
+
+def test_a_member_gives_up_its_partitions_before_it_says_farewell_and_takes_no_others(tmp_path: Path) -> None:
+    """The broker gives them to others when it hears the farewell; its answer may come much later, or never."""
+    recorder = Recorder(tmp_path / "history.jsonl")
+    member = AioMember("aio0", "127.0.0.1:1", recorder, group="aio", topic="plain", protocol={}, seed=0)
+    member.owned = {("plain", 0)}
+    before: list[dict[str, int]] = []
+
+    class Leaving:
+        async def stop(self) -> None:
+            """A rebalance that was under way comes to its end first."""
+            before.append(dict(recorder.counts))
+            await AioListener(member).on_partitions_assigned({TopicPartition("plain", 1)})
+
+    asyncio.run(member.leave(Leaving()))
+    recorder.close()
+    assert before == [{"release": 1}]
+    assert dict(recorder.counts) == {"release": 1}
+    assert member.owned == set()
 
 
 def test_a_member_forgets_where_it_was_in_a_partition_that_it_gave_up(tmp_path: Path) -> None:
