@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from tests.chaos.operations import History, place_of
 
+LATE_S = 2.0
+"""What the network held has arrived and is executed after this time."""
+
 
 class Known(NamedTuple):
     """A number that was known from ``time`` on; a look at it, if it ``began`` at some time."""
@@ -18,25 +21,44 @@ class Known(NamedTuple):
     began: float | None = None
 
 
-def receding(known: Iterable[Known]) -> Iterator[tuple[int, int]]:
+class Late(NamedTuple):
+    """A number that may be set once more at ``time`` or soon after."""
+
+    time: float
+    number: int
+
+
+def receding(known: Iterable[Known], late: Iterable[Late] = ()) -> Iterator[tuple[int, int]]:
     """(number seen, highest known before) of every look that shows less than was known when it began.
 
-    What overlaps with a look may or may not show.
+    What overlaps with a look may or may not show. What is known before a late number is set holds down to that number.
     """
-    ended = sorted(known)
+    ended, coming = sorted(known), sorted(late)
     looks = sorted((each for each in ended if each.began is not None), key=lambda each: each.began or 0.0)
     highest, next_ended = -1, 0
+    arrived: list[Late] = []
     for look in looks:
         assert look.began is not None
+        while coming and coming[0].time <= look.time:
+            arrived.append(coming.pop(0))
+            highest = min(highest, arrived[-1].number)
         while next_ended < len(ended) and ended[next_ended].time < look.began:
-            highest = max(highest, ended[next_ended].number)
+            each = ended[next_ended]
+            numbers = [other.number for other in arrived if each.time < other.time + LATE_S]
+            highest = max(highest, min([each.number, *numbers]))
             next_ended += 1
         if look.number < highest:
             yield look.number, highest
 
 
 def receding_offsets(history: History) -> Iterator[str]:
-    """A committed offset never goes back: neither behind an acknowledged commit nor behind what was seen before."""
+    """A committed offset never goes back: neither behind an acknowledged commit nor behind what was seen before.
+
+    Except that a commit which the network held is executed when it arrives, though its client has given up the
+    connection, sent it again on another one, and committed more since then. An OffsetCommit has no sequence number, and
+    Apache Kafka does the same (see tests/differential/test_consumer_groups.py). librdkafka gives up a connection when a
+    heartbeat of a consumer group is not answered within the interval of heartbeats.
+    """
     known: dict[tuple[str, str, int], list[Known]] = defaultdict(list)
     for each in history.operations["commit"]:
         if each["type"] == "ok":
@@ -44,9 +66,20 @@ def receding_offsets(history: History) -> Iterator[str]:
     for each in history.operations["observe"]:
         look = Known(each["time"], each["offset"], each["began"])
         known[each["group"], each["topic"], each["partition"]].append(look)
+    late = late_commits(history)
     for (group, topic, partition), numbers in known.items():
-        for seen, before in receding(numbers):
+        for seen, before in receding(numbers, late[group, topic, partition]):
             yield f"group {group}, {topic}-{partition}: {seen} after {before} had been committed"
+
+
+def late_commits(history: History) -> dict[tuple[str, str, int], list[Late]]:
+    """The commits of each partition that were under way while the network held what goes to the broker."""
+    late: dict[tuple[str, str, int], list[Late]] = defaultdict(list)
+    for held in history.operations["held"]:
+        for each in history.operations["commit"]:
+            if each["began"] < held["time"] and each["time"] > held["began"]:
+                late[each["group"], each["topic"], each["partition"]].append(Late(held["time"], each["offset"]))
+    return late
 
 
 def receding_ends(history: History) -> Iterator[str]:

@@ -6,11 +6,11 @@ import random
 import re
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 
 from tests.chaos.broker import COMMAND, WRITES, ChaosBroker
+from tests.chaos.history import Recorder
 from tests.chaos.proxy import TO_BROKER, TO_CLIENT, Proxy
 
 __all__ = ["FAULTS", "JUMP_MS_MAX", "STANDSTILL_S_MAX", "THROUGH_PROXY", "Faults"]
@@ -33,10 +33,10 @@ STANDSTILL_S_MAX = 8.0
 class Faults:
     """Does things to a broker and its network; what lasts is over when the call returns, but for the clock."""
 
-    def __init__(self, broker: ChaosBroker, proxy: Proxy, calm: threading.Lock, seed: int) -> None:
+    def __init__(self, broker: ChaosBroker, proxy: Proxy, recorder: Recorder, seed: int) -> None:
         self.broker = broker
         self.proxy = proxy
-        self.calm = calm
+        self.recorder = recorder
         self.chance = random.Random(seed)
         self.restored = 0
 
@@ -44,7 +44,7 @@ class Faults:
         time.sleep(self.chance.uniform(least_s, most_s))
 
     def kill(self) -> None:
-        with self.calm:
+        with self.recorder.calm:
             self.broker.kill()
             time.sleep(self.chance.choice([0.0, 0.0, 0.3, 1.0]))
             self.broker.start()
@@ -75,7 +75,7 @@ class Faults:
         so everything that holds after a kill must hold after this."""
         home, self.restored = self.broker.home, self.restored + 1
         backups, data = home / "backups", home / f"data-{self.restored}"
-        with self.calm, self.proxy.closed(TO_BROKER):
+        with self.recorder.calm, self.proxy.closed(TO_BROKER):
             time.sleep(ANSWERED_S)
             with self.proxy.held(TO_CLIENT):
                 self._headrace("backup", "create", str(backups), "--bootstrap", self.broker.bootstrap)
@@ -96,8 +96,11 @@ class Faults:
         directions = self.chance.choice([(TO_BROKER,), (TO_CLIENT,), (TO_BROKER, TO_CLIENT)])
         what = self.chance.choice(["held", "lost", "vanished"])
         if what == "held":
+            began = self.recorder.now()
             with self.proxy.held(*directions):
                 self.last(0.5, STANDSTILL_S_MAX)
+                if TO_BROKER in directions:
+                    self.recorder.write("held", began=began)
         elif what == "lost":
             self.proxy.lose(*directions)
         else:

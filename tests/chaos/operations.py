@@ -18,6 +18,7 @@ request was sent and ``time`` when its answer was there.
     beat      member, kept_s, began, time                a heartbeat or SyncGroup that was answered without an error
               ``kept_s`` is how long the broker keeps the member at least, counted from ``began``, when it hears no
               more of it: for its session, or for the rebalance timeout when a rebalance begins
+    held      began, time            what clients sent to the broker waited in the network, and arrived after ``time``
     trim      topic, partition, offset, type, time                       DeleteRecords before an offset
     put       key, number, topic, partition, value or null, type, offset if ok, time        to a compacted topic
     fold      topic, partition, table {key: [offset, value or null]}, began, time           it was read whole

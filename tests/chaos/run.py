@@ -266,7 +266,7 @@ def run(options: argparse.Namespace, home: Path) -> int:
         bootstrap = proxy.bootstrap if through_proxy else broker.bootstrap
         create_topics(bootstrap, options.faults)
         load = Load(bootstrap, recorder, options)
-        return run_load(options, Faults(broker, proxy, recorder.calm, options.seed), load)
+        return run_load(options, Faults(broker, proxy, recorder, options.seed), load)
 
 
 def run_load(options: argparse.Namespace, faults: Faults, load: Load) -> int:

@@ -160,6 +160,25 @@ def show_an_older_offset_than_was_shown(history: list[Operation]) -> None:
     [each for each in history if each["op"] == "observe"][-1]["offset"] = 3
 
 
+def show_an_older_offset_than_any_that_the_network_held(history: list[Operation]) -> None:
+    """The commits of 4 and 6 were under way; what shows is 2."""
+    last = hold_the_last_commits(history)
+    history.append(last | {"op": "observe", "offset": 2, "began": last["time"] + 5, "time": last["time"] + 6})
+
+
+def show_an_older_offset_again_after_a_later_commit(history: list[Operation]) -> None:
+    last = hold_the_last_commits(history)
+    history.append(last | {"offset": 8, "began": last["time"] + 6, "time": last["time"] + 7})
+    history.append(last | {"op": "observe", "offset": 4, "began": last["time"] + 8, "time": last["time"] + 9})
+
+
+def hold_the_last_commits(history: list[Operation]) -> Operation:
+    """The last one. The network went on 4 s after it."""
+    *_, before, last = (each for each in history if each["op"] == "commit")
+    history.append({"op": "held", "began": before["began"] + 0.5, "time": last["time"] + 4})
+    return last
+
+
 def give_a_partition_to_a_second_owner(history: list[Operation]) -> None:
     own = next(each for each in history if each["op"] == "own" and each["member"] == "b")
     own["time"] = next(each["time"] for each in history if each["op"] == "own") + 0.5
@@ -318,6 +337,8 @@ FAULTS: list[tuple[Callable[[list[Operation]], None], str]] = [
     (lose_a_whole_committed_transaction, "half a transaction"),
     (show_an_older_offset_than_was_acknowledged, "committed offset went back"),
     (show_an_older_offset_than_was_shown, "committed offset went back"),
+    (show_an_older_offset_than_any_that_the_network_held, "committed offset went back"),
+    (show_an_older_offset_again_after_a_later_commit, "committed offset went back"),
     (give_a_partition_to_a_second_owner, "two owners"),
     (give_a_partition_of_a_living_member_to_a_second_owner, "two owners"),
     (transform_an_input_twice, "transformed not exactly once"),
@@ -421,6 +442,14 @@ def test_an_observation_that_overlaps_a_commit_may_show_either(history: list[Ope
     observed = [each for each in history if each["op"] == "observe"][-1]
     observed["offset"] = 4
     observed["began"] = last["time"] - 0.5
+    assert check(history) == []
+
+
+def test_a_commit_that_the_network_held_may_show_again_and_others_go_on_from_there(history: list[Operation]) -> None:
+    last = hold_the_last_commits(history)
+    for number, (op, offset) in enumerate((("observe", 4), ("commit", 5), ("observe", 5))):
+        began = last["time"] + 7 + 2 * number
+        history.append(last | {"op": op, "offset": offset, "began": began, "time": began + 1})
     assert check(history) == []
 
 
