@@ -63,20 +63,24 @@ def ready(s: Scenario) -> str:
 
 def test_a_commit_that_arrives_late_is_executed_though_its_member_has_committed_more(same_as_kafka: Compare) -> None:
     """A network may hold it for so long; its client has sent it again meanwhile, on another connection. A request has
-    nothing that says which of them was first."""
+    nothing that says which of them was first. An older epoch will do, because the partition was the member's since."""
 
     def play(s: Scenario) -> None:
         name, member = s.topic(), Member(s, ready(s))
         member.join("join", name)
         member.until_assigned(1)
-        held = s.connect()
         who = {"member_id": member.id, "generation_id_or_member_epoch": member.epoch}
-        commit(s, "the copy that was sent again", member.group, name, partition(5), **who)
-        commit(s, "more", member.group, name, partition(9), **who)
         topics = [{"name": name, "partitions": [partition(5)]}]
-        late = held.send("OffsetCommit", 9, group_id=member.group, topics=topics, **who)
-        s.note_answer("the copy that was held", held, late)
-        fetch(s, "fetch", member.group, None)
+        for label in ("the copy that was held", "one more, in a newer epoch"):
+            now = {**who, "generation_id_or_member_epoch": member.epoch}
+            commit(s, "the copy that was sent again", member.group, name, partition(5), **now)
+            commit(s, "more", member.group, name, partition(9), **now)
+            held = s.connect()
+            late = held.send("OffsetCommit", 9, group_id=member.group, topics=topics, **who)
+            s.note_answer(label, held, late)
+            fetch(s, "fetch", member.group, None)
+            Member(s, member.group).join("another joins", name)
+            s.until(lambda: member.beat()["member_epoch"] > who["generation_id_or_member_epoch"])
 
     same_as_kafka(play)
 
