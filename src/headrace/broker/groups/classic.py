@@ -221,13 +221,17 @@ class ClassicGroup(Group):
         return True
 
     def validate_member(self, member_id: str, instance_id: str | None) -> ClassicMember:
-        """The member that sent a request. Raises if it is not known or another process took over its instance id."""
+        """The member that sent a request. Raises if it is not known or another process took over its instance id.
+
+        Processes that took over in a rebalance which a crash cut short are in no row. They join again.
+        """
         if instance_id is not None:
             known_id = self.static_ids.get(instance_id)
             if known_id is None:
                 raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"instance {instance_id} is not in group {self.group_id}")
             if known_id != member_id:
-                raise KafkaError(ErrorCode.FENCED_INSTANCE_ID, f"instance {instance_id} now belongs to {known_id}")
+                code = ErrorCode.FENCED_INSTANCE_ID if self.is_current() else ErrorCode.UNKNOWN_MEMBER_ID
+                raise KafkaError(code, f"instance {instance_id} now belongs to {known_id}")
         member = self.members.get(member_id)
         if member is None:
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"member {member_id} is not in group {self.group_id}")

@@ -224,23 +224,24 @@ class GroupCoordinator:
     def leave_group(self, request: Request[LeaveGroupRequest]) -> Steps[LeaveGroupResponse]:
         body = request.body
         identities = body.members if request.version >= 3 else [MemberIdentity(member_id=body.member_id)]
+        left: list[MemberResponse] = []
         try:
             group = request.access.group(body.group_id, Operation.READ)
             self._check_open(body.group_id)
+            for identity in identities:
+                left.append(
+                    MemberResponse(
+                        member_id=identity.member_id,
+                        group_instance_id=identity.group_instance_id,
+                        error_code=_leave(group, identity),
+                    )
+                )
+                if group is not None and left[-1].error_code == ErrorCode.NONE:
+                    yield UNITS_PER_LEAVE + len(group.member_ids()) // MEMBERS_PER_UNIT
+                yield 1
+                group = request.access.group(body.group_id, Operation.READ)  # it may be of another protocol now
         except HeadraceError as error:
             return LeaveGroupResponse(error_code=code_of(error))
-        left = []
-        for identity in identities:
-            left.append(
-                MemberResponse(
-                    member_id=identity.member_id,
-                    group_instance_id=identity.group_instance_id,
-                    error_code=_leave(group, identity),
-                )
-            )
-            if group is not None and left[-1].error_code == ErrorCode.NONE:
-                yield UNITS_PER_LEAVE + len(group.member_ids()) // MEMBERS_PER_UNIT
-            yield 1
         if request.version >= 3:
             return LeaveGroupResponse(members=left)
         return LeaveGroupResponse(error_code=left[0].error_code)

@@ -401,8 +401,11 @@ class Heartbeats:
             return
         try:
             self.remove(group, [member_id])
-        except HeadraceError:
-            group.sessions[member_id].move(STORAGE_RETRY_MS)
+        except HeadraceError:  # The disk is full. Whichever of its deadlines has passed is set again.
+            for deadlines in (group.sessions, group.revocations):
+                deadline = deadlines.get(member_id)
+                if deadline is not None and not deadline.running:
+                    deadline.move(STORAGE_RETRY_MS)
 
     # ---- topics ----
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from headrace.errors import ErrorCode
 from headrace.wire.kafka.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 from tests.unit.broker.fakes import settle
+from tests.unit.broker.groups.test_consumer import Consumer, settle_all
 from tests.unit.broker.groups.world import SESSION_MS, World, run
 
 
@@ -190,3 +191,21 @@ async def test_no_partition_is_told_to_a_consumer_before_that_is_durable() -> No
     assert not joining.done()
     world.state.flush()
     assert (await joining).member_epoch == 2
+
+
+@run
+async def test_a_member_that_gives_up_nothing_is_removed_though_the_disk_was_full_when_its_time_was_over() -> None:
+    world = World()
+    one, two = Consumer(world, "one", rebalance_timeout_ms=4_000), Consumer(world, "two")
+    await one.beat()
+    await two.beat()
+    await one.beat()  # it is asked to give up a part
+    await world.clock.advance(3.9)
+    world.state.full = True
+    await world.clock.advance(0.2)
+    await world.consumer_beat("one", 2)
+    world.state.full = False
+    await world.clock.advance(1.1)
+    assert (await world.consumer_beat("one", 2)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    await settle_all(two)
+    assert two.count() == 4

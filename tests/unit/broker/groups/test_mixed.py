@@ -19,7 +19,7 @@ from headrace.wire.kafka.messages.consumer_protocol import (
 )
 from tests.unit.broker.fakes import settle
 from tests.unit.broker.groups.test_consumer import Consumer, settle_all
-from tests.unit.broker.groups.world import World, run, subscription
+from tests.unit.broker.groups.world import REBALANCE_MS, World, run, subscription
 
 
 def owning(*partitions: int) -> list[tuple[str, bytes]]:
@@ -135,6 +135,31 @@ async def test_when_the_last_consumer_is_gone_the_group_is_classic_again_and_reb
     await world.sync(old, 4, {old: part(0, 1, 2, 3)})
     world.crash()
     assert await world.beat(old, 4) == ErrorCode.NONE
+
+
+@run
+async def test_the_last_consumer_and_a_classic_member_leave_in_one_request_and_the_group_stays_classic() -> None:
+    """The first of them makes the group classic again; the second is then a member of that."""
+    world = World()
+    await Consumer(world, "new").beat()
+    classic = []
+    for _ in range(2):
+        asked = await world.join(protocols=owning())
+        classic.append(asked.member_id)
+        await world.join(asked.member_id, protocols=owning())
+    gone, stays = classic
+    assert await world.leave(("new", None), (gone, None)) == [ErrorCode.NONE, ErrorCode.NONE]
+    group = group_of(world)
+    assert isinstance(group, ClassicGroup)
+    assert list(group.members) == [stays]
+    joined = await world.join(stays, protocols=owning())
+    await world.sync(stays, joined.generation_id, {stays: part(0, 1, 2, 3)})
+    for _ in range(REBALANCE_MS // 6_000):
+        await world.clock.advance(7)
+        assert await world.beat(stays, joined.generation_id) == ErrorCode.NONE
+    world.crash()
+    assert isinstance(group_of(world), ClassicGroup)
+    assert await world.beat(stays, joined.generation_id) == ErrorCode.NONE
 
 
 @run

@@ -181,3 +181,19 @@ async def test_a_full_disk_leaves_the_old_process_in_its_place() -> None:
     world.state.full = False
     assert await world.beat(old, generation, instance="i2") == ErrorCode.NONE
     assert (await world.sync(old, generation, instance="i2")).assignment == b"two"
+
+
+@run
+async def test_a_process_that_took_over_in_a_rebalance_is_not_fenced_after_a_crash() -> None:
+    """Its id is written with the assignment. Before that it has been told, and the id in the row is the older one."""
+    world = World()
+    generation, leader, _ = await static_group(world)
+    waiting, back = world.join(leader, instance="i1"), world.join(instance="i2")
+    assert (await waiting).generation_id == generation + 1
+    told = await back
+    world.crash()
+    synced = await world.sync(told.member_id, told.generation_id, instance="i2")
+    assert synced.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    again = world.join(instance="i2")
+    world.join(leader, instance="i1")
+    assert (await again).generation_id == generation + 2
