@@ -36,7 +36,9 @@ CLIENTS_MAX = 4
 TICK_S = 3.0
 SESSION_TICKS = 20
 EMBEDDED_VERSION = 1
-REBALANCE_MS = 1_800_000
+REBALANCE_MS = 9_000
+"""Shorter than a session: who does not join in time is removed."""
+SLOW_REBALANCE_MS = 1_800_000
 """Beyond what a run lasts: a member dropped for being slow would believe in its partitions until its next heartbeat."""
 
 GONE = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_MEMBER_EPOCH)
@@ -86,9 +88,12 @@ class Client:
 class ClassicClient(Client):
     """Eager: gives up everything before it joins. Cooperative: keeps what it has, and joins again after giving up."""
 
-    def __init__(self, world: World, number: int, instance: str | None, *, cooperative: bool) -> None:
+    def __init__(
+        self, world: World, number: int, instance: str | None, *, cooperative: bool, rebalance_ms: int
+    ) -> None:
         super().__init__(world, number, instance)
         self.cooperative = cooperative
+        self.rebalance_ms = rebalance_ms
         self.joining = True
         self.synced_generation = -1
         self.seen_generation = 0
@@ -103,7 +108,7 @@ class ClassicClient(Client):
                 self.member_id,
                 instance=self.instance,
                 protocols=[("sticky", self._metadata())],
-                rebalance_ms=REBALANCE_MS,
+                rebalance_ms=self.rebalance_ms,
             )
         else:
             self.waiting = asyncio.ensure_future(self.world.beat(self.member_id, self.epoch, instance=self.instance))
@@ -230,7 +235,7 @@ class ConsumerClient(Client):
             group_id="g", member_id=self.member_id, member_epoch=self.epoch, instance_id=self.instance
         )
         if self.full:
-            body.rebalance_timeout_ms = REBALANCE_MS
+            body.rebalance_timeout_ms = SLOW_REBALANCE_MS
             body.subscribed_topic_names = [TOPIC]
         if tells:
             topic = self.world.topics.get(TOPIC)
@@ -310,7 +315,10 @@ class Groups(RuleBasedStateMachine):
         if kind == "consumer":
             self.clients.append(ConsumerClient(self.world, number, instance))
         else:
-            self.clients.append(ClassicClient(self.world, number, instance, cooperative=kind == "cooperative"))
+            rebalance_ms = SLOW_REBALANCE_MS if "consumer" in self.kinds else REBALANCE_MS
+            cooperative = kind == "cooperative"
+            client = ClassicClient(self.world, number, instance, cooperative=cooperative, rebalance_ms=rebalance_ms)
+            self.clients.append(client)
 
     # ---- what happens ----
 
