@@ -107,6 +107,41 @@ def test_what_is_declared_again_is_compared_by_the_type_of_queue(play_on: PlayOn
     play_on(play)
 
 
+def test_an_argument_of_another_type_of_queue_is_refused(play_on: PlayOn) -> None:
+    """A stream whose type was forgotten would be a queue that keeps nothing for ``x-max-age``."""
+
+    def play(s: AmqpScenario) -> None:
+        of_one_type = {
+            "x-max-age": "7D",
+            "x-stream-max-segment-size-bytes": 1_000_000,
+            "x-initial-cluster-size": 1,
+            "x-quorum-initial-group-size": 1,
+            "x-max-in-memory-length": 5,
+            "x-max-in-memory-bytes": 5,
+            "x-dead-letter-strategy": "at-most-once",
+            "x-queue-mode": "lazy",
+            "x-queue-version": 2,
+        }
+        for kind in ("classic", "quorum", "stream"):
+            for name, value in of_one_type.items():
+                s.try_(f"{kind}: {name}", declare("other", {"x-queue-type": kind, name: value}, durable=True))
+                s.try_("delete", lambda c: c.queue_delete("other"))
+        s.try_("without a type", declare("other", {"x-max-age": "7D"}, durable=True))
+
+    play_on(play)
+
+
+def test_a_limit_of_deliveries_that_is_given_again_must_be_the_same(play_on: PlayOn) -> None:
+    def play(s: AmqpScenario) -> None:
+        quorum = {"x-queue-type": "quorum", "x-delivery-limit": 3}
+        s.try_("declare", declare("limited-again", quorum, durable=True))
+        s.try_("the same", declare("limited-again", quorum, durable=True))
+        s.try_("another", declare("limited-again", {**quorum, "x-delivery-limit": 4}, durable=True))
+        s.try_("delete", lambda c: c.queue_delete("limited-again"))
+
+    play_on(play)
+
+
 def test_quorum_queues_have_their_rules(play_on: PlayOn) -> None:
     def play(s: AmqpScenario) -> None:
         quorum = {"x-queue-type": "quorum"}

@@ -15,7 +15,7 @@ from headrace.wire.amqp.errors import AmqpError, ReplyCode
 from headrace.wire.amqp.methods import SHORT_STRING_BYTES_MAX, is_short
 from headrace.wire.amqp.tables import type_name
 
-__all__ = ["AGE_UNITS_MS", "QueuePolicy", "QueueType"]
+__all__ = ["AGE_UNITS_MS", "REFUSED", "QueuePolicy", "QueueType"]
 
 Overflow = Literal["drop-head", "reject-publish", "reject-publish-dlx"]
 QueueType = Literal["classic", "quorum", "stream"]
@@ -37,13 +37,22 @@ _OVERFLOWS: Final = ("drop-head", "reject-publish", "reject-publish-dlx")
 _RETRIES: Final = ("disabled", "all", "returned", "failed")
 _EXPIRING = frozenset({"x-message-ttl", "x-expires", "x-dead-letter-exchange", "x-dead-letter-routing-key"})
 _RETRYING = frozenset({"x-delivery-limit", "x-delayed-retry-type", "x-delayed-retry-min", "x-delayed-retry-max"})
-_REFUSED: Final[Mapping[QueueType, frozenset[str]]] = {
-    "classic": _RETRYING,
-    "quorum": frozenset(),
+_CLASSIC = frozenset({"x-queue-mode", "x-queue-version"})
+_QUORUM = frozenset(
+    {"x-quorum-initial-group-size", "x-max-in-memory-length", "x-max-in-memory-bytes", "x-dead-letter-strategy"}
+)
+_STREAM = frozenset({"x-max-age", "x-stream-max-segment-size-bytes", "x-initial-cluster-size"})
+REFUSED: Final[Mapping[QueueType, frozenset[str]]] = {
+    "classic": _RETRYING | _QUORUM | _STREAM,
+    "quorum": _CLASSIC | _STREAM,
     "stream": _EXPIRING
     | _RETRYING
+    | _CLASSIC
+    | _QUORUM
     | {"x-overflow", "x-max-length", "x-max-priority", "x-single-active-consumer", "x-consumer-timeout"},
 }
+"""Arguments of other types of queues. The size of a cluster and the like has no effect, and is refused all the same: a
+stream whose type was forgotten would be a queue that keeps nothing for ``x-max-age``."""
 _REFUSED_OF_CONSUMERS: Final[Mapping[QueueType, frozenset[str]]] = {
     "classic": frozenset({"x-stream-offset"}),
     "quorum": frozenset({"x-stream-offset", "x-cancel-on-ha-failover"}),
@@ -104,11 +113,13 @@ class QueuePolicy:
         return int(priority)
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any], where: str) -> QueuePolicy:
-        """Raises AmqpError. ``where`` is the queue's name in an error."""
+    def of(cls, arguments: Mapping[str, Any], where: str, *, is_new: bool = True) -> QueuePolicy:
+        """Raises AmqpError. ``where`` is the queue's name in an error. A queue that exists keeps what it was declared
+        with."""
         read = _Arguments(arguments, where)
         queue_type = read.queue_type()
-        read.refuse(queue_type)
+        if is_new:
+            _refuse(arguments, REFUSED[queue_type], where, queue_type)
         limit = read.number("x-delivery-limit", low=-COUNT_MAX)
         if limit is None and queue_type == "quorum":
             limit = QUORUM_DELIVERY_LIMIT
@@ -162,13 +173,9 @@ class _Arguments:
         value: Any = self.values.get("x-queue-type", "classic")
         if not isinstance(value, str):
             raise self.invalid("x-queue-type", f"{{unacceptable_type,{type_name(value)}}}")
-        if value not in _REFUSED:
+        if value not in REFUSED:
             raise self.invalid("x-queue-type", f"\"unsupported queue type '{value}'\"")
         return cast("QueueType", value)
-
-    def refuse(self, queue_type: QueueType) -> None:
-        """What another type of queue has."""
-        _refuse(self.values, _REFUSED[queue_type], self.where, queue_type)
 
     def number(
         self,

@@ -130,7 +130,7 @@ class Registry:
     def _load_queue(self, host: VirtualHost, name: str, row: Mapping[str, Any]) -> None:
         group, arguments = row["group"], _table_of(row["arguments"])
         try:
-            config = _log_config(QueuePolicy.of(arguments, name), survives=True)
+            config = _log_config(QueuePolicy.of(arguments, name, is_new=False), survives=True)
             logs = [self._space.open_log(group, 0, JOURNAL_CONFIG, sync=False)]
             logs += [self._space.open_log(group, 1 + number, config, sync=False) for number in range(row["lanes"])]
             queue = self._queue(host, name, group, logs, arguments, is_auto_delete=row["auto_delete"])
@@ -159,7 +159,7 @@ class Registry:
         is_auto_delete: bool = False,
         owner: object | None = None,
     ) -> Queue:
-        policy = QueuePolicy.of(arguments, f"queue '{name}' in vhost '{host.name}'")
+        policy = QueuePolicy.of(arguments, f"queue '{name}' in vhost '{host.name}'", is_new=False)
         is_stream = policy.queue_type == "stream"
         budget = self._stream_windows if is_stream else self._windows
         lanes = [Lane(log, self._flusher, self._retention(policy), budget) for log in logs[1:]]

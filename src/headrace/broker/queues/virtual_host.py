@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from headrace.broker.queues.damaged import DamagedQueue
 from headrace.broker.queues.message import Message, carbon_copies
-from headrace.broker.queues.policy import COUNT_MAX, QueueType
+from headrace.broker.queues.policy import COUNT_MAX, REFUSED, QueueType
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.reply_to import Replies
 from headrace.broker.queues.routing import EXCHANGE_TYPES, Binding, Exchange
@@ -91,7 +91,7 @@ OTHER_ARGUMENTS: Final = (
     "x-delayed-retry-max",
     "x-dead-letter-strategy",
 )
-"""What applications need not repeat: an administrator may have chosen it."""
+"""What applications need not repeat, since an administrator may have chosen it. What they give must be the same."""
 
 
 def _shown(value: Any) -> str:
@@ -209,13 +209,17 @@ class VirtualHost:
         compared: Sequence[str] | None = None,
     ) -> None:
         """Whether a queue may be declared like this, since it exists. Without ``compared`` what an application says of
-        its type of queue must be the same."""
+        its type of queue must be the same, and of other arguments what it gives."""
         self._check_same("queue", queue.name, "durable", queue.is_durable, is_durable)
         self._check_same("queue", queue.name, "auto_delete", queue.is_auto_delete, is_auto_delete)
         current = queue.arguments
         if {current.get("x-queue-type", "classic"), arguments.get("x-queue-type", "classic")} == {"classic"}:
             current, arguments = _without_type(current), _without_type(arguments)
-        for name in _COMPARED[queue.policy.queue_type] if compared is None else compared:
+        if compared is None:
+            kind = queue.policy.queue_type
+            given = [name for name in OTHER_ARGUMENTS if name in arguments and name not in REFUSED[kind]]
+            compared = (*_COMPARED[kind], *given)
+        for name in compared:
             self._check_same_argument("queue", queue.name, name, current, arguments)
 
     def remove_exchange(self, exchange: Exchange) -> list[Exchange]:
